@@ -1,0 +1,129 @@
+"""A recipe: everything that applying a precision to a training loop needs, as one frozen value.
+
+The field names are the profile file's contract (`recipe:`); none is renamed without a new schema
+version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from autoprec.core.codec import bounded, to_plain
+from autoprec.core.dtypes import Policy
+from autoprec.errors import UsageError
+
+KnobValue = bool | int | str
+
+MEMORY_FORMATS = ("contiguous", "channels_last")
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """How the loss is scaled before the backward pass, so that float16 gradients do not underflow.
+
+    `initial`, `growth_interval`, and halving on overflow are those of torch.amp.GradScaler and
+    keras.optimizers.LossScaleOptimizer; `floor` is ours: below it the forward pass, not the scale,
+    is at fault.
+    """
+
+    mode: Literal["dynamic", "fixed"] = "dynamic"
+    initial: float = bounded(default=65536.0, low=2.0**-24, high=2.0**126)
+    growth_interval: int = bounded(default=2000, low=1, high=2**31)
+    floor: float = bounded(default=1.0, low=2.0**-24, high=2.0**126)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Compute-time padding: which modules are padded, and to which multiple."""
+
+    multiple: int = bounded(default=1, low=1, high=4096)
+    modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything `apply_profile` needs.
+
+    `batch_size` is the samples of one step on one device (the micro-batch);
+    `batch_size * accumulation_steps` is the effective batch. `float32_modules` are the islands, by
+    module path. `knobs` holds whatever else was measured to pay, from the closed list `KNOBS`.
+    """
+
+    policy: Policy = Policy.FLOAT32
+    batch_size: int = bounded(default=32, low=1, high=2**31)
+    accumulation_steps: int = bounded(default=1, low=1, high=2**20)
+    float32_modules: tuple[str, ...] = ()
+    alignment: Alignment = field(default_factory=Alignment)
+    loss_scale: LossScale | None = None
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    compile: bool = False
+    knobs: Mapping[str, KnobValue] = field(default_factory=dict)
+    forced: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in self.knobs.items():
+            check_knob(name, value)
+
+    @property
+    def effective_batch(self) -> int:
+        """Samples the optimizer sees in one update."""
+        return self.batch_size * self.accumulation_steps
+
+    def key(self) -> str:
+        """A canonical text: equal recipes, equal keys."""
+        return json.dumps(to_plain(self), sort_keys=True)
+
+    def with_policy(self, policy: Policy) -> Recipe:
+        """The same recipe under another policy, with that policy's default loss scale."""
+        scale = LossScale() if policy.needs_loss_scale else None
+        return replace(self, policy=policy, loss_scale=scale, float32_modules=())
+
+
+@dataclass(frozen=True)
+class Knob:
+    """What a further knob may hold, and which framework knows it."""
+
+    frameworks: tuple[str, ...]
+    values: tuple[KnobValue, ...] = ()
+    low: int = 0
+    high: int = 0
+    meaning: str = ""
+
+
+KNOBS: Mapping[str, Knob] = {
+    "threads": Knob(("torch", "keras"), low=1, high=4096, meaning="intra-op CPU threads"),
+    "compile_mode": Knob(
+        ("torch",),
+        values=("default", "reduce-overhead", "max-autotune"),
+        meaning="mode of torch.compile",
+    ),
+    "fused_optimizer": Knob(
+        ("torch",), values=(True, False), meaning="fused=True in the optimizer's groups"
+    ),
+    "cudnn_benchmark": Knob(
+        ("torch",), values=(True, False), meaning="torch.backends.cudnn.benchmark"
+    ),
+    "implicit_bfloat16": Knob(
+        ("torch",),
+        values=(True, False),
+        meaning="oneDNN computes float32 products in bfloat16 (mkldnn fp32_precision)",
+    ),
+    "steps_per_execution": Knob(("keras",), low=1, high=4096, meaning="compile(steps_per_execution)"),
+}
+
+
+def check_knob(name: str, value: KnobValue) -> None:
+    """Raise `UsageError` unless `name` is a knob and `value` one it may hold."""
+    knob = KNOBS.get(name)
+    if knob is None:
+        raise UsageError(f"unknown knob {name!r}: expected one of {', '.join(KNOBS)}")
+    if knob.values:
+        if not any(value == v and type(value) is type(v) for v in knob.values):
+            raise UsageError(f"knob {name}: {value!r} given, expected one of {knob.values}")
+    elif type(value) is not int or not knob.low <= value <= knob.high:
+        raise UsageError(
+            f"knob {name}: {value!r} given, expected an integer from {knob.low} to {knob.high}"
+        )
