@@ -111,7 +111,9 @@ KNOBS: Mapping[str, Knob] = {
         values=(True, False),
         meaning="oneDNN computes float32 products in bfloat16 (mkldnn fp32_precision)",
     ),
-    "steps_per_execution": Knob(("keras",), low=1, high=4096, meaning="compile(steps_per_execution)"),
+    "steps_per_execution": Knob(
+        ("keras",), low=1, high=4096, meaning="compile(steps_per_execution)"
+    ),
 }
 
 

@@ -1,0 +1,110 @@
+"""The seam between autoprec and a framework: a task, and what a backend can do with it.
+
+A backend is four small Protocols. A `Session` builds a model by a recipe and times its steps, a
+`Tracer` records numerics (scalars and histograms; no tensor leaves it), a `Surgeon` applies a
+recipe to the user's own model, and `Backend` names the framework and hands out the three. All of
+them speak core's dataclasses only. This module imports no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
+from autoprec.core.recipe import Recipe
+from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
+
+Report = Callable[[str, int], None]
+"""Called with a phase ("build", "warmup", "steps", ...) and a step number as work goes on."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The user's task file, loaded: what to build, what to train it on, and how.
+
+    Optional functions are None where the file does not define them.
+    """
+
+    name: str
+    build_model: Callable[[], Any]
+    build_data: Callable[[int], Any]
+    loss_fn: Callable[[Any, Any], Any] | None = None
+    training_step: Callable[[Any, Any], Any] | None = None
+    build_optimizer: Callable[[Any], Any] | None = None
+    evaluate: Callable[[Any], float] | None = None
+    batch_size: int | None = None
+    clip_grad_norm: float | None = None
+
+
+class Session(Protocol):
+    """A model built by one recipe, warm and ready to train."""
+
+    def time_steps(self, budget: TimingBudget) -> Measurement:
+        """Time training steps until the budget says enough."""
+
+    def close(self) -> None:
+        """Give back the memory."""
+
+
+class Tracer(Protocol):
+    """Records how a task trains numerically. Keeps the float32 snapshots it needs to itself."""
+
+    def reference(self, *, batch_size: int, steps: int, checkpoints: Sequence[int]) -> Trajectory:
+        """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`."""
+
+    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+        """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
+
+    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+        """Do the same in float32 with +-2**-9 relative noise on the weights, `draws` times."""
+
+    def trajectory(
+        self, *, recipe: Recipe, seed: int, steps: int, noisy: bool = False
+    ) -> Trajectory:
+        """Train under `recipe` from the initial weights; `noisy` perturbs them by +-2**-9."""
+
+    def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
+        """Measure the backward pass's magnitudes under bfloat16 at loss scale 1."""
+
+    def unit_magnitudes(self, *, recipe: Recipe) -> tuple[UnitTrace, ...]:
+        """Measure each unit's largest magnitudes forward and backward."""
+
+
+class Surgeon(Protocol):
+    """Applies a recipe to the user's own model and optimizers, in place."""
+
+    def apply(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
+        """Return the framework's Precision object, which the training loop uses."""
+
+
+class Backend(Protocol):
+    """One framework. Built by `backends.registry`, which imports it only when asked to."""
+
+    name: str
+
+    def versions(self) -> Mapping[str, str]:
+        """The framework's name and version, and those of what it runs on."""
+
+    def owns(self, model: object) -> bool:
+        """Whether `model` is a model of this framework."""
+
+    def devices(self) -> Iterable[str]:
+        """The devices the framework can train on here, best first, such as "cuda" or "cpu"."""
+
+    def describe(
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+    ) -> TaskFacts:
+        """Build the task and take one float32 step: what is this model?"""
+
+    def open(
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+    ) -> Session:
+        """Build the model by `recipe`, put full batches on the device, take the first step."""
+
+    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+        """Make ready to record numerics."""
+
+    def surgeon(self) -> Surgeon:
+        """Return what applies recipes."""

@@ -1,0 +1,110 @@
+"""What a worker saw of a task and of one recipe: plain values, ready to be decided on.
+
+Units are in the names: seconds, bytes, samples. A `Measurement` is one trial's timing; `TaskFacts`
+is what preflight learned of the task before any recipe was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class TimingBudget:
+    """How long one timing may go on, and how sharp it must get.
+
+    Timing stops when the confidence interval of the median step is narrower than `precision`
+    (relative, full width), after `seconds`, or after `max_steps`; never before `min_steps`.
+    `hopeless_seconds`, where given, is a step time that is clearly too slow: a first step above
+    twice that ends the timing at once.
+    """
+
+    seconds: float = 2.0
+    min_steps: int = 5
+    max_steps: int = 200
+    precision: float = 0.02
+    hopeless_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One recipe's training step, timed.
+
+    `step_seconds` is the median of the steady steps (an optimizer step with all its accumulated
+    micro-batches), `low` and `high` the 95 % interval of that median. `samples_per_step` is
+    counted, not assumed. `data_seconds` is what the user's loader takes for one step, measured
+    apart. `warmup_seconds` is everything before the first steady step: compilation, page faults.
+    """
+
+    step_seconds: float
+    low: float
+    high: float
+    steps: int
+    samples_per_step: float
+    peak_memory_bytes: int = 0
+    data_seconds: float = 0.0
+    warmup_seconds: float = 0.0
+    warmup_steps: int = 0
+    finite: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def samples_per_second(self) -> float:
+        """Throughput of the training step, the loader's time left out."""
+        return self.samples_per_step / self.step_seconds
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One dimension of a matrix product in the model: where it is and how large."""
+
+    module: str
+    kind: str
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The own code of one module: what can be an island.
+
+    `products` is the module's share of the model's matrix-product work, from 0 to 1;
+    `own_code` whether the module computes anything besides calling its children.
+    """
+
+    path: str
+    kind: str
+    products: float = 0.0
+    own_code: bool = True
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What one float32 step showed of the task.
+
+    `samples` is the count in the first batch when `nominal` samples were asked for.
+    `splittable` says whether the accumulated gradient of two halves equals the unsplit one;
+    `split_reason` why not. `flops_per_sample` counts forward and backward (None: unknown).
+    `low_precision` names 16-bit weights or an autocast of the model's own, empty where there are
+    none. `warnings` are for the user, each with what to do.
+    """
+
+    framework: str
+    software: Mapping[str, str]
+    nominal: int
+    samples: int
+    parameters: int
+    parameter_bytes: int = 0
+    batch_size: int | None = None
+    convolutions: bool = False
+    recurrent: bool = False
+    splittable: bool = True
+    split_reason: str = ""
+    flops_per_sample: float | None = None
+    low_precision: str = ""
+    step_seconds: float = 0.0
+    has_evaluate: bool = False
+    dimensions: tuple[Dimension, ...] = ()
+    units: tuple[Unit, ...] = ()
+    warnings: tuple[str, ...] = field(default=())

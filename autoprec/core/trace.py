@@ -1,0 +1,83 @@
+"""What training looked like numerically: scalars and histograms, never tensors.
+
+Steps count from 0. A loss that is not finite is None, so that every trace is a plain value that
+JSON and YAML can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The losses of one training run from the initial weights.
+
+    `losses[i]` is the loss of step i before its update, in float32; `skipped` the steps whose
+    update was thrown away by the loss scaler; `scales` the loss scale after each step (empty
+    without one). `reproducible` is False where the data changed between runs and had to be
+    replayed.
+    """
+
+    losses: tuple[float | None, ...]
+    skipped: tuple[int, ...] = ()
+    scales: tuple[float, ...] = ()
+    seed: int = 0
+    metric: float | None = None
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def finite(self) -> bool:
+        """Whether every loss was a finite number."""
+        return all(loss is not None for loss in self.losses)
+
+
+@dataclass(frozen=True)
+class ShadowPoint:
+    """One step computed twice from the same float32 state, batch and RNG stream.
+
+    `step` is the checkpoint's; `loss` the candidate's and `reference` float32's loss;
+    `gradient_error` is ||g - g32|| / ||g32|| over all parameters (None: not finite).
+    """
+
+    step: int
+    loss: float | None
+    reference: float
+    gradient_error: float | None
+
+
+@dataclass(frozen=True)
+class NoisePoint:
+    """The loss of float32 with noisy weights at one checkpoint: the null of the shadow test."""
+
+    step: int
+    loss: float | None
+    reference: float
+    gradient_error: float | None = None
+
+
+@dataclass(frozen=True)
+class ExponentHistogram:
+    """How the magnitudes of gradient tensors are spread over exponents of two.
+
+    `counts[e]` is how many non-zero elements had magnitude in [2**e, 2**(e+1)), weighted as said
+    by `weight`; keys are exponents as text, because JSON knows no integer keys. `largest` is the
+    largest exponent seen anywhere in the backward pass at loss scale 1 (None: all zero).
+    """
+
+    largest: int | None
+    smallest: int | None
+    counts: Mapping[str, float] = field(default_factory=dict)
+    batches: int = 0
+
+
+@dataclass(frozen=True)
+class UnitTrace:
+    """One module's largest magnitudes, as exponents of two, and its gradient's underflow."""
+
+    path: str
+    forward_largest: int | None = None
+    backward_largest: int | None = None
+    underflow: float = 0.0
