@@ -1,0 +1,1 @@
+"""The only place that imports a framework; listing the backends imports none."""

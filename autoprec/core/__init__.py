@@ -1,0 +1,1 @@
+"""Decides, and never looks: standard library only, no files, clock, environment or randomness."""

@@ -1,0 +1,1 @@
+"""Looks at the machine: catalogue, observation and probes. Never imports a framework."""

@@ -1,0 +1,1 @@
+"""Turns results and events into what people read. Decides nothing."""

@@ -1,0 +1,1 @@
+"""The loop: task file, search, worker processes, proof, finish. Emits events; prints nothing."""

@@ -1,0 +1,1 @@
+"""The Keras backend (TensorFlow, or Keras on torch)."""

@@ -1,0 +1,1 @@
+"""A backend made of formulas, so that the tuner is tested without a framework or a device."""
