@@ -1,0 +1,77 @@
+"""The command line: arguments in, exit code out.
+
+Data goes to stdout, talk to stderr. Each subcommand is a module with `add_parser(subparsers)` and
+`run(arguments) -> int`; it imports what is slow inside `run`, so that `--help` stays quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from autoprec.cli import probe
+from autoprec.errors import AutoprecError, Interrupted
+
+COMMANDS = (probe,)
+
+_EXIT_CODES = """\
+exit codes:
+  0    ok
+  1    the task or a trial failed
+  2    a wrong argument, option or file
+  3    no feasible recipe
+  4    the profile does not match this device
+  130  interrupted
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of `autoprec` with all its subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="autoprec",
+        description="Find the fastest training precision that still trains like float32.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"autoprec {_version()}")
+    parser.add_argument("--traceback", action="store_true", help="show Python tracebacks of errors")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    arguments = build_parser().parse_args(argv)
+    command = {module.__name__.rpartition(".")[2]: module for module in COMMANDS}[arguments.command]
+    try:
+        return command.run(arguments)
+    except AutoprecError as error:
+        if arguments.traceback:
+            raise
+        print(f"autoprec: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        if arguments.traceback:
+            raise
+        print("autoprec: interrupted", file=sys.stderr)
+        return Interrupted.exit_code
+    except BrokenPipeError:
+        _let_stdout_go()
+        return 0
+
+
+def _let_stdout_go() -> None:
+    """Stop Python from complaining at exit that the reader of a pipe has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _version() -> str:
+    try:
+        return version("autoprec")
+    except PackageNotFoundError:
+        return "unknown (not installed)"

@@ -1,0 +1,341 @@
+"""What is known of a device: what a probe saw, what its family says, and the two merged.
+
+An `Observation` is what a probe saw on this machine; a `Family` is a row of the catalogue; `merge`
+makes `DeviceFacts` of them, where measured beats probed beats catalogue. Nothing here looks at a
+machine or a file, and nothing here knows a device by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from autoprec.core.codec import bounded
+from autoprec.core.dtypes import DType
+
+GIB = 2**30
+
+#: A 16-bit product this much faster than float32's is the hardware's doing, whatever the catalogue
+#: says; below 1 it is emulated, whatever the catalogue says. Between them the catalogue decides,
+#: because repeated measurements of one product differ by up to a fifth.
+CLEARLY_FASTER = 1.2
+
+
+class DeviceKind(StrEnum):
+    """A sort of device, as frameworks name it."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    ROCM = "rocm"
+    XPU = "xpu"
+    MPS = "mps"
+    TPU = "tpu"
+
+
+class Support(StrEnum):
+    """How a device multiplies matrices in a dtype while accumulating in float32, as training does.
+
+    `native`: the hardware does it, faster than or as fast as float32. `emulated`: it works by
+    converting, and gains nothing. `absent`: it does not run.
+    """
+
+    NATIVE = "native"
+    EMULATED = "emulated"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+class Evidence(StrEnum):
+    """How something is known; each beats the ones before it."""
+
+    CATALOGUE = "catalogue"
+    PROBED = "probed"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class Product:
+    """One measured matrix product: what ran, or how it failed."""
+
+    dtype: DType
+    gflops: float | None = bounded(default=None, low=0.0, high=1e9)
+    size: int | None = None
+    failure: str = ""
+    crashed: bool = False
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What timing a device gave: its matrix products and a large copy."""
+
+    framework: str = ""
+    products: tuple[Product, ...] = ()
+    memory_bandwidth_gbps: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def product(self, dtype: DType) -> Product | None:
+        """The product measured in `dtype`, if one was."""
+        return next((p for p in self.products if p.dtype is dtype), None)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a probe saw of one device; everything but the kind may be missing.
+
+    `features` are instruction-set flags as the system names them; `denied` are those advertised
+    but not usable (AMX without tile permission). `memory_bytes` is what may be used: the smaller of
+    what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
+    set. `uuid` selects the device for a worker; it is no part of a fingerprint.
+    """
+
+    kind: DeviceKind
+    index: int = 0
+    name: str = ""
+    vendor: str = ""
+    architecture: str = ""
+    compute_capability: str = ""
+    pci: str = ""
+    pci_subsystem: str = ""
+    cpu_family: int | None = None
+    cpu_model: int | None = None
+    implementer: str = ""
+    part: str = ""
+    features: frozenset[str] = frozenset()
+    denied: frozenset[str] = frozenset()
+    memory_bytes: int | None = None
+    cores: int | None = None
+    usable_cores: int | None = None
+    core_quota: float | None = None
+    uuid: str = ""
+    driver: str = ""
+    partition: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which observations a family describes: every condition that is given must hold.
+
+    `name` lists regular expressions of which one must match somewhere in the device's name,
+    ignoring case; `features` must all be present. Empty means no condition.
+    """
+
+    name: tuple[str, ...] = ()
+    vendor: tuple[str, ...] = ()
+    architecture: tuple[str, ...] = ()
+    compute_capability: tuple[str, ...] = ()
+    pci: tuple[str, ...] = ()
+    pci_subsystem: tuple[str, ...] = ()
+    cpu_family: tuple[int, ...] = ()
+    cpu_model: tuple[int, ...] = ()
+    implementer: tuple[str, ...] = ()
+    part: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DTypeRow:
+    """What the catalogue says of one dtype on a family.
+
+    `requires` names features of which one must be present for the support to hold; without any the
+    support is `otherwise`. Alignments are multiples, in elements, that matrix dimensions want: the
+    least that runs on the fast path, and the best the vendor names.
+    """
+
+    support: Support = Support.UNKNOWN
+    reason: str = ""
+    requires: tuple[str, ...] = ()
+    otherwise: Support = Support.EMULATED
+    alignment: int = bounded(default=1, low=1, high=4096)
+    best_alignment: int | None = bounded(default=None, low=1, high=4096)
+    peak_dense_tflops: float | None = bounded(default=None, low=1e-3, high=1e6)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the catalogue, its parents' keys already merged in. `ancestors`: nearest first."""
+
+    name: str
+    kind: DeviceKind
+    title: str
+    source: tuple[str, ...]
+    match: Match = field(default_factory=Match)
+    dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
+    memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
+    note: str = ""
+    ancestors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DTypeFact:
+    """What is known of one dtype on one device, and how it is known."""
+
+    support: Support = Support.UNKNOWN
+    evidence: Evidence = Evidence.CATALOGUE
+    reason: str = ""
+    alignment: int = 1
+    best_alignment: int = 1
+    peak_dense_tflops: float | None = None
+    measured_gflops: float | None = None
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What makes two devices the same for a profile: no serial numbers, no addresses."""
+
+    kind: DeviceKind
+    family: str
+    name: str
+    memory_gib: int
+    core_quota: float | None = None
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """Everything known of one device: observation and family merged.
+
+    Memory bandwidths are in GB/s (10^9 bytes), the catalogue's being the vendor's peak and the
+    measured one counting bytes read and written.
+    """
+
+    observation: Observation
+    family: str
+    title: str
+    dtypes: Mapping[DType, DTypeFact]
+    source: tuple[str, ...] = ()
+    memory_bandwidth_gbps: float | None = None
+    measured_memory_bandwidth_gbps: float | None = None
+    measured_with: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> DeviceKind:
+        """The kind of device."""
+        return self.observation.kind
+
+    @property
+    def name(self) -> str:
+        """The device's own name, else its family's title."""
+        return self.observation.name or self.title
+
+    @property
+    def address(self) -> str:
+        """The device as a user names it: "cpu", "cuda:1"."""
+        if self.kind in (DeviceKind.CPU, DeviceKind.MPS):
+            return self.kind.value
+        return f"{self.kind.value}:{self.observation.index}"
+
+    def fact(self, dtype: DType) -> DTypeFact:
+        """What is known of `dtype`; support unknown where nothing is."""
+        return self.dtypes.get(dtype, DTypeFact())
+
+    def alignment(self, dtype: DType) -> int:
+        """The least multiple, in elements, that matrix dimensions of `dtype` want."""
+        return self.fact(dtype).alignment
+
+    def measured_ratio(self, dtype: DType) -> float | None:
+        """Measured speed of a product in `dtype` over float32's, where both were measured."""
+        mine = self.fact(dtype).measured_gflops
+        base = self.fact(DType.FLOAT32).measured_gflops
+        return mine / base if mine is not None and base else None
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What a profile is matched by."""
+        seen = self.observation
+        memory = round((seen.memory_bytes or 0) / GIB)
+        return Fingerprint(self.kind, self.family, self.name, memory, seen.core_quota)
+
+
+def merge(
+    observation: Observation, family: Family, measured: Measurements | None = None
+) -> DeviceFacts:
+    """Merge what was seen with what is known: measured beats probed beats catalogue."""
+    whole = not observation.partition
+    dtypes = {
+        dtype: _from_catalogue(family.dtypes.get(dtype, DTypeRow()), observation, whole)
+        for dtype in DType
+    }
+    notes = observation.notes
+    if not whole:
+        notes = (*notes, "a part of the device: the whole one's peaks are left out")
+    facts = DeviceFacts(
+        observation=observation,
+        family=family.name,
+        title=family.title,
+        dtypes=dtypes,
+        source=family.source,
+        memory_bandwidth_gbps=family.memory_bandwidth_gbps if whole else None,
+        notes=(*notes, family.note) if family.note else notes,
+    )
+    return facts if measured is None else with_measurements(facts, measured)
+
+
+def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
+    fact = DTypeFact(
+        support=row.support,
+        reason=row.reason,
+        alignment=row.alignment,
+        best_alignment=row.best_alignment or row.alignment,
+        peak_dense_tflops=row.peak_dense_tflops if whole else None,
+    )
+    if not row.requires or not (seen.features or seen.denied):
+        return fact
+    found = [name for name in row.requires if name in seen.features]
+    if found:
+        return replace(fact, evidence=Evidence.PROBED, reason=_and(f"has {found[0]}", row.reason))
+    denied = [name for name in row.requires if name in seen.denied]
+    why = f"shows none of {', '.join(row.requires)}"
+    if denied:
+        others = [name for name in row.requires if name not in denied]
+        why = f"advertises {', '.join(denied)} but the system denies its use"
+        why += f", and shows no {' or '.join(others)}" if others else ""
+    return replace(fact, support=row.otherwise, evidence=Evidence.PROBED, reason=why)
+
+
+def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts:
+    """Put what was measured over what the catalogue and the probe say."""
+    base = measured.product(DType.FLOAT32)
+    base_gflops = base.gflops if base else None
+    dtypes = dict(facts.dtypes)
+    for product in measured.products:
+        dtypes[product.dtype] = _measured(facts.fact(product.dtype), product, base_gflops)
+    return replace(
+        facts,
+        dtypes=dtypes,
+        measured_memory_bandwidth_gbps=measured.memory_bandwidth_gbps,
+        measured_with=measured.framework,
+        notes=(*facts.notes, *measured.notes),
+    )
+
+
+def _measured(fact: DTypeFact, product: Product, base: float | None) -> DTypeFact:
+    if product.crashed:
+        return replace(
+            fact, support=Support.ABSENT, evidence=Evidence.MEASURED, reason=product.failure
+        )
+    if product.gflops is None:
+        why = f"not measured: {product.failure}"
+        return replace(fact, reason=_and(fact.reason, why))
+    fact = replace(fact, measured_gflops=product.gflops)
+    if product.dtype is DType.FLOAT32:
+        return replace(fact, support=Support.NATIVE, evidence=Evidence.MEASURED)
+    if not base:
+        return fact
+    ratio = product.gflops / base
+    support = fact.support
+    if ratio >= CLEARLY_FASTER:
+        support = Support.NATIVE
+    elif ratio < 1.0 or support in (Support.ABSENT, Support.UNKNOWN):
+        support = Support.EMULATED
+    return replace(
+        fact,
+        support=support,
+        evidence=Evidence.MEASURED,
+        reason=f"measured: {ratio:.2g}x float32",
+    )
+
+
+def _and(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
