@@ -1,0 +1,91 @@
+# Everything runs in .venv/, made here from $(PYTHON). It is installed again only when pyproject.toml
+# or constraints.txt changed. Which build of torch is fetched (CPU or CUDA) is pip's configuration.
+
+PYTHON ?= python3
+PROFILE ?= transformer.profile.yaml
+ROUNDS ?= 10
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help:  ## List the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+
+# -- environment: two sizes, each with a stamp that says what is installed ------------------------
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[torch,examples]'
+	@touch $@
+
+$(VENV)/.all-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[torch,tensorflow,examples,dev]'
+	@touch $@ $(VENV)/.demo-installed
+
+# -- use ------------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: $(VENV)/.demo-installed  ## Tune a small transformer on this machine (PyTorch, real data).
+	$(BIN)/autoprec tune examples/torch/transformer.py --output $(PROFILE)
+
+# -- checks ---------------------------------------------------------------------------------------
+
+.PHONY: test
+test: lint types tests  ## Run every check: format, lint, types, all tests. What CI runs.
+
+.PHONY: lint
+lint: $(VENV)/.all-installed  ## Check format and lint.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+.PHONY: types
+types: $(VENV)/.all-installed  ## Check types (mypy, strict).
+	$(BIN)/mypy
+
+# One process with both torch and TensorFlow is fragile, so each framework's tests have a process of
+# their own; tests/conftest.py keeps the other framework's files from being imported. Any part that
+# fails, or that finds no test at all (pytest's exit code 5), fails the target.
+.PHONY: tests
+tests: $(VENV)/.all-installed  ## Run the tests, one process for each framework.
+	$(PYTEST) -m "not torch and not keras and not gpu"
+	$(PYTEST) -m "torch and not gpu"
+	$(PYTEST) -m "keras and not gpu"
+
+# Exit code 5, no test found, is accepted for Keras alone: a TensorFlow that sees the GPU is not
+# part of this environment on every machine.
+.PHONY: test-gpu
+test-gpu: $(VENV)/.all-installed  ## Run the tests that need a CUDA device.
+	$(PYTEST) -m "gpu and not keras"
+	$(PYTEST) -m "gpu and keras" || [ $$? -eq 5 ]
+
+.PHONY: format
+format: $(VENV)/.all-installed  ## Format the code and mend what lint can mend.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# -- measurements ---------------------------------------------------------------------------------
+
+.PHONY: bench
+bench: $(VENV)/.all-installed  ## Run the benchmarks: start-up time, overhead of a step.
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/overhead.py
+
+.PHONY: soak
+soak: $(VENV)/.all-installed  ## Repeat the framework-free tests ROUNDS times (default 10).
+	@for round in $$(seq $(ROUNDS)); do \
+	  echo "round $$round of $(ROUNDS)"; \
+	  $(PYTEST) -m "not torch and not keras and not gpu" || exit 1; \
+	done
+
+.PHONY: clean
+clean:  ## Remove the environment, caches and build products.
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
