@@ -1,0 +1,58 @@
+"""Measure which training precision is fastest on this device, prove it, and apply it.
+
+    autoprec probe
+    autoprec tune model.py
+    from autoprec import apply_profile
+
+Importing this package imports no framework: every name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autoprec.api import apply_profile, load_profile, probe, tune
+    from autoprec.core.dtypes import Policy
+    from autoprec.core.profile import Profile
+    from autoprec.core.recipe import Recipe
+    from autoprec.errors import AutoprecError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "apply_profile": "autoprec.api",
+    "load_profile": "autoprec.api",
+    "probe": "autoprec.api",
+    "tune": "autoprec.api",
+    "Policy": "autoprec.core.dtypes",
+    "Profile": "autoprec.core.profile",
+    "Recipe": "autoprec.core.recipe",
+    "AutoprecError": "autoprec.errors",
+}
+
+__all__ = [
+    "AutoprecError",
+    "Policy",
+    "Profile",
+    "Recipe",
+    "__version__",
+    "apply_profile",
+    "load_profile",
+    "probe",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'autoprec' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,200 @@
+"""The profile: the chosen recipe, what it holds for, and the evidence behind it.
+
+These dataclasses are the file format (schema version 1): the field names are the keys people read
+and review. Reading and writing files is `autoprec.profiles`' work; here are only values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from autoprec.core.device import DeviceKind, Fingerprint
+from autoprec.core.dtypes import Policy
+from autoprec.core.judge import Verdict
+from autoprec.core.recipe import Recipe
+from autoprec.core.rules import Refusal
+from autoprec.core.statistics import Ratio
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """Which task file the profile was tuned for; `sha256` covers the local modules it imports."""
+
+    file: str
+    sha256: str
+    framework: str
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """Which device the profile was tuned on."""
+
+    kind: DeviceKind
+    name: str
+    family: str
+    fingerprint: Fingerprint
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Plain float32 as the user would run it."""
+
+    policy: Policy
+    batch_size: int
+    samples_per_second: float
+    step_seconds: float
+    peak_memory_bytes: int
+    accumulation_steps: int = 1
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The chosen recipe's own numbers.
+
+    `peak_share` is the share of the device's measured matrix-product rate in the compute dtype
+    that the step reaches (None: not known); `bound` what limits it. `data_seconds` is the loader's
+    own time for one step.
+    """
+
+    samples_per_second: float
+    step_seconds: float
+    peak_memory_bytes: int
+    peak_share: float | None = None
+    bound: str = ""
+    data_seconds: float = 0.0
+    warmup_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Every number behind the recipe, as measured."""
+
+    baseline: Baseline
+    chosen: Chosen
+    speedup: Ratio
+    speedup_same_batch: Ratio | None
+    parity: Verdict
+    trials: int
+    tuning_seconds: float
+    reason: str
+    refusals: tuple[Refusal, ...] = ()
+    proof_seconds: float = 0.0
+    memory_budget_bytes: int | None = None
+    loss_scale: Mapping[str, Any] | None = None
+    islands: Mapping[str, Any] | None = None
+    padding: tuple[Mapping[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A tuned recipe with what it holds for and why it is believed."""
+
+    schema: Literal[1]
+    created: str
+    autoprec: str
+    task: TaskRecord
+    device: DeviceRecord
+    software: Mapping[str, str]
+    recipe: Recipe
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether a profile holds here: `problems` rule it out, `warnings` weaken it."""
+
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def matches(self) -> bool:
+        """Whether nothing rules the profile out."""
+        return not self.problems
+
+
+def fit(
+    profile: Profile, here: Fingerprint, software: Mapping[str, str], framework: str | None = None
+) -> Fit:
+    """Compare a profile with a device and the software on it.
+
+    Another kind or family of device rules the profile out; another name, memory, core quota or
+    minor version of the framework is a warning. `software` maps names to versions; one that is not
+    installed here is not compared unless it is the profile's own framework.
+    """
+    problems, warnings = [], []
+    made = profile.device.fingerprint
+    if made.kind != here.kind:
+        problems.append(f"made on a {made.kind} device, this one is {here.kind}")
+    elif made.family != here.family:
+        problems.append(
+            f"made on {made.name or made.family} ({made.family}), this device is "
+            f"{here.name or here.family} ({here.family})"
+        )
+    else:
+        warnings += _device_differences(made, here)
+    if framework is not None and framework != profile.task.framework:
+        warnings.append(
+            f"tuned with {profile.task.framework}, applied to {framework}: policy and batch carry "
+            "over, the measured speed may not"
+        )
+    warnings += _software_differences(profile, software, framework)
+    return Fit(tuple(problems), tuple(warnings))
+
+
+def _device_differences(made: Fingerprint, here: Fingerprint) -> list[str]:
+    found = []
+    if made.name != here.name:
+        found.append(f"made on {made.name!r}, this device calls itself {here.name!r}")
+    if abs(made.memory_gib - here.memory_gib) > max(1, 0.1 * made.memory_gib):
+        found.append(f"made with {made.memory_gib} GiB of memory, here are {here.memory_gib} GiB")
+    if made.core_quota != here.core_quota:
+        found.append(
+            f"made with a core quota of {_quota(made.core_quota)}, here it is "
+            f"{_quota(here.core_quota)}"
+        )
+    return found
+
+
+def _quota(quota: float | None) -> str:
+    return "none" if quota is None else f"{quota:g}"
+
+
+def _software_differences(
+    profile: Profile, software: Mapping[str, str], framework: str | None
+) -> list[str]:
+    found = []
+    for name, version in profile.software.items():
+        if name == "python":
+            continue
+        here = software.get(name)
+        if here is None:
+            if name == profile.task.framework and framework in (None, name):
+                found.append(f"made with {name} {version}, which is not installed here")
+        elif minor_version(here) != minor_version(version):
+            found.append(f"made with {name} {version}, here is {here}")
+    return found
+
+
+def minor_version(version: str) -> str:
+    """The part of a version that matters to a profile: "2.13.0+cpu" is "2.13"."""
+    return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of several profiles fits best, and why the others do not."""
+
+    name: str | None
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def select(fits: Mapping[str, Fit]) -> Selection:
+    """Choose the matching profile with the fewest warnings; ties go to the first name."""
+    matching = sorted((len(fit.warnings), name) for name, fit in fits.items() if fit.matches)
+    reasons = {name: "; ".join(fit.problems) for name, fit in fits.items() if not fit.matches}
+    return Selection(matching[0][1] if matching else None, reasons)

@@ -1,0 +1,211 @@
+"""The search: which recipe to measure next, as a pure function of what was measured before.
+
+No clock, no globals, no randomness: the same history gives the same proposal, so a resumed search
+goes on where it stopped and a recorded grid can be replayed. The first point is the baseline. After
+it, the point with the most expected improvement per second of measuring is next, until no point is
+likely to improve by more than one per cent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autoprec.core.cost import (
+    MemorySeen,
+    Prediction,
+    Seen,
+    ThroughputModel,
+    predict_memory,
+)
+from autoprec.core.measurement import Measurement
+from autoprec.core.space import BATCH, Point, Space
+
+
+class Status(StrEnum):
+    """How a trial ended. Only `OUT_OF_MEMORY` means that the batch is too big."""
+
+    OK = "ok"
+    OUT_OF_MEMORY = "out_of_memory"
+    WOULD_NOT_FIT = "would_not_fit"
+    SHORT_DATA = "short_data"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    UNSUPPORTED = "unsupported"
+
+
+#: Ends that say that every larger batch of the same arm ends so too.
+_GROWS_WORSE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One finished trial: where it was and what came of it.
+
+    `drift` is how fast the reference ran beside it relative to its first time (1: as then).
+    """
+
+    point: Point
+    status: Status
+    measurement: Measurement | None = None
+    reason: str = ""
+    drift: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        """Samples per second, the machine's drift taken out; 0 where the trial failed."""
+        if self.status is not Status.OK or self.measurement is None:
+            return 0.0
+        return self.measurement.samples_per_second / self.drift
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the search: memory in bytes, trials, and when a gain is too small to look for.
+
+    `setup_seconds` is the cost of a trial besides its steps, `steps` how many it times.
+    """
+
+    memory_bytes: float | None = None
+    trials: int | None = None
+    gain: float = 0.01
+    doubt: float = 1.3
+    setup_seconds: float = 1.0
+    steps: int = 8
+
+
+@dataclass(frozen=True)
+class Next:
+    """The point to measure next, and why."""
+
+    point: Point
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """No further point is worth its time, and why."""
+
+    reason: str
+
+
+def key(point: Point) -> tuple[tuple[str, object], ...]:
+    """A hashable identity of a point."""
+    return tuple(sorted(point.items()))
+
+
+def next_point(
+    space: Space, baseline: Point, history: Sequence[Outcome], limits: Limits
+) -> Next | Stop:
+    """Propose the next point to measure, or say why to stop."""
+    if not history:
+        return Next(baseline, "the baseline")
+    if limits.trials is not None and len(history) >= limits.trials:
+        return Stop(f"the limit of {limits.trials} trials is reached")
+    tried = {key(outcome.point) for outcome in history}
+    open_points = [
+        point
+        for point in space.points()
+        if key(point) not in tried and not ruled_out(point, history, limits)
+    ]
+    if not open_points:
+        return Stop("every point that fits has been measured")
+    good = [outcome for outcome in history if outcome.rate > 0]
+    if not good:
+        return Next(_smallest(open_points), "nothing has run yet; the smallest batch next")
+    return _most_promising(open_points, good, limits)
+
+
+def _most_promising(
+    open_points: Sequence[Point], good: Sequence[Outcome], limits: Limits
+) -> Next | Stop:
+    model = ThroughputModel([_seen(outcome) for outcome in good])
+    best = max(math.log(outcome.rate) for outcome in good)
+    ranked = []
+    for index, point in enumerate(open_points):
+        prediction = model.predict(point)
+        if prediction.mean + limits.doubt * prediction.deviation > best + limits.gain:
+            gain = prediction.expected_gain(best)
+            ranked.append((gain / _cost(point, prediction, limits), -index, point, gain))
+    if not ranked:
+        return Stop(f"no untried point is likely to be more than {limits.gain:.0%} faster")
+    _, _, point, gain = max(ranked, key=lambda item: item[:2])
+    return Next(point, f"expected gain {math.expm1(gain):.1%}")
+
+
+def _cost(point: Point, prediction: Prediction, limits: Limits) -> float:
+    """Seconds the trial will take: its setup and its steps at the predicted throughput."""
+    step = float(point[BATCH]) / math.exp(prediction.mean)
+    return limits.setup_seconds + limits.steps * step
+
+
+def _seen(outcome: Outcome) -> Seen:
+    measured = outcome.measurement
+    width = 0.0
+    if measured is not None and measured.low > 0:
+        width = math.log(measured.high / measured.low) / 4
+    return Seen(outcome.point, math.log(outcome.rate), min(width, 0.2))
+
+
+def _smallest(points: Sequence[Point]) -> Point:
+    return min(points, key=lambda point: int(point[BATCH]))
+
+
+def ruled_out(point: Point, history: Sequence[Outcome], limits: Limits) -> str:
+    """Why `point` need not be measured: it cannot run or cannot fit. Empty: it may."""
+    batch = int(point[BATCH])
+    for outcome in history:
+        at = int(outcome.point[BATCH])
+        if outcome.status is Status.SHORT_DATA and batch >= at:
+            return f"the data hold fewer than {at} samples a batch"
+        if outcome.status in (Status.UNSUPPORTED, Status.CRASHED) and _same_arm(
+            point, outcome.point
+        ):
+            return outcome.reason or str(outcome.status)
+        if outcome.status in _GROWS_WORSE and batch >= at and _same_arm(point, outcome.point):
+            return f"batch {at} ended with {outcome.status}"
+    if limits.memory_bytes is None:
+        return ""
+    peaks = [
+        MemorySeen(outcome.point, outcome.measurement.peak_memory_bytes)
+        for outcome in history
+        if outcome.measurement is not None and outcome.measurement.peak_memory_bytes > 0
+    ]
+    expected = predict_memory(point, peaks)
+    if expected is not None and expected > limits.memory_bytes:
+        return (
+            f"would need about {expected / 2**30:.1f} GiB of the "
+            f"{limits.memory_bytes / 2**30:.1f} GiB there are"
+        )
+    return ""
+
+
+def _same_arm(left: Point, right: Point) -> bool:
+    return all(right[name] == value for name, value in left.items() if name != BATCH)
+
+
+def shortlist(
+    history: Sequence[Outcome], *, tolerance: float = 0.02, count: int = 3
+) -> tuple[Outcome, ...]:
+    """The outcomes worth a final, best first: the fastest, then simpler ones within `tolerance`.
+
+    Among recipes that are as fast within `tolerance`, the smallest batch and the simplest recipe
+    go first; what follows are the next fastest.
+    """
+    good = sorted((o for o in history if o.rate > 0), key=lambda o: -o.rate)
+    if not good:
+        return ()
+    close = [o for o in good if o.rate >= good[0].rate * (1 - tolerance)]
+    preferred = min(close, key=lambda o: (int(o.point[BATCH]), _complexity(o.point), -o.rate))
+    rest = [o for o in good if o is not preferred]
+    return (preferred, *rest)[:count]
+
+
+def _complexity(point: Point) -> int:
+    """How many settings of a point differ from plain training."""
+    plain = {"policy": "float32", "memory_format": "contiguous", "compile": False}
+    return sum(point.get(name, value) != value for name, value in plain.items()) + sum(
+        1 for name in point if name not in plain and name != BATCH and point[name]
+    )

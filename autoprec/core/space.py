@@ -1,0 +1,130 @@
+"""The space of the speed search: which recipes may be tried, as parameters of independent factors.
+
+A point of the space is a mapping from parameter names to values (what Optuna stores); `recipe`
+turns it into the Recipe it stands for. Batch sizes here are micro-batches; with an effective batch
+only those that divide it are in the space.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+from autoprec.core.codec import to_plain
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import KnobValue, LossScale, Recipe
+from autoprec.errors import UsageError
+
+Point = Mapping[str, KnobValue]
+
+BATCH = "batch_size"
+
+
+@dataclass(frozen=True)
+class Space:
+    """The factors of the search and their levels; the first level of each is the default.
+
+    `effective_batch` is kept by accumulation where it is given.
+    """
+
+    policies: tuple[Policy, ...]
+    batch_sizes: tuple[int, ...]
+    effective_batch: int | None = None
+    memory_formats: tuple[str, ...] = ("contiguous",)
+    compile: tuple[bool, ...] = (False,)
+    knobs: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    float32_modules: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.policies or not self.batch_sizes:
+            raise UsageError("the search space is empty: give at least one policy and one batch")
+        if self.effective_batch is not None:
+            odd = [size for size in self.batch_sizes if self.effective_batch % size]
+            if odd:
+                raise UsageError(
+                    f"batch sizes {odd} do not divide BATCH_SIZE = {self.effective_batch}; give "
+                    "divisors of it, or remove BATCH_SIZE from the task file"
+                )
+
+    def levels(self) -> dict[str, tuple[KnobValue, ...]]:
+        """Every factor's levels by parameter name, the batch last."""
+        return {
+            "policy": tuple(policy.value for policy in self.policies),
+            "memory_format": self.memory_formats,
+            "compile": self.compile,
+            **self.knobs,
+            BATCH: self.batch_sizes,
+        }
+
+    def points(self) -> list[Point]:
+        """Every point of the space, in a fixed order."""
+        levels = self.levels()
+        return [dict(zip(levels, values, strict=True)) for values in product(*levels.values())]
+
+    def recipe(self, point: Point) -> Recipe:
+        """The recipe a point stands for."""
+        policy = Policy(str(point["policy"]))
+        batch = int(point[BATCH])
+        return Recipe(
+            policy=policy,
+            batch_size=batch,
+            accumulation_steps=(self.effective_batch or batch) // batch,
+            float32_modules=self.float32_modules if policy.mixed else (),
+            loss_scale=LossScale() if policy.needs_loss_scale else None,
+            memory_format="channels_last"
+            if point["memory_format"] == "channels_last"
+            else "contiguous",
+            compile=bool(point["compile"]),
+            knobs={name: point[name] for name in self.knobs if point[name] != self.knobs[name][0]},
+        )
+
+    def point(self, recipe: Recipe) -> Point:
+        """The point that stands for `recipe`: the inverse of `recipe` within the space."""
+        return {
+            "policy": recipe.policy.value,
+            "memory_format": recipe.memory_format,
+            "compile": recipe.compile,
+            **{name: recipe.knobs.get(name, levels[0]) for name, levels in self.knobs.items()},
+            BATCH: recipe.batch_size,
+        }
+
+    def digest(self) -> str:
+        """A short hash that changes with anything in the space."""
+        text = json.dumps(to_plain(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def powers_of_two(low: int, high: int) -> tuple[int, ...]:
+    """Powers of two from `low` to `high`, both included where they are powers of two."""
+    return tuple(2**e for e in range(high.bit_length() + 1) if low <= 2**e <= high)
+
+
+def micro_batches(effective: int, *, low: int = 1, splittable: bool = True) -> tuple[int, ...]:
+    """The effective batch and its halves down to `low`, while they divide; largest last."""
+    sizes = [effective]
+    while splittable and sizes[-1] % 2 == 0 and sizes[-1] // 2 >= low:
+        sizes.append(sizes[-1] // 2)
+    return tuple(reversed(sizes))
+
+
+def parse_batch_sizes(text: str) -> tuple[int, ...]:
+    """Read "8,16,64" or a range of powers of two "8-1024" ("8..1024", "8:1024" too)."""
+    cleaned = text.replace("..", "-").replace(":", "-").replace(" ", "")
+    try:
+        if "-" in cleaned:
+            low, high = (int(part) for part in cleaned.split("-"))
+            sizes = tuple(dict.fromkeys((low, *powers_of_two(low, high), high)))
+        else:
+            sizes = tuple(dict.fromkeys(int(part) for part in cleaned.split(",") if part))
+            low = high = 1
+    except ValueError:
+        low, high, sizes = 1, 0, ()
+    if not sizes or low > high or min(sizes) < 1 or max(sizes) > 2**24:
+        raise UsageError(
+            f"batch sizes {text!r} given, expected a list such as 16,64,256 or a range such as "
+            "8-1024, of integers from 1 to 16777216"
+        )
+    return tuple(sorted(sizes))
