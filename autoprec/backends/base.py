@@ -49,9 +49,21 @@ class Session(Protocol):
 
 
 class Tracer(Protocol):
-    """Records how a task trains numerically. Keeps the float32 snapshots it needs to itself."""
+    """Records how a task trains numerically. Keeps the float32 snapshots it needs to itself.
 
-    def reference(self, *, batch_size: int, steps: int, checkpoints: Sequence[int]) -> Trajectory:
+    Everything is called with keyword arguments of plain values or core's dataclasses, so that a
+    tracer may live in another process. `seconds` ends a run early: the trajectory is then shorter.
+    """
+
+    def reference(
+        self,
+        *,
+        batch_size: int,
+        steps: int,
+        checkpoints: Sequence[int],
+        accumulation_steps: int = 1,
+        seconds: float | None = None,
+    ) -> Trajectory:
         """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`."""
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
@@ -61,7 +73,13 @@ class Tracer(Protocol):
         """Do the same in float32 with +-2**-9 relative noise on the weights, `draws` times."""
 
     def trajectory(
-        self, *, recipe: Recipe, seed: int, steps: int, noisy: bool = False
+        self,
+        *,
+        recipe: Recipe,
+        seed: int,
+        steps: int,
+        noisy: bool = False,
+        seconds: float | None = None,
     ) -> Trajectory:
         """Train under `recipe` from the initial weights; `noisy` perturbs them by +-2**-9."""
 

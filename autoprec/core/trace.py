@@ -16,8 +16,9 @@ class Trajectory:
 
     `losses[i]` is the loss of step i before its update, in float32; `skipped` the steps whose
     update was thrown away by the loss scaler; `scales` the loss scale after each step (empty
-    without one). `reproducible` is False where the data changed between runs and had to be
-    replayed.
+    without one). There may be fewer steps than were asked for: a run also ends when its time is up.
+    `reproducible` is False where the data changed between runs and had to be replayed; `metric`
+    is the user's own `evaluate(model)` after the last step.
     """
 
     losses: tuple[float | None, ...]
@@ -26,6 +27,7 @@ class Trajectory:
     seed: int = 0
     metric: float | None = None
     seconds: float = 0.0
+    reproducible: bool = True
     notes: tuple[str, ...] = ()
 
     @property
@@ -62,15 +64,18 @@ class NoisePoint:
 class ExponentHistogram:
     """How the magnitudes of gradient tensors are spread over exponents of two.
 
-    `counts[e]` is how many non-zero elements had magnitude in [2**e, 2**(e+1)), weighted as said
-    by `weight`; keys are exponents as text, because JSON knows no integer keys. `largest` is the
-    largest exponent seen anywhere in the backward pass at loss scale 1 (None: all zero).
+    `counts[e]` is the share of non-zero elements with magnitude in [2**e, 2**(e+1)), each tensor
+    weighted by its share of the gradient norm; keys are exponents as text, because JSON knows no
+    integer keys. `largest` is the largest exponent of any tensor of the backward pass that would
+    be float16 under float16, at loss scale 1 (None: no such tensor, or all zero). `finite` is
+    False where the backward pass held infinities or NaN, which no scale mends.
     """
 
     largest: int | None
     smallest: int | None
     counts: Mapping[str, float] = field(default_factory=dict)
     batches: int = 0
+    finite: bool = True
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class RngState:
             python=random.getstate(),
             numpy=None if numpy is None else numpy.random.get_state(),
             cpu=torch.get_rng_state(),
-            cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
+            cuda=torch.cuda.get_rng_state_all() if _cuda_in_use() else None,
         )
 
     def restore(self) -> None:
@@ -75,3 +75,7 @@ def preserved() -> Iterator[None]:
         yield
     finally:
         state.restore()
+
+
+def _cuda_in_use() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
