@@ -7,6 +7,7 @@ machine or a file, and nothing here knows a device by its name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -101,6 +102,7 @@ class Observation:
     cpu_model: int | None = None
     implementer: str = ""
     part: str = ""
+    board: str = ""
     features: frozenset[str] = frozenset()
     denied: frozenset[str] = frozenset()
     memory_bytes: int | None = None
@@ -117,8 +119,10 @@ class Observation:
 class Match:
     """Which observations a family describes: every condition that is given must hold.
 
-    `name` lists regular expressions of which one must match somewhere in the device's name,
-    ignoring case; `features` must all be present. Empty means no condition.
+    `name` and `board` list regular expressions of which one must match somewhere in the text,
+    ignoring case; `cpu_family` and `cpu_model` list numbers ("17") and ranges ("16-31");
+    `features` must all be present; the others list texts of which one must be equal. Empty means
+    no condition.
     """
 
     name: tuple[str, ...] = ()
@@ -127,11 +131,17 @@ class Match:
     compute_capability: tuple[str, ...] = ()
     pci: tuple[str, ...] = ()
     pci_subsystem: tuple[str, ...] = ()
-    cpu_family: tuple[int, ...] = ()
-    cpu_model: tuple[int, ...] = ()
+    cpu_family: tuple[str, ...] = ()
+    cpu_model: tuple[str, ...] = ()
     implementer: tuple[str, ...] = ()
     part: tuple[str, ...] = ()
+    board: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in (*self.cpu_family, *self.cpu_model):
+            if not re.fullmatch(r"\d+(-\d+)?", text):
+                raise ValueError(f"{text!r} given, expected a number or a range such as '16-31'")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,190 @@
+"""The catalogue: every known family of hardware, read strictly from profiles/devices/*.yaml.
+
+A row inherits from the one named by `from:` everything but what belongs to one product alone: its
+title, source, note, peaks and memory bandwidth. Knowledge of hardware belongs into those files, not
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autoprec.core.codec import DecodeError, bounded, from_plain, nearest, show
+from autoprec.core.device import DeviceKind, DTypeRow, Family, Match, Observation
+from autoprec.core.dtypes import DType
+from autoprec.errors import CatalogueError
+from autoprec.hardware.matching import matches, specificity
+from autoprec.hardware.yaml_file import read_yaml
+
+T = TypeVar("T")
+
+_NOT_INHERITED = "peak_dense_tflops"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row as it stands in the file; `from` is read as `parent`."""
+
+    title: str
+    source: str | tuple[str, ...]
+    kind: DeviceKind | None = None
+    parent: str = ""
+    match: Match = field(default_factory=Match)
+    dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
+    memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A row as read, and the file it was read from."""
+
+    file: Path
+    plain: Mapping[str, Any]
+
+
+class Catalogue:
+    """Every known family, by name; a row is checked and merged with its parents when first used."""
+
+    def __init__(self, rows: Mapping[str, _Source]) -> None:
+        self._rows = rows
+        self._families: dict[str, Family] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all families."""
+        return tuple(self._rows)
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """All families; raises `CatalogueError` if any row is wrong."""
+        return tuple(self.family(name) for name in self._rows)
+
+    def family(self, name: str) -> Family:
+        """The family called `name`; raise `CatalogueError` if there is none."""
+        if name not in self._rows:
+            raise CatalogueError(f"unknown family {name!r}{nearest(name, self._rows)}")
+        if name not in self._families:
+            self._families[name] = _family(name, self._rows)
+        return self._families[name]
+
+    def family_of(self, observation: Observation) -> Family:
+        """The most specific family that describes what was observed."""
+        of_kind = [self.family(n) for n in self._rows if self._kind(n) == observation.kind]
+        found = [family for family in of_kind if matches(family, observation)]
+        if not found:
+            raise CatalogueError(
+                f"no family of kind {observation.kind}: the catalogue is incomplete"
+            )
+        return max(found, key=specificity)
+
+    def _kind(self, name: str) -> object:
+        return self._rows[_lineage(name, self._rows)[-1]].plain.get("kind")
+
+
+@cache
+def load_catalogue(folder: Path | None = None) -> Catalogue:
+    """Read every family from `folder`, by default the one that comes with autoprec."""
+    folder = folder or profiles_folder() / "devices"
+    rows: dict[str, _Source] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        for name, plain in _rows(path).items():
+            if name in rows:
+                raise CatalogueError(
+                    f"{path}: the family {name!r} is in {rows[name].file.name} already"
+                )
+            rows[name] = _Source(path, plain)
+    if not rows:
+        raise CatalogueError(f"{folder}: no device files; is autoprec installed completely?")
+    return Catalogue(rows)
+
+
+def profiles_folder() -> Path:
+    """Where the data files are: inside an installed package, else beside it in the source tree."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "_profiles"
+    return installed if installed.is_dir() else package.parent / "profiles"
+
+
+def _rows(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """The rows of one file by name, as plain mappings; `from` becomes `parent`."""
+    document = read_yaml(path)
+    if not isinstance(document, Mapping) or list(document) != ["families"]:
+        raise CatalogueError(f"{path}: expected one key, families")
+    families = document["families"]
+    if not isinstance(families, Mapping):
+        raise CatalogueError(f"{path}: families: expected a mapping of rows")
+    rows = {}
+    for name, row in families.items():
+        if not isinstance(name, str) or not isinstance(row, Mapping):
+            raise CatalogueError(f"{path}: families.{name}: expected a mapping")
+        if "parent" in row:
+            raise CatalogueError(
+                f"{path}: families.{name}.parent: unknown key; did you mean 'from'?"
+            )
+        rows[name] = {("parent" if key == "from" else key): item for key, item in row.items()}
+    return rows
+
+
+def _family(name: str, rows: Mapping[str, _Source]) -> Family:
+    lineage = _lineage(name, rows)
+    merged: dict[str, Any] = {}
+    for ancestor in reversed(lineage):
+        _decode(_Row, rows[ancestor].plain, ancestor, rows)
+        merged = _inherit(merged, rows[ancestor].plain)
+    source = rows[name].plain["source"]
+    merged |= {
+        "name": name,
+        "source": [source] if isinstance(source, str) else source,
+        "ancestors": lineage[1:],
+    }
+    return _decode(Family, merged, name, rows)
+
+
+def _decode(kind: type[T], plain: object, name: str, rows: Mapping[str, _Source]) -> T:
+    try:
+        return from_plain(kind, plain, f"families.{name}")
+    except DecodeError as error:
+        raise CatalogueError(f"{rows[name].file}: {error}") from error
+
+
+def _lineage(name: str, rows: Mapping[str, _Source]) -> list[str]:
+    """The row and its ancestors, nearest first."""
+    lineage = [name]
+    while parent := rows[lineage[-1]].plain.get("parent"):
+        at = f"{rows[lineage[-1]].file}: families.{lineage[-1]}.from"
+        if not isinstance(parent, str) or parent not in rows:
+            raise CatalogueError(f"{at}: unknown family {show(parent)}{nearest(parent, rows)}")
+        if parent in lineage:
+            raise CatalogueError(f"{at}: {parent!r} inherits from itself")
+        lineage.append(parent)
+    return lineage
+
+
+def _inherit(parent: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row over its parent: conditions and dtypes key by key; a parent's peaks stay with it."""
+    dtypes = {
+        dtype: {key: value for key, value in facts.items() if key != _NOT_INHERITED}
+        for dtype, facts in parent.get("dtypes", {}).items()
+    }
+    for dtype, facts in row.get("dtypes", {}).items():
+        inherited = dtypes.get(dtype, {})
+        if "support" in facts:
+            inherited = {key: value for key, value in inherited.items() if key != "reason"}
+        dtypes[dtype] = {**inherited, **facts}
+    merged = {
+        "title": row["title"],
+        "match": {**parent.get("match", {}), **row.get("match", {})},
+        "dtypes": dtypes,
+    }
+    kind = row.get("kind", parent.get("kind"))
+    if kind is not None:
+        merged["kind"] = kind
+    for key in ("memory_bandwidth_gbps", "note"):
+        if key in row:
+            merged[key] = row[key]
+    return merged
