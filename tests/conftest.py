@@ -1,0 +1,114 @@
+"""One framework in a process: which test files a run may import, and which marker they carry.
+
+torch and TensorFlow in one interpreter is fragile, and merely collecting a test file imports what
+it imports. So files are sorted before they are loaded, by what stands in them: a file that imports
+a framework (or one of our backends for it) gets that framework's marker, and is left alone by a run
+whose `-m` leaves the marker out. `make tests` runs the parts one after another.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greeting is no test output
+
+TESTS = Path(__file__).parent
+MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}
+OTHER_MARKERS = ("gpu", "slow")
+LOADED = pytest.StashKey[dict[str, Path]]()  # the first file loaded for each framework
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LOADED] = {}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files and folders of a framework that `-m` leaves out, before they are imported."""
+    markers = markers_of(collection_path)
+    if any(not wants(config.option.markexpr, marker) for marker in markers):
+        return True
+    loaded = config.stash[LOADED]
+    for marker in markers:
+        loaded.setdefault(marker, collection_path)
+    if len(loaded) > 1:
+        raise pytest.UsageError(
+            "torch and TensorFlow tests in one process: "
+            + " and ".join(str(path) for path in loaded.values())
+            + ". Choose one with -m torch, -m keras or -m 'not torch and not keras', "
+            "or run all of them with `make tests`."
+        )
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test in a framework's file its marker, so that none is left out of every part."""
+    for item in items:
+        for marker in markers_of(item.path):
+            item.add_marker(marker)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run in which both frameworks were loaded after all, by an import inside a test."""
+    if {"torch", "tensorflow"} <= sys.modules.keys():
+        print("\nboth torch and tensorflow were imported into this test process", file=sys.stderr)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@cache
+def markers_of(path: Path) -> frozenset[str]:
+    """Return the markers of the frameworks that loading this file or folder imports."""
+    parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
+    folders = {MARKER_OF[part] for part in parts if part in MARKER_OF}
+    if path.suffix != ".py":
+        return frozenset(folders)
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError:  # pytest shows it better
+        return frozenset(folders)
+    inner = [node for part in tree.body for node in _run_at_import(part)]
+    return frozenset(folders | {marker for node in inner for marker in _markers_of_import(node)})
+
+
+def _run_at_import(node: ast.AST) -> list[ast.AST]:
+    """Return the node and what stands in it, except the insides of functions."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return []
+    return [node, *(n for child in ast.iter_child_nodes(node) for n in _run_at_import(child))]
+
+
+def _markers_of_import(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    else:
+        return set()
+    names = [name.removeprefix("autoprec.backends.") for name in names]
+    return {MARKER_OF[top] for name in names if (top := name.partition(".")[0]) in MARKER_OF}
+
+
+def wants(expression: str, marker: str) -> bool:
+    """Return whether a `-m` expression can select a test that carries `marker`."""
+    if not expression:
+        return True
+    subsets = product((False, True), repeat=len(OTHER_MARKERS))
+    choices = (dict(zip(OTHER_MARKERS, chosen, strict=True)) for chosen in subsets)
+    return any(eval(expression, {"__builtins__": {}}, _Names(c, marker)) for c in choices)
+
+
+class _Names(dict[str, bool]):
+    """The names in a mark expression: true for the markers a test carries."""
+
+    def __init__(self, others: dict[str, bool], marker: str) -> None:
+        super().__init__(others, **{marker: True})
+
+    def __missing__(self, name: str) -> bool:
+        return False
