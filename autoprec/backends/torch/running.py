@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -141,7 +141,9 @@ def build_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def batches(task: Task, batch_size: int, seed: int, *, repeat: bool = False) -> Iterator[Any]:
+def batches(
+    task: Task, batch_size: int, seed: int, *, repeat: bool = False
+) -> Generator[Any, None, None]:
     """Yield the user's batches, on the CPU or wherever `build_data` puts them.
 
     All RNGs are seeded before `build_data`, and data are drawn from an RNG stream of their own:

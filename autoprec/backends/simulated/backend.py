@@ -1,0 +1,223 @@
+"""The simulated backend: the same seam as a real framework, answered from formulas."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import random
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autoprec.backends.base import Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.simulated.model import SimulatedModel
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
+from autoprec.core.recipe import Recipe
+from autoprec.core.statistics import enough, summarize
+from autoprec.core.trace import (
+    ExponentHistogram,
+    NoisePoint,
+    ShadowPoint,
+    Trajectory,
+    UnitTrace,
+)
+from autoprec.errors import TaskError
+
+_ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
+
+
+class SimulatedBackend:
+    """See `autoprec.backends.base.Backend`."""
+
+    name = "simulated"
+
+    def versions(self) -> Mapping[str, str]:
+        """A version of its own, so that profiles can be told apart."""
+        return {"python": platform.python_version(), "simulated": "1.0"}
+
+    def owns(self, model: object) -> bool:
+        """Whether `model` is a `SimulatedModel`."""
+        return isinstance(model, SimulatedModel)
+
+    def devices(self) -> Iterable[str]:
+        """The CPU, which is all it needs."""
+        return ["cpu"]
+
+    def describe(
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+    ) -> TaskFacts:
+        """See `Backend.describe`."""
+        model = _model(task)
+        report("describe", 0)
+        samples = min(batch_size, model.samples or batch_size)
+        return TaskFacts(
+            framework=self.name,
+            software=dict(self.versions()),
+            nominal=batch_size,
+            samples=samples,
+            parameters=1_000_000,
+            parameter_bytes=4_000_000,
+            batch_size=task.batch_size,
+            convolutions=model.convolutions,
+            splittable=model.splittable,
+            split_reason="" if model.splittable else "simulated BatchNorm",
+            flops_per_sample=1e6,
+            step_seconds=model.step_seconds("float32", samples, "contiguous", False),
+            has_evaluate=task.evaluate is not None,
+            dimensions=tuple(
+                Dimension(unit, "Linear", "out_features", 100) for unit in model.units
+            ),
+            units=tuple(Unit(unit, "Linear", 1 / len(model.units)) for unit in model.units),
+        )
+
+    def open(
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+    ) -> Session:
+        """See `Backend.open`."""
+        return SimulatedSession(_model(task), recipe, seed, report)
+
+    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+        """See `Backend.tracer`."""
+        return SimulatedTracer(_model(task), report)
+
+    def surgeon(self) -> Surgeon:
+        """See `Backend.surgeon`."""
+        return SimulatedSurgeon()
+
+
+def _model(task: Task) -> SimulatedModel:
+    model = task.build_model()
+    if not isinstance(model, SimulatedModel):
+        raise TaskError(f"{task.name}: build_model returned {type(model).__name__}")
+    return model
+
+
+def _randomness(*parts: object) -> random.Random:
+    text = "|".join(str(part) for part in parts)
+    return random.Random(int(hashlib.sha256(text.encode()).hexdigest()[:16], 16))
+
+
+class SimulatedSession:
+    """Steps that take what the formulas say."""
+
+    def __init__(self, model: SimulatedModel, recipe: Recipe, seed: int, report: Report) -> None:
+        self._model, self._recipe, self._report = model, recipe, report
+        self._random = _randomness(recipe.key(), seed)
+        report("build", 0)
+        if recipe.policy.value in model.unsupported:
+            raise RuntimeError("could not create a primitive descriptor")
+        self._misbehave(recipe.batch_size)
+        if model.peak_bytes(recipe.batch_size) > model.capacity_bytes:
+            raise MemoryError(f"simulated: batch {recipe.batch_size} does not fit")
+
+    def _misbehave(self, batch: int) -> None:
+        model = self._model
+        if model.crash_at is not None and batch >= model.crash_at:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if model.exit_at is not None and batch >= model.exit_at:
+            os._exit(7)
+        if model.hang_at is not None and batch >= model.hang_at:
+            time.sleep(3600)
+
+    def time_steps(self, budget: TimingBudget) -> Measurement:
+        """See `Session.time_steps`."""
+        recipe = self._recipe
+        base = recipe.accumulation_steps * self._model.step_seconds(
+            recipe.policy.value, recipe.batch_size, recipe.memory_format, recipe.compile
+        )
+        islands = 1.0 + 0.05 * len(recipe.float32_modules)
+        times: list[float] = []
+        while not enough(times, budget, sum(times)):
+            times.append(base * islands * math.exp(self._random.gauss(0.0, self._model.noise)))
+            time.sleep(self._model.sleep)
+            self._report("steps", len(times))
+        summary = summarize(times)
+        samples = min(recipe.batch_size, self._model.samples or recipe.batch_size)
+        return Measurement(
+            step_seconds=summary.median,
+            low=summary.low,
+            high=summary.high,
+            steps=summary.steps,
+            samples_per_step=samples * recipe.accumulation_steps,
+            peak_memory_bytes=self._model.peak_bytes(recipe.batch_size),
+        )
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class SimulatedTracer:
+    """Losses that fall, and fall worse where the model says that a policy breaks it."""
+
+    def __init__(self, model: SimulatedModel, report: Report) -> None:
+        self._model, self._report = model, report
+        self._checkpoints: tuple[int, ...] = ()
+
+    def reference(self, *, batch_size: int, steps: int, checkpoints: Sequence[int]) -> Trajectory:
+        """See `Tracer.reference`."""
+        self._checkpoints = tuple(checkpoints)
+        return Trajectory(self._losses(0, steps, 1.0), seed=0)
+
+    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+        """See `Tracer.shadow`."""
+        self._report("trace", 0)
+        rounding = _ROUNDING.get(recipe.policy, 2e-3)
+        if self._fails(recipe, self._model.nonfinite):
+            return tuple(ShadowPoint(step, None, 1.0, None) for step in self._checkpoints)
+        factor = 1.5 if self._fails(recipe, self._model.broken) else 1.0 + rounding
+        error = 0.9 if self._fails(recipe, self._model.broken) else 5 * rounding
+        return tuple(
+            ShadowPoint(step, factor * self._loss(0, step), self._loss(0, step), error)
+            for step in self._checkpoints
+        )
+
+    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+        """See `Tracer.noise`."""
+        return tuple(
+            NoisePoint(step, self._loss(0, step) * (1 + 1e-3), self._loss(0, step))
+            for step in self._checkpoints
+            for _ in range(draws)
+        )
+
+    def trajectory(
+        self, *, recipe: Recipe, seed: int, steps: int, noisy: bool = False
+    ) -> Trajectory:
+        """See `Tracer.trajectory`."""
+        self._report("trace", 1)
+        if self._fails(recipe, self._model.nonfinite):
+            return Trajectory((None,) * steps, seed=seed)
+        factor = 1.5 if self._fails(recipe, self._model.broken) else 1.0
+        return Trajectory(self._losses(seed, steps, factor), seed=seed)
+
+    def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
+        """See `Tracer.backward_exponents`."""
+        counts = {str(e): 10.0 for e in range(-18, -1)}
+        return ExponentHistogram(largest=-2, smallest=-18, counts=counts, batches=batches)
+
+    def unit_magnitudes(self, *, recipe: Recipe) -> tuple[UnitTrace, ...]:
+        """See `Tracer.unit_magnitudes`."""
+        return tuple(UnitTrace(unit, 3, -2, 0.0) for unit in self._model.units)
+
+    def _fails(self, recipe: Recipe, policies: tuple[str, ...]) -> bool:
+        mended = bool(self._model.culprit) and self._model.culprit in recipe.float32_modules
+        return recipe.policy.value in policies and not mended
+
+    def _loss(self, seed: int, step: int) -> float:
+        return 0.2 + 2.0 * math.exp(-step / 20) * (1 + 0.01 * seed)
+
+    def _losses(self, seed: int, steps: int, factor: float) -> tuple[float, ...]:
+        return tuple(self._loss(seed, step) * factor ** (step / steps) for step in range(steps))
+
+
+class SimulatedSurgeon:
+    """Applies a recipe to nothing: the recipe itself is the Precision object."""
+
+    def apply(
+        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+    ) -> Recipe:
+        """See `Surgeon.apply`."""
+        return recipe

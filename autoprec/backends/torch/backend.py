@@ -1,0 +1,77 @@
+"""PyTorch behind the seam: names it and hands out its session, tracer and surgeon."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from autoprec.backends.base import Report, Session, Surgeon, Task, Tracer
+from autoprec.core.measurement import TaskFacts
+from autoprec.core.recipe import Recipe
+
+
+class TorchBackend:
+    """See `autoprec.backends.base.Backend`."""
+
+    name = "torch"
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions of Python and torch, and of CUDA or ROCm where torch was built with it."""
+        found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+        if torch.version.cuda:
+            found["cuda"] = str(torch.version.cuda)
+        if torch.version.hip:
+            found["rocm"] = str(torch.version.hip)
+        return found
+
+    def owns(self, model: object) -> bool:
+        """Whether `model` is an nn.Module."""
+        return isinstance(model, torch.nn.Module)
+
+    def devices(self) -> Iterable[str]:
+        """Accelerators torch can use here, then the CPU."""
+        found = []
+        if torch.cuda.is_available():
+            found.append("cuda")
+        if torch.xpu.is_available():
+            found.append("xpu")
+        if torch.backends.mps.is_available():
+            found.append("mps")
+        return [*found, "cpu"]
+
+    def describe(
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+    ) -> TaskFacts:
+        """See `Backend.describe`."""
+        from autoprec.backends.torch.describe import describe
+
+        return describe(
+            task,
+            device=device,
+            seed=seed,
+            batch_size=batch_size,
+            report=report,
+            software=self.versions(),
+        )
+
+    def open(
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+    ) -> Session:
+        """See `Backend.open`."""
+        from autoprec.backends.torch.session import TorchSession
+
+        return TorchSession(task, recipe, device=device, seed=seed, report=report)
+
+    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+        """See `Backend.tracer`."""
+        from autoprec.backends.torch.trace import TorchTracer
+
+        return TorchTracer(task, device=device, seed=seed, report=report)
+
+    def surgeon(self) -> Surgeon:
+        """See `Backend.surgeon`."""
+        from autoprec.backends.torch.surgeon import TorchSurgeon
+
+        return TorchSurgeon()
