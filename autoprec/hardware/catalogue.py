@@ -69,6 +69,8 @@ class Catalogue:
         if name not in self._rows:
             raise CatalogueError(f"unknown family {name!r}{nearest(name, self._rows)}")
         if name not in self._families:
+            for ancestor in reversed(_lineage(name, self._rows)[1:]):
+                self.family(ancestor)
             self._families[name] = _family(name, self._rows)
         return self._families[name]
 
@@ -131,10 +133,11 @@ def _rows(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _family(name: str, rows: Mapping[str, _Source]) -> Family:
+    """Merge a row, checked here, with its parents, checked before."""
+    _decode(_Row, rows[name].plain, name, rows)
     lineage = _lineage(name, rows)
     merged: dict[str, Any] = {}
     for ancestor in reversed(lineage):
-        _decode(_Row, rows[ancestor].plain, ancestor, rows)
         merged = _inherit(merged, rows[ancestor].plain)
     source = rows[name].plain["source"]
     merged |= {

@@ -1,1 +1,18 @@
-"""One file a vendor or subject; each turns what the machine says into an observation or a note."""
+"""One probe for each vendor's way of showing its devices.
+
+A probe takes a `Machine` and returns a `Seen`; what it cannot read becomes a note.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoprec.core.device import Observation
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a probe found, and what it could not."""
+
+    devices: tuple[Observation, ...] = ()
+    notes: tuple[str, ...] = ()

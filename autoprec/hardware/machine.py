@@ -1,0 +1,226 @@
+"""The one seam through which probes look at a machine.
+
+Every probe asks a `Machine` and nothing else, so that a recording replays exactly. `LocalMachine`
+is this machine; the other one is in recording.py. Whatever cannot be read is None or empty: a probe
+decides what that means. Nothing here uses a network or imports a framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+#: /proc and /sys files are small; more than this is not what a probe is looking for.
+_LARGEST_READ_BYTES = 4_000_000
+_COMMAND_SECONDS = 3.0
+
+# Linux, arch/x86/include/uapi/asm/prctl.h and arch/x86/include/asm/fpu/types.h
+_SYS_ARCH_PRCTL = 158
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
+
+
+class Machine(Protocol):
+    """What a probe may ask of a machine."""
+
+    @property
+    def system(self) -> str:
+        """The operating system: "Linux", "Darwin", "Windows"."""
+
+    @property
+    def architecture(self) -> str:
+        """The instruction set: "x86_64", "aarch64", "arm64", "AMD64"."""
+
+    @property
+    def python(self) -> str:
+        """The interpreter's version."""
+
+    def variable(self, name: str) -> str | None:
+        """An environment variable."""
+
+    def read(self, path: str) -> str | None:
+        """The text of a file, None if it cannot be read."""
+
+    def entries(self, path: str) -> tuple[str, ...]:
+        """The names in a folder, sorted; none if it cannot be listed."""
+
+    def command(self, *words: str) -> str | None:
+        """What a system command printed, None if it failed."""
+
+    def processors(self) -> int | None:
+        """How many logical processors there are."""
+
+    def usable_processors(self) -> int | None:
+        """How many of them this process may run on, None where that is not known."""
+
+    def physical_memory(self) -> int | None:
+        """The installed memory in bytes, for systems without /proc/meminfo."""
+
+    def tiles_permitted(self) -> bool | None:
+        """Whether the kernel lets this process use AMX tiles; None where it cannot be asked."""
+
+    def cpuid(self) -> Mapping[str, Any]:
+        """What py-cpuinfo says, for systems without /proc/cpuinfo; slow (about a second)."""
+
+    def has_package(self, name: str) -> bool:
+        """Whether a Python package is installed."""
+
+    def package_file(self, name: str, path: str) -> str | None:
+        """The text of a file inside an installed package."""
+
+    def distribution_version(self, name: str) -> str | None:
+        """The version of an installed distribution."""
+
+    def nvml(self) -> Any:
+        """The pynvml module; raises ImportError without it."""
+
+
+class LocalMachine:
+    """This machine."""
+
+    @property
+    def system(self) -> str:
+        """The operating system's name."""
+        return platform.system()
+
+    @property
+    def architecture(self) -> str:
+        """The instruction set's name."""
+        return platform.machine()
+
+    @property
+    def python(self) -> str:
+        """The interpreter's version."""
+        return platform.python_version()
+
+    def variable(self, name: str) -> str | None:
+        """An environment variable."""
+        return os.environ.get(name)
+
+    def read(self, path: str) -> str | None:
+        """The text of a file, None if it cannot be read."""
+        return _read(Path(path))
+
+    def entries(self, path: str) -> tuple[str, ...]:
+        """The names in a folder, sorted; none if it cannot be listed."""
+        try:
+            return tuple(sorted(os.listdir(path)))
+        except OSError:
+            return ()
+
+    def command(self, *words: str) -> str | None:
+        """What a system command printed, None if it failed or took too long."""
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
+            )
+        except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+            return None
+        return done.stdout
+
+    def processors(self) -> int | None:
+        """How many logical processors there are."""
+        return os.cpu_count()
+
+    def usable_processors(self) -> int | None:
+        """How many logical processors this process may run on."""
+        affinity = getattr(os, "sched_getaffinity", None)
+        try:
+            return len(affinity(0)) if affinity else None
+        except OSError:
+            return None
+
+    def physical_memory(self) -> int | None:
+        """The installed memory in bytes."""
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        with contextlib.suppress(Exception):
+            return _windows_memory()
+        return None
+
+    def tiles_permitted(self) -> bool | None:
+        """Ask the kernel for permission to use AMX tile data, as oneDNN does."""
+        if self.system != "Linux" or self.architecture not in ("x86_64", "AMD64"):
+            return None
+        with contextlib.suppress(Exception):
+            libc = ctypes.CDLL(None)
+            asked = libc.syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+            return bool(asked == 0)
+        return None
+
+    def cpuid(self) -> Mapping[str, Any]:
+        """What py-cpuinfo says; nothing if it fails."""
+        with contextlib.suppress(Exception):
+            import cpuinfo
+
+            found = cpuinfo.get_cpu_info()
+            return {
+                key: found[key]
+                for key in ("brand_raw", "vendor_id_raw", "family", "model", "flags")
+                if key in found
+            }
+        return {}
+
+    def has_package(self, name: str) -> bool:
+        """Whether a Python package is installed; nothing is imported."""
+        return self._package_folder(name) is not None
+
+    def package_file(self, name: str, path: str) -> str | None:
+        """The text of a file inside an installed package."""
+        folder = self._package_folder(name)
+        return _read(folder / path) if folder else None
+
+    def distribution_version(self, name: str) -> str | None:
+        """The version of an installed distribution."""
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    def nvml(self) -> Any:
+        """The pynvml module; raises ImportError without it."""
+        import pynvml
+
+        return pynvml
+
+    def _package_folder(self, name: str) -> Path | None:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            return None
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_LARGEST_READ_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _windows_memory() -> int:
+    """Total physical memory by GlobalMemoryStatusEx (Windows API)."""
+
+    class Status(ctypes.Structure):
+        _fields_ = (
+            ("length", ctypes.c_ulong),
+            ("load", ctypes.c_ulong),
+            *((name, ctypes.c_ulonglong) for name in ("total", "available", *"abcde")),
+        )
+
+    status = Status(length=ctypes.sizeof(Status))
+    windll: Any = getattr(ctypes, "windll")  # noqa: B009  absent from the stubs elsewhere
+    if not windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        raise OSError("GlobalMemoryStatusEx failed")
+    return int(status.total)

@@ -1,0 +1,97 @@
+"""Everything the probes see of a machine, in bounded time, whatever fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from autoprec.core.device import DeviceKind, Observation
+from autoprec.core.probe import FrameworkFact, MachineObservation
+from autoprec.errors import UsageError
+from autoprec.hardware.machine import LocalMachine, Machine
+from autoprec.hardware.probes import Seen
+from autoprec.hardware.probes.amd import probe_amd
+from autoprec.hardware.probes.apple import probe_apple
+from autoprec.hardware.probes.cpu import probe_cpu
+from autoprec.hardware.probes.frameworks import find_frameworks
+from autoprec.hardware.probes.intel import probe_intel
+from autoprec.hardware.probes.nvidia import probe_nvidia
+from autoprec.hardware.probes.tpu import probe_tpu
+
+T = TypeVar("T")
+
+#: A driver that does not answer (NVML can wait on a GPU that fell off the bus) is left behind.
+_PROBE_SECONDS = 10.0
+
+_PROBES: tuple[tuple[str, Callable[[Machine], Seen]], ...] = (
+    ("NVIDIA", probe_nvidia),
+    ("AMD", probe_amd),
+    ("Intel GPU", probe_intel),
+    ("Apple", probe_apple),
+    ("TPU", probe_tpu),
+    ("CPU", probe_cpu),
+)
+
+
+def observe(machine: Machine | None = None) -> MachineObservation:
+    """Run every probe on `machine`, by default this one. Accelerators come first, the CPU last."""
+    machine = machine or LocalMachine()
+    devices: list[Observation] = []
+    notes: list[str] = []
+    for name, probe in _PROBES:
+        seen, trouble = _bounded(lambda probe=probe: probe(machine), Seen())  # type: ignore[misc]
+        devices.extend(seen.devices)
+        notes.extend(seen.notes)
+        notes.extend(f"{name}: {each}" for each in trouble)
+    if not any(device.kind is DeviceKind.CPU for device in devices):
+        devices.append(Observation(kind=DeviceKind.CPU))
+    nothing: tuple[FrameworkFact, ...] = ()
+    frameworks, trouble = _bounded(lambda: find_frameworks(machine), nothing)
+    notes.extend(f"frameworks: {each}" for each in trouble)
+    return MachineObservation(
+        devices=tuple(devices),
+        frameworks=frameworks,
+        notes=tuple(notes),
+        system=f"{machine.system} {machine.architecture}".strip(),
+        python=machine.python,
+    )
+
+
+def _bounded(work: Callable[[], T], fallback: T) -> tuple[T, tuple[str, ...]]:
+    """Run `work` in a thread; on a failure, or when it takes too long, the fallback and a note."""
+    results: list[T] = []
+    failures: list[str] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            failures.append(f"the probe failed: {type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(_PROBE_SECONDS)
+    if results:
+        return results[0], ()
+    return fallback, tuple(failures) or (f"no answer in {_PROBE_SECONDS:g} seconds",)
+
+
+def select(devices: Sequence[Observation], chosen: str | None) -> tuple[Observation, ...]:
+    """The devices that "cuda" or "cuda:1" names, all without a choice.
+
+    Raises `UsageError` where none is left, or the text names no kind of device.
+    """
+    if chosen is None:
+        return tuple(devices)
+    name, colon, number = chosen.strip().lower().partition(":")
+    kinds = [kind.value for kind in DeviceKind]
+    if name not in kinds or (colon and not (number.isascii() and number.isdigit())):
+        raise UsageError(
+            f"unknown device {chosen!r}: expected KIND[:INDEX], KIND one of {', '.join(kinds)}"
+        )
+    found = [d for d in devices if d.kind.value == name and (not colon or d.index == int(number))]
+    if not found:
+        here = ", ".join(f"{d.kind}:{d.index}" for d in devices)
+        raise UsageError(f"no device {chosen!r} here: found {here}")
+    return tuple(found)

@@ -1,0 +1,48 @@
+"""Record this machine for the replay tests.
+
+    python -m autoprec.hardware.record "what machine this is" > profiles/recordings/FAMILY.json
+
+The family to name the file after, and what the catalogue and the rules make of the machine, are told
+on stderr: read them before you commit the file, because from then on a test expects them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from autoprec.core.codec import to_plain
+from autoprec.core.device import merge
+from autoprec.core.dtypes import DType
+from autoprec.core.rules import propose
+from autoprec.hardware.catalogue import load_catalogue
+from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.observe import observe
+from autoprec.hardware.recorder import Recorder
+from autoprec.hardware.recording import Expectation, Recording
+
+
+def record(note: str) -> tuple[str, Recording]:
+    """Record this machine; return the family expected, and the recording."""
+    recorder = Recorder(LocalMachine())
+    first = observe(recorder).devices[0]
+    facts = merge(first, load_catalogue().family_of(first))
+    support = {dtype: facts.fact(dtype).support for dtype in DType}
+    expect = Expectation(propose(facts).recommended, support)
+    return facts.family, recorder.recording(note, expect)
+
+
+def main() -> int:
+    """Print the recording of this machine as JSON."""
+    if len(sys.argv) != 2:
+        print('usage: python -m autoprec.hardware.record "what machine this is"', file=sys.stderr)
+        return 2
+    family, recording = record(sys.argv[1])
+    print(f"family {family}; expected: {to_plain(recording.expect)}", file=sys.stderr)
+    json.dump(to_plain(recording), sys.stdout, indent=1, ensure_ascii=False)
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Writing a machine down: every question a probe asks is passed on, and its answer kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from autoprec.hardware.machine import Machine
+from autoprec.hardware.probes.nvml import NvmlSnapshot, read_nvml
+from autoprec.hardware.recording import Expectation, Package, Recording
+
+T = TypeVar("T")
+
+
+class Recorder:
+    """A `Machine` that passes every question on and writes the answers down."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.system = machine.system
+        self.architecture = machine.architecture
+        self.python = machine.python
+        self._variables: dict[str, str] = {}
+        self._files: dict[str, str] = {}
+        self._folders: dict[str, tuple[str, ...]] = {}
+        self._commands: dict[str, str] = {}
+        self._packages: dict[str, Package] = {}
+        self._answers: dict[str, Any] = {}
+
+    def recording(self, note: str, expect: Expectation) -> Recording:
+        """Everything that was answered so far, with what names this machine's owner taken out."""
+        return Recording(
+            note=note,
+            synthetic=False,
+            expect=expect,
+            system=self.system,
+            architecture=self.architecture,
+            python=self.python,
+            variables=self._variables,
+            files=_anonymous(self._files),
+            folders=self._folders,
+            commands=self._commands,
+            packages=self._packages,
+            **self._answers,
+        )
+
+    def variable(self, name: str) -> str | None:
+        """Pass on, and write down."""
+        return _keep(self._variables, name, self._machine.variable(name))
+
+    def read(self, path: str) -> str | None:
+        """Pass on, and write down."""
+        return _keep(self._files, path, self._machine.read(path))
+
+    def entries(self, path: str) -> tuple[str, ...]:
+        """Pass on, and write down."""
+        return _keep(self._folders, path, self._machine.entries(path) or None) or ()
+
+    def command(self, *words: str) -> str | None:
+        """Pass on, and write down."""
+        return _keep(self._commands, " ".join(words), self._machine.command(*words))
+
+    def processors(self) -> int | None:
+        """Pass on, and write down."""
+        return _keep(self._answers, "processors", self._machine.processors())
+
+    def usable_processors(self) -> int | None:
+        """Pass on, and write down."""
+        return _keep(self._answers, "usable_processors", self._machine.usable_processors())
+
+    def physical_memory(self) -> int | None:
+        """Pass on, and write down."""
+        return _keep(self._answers, "physical_memory", self._machine.physical_memory())
+
+    def tiles_permitted(self) -> bool | None:
+        """Pass on, and write down."""
+        return _keep(self._answers, "tiles_permitted", self._machine.tiles_permitted())
+
+    def cpuid(self) -> Mapping[str, Any]:
+        """Pass on, and write down."""
+        return _keep(self._answers, "cpuid", self._machine.cpuid()) or {}
+
+    def has_package(self, name: str) -> bool:
+        """Pass on, and write down."""
+        found = self._machine.has_package(name)
+        if found:
+            self._packages.setdefault(name, Package())
+        return found
+
+    def package_file(self, name: str, path: str) -> str | None:
+        """Pass on, and write down."""
+        text = self._machine.package_file(name, path)
+        if text is not None:
+            package = self._packages.get(name, Package())
+            self._packages[name] = replace(package, files={**package.files, path: text})
+        return text
+
+    def distribution_version(self, name: str) -> str | None:
+        """Pass on, and write down."""
+        version = self._machine.distribution_version(name)
+        if version is not None:
+            self._packages[name] = replace(self._packages.get(name, Package()), version=version)
+        return version
+
+    def nvml(self) -> Any:
+        """Pass on the module, and write down what it shows, UUIDs replaced."""
+        module = self._machine.nvml()
+        snapshot = read_nvml(module)
+        if snapshot.devices:
+            self._answers["nvml"] = _without_uuids(snapshot)
+        return module
+
+
+def _keep(answers: dict[str, Any], name: str, value: T) -> T:
+    if value is not None:
+        answers[name] = value
+    return value
+
+
+def _without_uuids(snapshot: NvmlSnapshot) -> NvmlSnapshot:
+    devices = []
+    for i, gpu in enumerate(snapshot.devices):
+        parts = tuple(
+            replace(part, uuid=f"MIG-{i:08x}-{j:04x}") for j, part in enumerate(gpu.instances)
+        )
+        devices.append(replace(gpu, uuid=f"GPU-{i:08x}", instances=parts))
+    return replace(snapshot, devices=tuple(devices))
+
+
+def _anonymous(files: Mapping[str, str]) -> dict[str, str]:
+    """Rename control groups (they carry user and container names) and drop all other mounts."""
+    paths = [line.split(":", 2)[-1] for line in files.get("/proc/self/cgroup", "").splitlines()]
+    groups = list(dict.fromkeys(part for path in paths for part in path.split("/") if part))
+    renamed = {name: f"group{i}" for i, name in enumerate(groups, 1)}
+    kept = {}
+    for path, content in files.items():
+        text = content
+        if path == "/proc/self/mountinfo":
+            text = "".join(line for line in text.splitlines(True) if " - cgroup" in line)
+        if path.startswith(("/proc/self/", "/sys/fs/cgroup")):
+            path, text = _rename(path, renamed), _rename(text, renamed)  # noqa: PLW2901
+        kept[path] = text
+    return kept
+
+
+def _rename(text: str, names: Mapping[str, str]) -> str:
+    for name, new in names.items():
+        text = re.sub(rf"(?<=/){re.escape(name)}(?=/|\s|$)", new, text)
+    return text
