@@ -24,7 +24,7 @@ from autoprec.core.space import BATCH, Point
 
 #: (offset, drift) of a factor's levels, as standard deviations of log throughput.
 _SCALES: Mapping[str, tuple[float, float]] = {
-    "policy": (0.6, 0.35),
+    "policy": (0.6, 0.45),
     "memory_format": (0.15, 0.05),
     "compile": (0.35, 0.12),
     "threads": (0.35, 0.08),

@@ -97,9 +97,23 @@ class Service:
         finally:
             self.close(name="trial")
 
-    def reference(self, *, batch_size: int, steps: int, checkpoints: tuple[int, ...]) -> Trajectory:
+    def reference(
+        self,
+        *,
+        batch_size: int,
+        steps: int,
+        checkpoints: tuple[int, ...],
+        accumulation_steps: int = 1,
+        seconds: float | None = None,
+    ) -> Trajectory:
         """See `Tracer.reference`."""
-        return self._tracer().reference(batch_size=batch_size, steps=steps, checkpoints=checkpoints)
+        return self._tracer().reference(
+            batch_size=batch_size,
+            steps=steps,
+            checkpoints=checkpoints,
+            accumulation_steps=accumulation_steps,
+            seconds=seconds,
+        )
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """See `Tracer.shadow`."""
@@ -110,10 +124,18 @@ class Service:
         return self._tracer().noise(draws=draws)
 
     def trajectory(
-        self, *, recipe: Recipe, seed: int, steps: int, noisy: bool = False
+        self,
+        *,
+        recipe: Recipe,
+        seed: int,
+        steps: int,
+        noisy: bool = False,
+        seconds: float | None = None,
     ) -> Trajectory:
         """See `Tracer.trajectory`."""
-        return self._tracer().trajectory(recipe=recipe, seed=seed, steps=steps, noisy=noisy)
+        return self._tracer().trajectory(
+            recipe=recipe, seed=seed, steps=steps, noisy=noisy, seconds=seconds
+        )
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """See `Tracer.backward_exponents`."""

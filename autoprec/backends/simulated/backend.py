@@ -157,7 +157,15 @@ class SimulatedTracer:
         self._model, self._report = model, report
         self._checkpoints: tuple[int, ...] = ()
 
-    def reference(self, *, batch_size: int, steps: int, checkpoints: Sequence[int]) -> Trajectory:
+    def reference(
+        self,
+        *,
+        batch_size: int,
+        steps: int,
+        checkpoints: Sequence[int],
+        accumulation_steps: int = 1,
+        seconds: float | None = None,
+    ) -> Trajectory:
         """See `Tracer.reference`."""
         self._checkpoints = tuple(checkpoints)
         return Trajectory(self._losses(0, steps, 1.0), seed=0)
@@ -184,7 +192,13 @@ class SimulatedTracer:
         )
 
     def trajectory(
-        self, *, recipe: Recipe, seed: int, steps: int, noisy: bool = False
+        self,
+        *,
+        recipe: Recipe,
+        seed: int,
+        steps: int,
+        noisy: bool = False,
+        seconds: float | None = None,
     ) -> Trajectory:
         """See `Tracer.trajectory`."""
         self._report("trace", 1)

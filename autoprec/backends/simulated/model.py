@@ -44,14 +44,14 @@ class SimulatedModel:
     exit_at: int | None = None
     sleep: float = 0.0
 
-    def step_seconds(self, policy: str, batch: int, layout: str, compile: bool) -> float:
+    def step_seconds(self, policy: str, batch: int, layout: str, compiled: bool) -> float:
         """What one micro-batch takes, without noise."""
         overhead = self.overhead.get(policy, self.overhead["float32"])
         each = self.per_sample.get(policy, self.per_sample["float32"])
         seconds = overhead + each * batch
         if layout == "channels_last":
             seconds *= self.channels_last
-        return seconds * (self.compiled if compile else 1.0)
+        return seconds * (self.compiled if compiled else 1.0)
 
     def peak_bytes(self, batch: int) -> int:
         """Peak memory at a micro-batch."""

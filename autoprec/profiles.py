@@ -1,0 +1,89 @@
+"""Profile files: read strictly, written whole, chosen from a folder.
+
+The format is `core.profile.Profile` as YAML. Nothing in a file is run, and no path in it is opened.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autoprec.core.codec import DecodeError, from_plain, to_plain
+from autoprec.core.profile import SCHEMA, Profile
+from autoprec.documents import read_yaml, write_text
+from autoprec.errors import ProfileError
+
+SUFFIX = ".profile.yaml"
+
+
+def default_path(task: Path) -> Path:
+    """Where a task's profile goes unless told otherwise: beside the task file."""
+    return task.with_name(task.stem + SUFFIX)
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Read a profile file; `ProfileError` says what is wrong with it and where."""
+    file = Path(path)
+    if file.is_dir():
+        raise ProfileError(f"{file} is a folder; give one profile file (apply_profile takes both)")
+    return parse_profile(read_yaml(file, ProfileError), str(file))
+
+
+def parse_profile(document: object, where: str) -> Profile:
+    """Read a profile from plain values."""
+    if document is None:
+        raise ProfileError(f"{where}: the file is empty; write a profile with `autoprec tune`")
+    if not isinstance(document, dict):
+        raise ProfileError(f"{where}: expected a mapping with the keys of a profile")
+    schema = document.get("schema")
+    if schema != SCHEMA or isinstance(schema, bool):
+        given = "no schema" if schema is None else f"schema {schema!r}"
+        raise ProfileError(
+            f"{where}: {given:.60} given, this autoprec reads schema {SCHEMA}; tune again, or "
+            "install the version that wrote it"
+        )
+    try:
+        return from_plain(Profile, document)
+    except DecodeError as error:
+        raise ProfileError(f"{where}: {error}") from error
+
+
+def load_folder(folder: Path) -> dict[str, Profile]:
+    """Every profile in a folder by file name; files ending in .yaml or .yml count."""
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
+    if not files:
+        raise ProfileError(f"{folder}: no profile (*.yaml) in this folder; write one with tune")
+    return {file.name: load_profile(file) for file in files}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes short lists on one line, and never an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    """Write a float so that YAML 1.1 reads the same one back: an exponent needs a point."""
+    text = repr(value)
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(float, _represent_float)
+
+
+def dump_profile(profile: Profile) -> str:
+    """The profile as YAML text."""
+    text: str = yaml.dump(
+        to_plain(profile), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+    )
+    return "# Written by autoprec. Check that it fits a device with: autoprec check FILE\n" + text
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write a profile file whole or not at all."""
+    write_text(path, dump_profile(profile))

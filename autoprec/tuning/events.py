@@ -1,0 +1,126 @@
+"""What a tuning says while it works: one stream that the terminal, JSON, a notebook or a log read.
+
+Events are values; whoever listens decides what to show. Tuning itself prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autoprec.core.device import DeviceFacts
+from autoprec.core.measurement import TaskFacts
+from autoprec.core.profile import Profile
+from autoprec.core.recipe import Recipe
+from autoprec.core.rules import Proposal
+from autoprec.core.search import Outcome
+
+
+@dataclass(frozen=True)
+class Started:
+    """The device and the policies are known; `storage` is where the study is kept."""
+
+    task: str
+    facts: DeviceFacts
+    proposal: Proposal
+    storage: str
+
+
+@dataclass(frozen=True)
+class Described:
+    """Preflight passed; `resumed` finished trials were found in the study."""
+
+    facts: TaskFacts
+    resumed: int
+    points: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage begins: "preflight", "search", "proof", "islands", "finish"."""
+
+    name: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A worker is in this phase at this step."""
+
+    phase: str
+    step: int
+
+
+@dataclass(frozen=True)
+class TrialStarted:
+    """A trial begins."""
+
+    number: int
+    recipe: Recipe
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrialFinished:
+    """A trial ended; `best` is the throughput of the best one so far."""
+
+    number: int
+    recipe: Recipe
+    outcome: Outcome
+    best: float
+    baseline: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A recipe was proven, or not."""
+
+    recipe: Recipe
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of the finish: throughput of every finalist, the baseline first."""
+
+    number: int
+    of: int
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the user should know."""
+
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The profile is made; `path` is where it was written, None if nowhere."""
+
+    profile: Profile
+    outcomes: tuple[Outcome, ...]
+    path: str | None
+    from_study: bool = False
+
+
+Event = (
+    Started
+    | Described
+    | Stage
+    | Progress
+    | TrialStarted
+    | TrialFinished
+    | Judged
+    | Round
+    | Note
+    | Finished
+)
+Listener = Callable[[Event], None]
+
+
+def silent(event: Event) -> None:
+    """Listen to nothing."""
