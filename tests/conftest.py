@@ -31,12 +31,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files and folders of a framework that `-m` leaves out, before they are imported."""
-    markers = markers_of(collection_path)
-    if any(not wants(config.option.markexpr, marker) for marker in markers):
-        return True
-    loaded = config.stash[LOADED]
-    for marker in markers:
-        loaded.setdefault(marker, collection_path)
+    unwanted = [m for m in markers_of(collection_path) if not wants(config.option.markexpr, m)]
+    return True if unwanted else None
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Refuse to import the second framework's first file."""
+    if not isinstance(collector, pytest.Module):
+        return
+    loaded = collector.config.stash[LOADED]
+    for marker in markers_of(collector.path):
+        loaded.setdefault(marker, collector.path)
     if len(loaded) > 1:
         raise pytest.UsageError(
             "torch and TensorFlow tests in one process: "
@@ -44,7 +49,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
             + ". Choose one with -m torch, -m keras or -m 'not torch and not keras', "
             "or run all of them with `make tests`."
         )
-    return None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,0 +1,62 @@
+"""Every Keras task file builds compiled, gives the batches it is asked for, and trains."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import keras
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "examples" / "keras"
+TASKS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("train_"))
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def task(request: pytest.FixtureRequest) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(request.param, FOLDER / f"{request.param}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("batch_size", [8, 24])
+def test_data_has_the_batch_asked_for(task: ModuleType, batch_size: int) -> None:
+    for images, classes in task.build_data(batch_size).take(3):
+        assert images.shape[0] == classes.shape[0] == batch_size
+        assert images.dtype == "float32"
+
+
+def test_data_is_the_same_under_the_same_seed(task: ModuleType) -> None:
+    runs = []
+    for _ in range(2):
+        keras.utils.set_random_seed(7)
+        runs.append([images.numpy() for images, _ in task.build_data(8).take(3)])
+    for images, images_again in zip(*runs, strict=True):
+        np.testing.assert_array_equal(images, images_again)
+
+
+def test_the_model_is_compiled_and_its_loss_falls_in_plain_float32(task: ModuleType) -> None:
+    keras.utils.set_random_seed(0)
+    model = task.build_model()
+    assert model.compiled
+    assert {variable.dtype for variable in model.trainable_variables} == {"float32"}
+    images, classes = next(iter(task.build_data(16)))
+    losses = [float(model.train_on_batch(images, classes)[0]) for _ in range(8)]
+    assert losses[-1] < losses[0]
+    assert 0.0 <= task.evaluate(model) <= 1.0
+
+
+def test_the_output_is_float32_in_a_mixed_policy(task: ModuleType) -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = task.build_model()
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert {output.dtype for output in model.outputs} == {"float32"}
+    assert "bfloat16" in {layer.compute_dtype for layer in model.layers}
