@@ -1,0 +1,57 @@
+"""The torch backend's Surgeon: a recipe in, a `Precision` out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from autoprec.backends.torch.globals import set_globals
+from autoprec.backends.torch.precision import Precision
+from autoprec.backends.torch.surgery import operate, restore
+from autoprec.core.recipe import Recipe
+from autoprec.errors import AutoprecWarning, UsageError
+
+
+class TorchSurgeon:
+    """Applies recipes to PyTorch models. `compile_backend` is torch.compile's, for tests."""
+
+    def __init__(self, *, compile_backend: str = "inductor") -> None:
+        self._compile_backend = compile_backend
+
+    def apply(
+        self,
+        recipe: Recipe,
+        *,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        device: str = "cpu",
+    ) -> Precision:
+        """Apply `recipe` in place and return what the training loop talks to.
+
+        A model that was operated on before is restored first. TF32, threads and cuDNN's autotuner
+        are set for the process, for good; `globals.restored_globals` takes them back.
+        """
+        _check(model, optimizers)
+        report = operate(recipe, model, optimizers, device, compile_backend=self._compile_backend)
+        report = replace(report, globals_set=set_globals(recipe, device))
+        for warning in report.warnings:
+            warnings.warn(warning, AutoprecWarning, stacklevel=2)
+        return Precision(recipe, model=model, optimizers=optimizers, device=device, report=report)
+
+    def remove(self, model: nn.Module) -> None:
+        """Undo everything `apply` did to `model` and its optimizers."""
+        restore(model)
+
+
+def _check(model: object, optimizers: Sequence[object]) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model: {type(model).__name__} given, expected a torch.nn.Module")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"optimizer: {type(optimizer).__name__} given, expected a torch.optim.Optimizer"
+            )

@@ -1,0 +1,149 @@
+"""Applying a recipe to a model in place, and undoing it.
+
+What changes: the `forward` of some modules (islands, padding, outputs; see `wrappers`), the strides
+of 4-d parameters, the compiled call, `fused` in the optimizers' groups. What never changes: the
+Parameter objects, their names, shapes and values, `state_dict`, and the optimizers' state. So a
+checkpoint from before loads after, and the other way round.
+
+Undoing needs no record of the wrappers, which are found on the modules; compilation and the
+optimizers' settings are remembered beside the model, weakly, and are lost in a copy of it as
+torch's own compiled call is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from autoprec.backends.torch.fused import FusedOptimizers
+from autoprec.backends.torch.islands import make_islands
+from autoprec.backends.torch.outputs import ChannelsLastInputs, Float32Outputs, float32_ends
+from autoprec.backends.torch.padding import pad_modules
+from autoprec.backends.torch.report import SurgeryReport
+from autoprec.backends.torch.wrappers import install, uninstall
+from autoprec.core.dtypes import DType
+from autoprec.core.recipe import Recipe
+from autoprec.errors import UsageError
+
+_COMPUTE_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+
+_COMPILED = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
+
+
+@dataclass
+class _Undo:
+    """What cannot be found on the modules themselves."""
+
+    compiled: bool = False
+    compiled_before: Callable[..., Any] | None = None
+    channels_last: bool = False
+    fused: FusedOptimizers = field(default_factory=FusedOptimizers)
+
+
+_UNDO: weakref.WeakKeyDictionary[nn.Module, _Undo] = weakref.WeakKeyDictionary()
+
+
+def operate(
+    recipe: Recipe,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    device: str,
+    *,
+    compile_backend: str = "inductor",
+) -> SurgeryReport:
+    """Apply `recipe` to `model` and `optimizers` in place; undo what an earlier call did first."""
+    root = unwrap(model)
+    restore(root)
+    undo = _UNDO.setdefault(root, _Undo())
+    device_type = torch.device(device).type
+    dtype = _COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
+    padded, skipped = pad_modules(root, recipe.alignment)
+    ends = float32_ends(root) if dtype is not None else ()
+    islands = tuple(dict.fromkeys(recipe.float32_modules))
+    if dtype is not None:
+        make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
+        install(Float32Outputs(root))
+    if recipe.memory_format == "channels_last":
+        set_layout(root, torch.channels_last)
+        install(ChannelsLastInputs(root))
+        undo.channels_last = True
+    if recipe.knobs.get("fused_optimizer"):
+        skipped += undo.fused.apply(optimizers)
+    if recipe.compile:
+        mode = str(recipe.knobs.get("compile_mode", "default"))
+        undo.compiled_before = root.__dict__.get(_COMPILED)
+        undo.compiled = True
+        root.compile(backend=compile_backend, mode=_mode(mode, compile_backend))
+    return SurgeryReport(
+        islands=islands if dtype is not None else (),
+        outputs=tuple(path for path in ends if path not in islands),
+        padded=padded,
+        skipped=skipped,
+        warnings=_warnings(root),
+        memory_format=recipe.memory_format,
+        compiled=recipe.compile,
+    )
+
+
+def _mode(mode: str, backend: str) -> str | None:
+    """Modes are Inductor's; "default" is how torch.compile spells none."""
+    return mode if backend == "inductor" and mode != "default" else None
+
+
+def restore(model: nn.Module) -> None:
+    """Undo what `operate` did to `model`; a model it never saw stays as it is."""
+    root = unwrap(model)
+    for module in root.modules():
+        uninstall(module)
+    undo = _UNDO.pop(root, None)
+    if undo is None:
+        return
+    if undo.compiled:
+        root.__dict__[_COMPILED] = undo.compiled_before
+    if undo.channels_last:
+        set_layout(root, torch.contiguous_format)
+    undo.fused.undo()
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the user's own model inside DistributedDataParallel and torch.compile's wrapper.
+
+    Module paths in a recipe are those of the user's own model.
+    """
+    if isinstance(model, nn.DataParallel):
+        raise UsageError(
+            "a model in torch.nn.DataParallel cannot be operated on: its replicas would go on "
+            "calling the first device's weights. Use DistributedDataParallel, or apply the "
+            "profile to the model inside"
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrap(model.module)
+    inner: Any = getattr(model, "_orig_mod", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
+
+
+def set_layout(model: nn.Module, memory_format: torch.memory_format) -> None:
+    """Lay out the 4-d parameters, their gradients and 4-d buffers, keeping every object."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.dim() != 4 or is_lazy(tensor):
+            continue
+        tensor.data = tensor.data.contiguous(memory_format=memory_format)
+        if tensor.grad is not None:
+            tensor.grad = tensor.grad.contiguous(memory_format=memory_format)
+
+
+def _warnings(model: nn.Module) -> tuple[str, ...]:
+    low = [name for name, p in model.named_parameters() if p.dtype in (torch.half, torch.bfloat16)]
+    if not low:
+        return ()
+    return (
+        f"{len(low)} parameters are 16-bit already ({low[0]}, ...): updates smaller than their "
+        "rounding are lost; keep the weights in float32 and let the policy choose what to "
+        "compute in",
+    )

@@ -1,0 +1,67 @@
+"""Standing in for a module's `forward`, so that it can be undone, copied and saved.
+
+A wrapper is a callable object put into the module's own `__dict__` as `forward`; hooks, parameters,
+names and `state_dict` stay as they are. It is an object of a module-level class rather than a
+closure because deepcopy and pickle then carry it along with the module it belongs to; a closure
+would go on calling the old module's weights.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+
+class ForwardWrapper:
+    """Calls what was the module's `forward` before; subclasses do something around it.
+
+    `inner` is that earlier forward: another wrapper, a callable somebody else had put there, or
+    None for the forward of the module's class.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.inner: Callable[..., Any] | None = module.__dict__.get("forward")
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the earlier forward."""
+        if self.inner is None:
+            return type(self.module).forward(self.module, *args, **kwargs)
+        return self.inner(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for `forward`."""
+        return self.call(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """What `inspect.signature` should look at."""
+        return self.inner or types.MethodType(type(self.module).forward, self.module)
+
+
+def install(wrapper: ForwardWrapper) -> None:
+    """Make `wrapper` its module's forward."""
+    wrapper.module.__dict__["forward"] = wrapper
+
+
+def installed(module: nn.Module) -> Iterator[ForwardWrapper]:
+    """Yield the wrappers on `module`, the outermost first."""
+    forward = module.__dict__.get("forward")
+    while isinstance(forward, ForwardWrapper):
+        yield forward
+        forward = forward.inner
+
+
+def uninstall(module: nn.Module) -> None:
+    """Take every wrapper off `module`, leaving what was its forward before."""
+    wrappers = list(installed(module))
+    if not wrappers:
+        return
+    original = wrappers[-1].inner
+    if original is None:
+        del module.__dict__["forward"]
+    else:
+        module.__dict__["forward"] = original

@@ -1,0 +1,327 @@
+"""What surgery leaves alone, what it changes, and that it can be undone."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from operated import BFLOAT16, FLOAT32, apply, batches, mlp, same, train, weights
+from torch import nn
+
+from autoprec.backends.torch.globals import global_settings, restored_globals
+from autoprec.backends.torch.surgeon import TorchSurgeon
+from autoprec.backends.torch.surgery import restore
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Alignment, Recipe
+from autoprec.errors import AutoprecWarning, UsageError
+
+pytestmark = pytest.mark.torch
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3)
+        self.norm = nn.BatchNorm2d(5)
+        self.volume = nn.Parameter(torch.ones(1, 1, 1, 1, 2))
+        self.head = nn.Linear(5, 3)
+        self.softmax = nn.Softmax(dim=-1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.layout = images.is_contiguous(memory_format=torch.channels_last)
+        return self.softmax(self.head(self.norm(self.conv(images)).mean((2, 3))))
+
+
+EVERYTHING = Recipe(
+    policy=Policy.MIXED_BFLOAT16,
+    float32_modules=("norm",),
+    alignment=Alignment(8, ("conv", "head")),
+    memory_format="channels_last",
+    compile=True,
+    knobs={"fused_optimizer": True},
+)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, precision: Any = None) -> None:
+    images = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    loss = model(images).square().sum()
+    if precision is None:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    else:
+        precision.backward(loss)
+        precision.step()
+
+
+def test_parameters_names_shapes_and_state_stay_what_they_were() -> None:
+    model = ConvNet()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step(model, optimizer)
+    before = dict(model.named_parameters())
+    state = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    apply(EVERYTHING, model, optimizer)
+    after = dict(model.named_parameters())
+    assert list(before) == list(after)
+    assert all(before[name] is after[name] for name in before)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, state[0][key])
+    for index, values in optimizer.state_dict()["state"].items():
+        for key, value in values.items():
+            assert torch.equal(value, state[1]["state"][index][key])
+
+
+@pytest.mark.parametrize("recipe", [EVERYTHING, replace(EVERYTHING, policy=Policy.FLOAT32)])
+def test_checkpoints_travel_both_ways_optimizer_included(recipe: Recipe) -> None:
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = ConvNet()
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    plain, plain_optimizer = fresh()
+    step(plain, plain_optimizer)
+    operated_on, its_optimizer = fresh()
+    precision = apply(recipe, operated_on, its_optimizer)
+    operated_on.load_state_dict(plain.state_dict())
+    its_optimizer.load_state_dict(plain_optimizer.state_dict())
+    assert same(weights(plain), weights(operated_on))
+    assert its_optimizer.param_groups[0]["fused"]
+    step(operated_on, its_optimizer, precision)
+    plain.load_state_dict(operated_on.state_dict())
+    plain_optimizer.load_state_dict(its_optimizer.state_dict())
+    assert same(weights(plain), weights(operated_on))
+    step(plain, plain_optimizer)
+
+
+def test_everything_can_be_undone() -> None:
+    model = ConvNet()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    images = torch.randn(2, 3, 6, 6)
+    model.eval()
+    expected = model(images)
+    group = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+    apply(EVERYTHING, model, optimizer)
+    TorchSurgeon().remove(model)
+    assert torch.equal(model(images), expected)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert model._compiled_call_impl is None
+    assert model.conv.weight.is_contiguous()
+    assert {k: v for k, v in optimizer.param_groups[0].items() if k != "params"} == group
+
+
+def test_applying_again_undoes_the_earlier_surgery_first() -> None:
+    model = mlp()
+    apply(replace(BFLOAT16, float32_modules=("0",)), model)
+    first = model.forward
+    apply(replace(BFLOAT16, float32_modules=("0",)), model)
+    assert len(list(_chain(model.forward))) == len(list(_chain(first)))
+    apply(FLOAT32, model)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+def _chain(forward: Any) -> Any:
+    while forward is not None:
+        yield forward
+        forward = getattr(forward, "inner", None)
+
+
+def test_a_forward_somebody_else_had_put_there_is_kept() -> None:
+    model = mlp()
+    own = lambda inputs: nn.Sequential.forward(model, inputs) + 1  # noqa: E731
+    model.forward = own
+    apply(BFLOAT16, model)
+    inputs = torch.ones(1, 6)
+    assert torch.equal(model(inputs), own(inputs))
+    restore(model)
+    assert model.forward is own
+
+
+def test_the_models_signature_can_still_be_read() -> None:
+    model = ConvNet()
+    apply(BFLOAT16, model)
+    assert list(inspect.signature(model.forward).parameters) == ["images"]
+
+
+def test_channels_last_lays_out_four_dimensional_weights_and_inputs() -> None:
+    model = ConvNet()
+    before = [p.detach().clone() for p in model.parameters()]
+    apply(replace(FLOAT32, memory_format="channels_last"), model)
+    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert same(before, weights(model))
+    model(torch.randn(2, 3, 6, 6))
+    assert model.layout
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiling_in_place_keeps_names_and_results(backend: str) -> None:
+    torch._dynamo.reset()
+    plain, compiled = mlp(), mlp()
+    recipe = replace(BFLOAT16, compile=True, float32_modules=("0",))
+    precision = apply(recipe, compiled, compile_backend=backend)
+    reference = apply(replace(recipe, compile=False), plain)
+    assert precision.report.compiled
+    inputs = torch.randn(4, 6)
+    with precision.autocast():
+        result = compiled(inputs)
+    with reference.autocast():
+        expected = plain(inputs)
+    torch.testing.assert_close(result, expected)
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+
+
+def test_removing_and_applying_again_recompiles() -> None:
+    torch._dynamo.reset()
+    model = mlp()
+    inputs = torch.randn(4, 6)
+    expected = model(inputs)
+    precision = apply(replace(BFLOAT16, compile=True), model)
+    with precision.autocast():
+        low = model(inputs)
+    assert not torch.equal(low, expected)
+    precision = apply(replace(FLOAT32, compile=True), model)
+    with precision.autocast():
+        torch.testing.assert_close(model(inputs), expected)
+    precision = apply(replace(BFLOAT16, compile=True, float32_modules=("", "0", "2")), model)
+    with precision.autocast():
+        torch.testing.assert_close(model(inputs), expected)
+
+
+def test_a_users_own_compilation_comes_back() -> None:
+    model = mlp()
+    model.compile(backend="eager")
+    own = model._compiled_call_impl
+    apply(replace(FLOAT32, compile=True), model)
+    assert model._compiled_call_impl is not own
+    restore(model)
+    assert model._compiled_call_impl is own
+
+
+def test_a_copy_or_a_saved_model_carries_its_surgery_and_its_own_weights() -> None:
+    model = mlp()
+    precision = apply(replace(BFLOAT16, float32_modules=("2",)), model)
+    inputs = torch.randn(4, 6)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with precision.autocast():
+            assert torch.equal(copied(inputs), model(inputs))
+            with torch.no_grad():
+                copied[2].bias.add_(1.0)
+            assert not torch.equal(copied(inputs), model(inputs))
+        restore(copied)
+        assert all("forward" not in module.__dict__ for module in copied.modules())
+
+
+def test_data_parallel_is_refused_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match="Use DistributedDataParallel"):
+        apply(BFLOAT16, nn.DataParallel(mlp()))
+
+
+def test_an_already_compiled_wrapper_is_operated_on_inside() -> None:
+    torch._dynamo.reset()
+    inner = mlp()
+    wrapped = torch.compile(inner, backend="eager")
+    precision = apply(replace(BFLOAT16, float32_modules=("0",)), wrapped)
+    with precision.autocast():
+        assert wrapped(torch.ones(1, 6)).dtype is torch.float32
+    assert precision.report.islands == ("0",)
+
+
+def test_16_bit_weights_are_reported() -> None:
+    with pytest.warns(AutoprecWarning, match="16-bit already"):
+        precision = apply(FLOAT32, mlp().bfloat16())
+    assert precision.report.warnings
+
+
+@pytest.mark.parametrize(("model", "optimizer"), [("no", None), (mlp(), "no")])
+def test_wrong_arguments_are_named(model: Any, optimizer: Any) -> None:
+    with pytest.raises(UsageError, match="str given, expected a torch"):
+        apply(FLOAT32, model, *([optimizer] if optimizer else []))
+
+
+# Optimizers ------------------------------------------------------------------------------------
+
+
+def test_a_fused_optimizer_trains_the_same_and_can_be_undone() -> None:
+    plain, fused = mlp(), mlp()
+    data = batches(3)
+    for model, knobs in ((plain, {}), (fused, {"fused_optimizer": True})):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        precision = apply(replace(FLOAT32, knobs=knobs), model, optimizer)
+        train(precision, model, data)
+    for ours, theirs in zip(weights(fused), weights(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_that_cannot_be_fused_is_said() -> None:
+    model = mlp()
+    optimizer = torch.optim.RMSprop(model.parameters())
+    precision = apply(replace(FLOAT32, knobs={"fused_optimizer": True}), model, optimizer)
+    assert [s.path for s in precision.report.skipped] == ["RMSprop"]
+
+
+# The process -----------------------------------------------------------------------------------
+
+
+def readings() -> list[Any]:
+    return [
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        torch.get_num_threads(),
+    ]
+
+
+GLOBAL = [
+    ("cuda", Recipe(policy=Policy.TF32, knobs={"cudnn_benchmark": True})),
+    ("cpu", Recipe(knobs={"implicit_bfloat16": True, "threads": 1})),
+]
+
+
+@pytest.mark.parametrize(("device", "recipe"), GLOBAL)
+def test_global_settings_are_restored_also_after_an_error(device: str, recipe: Recipe) -> None:
+    before = readings()
+
+    def fail_inside() -> None:
+        with global_settings(recipe, device) as changed:
+            assert changed
+            assert readings() != before
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert readings() == before
+
+
+def test_tf32_is_set_for_products_and_convolutions() -> None:
+    with global_settings(Recipe(policy=Policy.TF32), "cuda"):
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_apply_sets_threads_for_the_process_and_says_so() -> None:
+    with restored_globals():
+        precision = apply(Recipe(knobs={"threads": 1}), mlp())
+        assert torch.get_num_threads() == 1
+        assert precision.report.globals_set == ("threads=1",)
+
+
+def test_a_float32_recipe_changes_nothing_of_the_process() -> None:
+    before = readings()
+    apply(FLOAT32, mlp())
+    assert readings() == before
+
+
+def test_settings_made_through_the_newer_api_are_restored_too() -> None:
+    with restored_globals():
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
