@@ -1,6 +1,6 @@
 """Record this machine for the replay tests.
 
-    python -m autoprec.hardware.record "what machine this is" > profiles/recordings/FAMILY.json
+    python -m autoprec.hardware.record "what it is" > profiles/recordings/FAMILY.json
 
 The family to name the file after, and what the catalogue and the rules make of the machine, are told
 on stderr: read them before you commit the file, because from then on a test expects them.

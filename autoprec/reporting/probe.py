@@ -1,0 +1,141 @@
+"""The table of `autoprec probe`: for every device what it is, what it is good at, and why.
+
+Names and notes come from drivers and files; they are shown as text, never as markup, with control
+characters made visible.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from autoprec.core.device import GIB, DeviceFacts, DTypeFact, Support
+from autoprec.core.dtypes import DType
+from autoprec.core.probe import DeviceReport, ProbeResult
+
+_STYLES = {
+    Support.NATIVE: "green",
+    Support.EMULATED: "yellow",
+    Support.ABSENT: "red",
+    Support.UNKNOWN: "dim",
+}
+
+
+def print_probe(result: ProbeResult, console: Console | None = None) -> None:
+    """Print the whole result; by default on stdout, in colour only on a terminal."""
+    console = console or Console()
+    for report in result.devices:
+        console.print(_panel(report))
+    console.print(_frameworks(result))
+    for note in result.notes:
+        console.print(_line("note: ", note, "yellow"))
+
+
+def visible_text(text: str) -> str:
+    """The text with control characters made visible, so that a name cannot steer a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _panel(report: DeviceReport) -> RenderableType:
+    facts = report.facts
+    parts: list[RenderableType] = [_line("", _description(facts)), _dtypes(facts)]
+    parts += _verdict(report)
+    parts += [_line("note: ", note, "yellow") for note in facts.notes]
+    title = Text(f" {facts.address}: {visible_text(facts.name)} ", style="bold")
+    return Panel(Group(*parts), title=title, title_align="left", padding=(0, 1))
+
+
+def _description(facts: DeviceFacts) -> str:
+    """One line: the family, memory, cores, bandwidth, driver."""
+    seen = facts.observation
+    parts = [f"{facts.title} (family {facts.family})"]
+    if seen.compute_capability:
+        parts.append(f"compute capability {seen.compute_capability}")
+    if seen.partition:
+        parts.append(f"partition {seen.partition}")
+    if seen.memory_bytes:
+        parts.append(f"{seen.memory_bytes / GIB:.1f} GiB memory")
+    if seen.usable_cores:
+        parts.append(f"{seen.usable_cores} usable processors")
+    if facts.memory_bandwidth_gbps:
+        parts.append(f"{facts.memory_bandwidth_gbps:g} GB/s by the vendor")
+    if facts.measured_memory_bandwidth_gbps:
+        parts.append(f"{facts.measured_memory_bandwidth_gbps:.3g} GB/s measured")
+    if seen.driver:
+        parts.append(f"driver {seen.driver}")
+    return ", ".join(parts)
+
+
+def _dtypes(facts: DeviceFacts) -> RenderableType:
+    """Dtype by dtype: support, its evidence, alignment, peak, and what was measured."""
+    rows = [(dtype, facts.fact(dtype)) for dtype in DType]
+    peaks = any(fact.peak_dense_tflops for _, fact in rows)
+    measured = any(fact.measured_gflops for _, fact in rows)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("dtype", "support", "evidence", "align"):
+        table.add_column(name, no_wrap=True)
+    if peaks:
+        table.add_column("peak TFLOP/s", justify="right", no_wrap=True)
+    if measured:
+        table.add_column("GFLOP/s", justify="right", no_wrap=True)
+    table.add_column("because")
+    for dtype, fact in rows:
+        cells = [
+            Text(dtype.value),
+            Text(fact.support.value, style=_STYLES[fact.support]),
+            Text(fact.evidence.value),
+            Text(_alignment(fact)),
+        ]
+        if peaks:
+            cells.append(Text(_number(fact.peak_dense_tflops)))
+        if measured:
+            cells.append(Text(_number(fact.measured_gflops)))
+        table.add_row(*cells, Text(visible_text(fact.reason)))
+    return Padding(table, (1, 0))
+
+
+def _alignment(fact: DTypeFact) -> str:
+    if fact.support in (Support.ABSENT, Support.EMULATED) or fact.best_alignment == 1:
+        return ""
+    if fact.best_alignment == fact.alignment:
+        return str(fact.alignment)
+    return f"{fact.alignment}, best {fact.best_alignment}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _verdict(report: DeviceReport) -> list[RenderableType]:
+    """The recommendation and why, the other candidates, the refusals."""
+    proposal = report.proposal
+    lines: list[RenderableType] = [
+        _line(f"recommended: {proposal.recommended}: ", proposal.expectation, "bold green")
+    ]
+    for number, candidate in enumerate(proposal.candidates, 1):
+        label = f"  {number}. {candidate.policy}: "
+        lines.append(_line(label, "; ".join(candidate.reasons), "bold"))
+    lines += [
+        _line(f"  refused {refusal.candidate}: ", refusal.reason, "red")
+        for refusal in proposal.refusals
+    ]
+    return lines
+
+
+def _frameworks(result: ProbeResult) -> Text:
+    found = [
+        f"{each.name} {each.version}" + (f" ({each.build})" if each.build else "")
+        for each in result.frameworks
+    ]
+    where = f"{result.system}, Python {result.python}; frameworks: "
+    nothing = "none installed (pip install 'autoprec[torch]' or 'autoprec[tensorflow]')"
+    return _line("", where + (", ".join(found) or nothing))
+
+
+def _line(label: str, text: str, style: str = "") -> Text:
+    return Text.assemble((visible_text(label), style), visible_text(text))
