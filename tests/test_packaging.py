@@ -1,0 +1,105 @@
+"""What a user installs: the wheel, into an empty environment, with neither framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CONSTRAINTS = ROOT / "constraints.txt"
+SCRIPTS = "Scripts" if os.name == "nt" else "bin"
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command far from the repository's own packages; return what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    child = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert child.returncode == 0, f"{command}\n{child.stdout}\n{child.stderr}"
+    return child.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the sdist, and the wheel from the sdist, as for a release."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel without extras into a new virtual environment."""
+    folder = tmp_path_factory.mktemp("clean")
+    run(sys.executable, "-m", "venv", folder, cwd=folder)
+    python = folder / SCRIPTS / "python"
+    run(python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, wheel, cwd=folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_its_data_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"autoprec"}
+    assert "autoprec/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    for data in (ROOT / "profiles").rglob("*.yaml"):
+        assert f"autoprec/_profiles/{data.relative_to(ROOT / 'profiles').as_posix()}" in names
+
+
+@pytest.mark.slow
+def test_the_installed_probe_finds_its_data(environment: Path) -> None:
+    script = environment / SCRIPTS / "autoprec"
+    probed = json.loads(run(script, "probe", "--json", cwd=environment))
+    assert probed["devices"]
+    assert probed["frameworks"] == []
+    question = (
+        "from autoprec.hardware.catalogue import load_catalogue, profiles_folder;"
+        "print(profiles_folder()); print(len(load_catalogue().names()))"
+    )
+    printed = run(environment / SCRIPTS / "python", "-c", question, cwd=environment)
+    folder, families = printed.split()
+    assert Path(folder).is_relative_to(environment.resolve())
+    assert int(families) >= 40
+
+
+@pytest.mark.slow
+def test_installing_pulls_no_framework(environment: Path) -> None:
+    python = environment / SCRIPTS / "python"
+    listed = json.loads(run(python, "-m", "pip", "list", "--format=json", cwd=environment))
+    names = {package["name"].lower() for package in listed}
+    assert "autoprec" in names
+    assert names.isdisjoint(FRAMEWORKS)
+
+
+def test_the_constraints_pin_exactly_and_name_no_place() -> None:
+    lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    for line in lines:
+        name, version = line.split("==")
+        assert name
+        assert not set(version) & set("+@/ ;"), f"{line}: a local version or a place"
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [each for group in (project["dependencies"], *extras) for each in group]
+    names = {each.split(">")[0].split("<")[0].split("=")[0].strip().lower() for each in wanted}
+    lines = CONSTRAINTS.read_text().lower().splitlines()
+    assert names <= {line.split("==")[0] for line in lines if "==" in line}
