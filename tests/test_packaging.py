@@ -71,7 +71,7 @@ def test_the_installed_probe_finds_its_data(environment: Path) -> None:
     assert probed["frameworks"] == []
     question = (
         "from autoprec.hardware.catalogue import load_catalogue, profiles_folder;"
-        "print(profiles_folder()); print(len(load_catalogue().names()))"
+        "print(profiles_folder()); print(len(load_catalogue().names))"
     )
     printed = run(environment / SCRIPTS / "python", "-c", question, cwd=environment)
     folder, families = printed.split()
