@@ -145,11 +145,9 @@ class _Operation:
             return
         before = (model.jit_compile, model.steps_per_execution)
         steps = self.recipe.knobs.get("steps_per_execution", model.steps_per_execution)
-        if self.recipe.compile and keras.config.backend() == "torch":
-            self.notes.append(
-                "compile was asked for; Keras on torch compiles with torch.compile, which is not "
-                "what the profile's jit_compile measured on TensorFlow"
-            )
+        if keras.config.backend() == "torch" and steps != 1:
+            steps = 1
+            self.notes.append("steps_per_execution was left at 1: Keras on torch has no other")
         _compile_settings(model, self.recipe.compile, steps)
         _watch(precision, model)
 

@@ -1,0 +1,76 @@
+"""Keras behind the seam: names it and hands out its session, tracer and surgeon."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable, Mapping
+
+import keras
+
+from autoprec.backends.base import Report, Session, Surgeon, Task, Tracer
+from autoprec.core.measurement import TaskFacts
+from autoprec.core.recipe import Recipe
+
+
+class KerasBackend:
+    """See `autoprec.backends.base.Backend`; Keras 3 on TensorFlow, or on torch."""
+
+    name = "keras"
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions of Python, Keras, and the library Keras runs on."""
+        below = str(keras.config.backend())
+        found = {"python": platform.python_version(), "keras": str(keras.__version__)}
+        if below == "tensorflow":
+            import tensorflow as tf
+
+            found["tensorflow"] = str(tf.__version__)
+        else:
+            found[below] = importlib.metadata.version(below)
+        return found
+
+    def owns(self, model: object) -> bool:
+        """Whether `model` is a Keras layer or model."""
+        return isinstance(model, keras.Layer)
+
+    def devices(self) -> Iterable[str]:
+        """TPUs and GPUs the library below Keras can use here, then the CPU."""
+        from autoprec.backends.keras.running import devices
+
+        return devices()
+
+    def describe(
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+    ) -> TaskFacts:
+        """See `Backend.describe`."""
+        from autoprec.backends.keras.describe import describe
+
+        return describe(
+            task,
+            device=device,
+            seed=seed,
+            batch_size=batch_size,
+            report=report,
+            software=self.versions(),
+        )
+
+    def open(
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+    ) -> Session:
+        """See `Backend.open`."""
+        from autoprec.backends.keras.session import KerasSession
+
+        return KerasSession(task, recipe, device=device, seed=seed, report=report)
+
+    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+        """See `Backend.tracer`."""
+        from autoprec.backends.keras.trace import KerasTracer
+
+        return KerasTracer(task, device=device, seed=seed, report=report)
+
+    def surgeon(self) -> Surgeon:
+        """See `Backend.surgeon`."""
+        from autoprec.backends.keras.surgeon import KerasSurgeon
+
+        return KerasSurgeon()

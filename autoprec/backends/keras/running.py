@@ -1,0 +1,217 @@
+"""How a Keras task is run, wherever it is run: placement, seeding, the model, one training step.
+
+Timing sessions, descriptions and numerical traces share these mechanics, so that all of them train
+exactly what the user trains: through the model's own train function, the one `fit` calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from autoprec.backends.base import Task
+from autoprec.errors import TaskError, UsageError
+
+
+def on_tensorflow() -> bool:
+    """Whether Keras runs on TensorFlow here (else: on torch)."""
+    return bool(keras.config.backend() == "tensorflow")
+
+
+@contextlib.contextmanager
+def placed_on(device: str) -> Iterator[None]:
+    """Put what is built and run inside on `device`: "cpu", "cuda" (TensorFlow's GPU) or "tpu"."""
+    if device == "tpu":
+        with tpu_strategy().scope():
+            yield
+    elif on_tensorflow():
+        import tensorflow as tf
+
+        with tf.device(_tensorflow_device(device)):
+            yield
+    else:
+        with keras.device(device if device != "cuda" else "cuda:0"):
+            yield
+
+
+def _tensorflow_device(device: str) -> str:
+    kind, _, index = device.partition(":")
+    names = {"cpu": "CPU", "cuda": "GPU", "gpu": "GPU", "rocm": "GPU"}
+    if kind not in names:
+        raise UsageError(f"device {device!r} given, expected one of cpu, cuda, tpu")
+    return f"/{names[kind]}:{index or 0}"
+
+
+def tpu_strategy() -> Any:
+    """A TPUStrategy over the TPUs of this VM.
+
+    `tpu="local"` is TensorFlow's documented name for them; without it the resolver asks a metadata
+    server, which elsewhere never answers.
+    """
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def devices() -> list[str]:
+    """The devices Keras's backend can train on here, best first."""
+    if on_tensorflow():
+        import tensorflow as tf
+
+        found = [
+            name
+            for name, kind in (("tpu", "TPU"), ("cuda", "GPU"))
+            if tf.config.list_physical_devices(kind)
+        ]
+    else:
+        import torch
+
+        found = ["cuda"] if torch.cuda.is_available() else []
+    return [*found, "cpu"]
+
+
+def build_model(task: Task, seed: int, batch: Any) -> Any:
+    """Build the user's compiled model with all generators seeded, its variables made for `batch`.
+
+    A gradient clip the task names is given to an optimizer that clips nothing itself.
+    """
+    keras.utils.set_random_seed(seed)
+    model = task.build_model()
+    if not isinstance(model, keras.Model):
+        kind = "None" if model is None else f"a {type(model).__name__}"
+        raise TaskError(
+            f"{task.name}: build_model returned {kind}, expected a compiled keras.Model; return "
+            "the model from build_model"
+        )
+    if not getattr(model, "compiled", False) or model.optimizer is None:
+        raise TaskError(
+            f"{task.name}: build_model returned a model that is not compiled with an optimizer; "
+            "call model.compile(optimizer=..., loss=...) before returning it"
+        )
+    make_variables(model, batch)
+    if not model.trainable_variables:
+        raise TaskError(
+            f"{task.name}: build_model returned a model without trainable weights; there is "
+            "nothing to train"
+        )
+    _clip(task, model)
+    return model
+
+
+def make_variables(model: Any, batch: Any) -> None:
+    """Make what a first `fit` would: weights, metrics, and the optimizer's variables."""
+    model._symbolic_build(data_batch=batch)
+    if not model.built:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        model(x)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def _clip(task: Task, model: Any) -> None:
+    optimizer = model.optimizer
+    clips = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
+    if task.clip_grad_norm is not None and not any(clip is not None for clip in clips):
+        optimizer.global_clipnorm = task.clip_grad_norm
+
+
+def variables(model: Any) -> list[Any]:
+    """The model's state that training changes: weights, statistics, and seeds; no metrics."""
+    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    return [v for v in model.variables if id(v) not in metrics]
+
+
+def loss_of(logs: Any) -> Any:
+    """The loss in what a train function returned: a dict with "loss", or the loss itself."""
+    if isinstance(logs, dict):
+        if "loss" in logs:
+            return logs["loss"]
+        named = [value for key, value in logs.items() if "loss" in key]
+        if named:
+            return sum(named)
+        raise TaskError(
+            f"train_step returned {', '.join(logs) or 'an empty dict'}, expected a 'loss' in it"
+        )
+    return keras.tree.flatten(logs)[0]
+
+
+def number(tensor: Any) -> float:
+    """A scalar tensor's value; waits for the device."""
+    return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(tensor)))
+
+
+class Recorder:
+    """Stands in for a model's optimizer during one train_step, and keeps what it is given.
+
+    Whatever train_step the model has, its loss comes through `scale_loss` and its gradients through
+    `apply` or `apply_gradients`. Nothing is updated. Everything else is the optimizer's own.
+    """
+
+    def __init__(self, optimizer: Any, scale: Any) -> None:
+        self._optimizer = optimizer
+        self._scale = scale
+        self.loss: Any = None
+        self.gradients: dict[int, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Keep the loss; return it scaled."""
+        self.loss = loss
+        return keras.ops.multiply(loss, keras.ops.cast(self._scale, loss.dtype))
+
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        """Keep the gradients."""
+        pairs = list(grads_and_vars)
+        self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Keep the gradients."""
+        known = trainable_variables or self._optimizer._trainable_variables
+        for gradient, variable in zip(grads, known, strict=True):
+            if gradient is not None:
+                self.gradients[id(variable)] = keras.ops.convert_to_tensor(gradient)
+
+
+def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, list[Any]]:
+    """The loss of one batch, and its gradient times `scale` for every trainable variable.
+
+    The model's own train_step computes both; an absent gradient is zero. Statistics and seeds move
+    on as in training. A train_step that never calls `optimizer.scale_loss` cannot be scaled: then
+    the loss is the one it returns.
+    """
+    optimizer = model.optimizer
+    recorder = Recorder(optimizer, scale)
+    vars(model)["optimizer"] = recorder
+    try:
+        logs = model.train_step(batch)
+    finally:
+        vars(model)["optimizer"] = optimizer
+    loss = recorder.loss if recorder.loss is not None else loss_of(logs)
+    gradients = [
+        recorder.gradients.get(id(v), keras.ops.zeros(v.shape, v.dtype))
+        for v in model.trainable_variables
+    ]
+    return keras.ops.cast(loss, "float32"), gradients
+
+
+def gradient_function(model: Any) -> Any:
+    """`loss_and_gradients` of `model` as a function of (batch, scale), compiled as `fit` would."""
+    if not on_tensorflow():
+        return lambda batch, scale: loss_and_gradients(model, batch, scale)
+    import tensorflow as tf
+
+    def run(batch: Any, scale: Any) -> Any:
+        return loss_and_gradients(model, batch, scale)
+
+    if model.run_eagerly:
+        return run
+    compiled = tf.function(run, autograph=False, jit_compile=bool(model.jit_compile))
+    return lambda batch, scale: compiled(batch, tf.constant(scale, tf.float32))
