@@ -102,7 +102,7 @@ def _address(facts: DeviceFacts) -> str:
 
 def launch(framework: str, device: str, dtypes: Sequence[DType]) -> Measurements:
     """Run the child and collect its lines; a crash or a silence ends it, what came before stays."""
-    command = [sys.executable, "-m", __name__, framework, device, *(d.value for d in dtypes)]
+    command = _command(framework, device, dtypes)
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
@@ -122,6 +122,11 @@ def launch(framework: str, device: str, dtypes: Sequence[DType]) -> Measurements
         if child.stdout:
             child.stdout.close()
     return collected.ended(child.returncode)
+
+
+def _command(framework: str, device: str, dtypes: Sequence[DType]) -> list[str]:
+    module = "autoprec.backends.products"
+    return [sys.executable, "-m", module, framework, device, *(d.value for d in dtypes)]
 
 
 def _lines(child: subprocess.Popen[str]) -> Iterator[Any]:

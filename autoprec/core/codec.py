@@ -119,7 +119,9 @@ def _fields(kind: type) -> Mapping[str, tuple[dataclasses.Field[Any], Any]]:
 
 def _decode_dataclass(kind: type, value: object, path: str) -> object:
     if not isinstance(value, Mapping):
-        raise DecodeError(path, f"{show(value)} given, expected a mapping with {kind.__name__}'s keys")
+        raise DecodeError(
+            path, f"{show(value)} given, expected a mapping with {kind.__name__}'s keys"
+        )
     fields = _fields(kind)
     for key in value:
         if key not in fields:
@@ -132,9 +134,7 @@ def _decode_dataclass(kind: type, value: object, path: str) -> object:
             item = _decode(hint, value[name], join(path, name))
             _check_range(info, item, join(path, name))
             arguments[name] = item
-        elif (
-            info.default is dataclasses.MISSING and info.default_factory is dataclasses.MISSING
-        ):
+        elif info.default is dataclasses.MISSING and info.default_factory is dataclasses.MISSING:
             raise DecodeError(path, f"the key {name!r} is missing")
     try:
         return kind(**arguments)

@@ -85,7 +85,8 @@ class Observation:
     """What a probe saw of one device; everything but the kind may be missing.
 
     `features` are instruction-set flags as the system names them; `denied` are those advertised
-    but not usable (AMX without tile permission). `memory_bytes` is what may be used: the smaller of
+    but not usable (AMX without tile permission). `partial_features`: whoever listed them does not
+    know all, so a missing one proves nothing. `memory_bytes` is what may be used: the smaller of
     what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
     set. `uuid` selects the device for a worker; it is no part of a fingerprint.
     """
@@ -105,6 +106,7 @@ class Observation:
     board: str = ""
     features: frozenset[str] = frozenset()
     denied: frozenset[str] = frozenset()
+    partial_features: bool = False
     memory_bytes: int | None = None
     cores: int | None = None
     usable_cores: int | None = None
@@ -295,6 +297,9 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
     found = [name for name in row.requires if name in seen.features]
     if found:
         return replace(fact, evidence=Evidence.PROBED, reason=_and(f"has {found[0]}", row.reason))
+    if seen.partial_features:
+        why = f"this system does not tell whether it has {' or '.join(row.requires)}"
+        return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
     denied = [name for name in row.requires if name in seen.denied]
     why = f"shows none of {', '.join(row.requires)}"
     if denied:

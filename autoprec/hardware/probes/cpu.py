@@ -36,6 +36,7 @@ def probe_cpu(machine: Machine) -> Seen:
         board=_board(machine),
         features=features,
         denied=denied,
+        partial_features=found.partial_features,
         memory_bytes=limits.memory_bytes,
         cores=found.cores or machine.processors(),
         usable_cores=usable,
@@ -106,6 +107,7 @@ def _integer(text: str | None) -> int | None:
 
 
 def _from_cpuid(machine: Machine) -> Observation:
+    """What py-cpuinfo says; its table knows neither AMX nor AVX512_BF16."""
     found = machine.cpuid()
     flags = found.get("flags")
     family, model = found.get("family"), found.get("model")
@@ -116,6 +118,7 @@ def _from_cpuid(machine: Machine) -> Observation:
         cpu_family=family if isinstance(family, int) else None,
         cpu_model=model if isinstance(model, int) else None,
         features=frozenset(map(str, flags)) if isinstance(flags, list | tuple) else frozenset(),
+        partial_features=True,
     )
 
 

@@ -1,0 +1,226 @@
+"""What must hold of the rules: the order, the reasons, and that refusing never adds a candidate."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprec.core.device import (
+    DeviceFacts,
+    DeviceKind,
+    DTypeFact,
+    Evidence,
+    Observation,
+    Support,
+)
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.rules import objections, propose
+
+N, E, A, U = Support.NATIVE, Support.EMULATED, Support.ABSENT, Support.UNKNOWN
+F32, TF32, BF16, F16 = (
+    Policy.FLOAT32,
+    Policy.TF32,
+    Policy.MIXED_BFLOAT16,
+    Policy.MIXED_FLOAT16,
+)
+
+
+def fact(support, *, peak=None, gflops=None, reason=""):
+    evidence = Evidence.CATALOGUE if gflops is None else Evidence.MEASURED
+    return DTypeFact(support, evidence, reason, 8, 64, peak, gflops)
+
+
+def facts(kind=DeviceKind.CUDA, **dtypes):
+    known = {DType.FLOAT32: fact(N), **{DType(name): value for name, value in dtypes.items()}}
+    for dtype in DType:
+        known.setdefault(dtype, fact(A))
+    return DeviceFacts(Observation(kind), "family", "title", known)
+
+
+def test_an_old_gpu_gets_float32_and_is_told_why():
+    proposal = propose(facts(bfloat16=fact(E), float16=fact(E, reason="no Tensor Cores")))
+    assert proposal.policies == (F32,)
+    assert proposal.recommended is F32
+    assert {r.candidate: r.reason for r in proposal.refusals} == {
+        "tf32": "tf32 is absent",
+        "mixed_bfloat16": "bfloat16 is emulated",
+        "mixed_float16": "float16 is emulated: no Tensor Cores",
+    }
+    assert "no speed-up over float32 is to be expected" in proposal.expectation
+
+
+def test_float16_goes_first_where_bfloat16_is_emulated():
+    proposal = propose(facts(bfloat16=fact(E), float16=fact(N)))
+    assert proposal.policies == (F16, F32)
+    assert "needs a loss scale" in proposal.candidates[0].reasons
+
+
+def test_bfloat16_goes_before_an_equally_fast_float16_and_tf32_before_float32():
+    proposal = propose(
+        facts(
+            float32=fact(N, peak=19.5),
+            tf32=fact(N, peak=156.0),
+            bfloat16=fact(N, peak=312.0),
+            float16=fact(N, peak=312.0),
+        )
+    )
+    assert proposal.policies == (BF16, F16, TF32, F32)
+    assert "float32's range: no loss scale" in proposal.candidates[0].reasons
+    assert "peak 16x float32's" in proposal.candidates[0].reasons
+    assert "float32 code unchanged" in proposal.candidates[2].reasons
+    assert "up to 16x float32" in proposal.expectation
+
+
+def test_a_clearly_higher_peak_goes_first():
+    proposal = propose(facts(bfloat16=fact(N, peak=92.3), float16=fact(N, peak=184.6)))
+    assert proposal.policies == (F16, BF16, F32)
+
+
+def test_what_was_measured_ranks_before_what_the_vendor_says():
+    proposal = propose(
+        facts(
+            float32=fact(N, gflops=100.0),
+            bfloat16=fact(N, peak=100.0, gflops=150.0),
+            float16=fact(N, peak=200.0, gflops=400.0),
+        )
+    )
+    assert proposal.policies == (F16, BF16, F32)
+    assert "run 4x float32's speed (measured)" in proposal.expectation
+
+
+def test_without_peaks_of_all_nothing_is_ranked_by_them():
+    proposal = propose(facts(bfloat16=fact(N), float16=fact(N, peak=200.0)))
+    assert proposal.policies == (BF16, F16, F32)
+    assert "only measuring tells" in proposal.expectation
+
+
+def test_on_a_cpu_bfloat16_is_tried_where_it_is_native_and_float16_is_not():
+    proposal = propose(facts(DeviceKind.CPU, bfloat16=fact(N), float16=fact(N)))
+    assert proposal.policies == (BF16, F32)
+    assert "measure it first" in proposal.refusals[-1].reason
+
+
+def test_on_a_cpu_a_measurement_lets_float16_in():
+    proposal = propose(
+        facts(
+            DeviceKind.CPU,
+            float32=fact(N, gflops=100.0),
+            bfloat16=fact(E),
+            float16=fact(N, gflops=250.0),
+        )
+    )
+    assert proposal.policies == (F16, F32)
+
+
+def test_a_native_dtype_that_measures_slower_is_refused_with_the_number():
+    proposal = propose(
+        facts(DeviceKind.CPU, float32=fact(N, gflops=100.0), bfloat16=fact(N, gflops=3.0))
+    )
+    assert proposal.policies == (F32,)
+    assert "measured: 0.03x float32" in proposal.refusals[1].reason
+
+
+def test_what_is_unknown_is_tried_after_float32_on_an_accelerator():
+    proposal = propose(facts(bfloat16=fact(U), float16=fact(U)))
+    assert proposal.policies == (F32, BF16, F16)
+    assert "only a measurement can tell" in proposal.candidates[1].reasons
+    assert "unknown hardware" in proposal.expectation
+
+
+def test_what_is_unknown_is_not_tried_on_a_cpu():
+    proposal = propose(facts(DeviceKind.CPU, bfloat16=fact(U), float16=fact(U)))
+    assert proposal.policies == (F32,)
+    assert "nothing is known of bfloat16" in proposal.refusals[1].reason
+
+
+def test_a_request_overrides_refusals_and_says_what_the_rules_say():
+    proposal = propose(facts(bfloat16=fact(E), float16=fact(N)), requested=(BF16, F16))
+    assert proposal.policies == (F16, BF16)
+    assert proposal.candidates[0].reasons[0] == "requested"
+    assert proposal.candidates[1].reasons == (
+        "requested",
+        "the rules refuse it: bfloat16 is emulated",
+    )
+    assert {r.candidate: r.reason for r in proposal.refusals} == {
+        "float32": "not requested",
+        "tf32": "not requested",
+    }
+
+
+def test_float32_alone_can_be_requested():
+    assert propose(facts(float16=fact(N)), requested=(F32,)).policies == (F32,)
+
+
+any_fact = st.builds(
+    DTypeFact,
+    support=st.sampled_from(Support),
+    evidence=st.sampled_from(Evidence),
+    peak_dense_tflops=st.none() | st.floats(0.1, 1e4),
+    measured_gflops=st.none() | st.floats(0.001, 1e6),
+)
+any_facts = st.builds(
+    lambda kind, dtypes: DeviceFacts(Observation(kind), "f", "t", dtypes),
+    st.sampled_from(DeviceKind),
+    st.dictionaries(st.sampled_from(DType), any_fact),
+)
+requests = st.lists(st.sampled_from(Policy), min_size=1, unique=True).map(tuple)
+
+
+@given(any_facts)
+def test_float32_is_always_a_candidate(device):
+    assert F32 in propose(device).policies
+
+
+@given(any_facts)
+def test_every_policy_is_a_candidate_or_refused_and_never_both(device):
+    proposal = propose(device)
+    named = [*proposal.policies, *(Policy(refusal.candidate) for refusal in proposal.refusals)]
+    assert sorted(named) == sorted(Policy)
+    assert proposal.expectation
+
+
+@given(any_facts)
+def test_every_candidate_and_every_refusal_has_its_reason(device):
+    proposal = propose(device)
+    assert all(all(candidate.reasons) and candidate.reasons for candidate in proposal.candidates)
+    assert all(refusal.reason for refusal in proposal.refusals)
+    for policy in Policy:
+        assert (policy in proposal.policies) == (not objections(device, policy))
+
+
+@given(any_facts, requests)
+def test_a_request_is_followed_exactly(device, requested):
+    proposal = propose(device, requested)
+    assert sorted(proposal.policies) == sorted(requested)
+    assert {refusal.candidate for refusal in proposal.refusals} == set(Policy) - set(requested)
+    assert all(candidate.reasons[0] == "requested" for candidate in proposal.candidates)
+
+
+@given(any_facts, st.sampled_from([DType.TF32, DType.BFLOAT16, DType.FLOAT16]))
+def test_a_refusal_added_never_adds_a_candidate(device, dtype):
+    worse = replace(
+        device, dtypes={**device.dtypes, dtype: replace(device.fact(dtype), support=Support.ABSENT)}
+    )
+    assert set(propose(worse).policies) <= set(propose(device).policies)
+
+
+@given(any_facts)
+def test_the_same_facts_give_the_same_proposal(device):
+    assert propose(device) == propose(device)
+
+
+@given(any_facts)
+def test_native_candidates_go_before_float32_and_unknown_ones_after(device):
+    policies = propose(device).policies
+    for policy in policies:
+        support = device.fact(policy.compute_dtype).support
+        if policy is not F32:
+            before = policies.index(policy) < policies.index(F32)
+            assert before == (support is Support.NATIVE)
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_objections_are_empty_for_what_is_allowed(policy):
+    everything = {dtype: fact(N) for dtype in DType}
+    assert objections(DeviceFacts(Observation(DeviceKind.CUDA), "f", "t", everything), policy) == ()
