@@ -25,15 +25,19 @@ PACKAGE = Path(autoprec.__file__).parent
 
 # cli -> api -> reporting | tuning -> backends | hardware -> core -> errors. A layer may import
 # itself and what is listed; "" is the package's own __init__, which nothing inside may import.
+# documents (YAML files) and profiles (profile files) do for the layers above what core may not do.
+FILES = {"documents", "profiles"}
 LAYERS = {
     "errors": set(),
     "core": {"errors"},
-    "hardware": {"core", "errors"},
+    "documents": {"core", "errors"},
+    "profiles": {"documents", "core", "errors"},
+    "hardware": {"documents", "core", "errors"},
     "backends": {"core", "errors"},
-    "tuning": {"backends", "hardware", "core", "errors"},
+    "tuning": {"backends", "hardware", "core", "errors", *FILES},
     "reporting": {"tuning", "core", "errors"},
-    "api": {"reporting", "tuning", "backends", "hardware", "core", "errors"},
-    "cli": {"api", "reporting", "core", "errors"},
+    "api": {"reporting", "tuning", "backends", "hardware", "core", "errors", *FILES},
+    "cli": {"api", "reporting", "core", "errors", *FILES},
     "__main__": {"cli"},
     "": {"api", "core", "errors"},
 }
