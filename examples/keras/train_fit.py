@@ -41,7 +41,7 @@ def main() -> None:
 
     runs = {"float32": plain, "tuned": tuned}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    data = {name: iter(build_data(precision.batch_size)) for name in runs}
+    data = {name: build_data(precision.batch_size) for name in runs}
     for _ in range(arguments.epochs):
         for name, model in runs.items():
             start = time.perf_counter()
