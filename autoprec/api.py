@@ -1,15 +1,37 @@
 """The public functions, and the only wiring: here hardware, backends and tuning meet.
 
-Nothing inside autoprec imports this module except the command line.
+Nothing inside autoprec imports this module except the command line. The data flow reads from top to
+bottom: probe -> tune -> profile -> apply.
 """
 
 from __future__ import annotations
 
-from autoprec.core.device import DeviceFacts, merge
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoprec.core.device import DeviceFacts, DeviceKind, merge
 from autoprec.core.probe import DeviceReport, ProbeResult
+from autoprec.core.profile import Fit, Profile, fit, select
+from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.rules import propose
+from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.observe import observe, select
+from autoprec.hardware.observe import observe
+from autoprec.hardware.observe import select as select_devices
+from autoprec.profiles import default_path, load_folder, load_profile, save_profile
+
+if TYPE_CHECKING:
+    from autoprec.tuning.events import Listener
+    from autoprec.tuning.options import Options
+
+__all__ = ["apply_profile", "check_profile", "load_profile", "probe", "tune"]
+
+
+# Probe -------------------------------------------------------------------------------------------
 
 
 def probe(*, measure: bool = False, device: str | None = None) -> ProbeResult:
@@ -19,16 +41,14 @@ def probe(*, measure: bool = False, device: str | None = None) -> ProbeResult:
     `device` keeps one kind ("cuda") or one device ("cuda:1"). Raises `UsageError` if none is left.
     """
     seen = observe()
-    observations = select(seen.devices, device)
+    observations = select_devices(seen.devices, device)
     catalogue = load_catalogue()
     facts = [merge(each, catalogue.family_of(each)) for each in observations]
     if measure:
-        from autoprec.backends.products import measure_products
-
         names = [framework.name for framework in seen.frameworks]
-        facts = [measure_products(each, names) for each in facts]
+        facts = [_measured(each, names) for each in facts]
     return ProbeResult(
-        devices=tuple(_report(each) for each in facts),
+        devices=tuple(DeviceReport(each, propose(each)) for each in facts),
         frameworks=seen.frameworks,
         notes=seen.notes,
         system=seen.system,
@@ -36,10 +56,208 @@ def probe(*, measure: bool = False, device: str | None = None) -> ProbeResult:
     )
 
 
-def device_facts(device: str | None = None, *, measure: bool = False) -> DeviceFacts:
-    """The facts of `device`, or of the first device here (accelerators before the CPU)."""
-    return probe(measure=measure, device=device).devices[0].facts
+def _measured(facts: DeviceFacts, frameworks: Sequence[str]) -> DeviceFacts:
+    from autoprec.backends.products import measure_products
+
+    return measure_products(facts, frameworks)
 
 
-def _report(facts: DeviceFacts) -> DeviceReport:
-    return DeviceReport(facts, propose(facts))
+# Tune --------------------------------------------------------------------------------------------
+
+
+def tune(
+    task: str | Path,
+    *,
+    device: str | None = None,
+    options: Options | None = None,
+    listener: Listener | None = None,
+    **settings: Any,
+) -> Profile:
+    """Measure, prove and choose the recipe for a task file; write its profile and return it.
+
+    `settings` are the fields of `autoprec.tuning.options.Options` (`policies`, `batch_sizes`,
+    `trials`, `time_limit`, `output`, ...). The profile is written to `output`, by default beside
+    the task file. Raises `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing
+    that was asked for passes, `UsageError` for wrong arguments.
+    """
+    from autoprec.tuning import tuner
+    from autoprec.tuning.events import silent
+    from autoprec.tuning.options import Options as TuneOptions
+    from autoprec.tuning.taskfile import check_task_path
+    from autoprec.tuning.work import Place, Work
+
+    if options is not None and settings:
+        raise UsageError("give options or single settings, not both")
+    try:
+        chosen = options or TuneOptions(**settings)
+    except TypeError as error:
+        raise UsageError(f"tune: {error}") from error
+    path = check_task_path(task)
+    output = check_output(chosen.output or default_path(path))
+    seen = probe(device=device)
+    facts = seen.devices[0].facts
+    names = [framework.name for framework in seen.frameworks]
+    place = Place(
+        facts=facts,
+        software={f.name: f.version for f in seen.frameworks} | {"python": seen.python},
+        measure=lambda known: _measured(known, names),
+        environment=_visible(facts),
+    )
+    profile = tuner.tune(Work(path, place, chosen, listener or silent))
+    save_profile(profile, output)
+    return profile
+
+
+def check_output(path: Path) -> Path:
+    """Where a profile will be written; `UsageError` now rather than after an hour of tuning."""
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"--output {path} is a folder; give the profile's file name")
+    existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
+    import os
+
+    if not os.access(existing, os.W_OK):
+        raise UsageError(f"{existing} is not writable; choose another place with --output")
+    return path
+
+
+def _visible(facts: DeviceFacts) -> Mapping[str, str]:
+    """The environment that shows a worker this device alone."""
+    seen = facts.observation
+    if facts.kind is DeviceKind.CUDA and seen.uuid:
+        return {"CUDA_VISIBLE_DEVICES": seen.uuid}
+    if facts.kind is DeviceKind.ROCM:
+        return {"HIP_VISIBLE_DEVICES": str(seen.index)}
+    if facts.kind is DeviceKind.XPU:
+        return {"ONEAPI_DEVICE_SELECTOR": f"level_zero:{seen.index}"}
+    if facts.kind is DeviceKind.CPU:
+        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    return {}
+
+
+# Check -------------------------------------------------------------------------------------------
+
+
+def check_profile(profile: str | Path | Profile, *, device: str | None = None) -> Fit:
+    """Say whether a profile fits this device and the software installed here."""
+    made = profile if isinstance(profile, Profile) else load_profile(profile)
+    seen = probe(device=device)
+    software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
+    wanted = made.device.fingerprint.kind
+    reports = [r for r in seen.devices if r.facts.kind == wanted] or list(seen.devices)
+    fits = [fit(made, report.facts.fingerprint, software) for report in reports]
+    return min(fits, key=lambda each: (len(each.problems), len(each.warnings)))
+
+
+# Apply -------------------------------------------------------------------------------------------
+
+
+def apply_profile(
+    profile: str | Path | Profile | Recipe,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    device: str | None = None,
+    strict: bool = False,
+) -> Any:
+    """Apply a profile to a model and its optimizers; return the framework's Precision object.
+
+    `profile` is a profile file, a folder of them (the one that fits this device is taken), a
+    Profile, or a Recipe. `optimizer` may be one optimizer or several. Without a model the global
+    Keras policy is set, for models built afterwards. Where no profile fits the device, the
+    hardware's rules choose the policy and an `AutoprecWarning` says so; `strict=True` raises
+    `ProfileMismatch` instead. Parameters, their names and their checkpoints stay as they are.
+    """
+    from autoprec.backends import registry
+
+    name = registry.owner(model) if model is not None else _framework_without_model(profile)
+    backend = registry.load(name)
+    address = device or backend.device_of(model)
+    recipe = (
+        profile
+        if isinstance(profile, Recipe)
+        else _recipe_for(profile, address, name, dict(backend.versions()), strict=strict)
+    )
+    optimizers = _as_sequence(optimizer)
+    return backend.surgeon().apply(recipe, model=model, optimizers=optimizers, device=address)
+
+
+def _framework_without_model(profile: str | Path | Profile | Recipe) -> str:
+    """Without a model only Keras can be meant: its policy is read when layers are built."""
+    framework = profile.task.framework if isinstance(profile, Profile) else None
+    if framework == "simulated":
+        return framework
+    if framework == "torch" and "keras" not in sys.modules:
+        raise UsageError(
+            "apply_profile needs model=... for PyTorch; give the nn.Module to apply it to"
+        )
+    if "torch" in sys.modules and "keras" not in sys.modules:
+        raise UsageError(
+            "apply_profile needs model=... for PyTorch; only Keras has a policy to set before a "
+            "model is built"
+        )
+    return "keras"
+
+
+def _as_sequence(optimizer: Any) -> tuple[Any, ...]:
+    if optimizer is None:
+        return ()
+    return tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+
+
+def _recipe_for(
+    profile: str | Path | Profile,
+    address: str,
+    framework: str,
+    software: Mapping[str, str],
+    *,
+    strict: bool,
+) -> Recipe:
+    """The recipe of the profile that fits the device, or what the rules say where none does."""
+    if isinstance(profile, Profile):
+        profiles = {"the profile": profile}
+    elif Path(profile).is_dir():
+        profiles = load_folder(Path(profile))
+    else:
+        profiles = {str(profile): load_profile(profile)}
+    facts = probe(device=_probed(address)).devices[0].facts
+    fits = {
+        name: fit(each, facts.fingerprint, software, framework) for name, each in profiles.items()
+    }
+    chosen = select(fits)
+    if chosen.name is not None:
+        for warning in fits[chosen.name].warnings:
+            warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
+        return profiles[chosen.name].recipe
+    why = "; ".join(f"{name}: {reason}" for name, reason in chosen.reasons.items())
+    if strict:
+        raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")
+    fallback = _by_rules(facts, next(iter(profiles.values())).recipe)
+    warnings.warn(
+        f"no profile fits this device ({why}): {fallback.policy} by the hardware's rules, not "
+        "measured. Run `autoprec tune` here",
+        AutoprecWarning,
+        stacklevel=3,
+    )
+    return fallback
+
+
+def _probed(address: str) -> str:
+    """A framework's device name as the probe knows it: "cuda:0" may be a ROCm device."""
+    kind, _, index = address.partition(":")
+    kinds = {report.facts.kind for report in probe().devices}
+    if kind == "cuda" and DeviceKind.CUDA not in kinds and DeviceKind.ROCM in kinds:
+        kind = "rocm"
+    return f"{kind}:{index}" if index and kind not in ("cpu", "mps") else kind
+
+
+def _by_rules(facts: DeviceFacts, tuned: Recipe) -> Recipe:
+    """The rules' first policy, at the batch the profile was tuned to."""
+    policy = propose(facts).recommended
+    return replace(
+        Recipe(),
+        policy=policy,
+        batch_size=tuned.batch_size,
+        accumulation_steps=tuned.accumulation_steps,
+        loss_scale=LossScale() if policy.needs_loss_scale else None,
+    )

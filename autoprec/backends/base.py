@@ -111,6 +111,9 @@ class Backend(Protocol):
     def devices(self) -> Iterable[str]:
         """The devices the framework can train on here, best first, such as "cuda" or "cpu"."""
 
+    def device_of(self, model: object) -> str:
+        """The device `model` is on, such as "cuda:0"; None asks for where it would be built."""
+
     def describe(
         self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
     ) -> TaskFacts:

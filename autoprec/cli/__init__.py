@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from autoprec.cli import probe
-from autoprec.errors import AutoprecError, Interrupted
+from autoprec.cli import check, probe, tune
+from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 
-COMMANDS = (probe,)
+COMMANDS = (probe, tune, check)
 
 _EXIT_CODES = """\
 exit codes:
@@ -49,10 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     command = {module.__name__.rpartition(".")[2]: module for module in COMMANDS}[arguments.command]
     try:
-        return command.run(arguments)
+        return int(command.run(arguments))
     except AutoprecError as error:
         if arguments.traceback:
             raise
+        if isinstance(error, UserCodeError) and error.frames:
+            print(error.frames.rstrip(), file=sys.stderr)
         print(f"autoprec: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -32,12 +32,13 @@ class Status(StrEnum):
     WOULD_NOT_FIT = "would_not_fit"
     SHORT_DATA = "short_data"
     TIMEOUT = "timeout"
+    KILLED = "killed"
     CRASHED = "crashed"
     UNSUPPORTED = "unsupported"
 
 
 #: Ends that say that every larger batch of the same arm ends so too.
-_GROWS_WORSE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT)
+_GROWS_WORSE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KILLED)
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Next:
-    """The point to measure next, and why."""
+    """The point to measure next (None: wherever a sampler says), and why."""
 
-    point: Point
+    point: Point | None
     reason: str
 
 

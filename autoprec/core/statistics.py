@@ -114,9 +114,9 @@ def enough(times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool
     """Whether a timing may stop: sharp enough, out of time, or clearly too slow."""
     if not times:
         return False
-    if budget.hopeless_seconds is not None and len(times) >= 2:
-        if min(times) > 2 * budget.hopeless_seconds:
-            return True
+    hopeless = budget.hopeless_seconds
+    if hopeless is not None and len(times) >= 2 and min(times) > 2 * hopeless:
+        return True
     if len(times) < budget.min_steps:
         return elapsed >= 4 * budget.seconds and len(times) >= 2
     if len(times) >= budget.max_steps or elapsed >= budget.seconds:

@@ -99,11 +99,11 @@ class Note:
 
 @dataclass(frozen=True)
 class Finished:
-    """The profile is made; `path` is where it was written, None if nowhere."""
+    """The profile is made; `storage` is where its study is; `from_study`: it was made before."""
 
     profile: Profile
     outcomes: tuple[Outcome, ...]
-    path: str | None
+    storage: str
     from_study: bool = False
 
 

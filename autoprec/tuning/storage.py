@@ -96,25 +96,24 @@ def _kernel_lock(path: Path) -> Any:
     """A journal lock that the kernel releases when its holder dies; Optuna's own elsewhere."""
     if os.name != "posix":
         return None
-    import fcntl
+    return _KernelLock(path)
 
-    from optuna.storages.journal import BaseJournalFileLock
 
-    class KernelLock(BaseJournalFileLock):  # type: ignore[misc]
-        """An flock on a file beside the journal."""
+class _KernelLock:
+    """An flock on a file beside the journal, in the shape Optuna asks of a lock."""
 
-        def __init__(self) -> None:
-            self._handle = -1
+    def __init__(self, path: Path) -> None:
+        self._path, self._handle = f"{path}.lock", -1
 
-        def acquire(self) -> bool:
-            self._handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            fcntl.flock(self._handle, fcntl.LOCK_EX)
-            return True
+    def acquire(self) -> bool:
+        import fcntl
 
-        def release(self) -> None:
-            os.close(self._handle)
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        return True
 
-    return KernelLock()
+    def release(self) -> None:
+        os.close(self._handle)
 
 
 class DeviceLock:

@@ -35,37 +35,31 @@ def study_name(stem: str, *parts: object) -> str:
 class Study:
     """Trials and notes of one tuning, kept outside this process as they are made."""
 
-    def __init__(
-        self,
-        storage: str | Path,
-        name: str,
-        space: Space,
-        *,
-        sampler: str = "cost",
-        seed: int = 0,
-        fresh: bool = False,
-    ) -> None:
+    def __init__(self, storage: str | Path, name: str, *, fresh: bool = False) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.name = name
         self.place = str(storage)
-        self._levels = space.levels()
         self._storage = open_storage(storage)
         if fresh:
             _delete(self._storage, name)
         self._study = optuna.create_study(
-            storage=self._storage,
-            study_name=name,
-            sampler=_sampler(sampler, self._levels, seed),
-            direction="maximize",
-            load_if_exists=True,
+            storage=self._storage, study_name=name, direction="maximize", load_if_exists=True
         )
-        self._distributions = {
-            name: optuna.distributions.CategoricalDistribution(levels)
-            for name, levels in self._levels.items()
-        }
+        self._distributions: dict[str, Any] = {}
         self._drop_unfinished()
+
+    def use(self, space: Space, *, sampler: str = "cost", seed: int = 0) -> None:
+        """Set the space that trials are asked from, and the sampler that asks."""
+        import optuna
+
+        levels = space.levels()
+        self._study.sampler = _sampler(sampler, levels, seed)
+        self._distributions = {
+            name: optuna.distributions.CategoricalDistribution(values)
+            for name, values in levels.items()
+        }
 
     def _drop_unfinished(self) -> None:
         """A trial that runs now runs in no process: its tuner was killed."""

@@ -47,6 +47,10 @@ class SimulatedBackend:
         """The CPU, which is all it needs."""
         return ["cpu"]
 
+    def device_of(self, model: object) -> str:
+        """Everything simulated is on the CPU."""
+        return "cpu"
+
     def describe(
         self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
     ) -> TaskFacts:
@@ -65,7 +69,7 @@ class SimulatedBackend:
             convolutions=model.convolutions,
             splittable=model.splittable,
             split_reason="" if model.splittable else "simulated BatchNorm",
-            flops_per_sample=1e6,
+            flops_per_sample=None,
             step_seconds=model.step_seconds("float32", samples, "contiguous", False),
             has_evaluate=task.evaluate is not None,
             dimensions=tuple(

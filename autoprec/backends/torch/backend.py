@@ -41,6 +41,11 @@ class TorchBackend:
             found.append("mps")
         return [*found, "cpu"]
 
+    def device_of(self, model: object) -> str:
+        """The device of the model's first parameter; the CPU for one without parameters."""
+        first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
+        return "cpu" if first is None else str(first.device)
+
     def describe(
         self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
     ) -> TaskFacts:

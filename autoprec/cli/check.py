@@ -1,0 +1,55 @@
+"""`autoprec check`: does a profile fit this device and software, and if not, why not?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from autoprec.errors import ProfileMismatch
+
+_EXAMPLES = """\
+examples:
+  autoprec check model.profile.yaml
+  autoprec check model.profile.yaml --device cuda:1 --json
+
+exit codes: 0 it fits (warnings may be printed), 2 not a profile, 4 it does not fit
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the `check` subcommand."""
+    parser = subparsers.add_parser(
+        "check",
+        help="say whether a profile fits this device and software, and why not",
+        description="Compare a profile with this device and the software installed here.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("profile", metavar="PROFILE", help="the profile file")
+    parser.add_argument("--device", metavar="KIND[:INDEX]", help="compare with this device")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check, print, and return the exit code."""
+    from autoprec.api import check_profile, load_profile
+    from autoprec.core.codec import to_plain
+
+    profile = load_profile(arguments.profile)
+    fit = check_profile(profile, device=arguments.device)
+    if arguments.json:
+        json.dump({"matches": fit.matches, **to_plain(fit)}, sys.stdout, indent=2)
+        print()
+    if not fit.matches:
+        raise ProfileMismatch(
+            f"{arguments.profile} does not fit: {'; '.join(fit.problems)}. Run `autoprec tune` on "
+            "this device"
+        )
+    for warning in fit.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if not arguments.json:
+        recipe = profile.recipe
+        print(f"{arguments.profile} fits: {recipe.policy} at batch {recipe.batch_size}")
+    return 0

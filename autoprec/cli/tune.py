@@ -1,0 +1,221 @@
+"""`autoprec tune`: measure, prove, choose; write a profile."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from autoprec.errors import Interrupted, UsageError
+
+_DESCRIPTION = """\
+Really train a few steps of the task's model with each plausible precision, prove that the fast one
+trains like float32, tune the batch size and the other knobs, and write the winner with its evidence
+into a profile.
+
+A task file defines build_model() and build_data(batch_size), and for PyTorch loss_fn(outputs,
+targets) or training_step(model, batch). BATCH_SIZE in it is kept as the effective batch; without it
+the batch is chosen too.
+"""
+
+_EXAMPLES = """\
+examples:
+  autoprec tune model.py                          writes model.profile.yaml
+  autoprec tune model.py --batch-sizes 16-512     powers of two in this range only
+  autoprec tune model.py --time-limit 120 --json  at most two minutes of search; the profile as JSON
+  autoprec tune model.py --policies mixed_float16 this policy whatever the rules say
+  autoprec tune model.py --storage sqlite:///s.db the study in a database
+
+A tuning that was stopped goes on where it stopped when the same command is run again.
+
+exit codes: 0 ok, 1 the task or a trial failed, 2 usage, 3 no feasible recipe, 130 interrupted
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the `tune` subcommand."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="measure, prove and choose the fastest recipe for a task file",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", metavar="TASK.py", help="the task file")
+    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help="where the profile goes")
+    parser.add_argument(
+        "--device", metavar="KIND[:INDEX]", help="cpu, cuda, rocm, xpu, mps or tpu (default: best)"
+    )
+    _add_search(parser)
+    _add_proof(parser)
+    _add_study(parser)
+    parser.add_argument("--json", action="store_true", help="print the profile as JSON on stdout")
+    parser.add_argument("--quiet", "-q", action="store_true", help="say nothing but errors")
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--policies",
+        metavar="P,P",
+        help="exactly these policies, whatever the rules refuse: float32, tf32, mixed_bfloat16, "
+        "mixed_float16",
+    )
+    group.add_argument(
+        "--batch-sizes", metavar="B,B|LOW-HIGH", help="micro-batches to try (default: 8-1024)"
+    )
+    group.add_argument("--trials", type=int, metavar="N", help="at most this many trials")
+    group.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="end the search after so many seconds"
+    )
+    group.add_argument("--compile", action="store_true", help="try compilation too")
+    group.add_argument(
+        "--knob",
+        action="append",
+        default=[],
+        metavar="NAME=V,V",
+        help="levels of a further knob, its default first, such as threads=2,1",
+    )
+    group.add_argument(
+        "--sampler",
+        default="cost",
+        metavar="NAME",
+        help="cost (a cost model's expected gain, the default), tpe, grid or random",
+    )
+    group.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds of the finish")
+
+
+def _add_proof(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("proof")
+    group.add_argument(
+        "--proof-seconds", type=float, default=60.0, metavar="S", help="time for each proof"
+    )
+    group.add_argument(
+        "--tolerance",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="widen (above 1) or narrow (below 1) what counts as equal",
+    )
+    group.add_argument(
+        "--accept-drift",
+        action="store_true",
+        help="accept a recipe that trains, but not like float32",
+    )
+    group.add_argument(
+        "--float32-modules",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="keep this module in float32: a path, or a pattern with exactly one match",
+    )
+
+
+def _add_study(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("study")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of everything drawn")
+    group.add_argument(
+        "--storage", metavar="PLACE", help="a journal file's path or an Optuna storage URL"
+    )
+    group.add_argument("--fresh", action="store_true", help="forget earlier trials of this study")
+    group.add_argument(
+        "--wait", action="store_true", help="wait while another tuning uses the device"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tune, print, and return the exit code."""
+    from autoprec.api import check_output, tune
+    from autoprec.core.codec import to_plain
+    from autoprec.profiles import default_path
+    from autoprec.reporting.tune import Quiet, Terminal
+    from autoprec.tuning.taskfile import check_task_path
+
+    options = _options(arguments)
+    task = check_task_path(arguments.task)
+    output = check_output(options.output or default_path(task))
+    listener = Quiet() if arguments.quiet else Terminal(output, closing=not arguments.json)
+    with _stoppable(), listener:
+        try:
+            profile = tune(task, device=arguments.device, options=options, listener=listener)
+        except KeyboardInterrupt:
+            raise Interrupted(_how_to_go_on(task, options.storage)) from None
+        except OSError as error:
+            raise UsageError(
+                f"{output} could not be written: {error.strerror or error}. The study is kept: "
+                "free some space or choose another --output, and run the same command again"
+            ) from error
+    if arguments.json:
+        json.dump(to_plain(profile), sys.stdout, indent=2)
+        print()
+    return 0
+
+
+def _how_to_go_on(task: Path, storage: str | None) -> str:
+    from autoprec.tuning.storage import default_journal
+
+    place = storage or default_journal(task)
+    return f"interrupted; finished trials are kept in {place}. Run the same command to go on"
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end a tuning as Ctrl-C does: workers ended, trials kept."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    kept = {name: signal.signal(getattr(signal, name), stop) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in kept.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+def _options(arguments: argparse.Namespace) -> Any:
+    from autoprec.core.dtypes import Policy
+    from autoprec.core.space import parse_batch_sizes
+    from autoprec.tuning.options import Options
+
+    names = (arguments.policies or "").split(",")
+    batches = arguments.batch_sizes
+    return Options(
+        output=arguments.output,
+        policies=tuple(dict.fromkeys(Policy.parse(name) for name in names if name.strip())),
+        batch_sizes=None if batches is None else parse_batch_sizes(batches),
+        trials=arguments.trials,
+        time_limit=arguments.time_limit,
+        proof_seconds=arguments.proof_seconds,
+        tolerance=arguments.tolerance,
+        accept_drift=arguments.accept_drift,
+        float32_modules=tuple(arguments.float32_modules),
+        compile=arguments.compile,
+        knobs=dict(_knob(text) for text in arguments.knob),
+        sampler=arguments.sampler,
+        seed=arguments.seed,
+        storage=arguments.storage,
+        fresh=arguments.fresh,
+        wait=arguments.wait,
+        rounds=arguments.rounds,
+    )
+
+
+def _knob(text: str) -> tuple[str, tuple[bool | int | str, ...]]:
+    name, separator, values = text.partition("=")
+    if not separator or not values:
+        raise UsageError(f"--knob {text!r} given, expected NAME=VALUE,VALUE such as threads=2,1")
+    return name.strip(), tuple(_level(value.strip()) for value in values.split(","))
+
+
+def _level(text: str) -> bool | int | str:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isascii() and text.isdigit() else text

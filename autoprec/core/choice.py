@@ -1,0 +1,86 @@
+"""The last decision: which finalist is the recipe, from rounds measured in alternation.
+
+Every finalist's rate is taken relative to the baseline's of the same round, because machines drift.
+Among finalists that are as fast within the tolerance the smallest batch and the simplest recipe
+win; nothing that may be slower than the baseline is ever chosen over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Recipe
+from autoprec.core.statistics import Ratio, paired_ratio
+
+SAME_SPEED = 0.02
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A recipe with its throughput in every round, in samples per second."""
+
+    recipe: Recipe
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The recipe that won, its ratio to the baseline, and why."""
+
+    recipe: Recipe
+    ratio: Ratio
+    reason: str
+
+
+def complexity(recipe: Recipe) -> int:
+    """How many settings differ from plain float32 training."""
+    return (
+        (recipe.policy is not Policy.FLOAT32)
+        + (recipe.memory_format != "contiguous")
+        + recipe.compile
+        + len(recipe.knobs)
+        + bool(recipe.float32_modules)
+        + bool(recipe.alignment.modules)
+        + (recipe.accumulation_steps > 1)
+    )
+
+
+def choose(
+    baseline: Finalist,
+    others: Sequence[Finalist],
+    *,
+    same_speed: float = SAME_SPEED,
+    baseline_allowed: bool = True,
+) -> Choice:
+    """Choose among finalists; the baseline wins unless another is faster beyond the noise.
+
+    With `baseline_allowed` false (float32 was not asked for) the fastest of the others is chosen
+    whatever its ratio.
+    """
+    ratios = [(other, paired_ratio(other.rates, baseline.rates)) for other in others]
+    faster = [item for item in ratios if not baseline_allowed or _faster(item[1], same_speed)]
+    if not faster:
+        return Choice(baseline.recipe, Ratio(1.0, 1.0, 1.0, len(baseline.rates)), _why_not(ratios))
+    best = max(ratio.ratio for _, ratio in faster)
+    close = [item for item in faster if item[1].ratio >= best * (1 - same_speed)]
+    finalist, ratio = min(
+        close, key=lambda item: (item[0].recipe.batch_size, complexity(item[0].recipe))
+    )
+    return Choice(finalist.recipe, ratio, "the fastest of those that train like float32")
+
+
+def _faster(ratio: Ratio, same_speed: float) -> bool:
+    return ratio.low > 1.0 and ratio.ratio > 1.0 + same_speed
+
+
+def _why_not(ratios: Sequence[tuple[Finalist, Ratio]]) -> str:
+    if not ratios:
+        return "nothing else was left to compare with"
+    finalist, ratio = max(ratios, key=lambda item: item[1].ratio)
+    return (
+        f"nothing beats float32 beyond the noise: the best of the rest, {finalist.recipe.policy} "
+        f"at batch {finalist.recipe.batch_size}, reaches {ratio.ratio:.2f}x "
+        f"({ratio.low:.2f}-{ratio.high:.2f})"
+    )

@@ -1,0 +1,53 @@
+"""Small texts that reports share: recipes, rates, sizes in words; untrusted text made safe."""
+
+from __future__ import annotations
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Recipe
+from autoprec.core.statistics import Ratio
+
+
+def printable(text: str) -> str:
+    """Text from a file or a library without control characters, so it cannot drive a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe in a few words: "mixed_bfloat16, batch 64 x 4, channels_last"."""
+    batch = f"batch {recipe.batch_size}"
+    if recipe.accumulation_steps > 1:
+        batch += f" x {recipe.accumulation_steps}"
+    parts = [recipe.policy.value, batch]
+    if recipe.memory_format != "contiguous":
+        parts.append(recipe.memory_format)
+    if recipe.compile:
+        parts.append("compiled")
+    parts += [f"{name}={value}" for name, value in recipe.knobs.items()]
+    if recipe.float32_modules:
+        parts.append(f"{len(recipe.float32_modules)} float32 modules")
+    return ", ".join(parts)
+
+
+def rate_text(rate: float) -> str:
+    """A throughput with three significant digits: "1450 samples/s"."""
+    return f"{rate:.0f} samples/s" if rate >= 100 else f"{rate:.3g} samples/s"
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """A ratio with its interval: "1.84x (1.79-1.88, 7 rounds)"."""
+    return f"{ratio.ratio:.2f}x ({ratio.low:.2f}-{ratio.high:.2f}, {ratio.rounds} rounds)"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration: "3.1 ms", "1.24 s"."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def bytes_text(count: int) -> str:
+    """A size: "412 MiB", "3.2 GiB"."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def dtype_text(policy: Policy) -> str:
+    """The compute dtype a policy's matrix products run in."""
+    return policy.compute_dtype.value

@@ -1,0 +1,215 @@
+"""`autoprec tune` on the terminal: what is going on now, and what came of it.
+
+All of it goes to stderr: stdout is for data. On a terminal the last line is live; piped, every
+event that matters is a line of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status as LiveStatus
+from rich.table import Table
+from rich.text import Text
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Profile
+from autoprec.core.search import Outcome, Status
+from autoprec.core.space import BATCH
+from autoprec.reporting.text import (
+    bytes_text,
+    dtype_text,
+    printable,
+    rate_text,
+    ratio_text,
+    recipe_text,
+    seconds_text,
+)
+from autoprec.tuning.events import (
+    Described,
+    Event,
+    Finished,
+    Judged,
+    Note,
+    Progress,
+    Round,
+    Stage,
+    Started,
+    TrialFinished,
+    TrialStarted,
+)
+
+
+class Quiet:
+    """Listens and says nothing."""
+
+    def __call__(self, event: Event) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+class Terminal:
+    """Shows a tuning on stderr; `closing` adds the closing table and sentence."""
+
+    def __init__(self, output: Path, *, closing: bool = True, console: Any = None) -> None:
+        self._output, self._closing = output, closing
+        self._console: Console = console or Console(stderr=True, highlight=False)
+        self._live: LiveStatus | None = None
+        self._doing = ""
+
+    def __enter__(self) -> Terminal:
+        if self._console.is_terminal:
+            self._live = self._console.status("starting")
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _say(self, text: str, style: str = "") -> None:
+        self._console.print(Text(printable(text), style=style), soft_wrap=True)
+
+    def _now(self, text: str) -> None:
+        self._doing = text
+        if self._live is not None:
+            self._live.update(Text(printable(text)))
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case Started():
+                self._started(event)
+            case Stage():
+                self._now(f"{event.name}: {event.detail}" if event.detail else event.name)
+                if event.name in ("islands",):
+                    self._say(f"{event.name}: {event.detail}")
+            case Described():
+                self._described(event)
+            case TrialStarted():
+                self._now(f"trial {event.number + 1}: {recipe_text(event.recipe)}")
+            case Progress():
+                if self._live is not None:
+                    where = f"{event.phase} {event.step}" if event.step else event.phase
+                    self._live.update(Text(printable(f"{self._doing}  [{where}]")))
+            case TrialFinished():
+                self._say(_trial_line(event))
+            case Judged():
+                style = "green" if event.verdict == "equal" else "yellow"
+                self._say(f"  {event.recipe.policy}: {event.verdict}: {event.reason}", style)
+            case Round():
+                first = event.rates[0]
+                others = ", ".join(f"{rate / first:.2f}x" for rate in event.rates[1:])
+                self._now(f"finish: round {event.number} of {event.of}: {others}")
+            case Note():
+                self._say(
+                    f"{'warning: ' if event.warning else ''}{event.text}",
+                    "yellow" if event.warning else "",
+                )
+            case Finished():
+                self._finished(event)
+
+    def _started(self, event: Started) -> None:
+        facts = event.facts
+        self._say(f"{event.task} on {facts.name} ({facts.address}, {facts.family})", "bold")
+        for candidate in event.proposal.candidates:
+            self._say(f"  {candidate.policy}: {'; '.join(candidate.reasons)}")
+        for refusal in event.proposal.refusals:
+            self._say(f"  {refusal.candidate} refused: {refusal.reason}", "dim")
+
+    def _described(self, event: Described) -> None:
+        facts = event.facts
+        resumed = f"; {event.resumed} finished trials are known" if event.resumed else ""
+        batch = "" if facts.batch_size is None else f", BATCH_SIZE = {facts.batch_size}"
+        self._say(
+            f"  {facts.framework} model of {facts.parameters:,} parameters{batch}; "
+            f"{event.points} recipes in the space{resumed}"
+        )
+
+    def _finished(self, event: Finished) -> None:
+        self._stop()
+        if not self._closing:
+            return
+        if event.from_study:
+            self._say(f"already tuned; the study in {event.storage} holds it (--fresh tunes again)")
+        self._console.print(_table(event.outcomes))
+        refusals = [r for r in event.profile.evidence.refusals if r.reason != "not requested"]
+        for refusal in refusals:
+            self._say(f"refused: {refusal.candidate}: {refusal.reason}", "dim")
+        for warning in event.profile.evidence.warnings:
+            self._say(f"warning: {warning}", "yellow")
+        self._say(closing_sentence(event.profile), "bold")
+        self._say(f"the profile is in {self._output}")
+
+
+def _trial_line(event: TrialFinished) -> str:
+    outcome, measured = event.outcome, event.outcome.measurement
+    head = f"  trial {event.number + 1:2d}  {recipe_text(event.recipe)}"
+    if outcome.status is not Status.OK or measured is None:
+        return f"{head}: {outcome.status}: {outcome.reason}"
+    ratio = outcome.rate / event.baseline if event.baseline else 1.0
+    return (
+        f"{head}: {rate_text(outcome.rate)}, {ratio:.2f}x, step "
+        f"{seconds_text(measured.step_seconds)}, {bytes_text(measured.peak_memory_bytes)}"
+    )
+
+
+def _table(outcomes: tuple[Outcome, ...]) -> Table:
+    """What was tried, fastest first."""
+    table = Table(title="what was tried", title_justify="left", box=None, pad_edge=False)
+    for name in ("policy", "batch", "layout", "samples/s", "vs baseline", "step", "memory", ""):
+        table.add_column(name, justify="right" if name not in ("policy", "layout", "") else "left")
+    base = outcomes[0].rate if outcomes else 0.0
+    for outcome in sorted(outcomes, key=lambda o: -o.rate):
+        table.add_row(*_row(outcome, base))
+    return table
+
+
+def _row(outcome: Outcome, base: float) -> list[Text]:
+    point, measured = outcome.point, outcome.measurement
+    layout = str(point["memory_format"]) + (", compiled" if point["compile"] else "")
+    if outcome.status is not Status.OK or measured is None:
+        numbers, note = ["", "", "", ""], f"{outcome.status}: {outcome.reason}"
+    else:
+        numbers = [
+            rate_text(outcome.rate).removesuffix(" samples/s"),
+            f"{outcome.rate / base:.2f}x" if base else "",
+            seconds_text(measured.step_seconds),
+            bytes_text(measured.peak_memory_bytes),
+        ]
+        note = "" if measured.finite else "the loss was not finite"
+    cells = [str(point["policy"]), str(point[BATCH]), layout, *numbers, note[:60]]
+    return [Text(printable(cell)) for cell in cells]
+
+
+def closing_sentence(profile: Profile) -> str:
+    """One sentence with the result and its numbers."""
+    recipe, evidence = profile.recipe, profile.evidence
+    if recipe.policy is Policy.FLOAT32 and evidence.speedup.rounds == 0:
+        return f"result: {evidence.reason}"
+    text = f"result: {recipe_text(recipe)}: {ratio_text(evidence.speedup)} the float32 baseline"
+    if evidence.speedup_same_batch is not None:
+        text += f"; {ratio_text(evidence.speedup_same_batch)} float32 at the same batch"
+    if evidence.parity.loss_deviation is not None:
+        text += f"; loss within {evidence.parity.loss_deviation:.2%}"
+    share = evidence.chosen.peak_share
+    if share is not None:
+        text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
+    return text

@@ -1,0 +1,233 @@
+"""Collects what the stages found, and writes the profile from it: every claim with its number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from autoprec.core.bound import Bound, find_bound
+from autoprec.core.choice import Choice
+from autoprec.core.device import DeviceFacts
+from autoprec.core.dtypes import Policy
+from autoprec.core.judge import Verdict
+from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.profile import (
+    Baseline,
+    Chosen,
+    DeviceRecord,
+    Evidence,
+    Profile,
+    TaskRecord,
+)
+from autoprec.core.recipe import Recipe
+from autoprec.core.rules import Refusal
+from autoprec.core.search import Outcome
+from autoprec.core.space import BATCH
+from autoprec.core.statistics import Ratio, median
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A recipe that may be chosen, with its verdict and its measured speed."""
+
+    recipe: Recipe
+    verdict: Verdict
+    rate: float
+    step_seconds: float
+    loss_scale: Mapping[str, Any] | None = None
+    islands: Mapping[str, Any] | None = None
+
+
+REFERENCE = Verdict(verdict="equal", reason="float32 is the reference itself")
+
+
+@dataclass
+class Findings:
+    """What the stages of one tuning learned, filled in as they go."""
+
+    facts: DeviceFacts
+    task: TaskFacts
+    history: tuple[Outcome, ...]
+    refusals: list[Refusal] = field(default_factory=list)
+    memory_bytes: int | None = None
+    proof_seconds: float = 0.0
+    choice: Choice | None = None
+    baseline: Recipe | None = None
+    proven: Proven | None = None
+    speedup: Ratio | None = None
+    speedup_same_batch: Ratio | None = None
+    finals: dict[str, list[Measurement]] = field(default_factory=dict)
+
+    def of(self, policy: str) -> list[Outcome]:
+        """The outcomes of one policy."""
+        return [o for o in self.history if o.point["policy"] == policy]
+
+    def peak_of(self, recipe: Recipe) -> int:
+        """The peak memory measured nearest to a recipe, in bytes."""
+        peaks = [
+            (
+                o.point["policy"] != recipe.policy.value,
+                abs(math.log2(int(o.point[BATCH]) / recipe.batch_size)),
+                o.measurement.peak_memory_bytes,
+            )
+            for o in self.history
+            if o.measurement is not None
+        ]
+        return min(peaks)[2] if peaks else 0
+
+    def measurement_of(self, recipe: Recipe) -> Measurement:
+        """A recipe's measurement: the finish's where there is one, else the search's."""
+        finals = self.finals.get(recipe.key())
+        if finals:
+            typical = median([m.step_seconds for m in finals])
+            nearest = min(finals, key=lambda m: abs(m.step_seconds - typical))
+            peak = max(m.peak_memory_bytes for m in finals)
+            return replace(nearest, peak_memory_bytes=peak)
+        for outcome in self.history:
+            if outcome.measurement is not None and _same(outcome, recipe):
+                return outcome.measurement
+        raise KeyError(recipe.key())
+
+
+def _same(outcome: Outcome, recipe: Recipe) -> bool:
+    point = outcome.point
+    return (
+        point["policy"] == recipe.policy.value
+        and point[BATCH] == recipe.batch_size
+        and point["memory_format"] == recipe.memory_format
+        and point["compile"] == recipe.compile
+        and all(point.get(name) == value for name, value in recipe.knobs.items())
+    )
+
+
+def build_profile(
+    findings: Findings, *, task_file: str, digest: str, forced: bool, seconds: float
+) -> Profile:
+    """The profile that the findings add up to."""
+    choice, plain = findings.choice, findings.baseline
+    if choice is None or plain is None:
+        raise RuntimeError("a profile needs a choice")
+    proven = findings.proven
+    recipe = replace(proven.recipe if proven is not None else choice.recipe, forced=forced)
+    base, chosen = findings.measurement_of(plain), findings.measurement_of(choice.recipe)
+    bound = _bound(findings, choice.recipe, chosen)
+    verdict = proven.verdict if proven is not None else REFERENCE
+    none = Ratio(1.0, 1.0, 1.0, 0)
+    evidence = Evidence(
+        baseline=Baseline(
+            policy=Policy.FLOAT32,
+            batch_size=plain.batch_size,
+            samples_per_second=_round(base.samples_per_second),
+            step_seconds=_round(base.step_seconds),
+            peak_memory_bytes=base.peak_memory_bytes,
+            accumulation_steps=plain.accumulation_steps,
+        ),
+        chosen=Chosen(
+            samples_per_second=_round(chosen.samples_per_second),
+            step_seconds=_round(chosen.step_seconds),
+            peak_memory_bytes=chosen.peak_memory_bytes,
+            peak_share=None if bound.peak_share is None else _round(bound.peak_share),
+            bound=bound.name,
+            data_seconds=_round(chosen.data_seconds),
+            warmup_seconds=_round(chosen.warmup_seconds),
+        ),
+        speedup=_rounded(findings.speedup if proven is not None else None) or none,
+        speedup_same_batch=_rounded(findings.speedup_same_batch if proven is not None else None),
+        parity=verdict,
+        trials=len(findings.history),
+        tuning_seconds=round(seconds, 1),
+        proof_seconds=round(findings.proof_seconds, 1),
+        reason=_reason(findings, choice, bound, recipe),
+        refusals=tuple(findings.refusals),
+        memory_budget_bytes=findings.memory_bytes,
+        loss_scale=None if proven is None else proven.loss_scale,
+        islands=None if proven is None else proven.islands,
+        warnings=_warnings(findings, recipe, plain, chosen),
+    )
+    facts = findings.facts
+    return Profile(
+        schema=1,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        autoprec=_version(),
+        task=TaskRecord(task_file, digest, findings.task.framework),
+        device=DeviceRecord(facts.kind, facts.name, facts.family, facts.fingerprint),
+        software=dict(findings.task.software),
+        recipe=recipe,
+        evidence=evidence,
+    )
+
+
+def _bound(findings: Findings, recipe: Recipe, measured: Measurement) -> Bound:
+    fact = findings.facts.fact(recipe.policy.compute_dtype)
+    curve = [
+        (o.measurement.samples_per_step, o.measurement.step_seconds)
+        for o in findings.history
+        if o.measurement is not None
+        and o.rate > 0
+        and o.point["policy"] == recipe.policy.value
+        and o.point["memory_format"] == recipe.memory_format
+        and o.point["compile"] == recipe.compile
+    ]
+    return find_bound(
+        step_seconds=measured.step_seconds,
+        samples=measured.samples_per_step,
+        flops_per_sample=findings.task.flops_per_sample,
+        peak_gflops=fact.measured_gflops,
+        data_seconds=measured.data_seconds,
+        curve=[] if recipe.accumulation_steps > 1 else curve,
+    )
+
+
+def _reason(findings: Findings, choice: Choice, bound: Bound, recipe: Recipe) -> str:
+    if findings.proven is None or recipe.policy is Policy.FLOAT32:
+        why = choice.reason if findings.proven is None else ""
+        refused = [r for r in findings.refusals if r.reason != "not requested"]
+        first = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:2])
+        parts = [part for part in (why, first, bound.sentence) if part]
+        return f"float32 at batch {recipe.batch_size}: " + "; ".join(parts)
+    gain = findings.speedup or choice.ratio
+    return (
+        f"{recipe.policy} at batch {recipe.batch_size} is {gain.ratio:.2f}x float32 as it was run "
+        f"({gain.low:.2f}-{gain.high:.2f}, {gain.rounds} rounds) and "
+        f"{findings.proven.verdict.reason}; {bound.sentence}"
+    )
+
+
+def _warnings(
+    findings: Findings, recipe: Recipe, plain: Recipe, measured: Measurement
+) -> tuple[str, ...]:
+    found = list(findings.task.warnings)
+    if findings.task.low_precision:
+        found.append(f"the task is not plain float32: {findings.task.low_precision}")
+    if recipe.effective_batch != plain.effective_batch:
+        found.append(
+            f"the batch changed from {plain.effective_batch} to {recipe.effective_batch}: adapt "
+            "the learning rate and its schedule, or set BATCH_SIZE to keep the batch"
+        )
+    if measured.data_seconds > measured.step_seconds:
+        found.append(
+            f"the loader needs {measured.data_seconds * 1e3:.1f} ms for a step of "
+            f"{measured.step_seconds * 1e3:.1f} ms: use more loader workers"
+        )
+    return tuple(found)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _rounded(ratio: Ratio | None) -> Ratio | None:
+    if ratio is None:
+        return None
+    return Ratio(round(ratio.ratio, 4), round(ratio.low, 4), round(ratio.high, 4), ratio.rounds)
+
+
+def _version() -> str:
+    try:
+        return version("autoprec")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,108 @@
+"""The finish: proven finalists against the baseline, then the winner anew against float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoprec.core.choice import Choice, Finalist, choose
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Recipe
+from autoprec.core.statistics import Ratio, paired_ratio
+from autoprec.errors import TaskError
+from autoprec.tuning.contest import Contest
+from autoprec.tuning.events import Stage
+from autoprec.tuning.evidence import Findings, Proven
+from autoprec.tuning.failures import WorkerFailure
+from autoprec.tuning.trials import raise_user_error
+from autoprec.tuning.work import Work
+
+_FINALISTS = 3
+_FEWEST_ROUNDS = 5
+
+
+def finish(
+    work: Work, plain: Recipe, seconds: float, proven: Sequence[Proven], findings: Findings
+) -> None:
+    """Choose the recipe; leave the choice and its ratios in `findings`.
+
+    `plain` is the baseline's recipe and `seconds` its step. The choice among several finalists and
+    the ratio that the profile reports come from different rounds, so that the winner's luck in the
+    first does not flatter it in the second.
+    """
+    findings.baseline = plain
+    others = sorted(proven, key=lambda p: -p.rate)
+    others = [p for p in others if p.recipe.key() != plain.key()][:_FINALISTS]
+    findings.choice = Choice(plain, Ratio(1.0, 1.0, 1.0, 0), "the baseline is the fastest recipe")
+    if not others:
+        return
+    if len(others) > 1:
+        work.listener(Stage("finish", "finalists in alternation"))
+        rounds = max(_FEWEST_ROUNDS, work.options.rounds // 2 + 1)
+        finals = _contest(
+            work,
+            [plain, *(p.recipe for p in others)],
+            [seconds, *(p.step_seconds for p in others)],
+            rounds,
+            findings,
+        )
+        findings.choice = _choose(work, finals)
+        others = [p for p in others if p.recipe.key() == findings.choice.recipe.key()]
+    if others:
+        _confirm(work, plain, seconds, others[0], findings)
+
+
+def _choose(work: Work, finals: tuple[Finalist, ...]) -> Choice:
+    return choose(finals[0], finals[1:], baseline_allowed=work.float32_allowed)
+
+
+def _confirm(work: Work, plain: Recipe, seconds: float, winner: Proven, findings: Findings) -> None:
+    """Measure the winner against the baseline and against float32 at its own batch."""
+    work.listener(Stage("finish", "the winner against float32"))
+    same = replace(
+        plain,
+        batch_size=winner.recipe.batch_size,
+        accumulation_steps=winner.recipe.accumulation_steps,
+    )
+    reduced = winner.recipe.policy is not Policy.FLOAT32
+    beside = reduced and same.key() != plain.key()
+    recipes = [plain, winner.recipe] + ([same] if beside else [])
+    times = [seconds, winner.step_seconds] + ([winner.step_seconds] if beside else [])
+    finals = _contest(work, recipes, times, work.options.rounds, findings)
+    findings.choice = _choose(work, finals[:2])
+    if findings.choice.recipe.key() == plain.key():
+        return
+    findings.proven = winner
+    findings.speedup = paired_ratio(finals[1].rates, finals[0].rates)
+    if reduced:
+        rival = finals[2] if beside else finals[0]
+        findings.speedup_same_batch = paired_ratio(finals[1].rates, rival.rates)
+
+
+def _contest(
+    work: Work,
+    recipes: Sequence[Recipe],
+    seconds: Sequence[float],
+    rounds: int,
+    findings: Findings,
+) -> tuple[Finalist, ...]:
+    budget = work.memory_bytes
+    together = budget is None or sum(findings.peak_of(recipe) for recipe in recipes) <= budget
+    contest = Contest(
+        recipes,
+        work.runner,
+        seed=work.options.seed,
+        together=together,
+        listener=work.listener,
+    )
+    try:
+        with contest:
+            finals = contest.run(rounds, seconds)
+    except WorkerFailure as failure:
+        raise_user_error(failure)
+        raise TaskError(
+            f"a finalist that ran before failed in the finish: {failure.message}"
+        ) from failure
+    for recipe, measured in zip(recipes, contest.measured, strict=True):
+        findings.finals[recipe.key()] = measured
+    return finals

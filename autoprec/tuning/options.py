@@ -1,0 +1,85 @@
+"""What a tuning was asked for, checked once at the border."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import KNOBS, KnobValue, check_knob
+from autoprec.errors import UsageError
+from autoprec.tuning.study import SAMPLERS
+
+BASELINE_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything `autoprec tune` can be told. Times are in seconds; None means no limit.
+
+    `policies` empty means what the rules propose. `batch_sizes` None means powers of two from 8 to
+    1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name to the levels to try, its
+    default first. `tolerance` widens (above 1) or narrows the proof's tolerances.
+    """
+
+    output: Path | None = None
+    policies: tuple[Policy, ...] = ()
+    batch_sizes: tuple[int, ...] | None = None
+    trials: int | None = None
+    time_limit: float | None = None
+    proof_seconds: float = 60.0
+    tolerance: float = 1.0
+    accept_drift: bool = False
+    float32_modules: tuple[str, ...] = ()
+    compile: bool = False
+    knobs: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    sampler: str = "cost"
+    seed: int = 0
+    storage: str | None = None
+    fresh: bool = False
+    wait: bool = False
+    rounds: int = 9
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive("--trials", self.trials)
+        _positive("--time-limit", self.time_limit)
+        _positive("--proof-seconds", self.proof_seconds)
+        _positive("--tolerance", self.tolerance)
+        if self.sampler not in SAMPLERS:
+            raise UsageError(
+                f"--sampler {self.sampler!r} given, expected one of {', '.join(SAMPLERS)}"
+            )
+        for name, levels in self.knobs.items():
+            if name not in KNOBS:
+                raise UsageError(f"unknown knob {name!r}: expected one of {', '.join(KNOBS)}")
+            for level in levels:
+                check_knob(name, level)
+
+    def identity(self) -> tuple[object, ...]:
+        """What makes two tunings of one task different studies."""
+        return (
+            self.policies,
+            self.batch_sizes,
+            self.compile,
+            self.knobs,
+            self.sampler,
+            self.seed,
+            self.float32_modules,
+        )
+
+    def limits(self) -> tuple[object, ...]:
+        """What makes a finished study unfinished when it is asked for more."""
+        return (
+            self.trials,
+            self.time_limit,
+            self.proof_seconds,
+            self.tolerance,
+            self.accept_drift,
+        )
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise UsageError(f"{name} {value!r} given, expected a number above 0")

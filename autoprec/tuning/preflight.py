@@ -1,0 +1,105 @@
+"""Preflight: one float32 step in a worker, and the search space that follows from it."""
+
+from __future__ import annotations
+
+from autoprec.core.device import DeviceKind
+from autoprec.core.dtypes import Policy
+from autoprec.core.islands import resolve_patterns
+from autoprec.core.measurement import TaskFacts
+from autoprec.core.rules import Proposal
+from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
+from autoprec.errors import TaskError
+from autoprec.tuning.events import Note, Stage
+from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning.options import BASELINE_BATCH
+from autoprec.tuning.study import Study
+from autoprec.tuning.trials import Runner, raise_user_error
+from autoprec.tuning.work import Work
+
+SMALLEST_BATCH = 8
+_LARGEST_BATCH = {DeviceKind.CPU: 1024}
+_LARGEST_BATCH_ELSEWHERE = 4096
+
+
+def preflight(work: Work, study: Study, runner: Runner) -> TaskFacts:
+    """Take one float32 step: the user's bugs show here, before anything else is tried."""
+    known = study.recall("task", TaskFacts)
+    if known is not None:
+        return known
+    work.listener(Stage("preflight", "one float32 step"))
+    try:
+        batch = runner.load().batch_size or _first_batch(work)
+        facts = _describe(work, runner, batch)
+    except WorkerFailure as failure:
+        raise_user_error(failure)
+        raise TaskError(
+            f"the first float32 step failed: {failure.message}\n{failure.frames}".strip()
+        ) from failure
+    study.remember("task", facts)
+    return facts
+
+
+def _first_batch(work: Work) -> int:
+    sizes = work.options.batch_sizes
+    if not sizes or BASELINE_BATCH in sizes:
+        return BASELINE_BATCH
+    return sizes[0]
+
+
+def _describe(work: Work, runner: Runner, batch: int) -> TaskFacts:
+    """Describe the task at `batch`, or at the largest part of it that fits in memory."""
+    while True:
+        try:
+            facts: TaskFacts = runner.call("describe", batch_size=batch, seed=work.options.seed)
+            return facts
+        except WorkerFailure as failure:
+            if failure.kind is not FailureKind.OUT_OF_MEMORY or batch == 1:
+                raise
+            batch = max(1, batch // 4)
+
+
+def build_space(work: Work, task: TaskFacts, proposal: Proposal) -> Space:
+    """The recipes worth trying for this task on this device."""
+    policies = list(proposal.policies)
+    if Policy.FLOAT32 not in policies:
+        policies.insert(0, Policy.FLOAT32)  # measured as the baseline, never chosen
+    if task.low_precision:
+        work.listener(Note(f"this is not plain float32: {task.low_precision}", warning=True))
+    for warning in task.warnings:
+        work.listener(Note(warning, warning=True))
+    patterns = work.options.float32_modules
+    return Space(
+        policies=tuple(policies),
+        batch_sizes=_batch_sizes(work, task),
+        effective_batch=task.batch_size,
+        memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
+        compile=(False, True) if work.options.compile else (False,),
+        knobs=work.options.knobs,
+        float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
+    )
+
+
+def _batch_sizes(work: Work, task: TaskFacts) -> tuple[int, ...]:
+    asked = work.options.batch_sizes
+    if task.batch_size is not None:
+        if asked is not None:
+            return asked
+        if not task.splittable:
+            work.listener(Note(f"BATCH_SIZE = {task.batch_size} is not split: {task.split_reason}"))
+        return micro_batches(task.batch_size, low=SMALLEST_BATCH, splittable=task.splittable)
+    if asked is not None:
+        return asked
+    if task.samples < task.nominal:
+        return (task.samples,)
+    largest = _LARGEST_BATCH.get(work.place.facts.kind, _LARGEST_BATCH_ELSEWHERE)
+    return powers_of_two(SMALLEST_BATCH, largest)
+
+
+def baseline_point(space: Space) -> Point:
+    """Plain float32 as the user would run it: their batch, else 32, else the smallest there is."""
+    sizes = space.batch_sizes
+    batch = space.effective_batch
+    if batch not in sizes:
+        batch = BASELINE_BATCH if BASELINE_BATCH in sizes else sizes[0]
+    plain = {name: levels[0] for name, levels in space.levels().items()}
+    return {**plain, "policy": Policy.FLOAT32.value, BATCH: batch}

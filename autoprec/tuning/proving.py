@@ -1,0 +1,150 @@
+"""Proves recipes for the tuner: tune the loss scale, judge, look for islands, keep the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autoprec.core.codec import to_plain
+from autoprec.core.dtypes import Policy
+from autoprec.core.judge import Tolerance, Verdict
+from autoprec.core.measurement import TaskFacts, TimingBudget
+from autoprec.core.recipe import Recipe
+from autoprec.core.rules import Refusal
+from autoprec.core.search import Outcome
+from autoprec.core.space import Space
+from autoprec.tuning.events import Judged, Progress, Stage
+from autoprec.tuning.evidence import REFERENCE, Findings, Proven
+from autoprec.tuning.failures import WorkerFailure
+from autoprec.tuning.proof import find_islands, prove, tune_loss_scale
+from autoprec.tuning.study import Study
+from autoprec.tuning.trials import RemoteTracer, Runner, raise_user_error, run_trial
+from autoprec.tuning.work import Work
+
+
+def is_reference(recipe: Recipe) -> bool:
+    """Whether a recipe computes exactly what plain float32 computes, only elsewhere or faster."""
+    return (
+        recipe.policy is Policy.FLOAT32
+        and not recipe.compile
+        and not recipe.alignment.modules
+        and not recipe.knobs.get("implicit_bfloat16", False)
+    )
+
+
+class Prover:
+    """Proves recipes of one task in the tuner's worker."""
+
+    def __init__(
+        self, work: Work, study: Study, task: TaskFacts, findings: Findings, runner: Runner
+    ) -> None:
+        self._options, self._listener = work.options, work.listener
+        self._study, self._task, self._findings = study, task, findings
+        self._runner, self._tracer = runner, RemoteTracer(runner)
+        self._tolerance = Tolerance().scaled(work.options.tolerance)
+
+    def prove(self, recipe: Recipe, outcome: Outcome, space: Space) -> Proven | None:
+        """Prove `recipe`; None where neither it nor it with islands trains like float32."""
+        seconds = outcome.measurement.step_seconds if outcome.measurement else 1.0
+        if is_reference(recipe):
+            return Proven(recipe, REFERENCE, outcome.rate, seconds)
+        self._listener(Stage("proof", f"{recipe.policy} at batch {recipe.batch_size}"))
+        known = self._recall(recipe)
+        if known is not None:
+            return known if known.verdict.accepted or self._drifts(known.verdict) else None
+        try:
+            proven = self._prove(recipe, outcome.rate, seconds, space)
+        except WorkerFailure as failure:
+            raise_user_error(failure)
+            self._refuse(recipe, f"the proof ended with {failure.kind}: {failure.message[:200]}")
+            return None
+        self._keep(recipe, proven)
+        return proven
+
+    def _prove(self, recipe: Recipe, rate: float, seconds: float, space: Space) -> Proven | None:
+        scale_evidence: Mapping[str, Any] | None = None
+        if recipe.policy.needs_loss_scale:
+            scale, evidence = tune_loss_scale(recipe, self._tracer, on_event=self._progress)
+            recipe = replace(recipe, loss_scale=scale)
+            scale_evidence = to_plain(evidence)
+        verdict = self._judge(recipe)
+        if verdict.accepted or self._drifts(verdict):
+            return Proven(recipe, verdict, rate, seconds, scale_evidence)
+        if not recipe.policy.mixed:
+            self._refuse(recipe, verdict.reason)
+            return None
+        return self._with_islands(recipe, verdict, space, scale_evidence)
+
+    def _judge(self, recipe: Recipe) -> Verdict:
+        verdict = prove(
+            recipe,
+            self._tracer,
+            tolerance=self._tolerance,
+            seconds=self._options.proof_seconds,
+            on_event=self._progress,
+        )
+        self._findings.proof_seconds += verdict.seconds
+        self._listener(Judged(recipe, verdict.verdict, verdict.reason))
+        return verdict
+
+    def _drifts(self, verdict: Verdict) -> bool:
+        return verdict.verdict == "drift" and self._options.accept_drift
+
+    def _with_islands(
+        self,
+        recipe: Recipe,
+        verdict: Verdict,
+        space: Space,
+        scale_evidence: Mapping[str, Any] | None,
+    ) -> Proven | None:
+        self._listener(Stage("islands", f"which modules must stay in float32: {verdict.reason}"))
+        found = find_islands(
+            recipe,
+            self._tracer,
+            self._task.units,
+            tolerance=self._tolerance,
+            seconds=self._options.proof_seconds,
+            on_event=self._progress,
+        )
+        if found.recipe is None or found.verdict is None:
+            self._refuse(recipe, f"{verdict.reason}; {found.reason}")
+            return None
+        mended = run_trial(
+            self._runner,
+            space.point(found.recipe),
+            found.recipe,
+            seed=self._options.seed,
+            budget=TimingBudget(),
+        )
+        if mended.measurement is None or mended.rate <= 0:
+            self._refuse(recipe, f"with islands it does not run: {mended.reason}")
+            return None
+        self._listener(Judged(found.recipe, found.verdict.verdict, found.reason))
+        return Proven(
+            found.recipe,
+            found.verdict,
+            mended.rate,
+            mended.measurement.step_seconds,
+            scale_evidence,
+            to_plain(found.evidence),
+        )
+
+    def _refuse(self, recipe: Recipe, reason: str) -> None:
+        self._findings.refusals.append(Refusal(recipe.policy.value, reason))
+        self._listener(Judged(recipe, "rejected", reason))
+
+    def _progress(self, phase: str, step: int) -> None:
+        self._listener(Progress(phase, step))
+
+    # What a stopped tuning need not prove again -------------------------------------------------
+
+    def _name(self, recipe: Recipe) -> str:
+        return f"proof:{self._options.limits()!r}:{recipe.key()}"
+
+    def _recall(self, recipe: Recipe) -> Proven | None:
+        return self._study.recall(self._name(recipe), Proven)
+
+    def _keep(self, recipe: Recipe, proven: Proven | None) -> None:
+        if proven is not None:
+            self._study.remember(self._name(recipe), proven)

@@ -1,0 +1,82 @@
+"""The search loop: ask for a point, measure it, tell the study, until core.search says stop."""
+
+from __future__ import annotations
+
+import time
+
+from autoprec.core.measurement import TimingBudget
+from autoprec.core.recipe import Recipe
+from autoprec.core.search import Limits, Next, Outcome, Stop, key, next_point
+from autoprec.core.space import Point, Space
+from autoprec.tuning.events import Stage, TrialFinished, TrialStarted
+from autoprec.tuning.study import Study
+from autoprec.tuning.trials import Runner, run_trial
+from autoprec.tuning.work import Work
+
+_MOST_REPEATS = 20
+_SAMPLER_TRIALS = 40
+
+
+def find(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
+    """The outcome at a point, if it was tried."""
+    return next((outcome for outcome in history if key(outcome.point) == key(point)), None)
+
+
+def search(
+    work: Work, study: Study, space: Space, baseline: Point, runner: Runner
+) -> tuple[Outcome, ...]:
+    """Measure recipes until none is worth its time; return every outcome, oldest first."""
+    work.listener(Stage("search", f"{len(space.points())} recipes"))
+    began = time.monotonic()
+    repeats = 0
+    while True:
+        history = study.history()
+        decision = _decide(work, space, baseline, history, repeats, time.monotonic() - began)
+        if isinstance(decision, Stop):
+            work.listener(Stage("search", decision.reason))
+            return history
+        trial, point = study.ask(decision.point)
+        known = find(history, point)
+        if known is not None:
+            study.tell(trial, known)
+            repeats += 1
+            continue
+        repeats = 0
+        recipe = space.recipe(point)
+        number = len(history)
+        work.listener(TrialStarted(number, recipe, decision.reason))
+        outcome = run_trial(
+            runner, point, recipe, seed=work.options.seed, budget=_budget(history, recipe)
+        )
+        study.tell(trial, outcome)
+        rates = [each.rate for each in (*history, outcome)]
+        work.listener(TrialFinished(number, recipe, outcome, max(rates), rates[0]))
+
+
+def _decide(
+    work: Work,
+    space: Space,
+    baseline: Point,
+    history: tuple[Outcome, ...],
+    repeats: int,
+    elapsed: float,
+) -> Next | Stop:
+    options = work.options
+    if options.time_limit is not None and elapsed >= options.time_limit and history:
+        return Stop(f"the time limit of {options.time_limit:g} s is reached")
+    if options.sampler == "cost" or not history:
+        limits = Limits(memory_bytes=work.memory_bytes, trials=options.trials)
+        return next_point(space, baseline, history, limits)
+    count = options.trials or min(_SAMPLER_TRIALS, len(space.points()))
+    if len(history) >= count:
+        return Stop(f"the limit of {count} trials is reached")
+    if repeats > _MOST_REPEATS or len(history) >= len(space.points()):
+        return Stop(f"{options.sampler} proposes nothing new")
+    return Next(None, f"proposed by {options.sampler}")
+
+
+def _budget(history: tuple[Outcome, ...], recipe: Recipe) -> TimingBudget:
+    """A second or two of steps, less where the incumbent is out of reach."""
+    best = max((outcome.rate for outcome in history), default=0.0)
+    hopeless = 1.25 * recipe.effective_batch / best if best > 0 else None
+    return TimingBudget(seconds=1.5, min_steps=4, max_steps=100, hopeless_seconds=hopeless)

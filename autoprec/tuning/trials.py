@@ -1,0 +1,149 @@
+"""Runs trials in a worker that is replaced when one kills it, and tells how each ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.recipe import Recipe
+from autoprec.core.search import Outcome, Status
+from autoprec.core.space import Point
+from autoprec.errors import TaskError, TrialFailure, UserCodeError
+from autoprec.tuning.events import Listener, Progress
+from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning.remote import Worker, WorkerSettings
+from autoprec.tuning.service import Loaded
+
+_STATUS = {
+    FailureKind.OUT_OF_MEMORY: Status.OUT_OF_MEMORY,
+    FailureKind.KILLED: Status.KILLED,
+    FailureKind.TIMEOUT: Status.TIMEOUT,
+    FailureKind.SEGFAULT: Status.CRASHED,
+    FailureKind.ILLEGAL_INSTRUCTION: Status.CRASHED,
+    FailureKind.EXITED: Status.CRASHED,
+    FailureKind.UNSUPPORTED: Status.UNSUPPORTED,
+    FailureKind.NONFINITE: Status.UNSUPPORTED,
+}
+
+#: After one of these a worker is not trusted with another trial, though it may still answer.
+_SPOILS = (FailureKind.OUT_OF_MEMORY, FailureKind.LOST_DEVICE, FailureKind.UNSUPPORTED)
+
+
+class Runner:
+    """Holds one worker for the trials of one task, and starts another when it is lost."""
+
+    def __init__(
+        self, settings: WorkerSettings, listener: Listener, start: Callable[..., Worker] = Worker
+    ) -> None:
+        self.settings = settings
+        self._listener = listener
+        self._start = start
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._worker is not None:
+            if error is None:
+                self._worker.close()
+            else:
+                self._worker.kill()
+            self._worker = None
+
+    def _progress(self, phase: str, step: int) -> None:
+        self._listener(Progress(phase, step))
+
+    def load(self) -> Loaded:
+        """Load the task in the worker, starting one if there is none."""
+        if self._worker is None or not self._worker.alive:
+            self.drop()
+            self._worker = self._start(self.settings)
+        return self._worker.load(self._progress)
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Call a method of the worker's service; a worker that failed badly is dropped."""
+        try:
+            self.load()
+            assert self._worker is not None
+            return self._worker.call(method, on_progress=self._progress, **arguments)
+        except WorkerFailure as failure:
+            if failure.kind in _SPOILS or self._worker is None or not self._worker.alive:
+                self.drop()
+            raise
+
+    def drop(self) -> None:
+        """End the worker; the next call starts another."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+
+def raise_user_error(failure: WorkerFailure) -> None:
+    """Turn a failure that is the user's, or nobody's to mend, into the error that ends the run."""
+    if failure.kind is FailureKind.USER_ERROR:
+        if failure.frames:
+            raise UserCodeError(failure.message, failure.frames) from failure
+        raise TaskError(failure.message) from failure
+    if failure.kind is FailureKind.LOST_DEVICE:
+        raise TrialFailure(
+            f"the device was lost: {failure.message}. Check it with the vendor's tool and run the "
+            "same command again; finished trials are kept"
+        ) from failure
+    if failure.kind is FailureKind.INTERNAL:
+        raise TrialFailure(failure.message) from failure
+
+
+def run_trial(
+    runner: Runner, point: Point, recipe: Recipe, *, seed: int, budget: TimingBudget
+) -> Outcome:
+    """Measure one recipe; every failure but the user's own is an outcome."""
+    try:
+        measured: Measurement = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
+    except WorkerFailure as failure:
+        raise_user_error(failure)
+        if failure.kind is FailureKind.UNSUPPORTED and not recipe.policy.mixed:
+            raise UserCodeError(failure.message, failure.frames) from failure
+        return Outcome(point, _STATUS[failure.kind], reason=failure.message[:500])
+    if measured.samples_per_step < recipe.effective_batch:
+        counted = measured.samples_per_step / recipe.accumulation_steps
+        return Outcome(
+            point,
+            Status.SHORT_DATA,
+            measured,
+            f"the data gave {counted:g} samples where {recipe.batch_size} were asked for",
+        )
+    return Outcome(point, Status.OK, measured)
+
+
+class RemoteTracer:
+    """The Tracer Protocol, answered by a worker."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _TRACES:
+            raise AttributeError(name)
+
+        def call(**arguments: Any) -> Any:
+            return self._runner.call(name, **arguments)
+
+        return call
+
+
+_TRACES = (
+    "reference",
+    "shadow",
+    "noise",
+    "trajectory",
+    "backward_exponents",
+    "unit_magnitudes",
+)

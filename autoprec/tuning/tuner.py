@@ -1,0 +1,159 @@
+"""The tuning, stage by stage: preflight, search, proof, finish, profile.
+
+`tune` is the whole story; every stage reads what the ones before it learned, and what a stage
+learned is kept in the study, so that a stopped tuning goes on where it stopped. Decisions are
+core's; measuring is the workers'.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoprec.core.device import DeviceFacts
+from autoprec.core.profile import Profile
+from autoprec.core.rules import Proposal, Refusal, propose
+from autoprec.core.search import Outcome, Status, shortlist
+from autoprec.core.space import Space
+from autoprec.errors import NoFeasibleRecipe
+from autoprec.tuning.events import Described, Finished, Stage, Started
+from autoprec.tuning.evidence import Findings, Proven, build_profile
+from autoprec.tuning.finish import finish
+from autoprec.tuning.preflight import baseline_point, build_space, preflight
+from autoprec.tuning.proving import Prover
+from autoprec.tuning.searching import find, search
+from autoprec.tuning.storage import DeviceLock, default_journal
+from autoprec.tuning.study import Study, study_name
+from autoprec.tuning.taskfile import task_digest
+from autoprec.tuning.trials import Runner
+from autoprec.tuning.work import Work
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished tuning as it is kept in the study, with the limits it was finished under."""
+
+    profile: Profile
+    limits: str
+
+
+def tune(work: Work) -> Profile:
+    """Tune; return the profile. What was learned is kept, however the tuning ends."""
+    began = time.monotonic()
+    digest = task_digest(work.task)
+    folder = Path(tempfile.gettempdir())
+    with DeviceLock(work.place.facts.address, wait=work.options.wait, folder=folder):
+        study = _open_study(work, digest)
+        kept = study.recall("result", Result)
+        if kept is not None and kept.limits == repr(work.options.limits()):
+            work.listener(Finished(kept.profile, study.history(), study.place, from_study=True))
+            return kept.profile
+        facts, proposal = _look(work, study)
+        work.listener(Started(str(work.task), facts, proposal, study.place))
+        with work.runner() as runner:
+            findings = _learn(work, study, facts, proposal, runner)
+        profile = build_profile(
+            findings,
+            task_file=work.task.name,
+            digest=digest,
+            forced=not work.float32_allowed,
+            seconds=time.monotonic() - began,
+        )
+        study.remember("result", Result(profile, repr(work.options.limits())))
+    work.listener(Finished(profile, findings.history, study.place))
+    return profile
+
+
+def _open_study(work: Work, digest: str) -> Study:
+    name = study_name(
+        work.task.stem,
+        digest,
+        work.place.facts.fingerprint,
+        work.place.software,
+        work.options.identity(),
+    )
+    storage = work.options.storage or default_journal(work.task)
+    return Study(storage, name, fresh=work.options.fresh)
+
+
+def _look(work: Work, study: Study) -> tuple[DeviceFacts, Proposal]:
+    facts = study.recall("facts", DeviceFacts)
+    if facts is None:
+        work.listener(Stage("probe", "timing this device's matrix products"))
+        facts = work.place.measure(work.place.facts)
+        study.remember("facts", facts)
+    return facts, propose(facts, work.options.policies)
+
+
+def _learn(
+    work: Work, study: Study, facts: DeviceFacts, proposal: Proposal, runner: Runner
+) -> Findings:
+    task = preflight(work, study, runner)
+    space = build_space(work, task, proposal)
+    study.use(space, sampler=work.options.sampler, seed=work.options.seed)
+    work.listener(Described(task, len(study.history()), len(space.points())))
+    baseline = baseline_point(space)
+    history = search(work, study, space, baseline, runner)
+    findings = Findings(
+        facts=facts,
+        task=task,
+        history=history,
+        refusals=list(proposal.refusals),
+        memory_bytes=work.memory_bytes,
+    )
+    measured = find(history, baseline)
+    if measured is None or measured.measurement is None or measured.rate <= 0:
+        raise _no_baseline(measured)
+    prover = Prover(work, study, task, findings, runner)
+    proven = _prove(work, space, prover, findings)
+    runner.drop()
+    seconds = measured.measurement.step_seconds
+    finish(work, space.recipe(baseline), seconds, proven, findings)
+    return findings
+
+
+def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:
+    why = f"{outcome.status}: {outcome.reason}" if outcome is not None else "no trial ran"
+    return NoFeasibleRecipe(
+        f"plain float32 does not run at its baseline ({why}); give a smaller BATCH_SIZE or "
+        "smaller --batch-sizes"
+    )
+
+
+def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list[Proven]:
+    """Prove the fastest recipe of every policy that may be chosen and could win."""
+    found: list[Proven] = []
+    floor = 0.0
+    allowed = work.options.policies or space.policies
+    if work.float32_allowed:
+        floor = max((o.rate for o in findings.of("float32")), default=0.0)
+    for policy in space.policies:
+        if policy not in allowed:
+            continue
+        own = findings.of(policy.value)
+        best = shortlist(own, count=1)
+        if not best:
+            findings.refusals.append(Refusal(policy.value, _why_nothing(own)))
+        elif policy.value != "float32" and best[0].rate < floor:
+            share = best[0].rate / floor
+            reason = f"measured {share:.2g}x the speed of the best float32 recipe"
+            findings.refusals.append(Refusal(policy.value, reason))
+        else:
+            proven = prover.prove(space.recipe(best[0].point), best[0], space)
+            found += [] if proven is None else [proven]
+    if not found:
+        reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in findings.refusals)
+        raise NoFeasibleRecipe(
+            f"no policy that was asked for passes ({reasons}). Add float32 to --policies, or "
+            "accept what trains differently with --accept-drift"
+        )
+    return found
+
+
+def _why_nothing(own: list[Outcome]) -> str:
+    failed = [o for o in own if o.status is not Status.OK]
+    if not failed:
+        return "the search ended before it was tried"
+    return f"{failed[0].status}: {failed[0].reason}"

@@ -1,0 +1,76 @@
+"""One tuning's work order: what every stage needs to know, none of which changes on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from autoprec.core.device import DeviceFacts, DeviceKind
+from autoprec.core.dtypes import Policy
+from autoprec.tuning.budget import memory_budget
+from autoprec.tuning.events import Listener
+from autoprec.tuning.options import Options
+from autoprec.tuning.remote import Worker, WorkerSettings
+from autoprec.tuning.trials import Runner
+
+_DEVICE_SHARE = 0.92
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tuning runs: what is known of the device and the software before any work.
+
+    `measure` times the device's matrix products; `environment` shows a worker this device alone.
+    """
+
+    facts: DeviceFacts
+    software: Mapping[str, str]
+    measure: Callable[[DeviceFacts], DeviceFacts]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The task, the place, the options, and how workers are started."""
+
+    task: Path
+    place: Place
+    options: Options
+    listener: Listener
+    start: Callable[[WorkerSettings], Worker] = Worker
+
+    @cached_property
+    def memory_bytes(self) -> int | None:
+        """What a worker may use: main memory on a CPU, the device's own elsewhere."""
+        if self.options.memory_bytes is not None:
+            return self.options.memory_bytes
+        seen = self.place.facts.observation
+        if self.on_cpu:
+            return memory_budget(seen.memory_bytes)
+        return None if seen.memory_bytes is None else int(_DEVICE_SHARE * seen.memory_bytes)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether main memory is the device's memory."""
+        return self.place.facts.kind is DeviceKind.CPU
+
+    @property
+    def float32_allowed(self) -> bool:
+        """Whether float32 may be the answer."""
+        return not self.options.policies or Policy.FLOAT32 in self.options.policies
+
+    def settings(self) -> WorkerSettings:
+        """How this work's workers are started. ROCm's devices are torch's "cuda"."""
+        kind = self.place.facts.kind
+        return WorkerSettings(
+            task=self.task,
+            device="cuda" if kind is DeviceKind.ROCM else kind.value,
+            memory_bytes=self.memory_bytes if self.on_cpu else None,
+            environment=self.place.environment,
+        )
+
+    def runner(self) -> Runner:
+        """A runner with a worker of its own."""
+        return Runner(self.settings(), self.listener, self.start)
