@@ -134,6 +134,11 @@ class RecordedMachine:
         return NvmlReplay(self._recording.nvml)
 
 
+def made_up(**answers: Any) -> RecordedMachine:
+    """A machine that has what is given and nothing else, for tests; keys as in `Recording`."""
+    return RecordedMachine(Recording("", True, Expectation(Policy.FLOAT32), **answers))
+
+
 class NvmlError(Exception):
     """What NVML raises, with its return code."""
 

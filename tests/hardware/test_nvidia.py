@@ -1,0 +1,193 @@
+"""What must hold of NVIDIA GPUs: CUDA's numbering, and a note in place of every failure."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from autoprec.hardware.probes.nvidia import probe_nvidia
+from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot, read_nvml
+from autoprec.hardware.recording import NvmlError, NvmlReplay
+from autoprec.hardware.recording import made_up as machine
+
+A = NvmlDevice("GPU-aaaa-1", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "00000000:01:00.0")
+B = NvmlDevice("GPU-aabb-2", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "00000000:02:00.0")
+C = NvmlDevice("GPU-cccc-3", "Tesla T4", "7.5", 15 * 2**30, "00000000:03:00.0")
+PARTS = (
+    NvmlInstance("MIG-1111", "1g.5gb", 5 * 2**30, 7, 0),
+    NvmlInstance("MIG-2222", "2g.10gb", 10 * 2**30, 9, 1),
+)
+SPLIT = NvmlDevice("GPU-dddd-4", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "", True, PARTS)
+
+
+def probe(*gpus, **variables):
+    return probe_nvidia(machine(nvml=NvmlSnapshot("580.1", gpus), variables=variables))
+
+
+def uuids(*gpus, visible=None):
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return [device.uuid for device in probe(*gpus, **variables).devices]
+
+
+def test_all_gpus_are_seen_with_what_nvml_says():
+    seen = probe(A, B)
+    first = seen.devices[0]
+    assert (first.index, first.name, first.compute_capability) == (0, A.name, "8.0")
+    assert (first.memory_bytes, first.driver, first.uuid) == (A.memory_bytes, "580.1", A.uuid)
+    assert [device.index for device in seen.devices] == [0, 1]
+    assert seen.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("0,2", [A, C]),
+        ("2,0", [C, A]),
+        (" 1 , 0 ", [B, A]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", [A]),
+        ("0,7,1", [A]),
+        ("1,1", []),
+        ("none", []),
+        ("1gpu,0x", [B, A]),
+        ("+1", [B]),
+        ("GPU-aaaa", [A]),
+        ("GPU-aabb,GPU-c", [B, C]),
+        ("GPU-aa", []),
+        ("GPU-cccc-3,GPU-aa,GPU-aabb", [C]),
+        ("GPU-aaaa,GPU-aaaa-1", []),
+        ("GPU-aaaa,1", [A]),
+        ("GPU-zzzz", []),
+        ("MIG-1111", []),
+    ],
+)
+def test_cuda_visible_devices_is_read_in_all_its_forms(visible, expected):
+    assert uuids(A, B, C, visible=visible) == [gpu.uuid for gpu in expected]
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ["MIG-1111"]),
+        ("0", ["MIG-1111"]),
+        ("MIG-2222", ["MIG-2222"]),
+        ("MIG-2", ["MIG-2222"]),
+        ("MIG-GPU-dddd-4/9/1", ["MIG-2222"]),
+        ("MIG-2222,MIG-1111", ["MIG-2222", "MIG-1111"]),
+        ("MIG-2222,MIG-2222", []),
+        ("MIG-", []),
+    ],
+)
+def test_of_a_split_gpu_an_instance_is_seen(visible, expected):
+    assert uuids(SPLIT, visible=visible) == expected
+
+
+def test_an_instance_has_its_own_memory_and_is_marked_as_a_part():
+    device = probe(A, SPLIT, CUDA_VISIBLE_DEVICES="MIG-2222").devices[0]
+    assert (device.memory_bytes, device.partition) == (10 * 2**30, "2g.10gb")
+    assert device.compute_capability == "8.0"
+
+
+def test_a_gpu_that_is_split_into_nothing_is_a_note():
+    seen = probe(NvmlDevice("GPU-e", "A100", "8.0", 1, "", True))
+    assert seen.devices == ()
+    assert "no instance is created" in seen.notes[0]
+
+
+def test_gpus_of_several_sorts_may_be_numbered_otherwise():
+    assert "CUDA_DEVICE_ORDER" in probe(A, C).notes[0]
+    assert probe(A, C, CUDA_DEVICE_ORDER="PCI_BUS_ID").notes == ()
+
+
+def test_hiding_every_gpu_is_said():
+    assert probe(A, CUDA_VISIBLE_DEVICES="-1").notes == (
+        "CUDA_VISIBLE_DEVICES='-1' hides all 1 NVIDIA GPUs",
+    )
+
+
+def test_without_nvidia_there_is_nothing_to_say():
+    assert probe_nvidia(machine()) == probe_nvidia(machine(nvml=NvmlSnapshot()))
+    assert probe_nvidia(machine()).notes == ()
+
+
+def test_without_pynvml_a_gpu_on_the_bus_is_a_note():
+    class Bare(type(machine())):
+        def nvml(self):
+            raise ImportError("no module")
+
+    bare = Bare(machine(files={"/proc/driver/nvidia/gpus/0/information": "Model: A"})._recording)
+    assert "pynvml cannot be imported" in probe_nvidia(bare).notes[0]
+
+
+class Trouble(NvmlReplay):
+    """NVML in which some functions fail."""
+
+    def __init__(self, *failing, code=15, gpus=(A,)):
+        super().__init__(NvmlSnapshot("580.1", tuple(gpus)))
+        self._failing, self._code = failing, code
+
+    def __getattr__(self, name):
+        if name in self._failing:
+            raise NvmlError(self._code)
+        return super().__getattr__(name)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [(9, "not loaded"), (12, "not installed"), (18, "reboot"), (99, "error 99")]
+)
+def test_nvml_that_does_not_open_says_why(code, why):
+    snapshot = read_nvml(Trouble("nvmlInit", code=code))
+    assert snapshot.devices == ()
+    assert why in snapshot.notes[0]
+
+
+def test_a_gpu_that_vanishes_while_it_is_probed_is_left_out_with_a_note():
+    gone = Trouble("nvmlDeviceGetName", "nvmlDeviceGetCudaComputeCapability")
+    snapshot = read_nvml(gone)
+    assert snapshot.devices == ()
+    assert any("error 15" in note for note in snapshot.notes)
+    assert read_nvml(Trouble("nvmlDeviceGetHandleByIndex")).devices == ()
+    assert read_nvml(Trouble("nvmlDeviceGetCount")).devices == ()
+
+
+def test_what_is_not_supported_is_left_empty():
+    snapshot = read_nvml(Trouble("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPciInfo", code=3))
+    assert snapshot.devices[0].memory_bytes is None
+    assert snapshot.devices[0].pci_bus == ""
+    assert len(snapshot.notes) == 1
+
+
+def test_a_gpu_without_a_capability_is_kept_by_its_name():
+    snapshot = read_nvml(Trouble("nvmlDeviceGetCudaComputeCapability"))
+    assert snapshot.devices[0].compute_capability == ""
+
+
+def test_an_instance_slot_that_is_empty_is_passed_over():
+    class Holes(NvmlReplay):
+        def __getattr__(self, name):
+            found = super().__getattr__(name)
+            if name == "nvmlDeviceGetMaxMigDeviceCount":
+                return lambda handle: 5
+            if name == "nvmlDeviceGetName":
+                return lambda handle: handle.name
+            return found
+
+    snapshot = read_nvml(Holes(NvmlSnapshot("1", (SPLIT,))))
+    assert [part.uuid for part in snapshot.devices[0].instances] == ["MIG-1111", "MIG-2222"]
+
+
+def test_a_shutdown_that_fails_changes_nothing():
+    assert read_nvml(Trouble("nvmlShutdown")).devices == (A,)
+
+
+def test_text_may_be_bytes_or_not():
+    class Texts(NvmlReplay):
+        def __getattr__(self, name):
+            if name == "nvmlDeviceGetPciInfo":
+                return lambda handle: SimpleNamespace(busId="plain")
+            if name == "nvmlDeviceGetName":
+                return lambda handle: "plain"
+            return super().__getattr__(name)
+
+    found = read_nvml(Texts(NvmlSnapshot("1", (A,)))).devices[0]
+    assert (found.name, found.pci_bus) == ("plain", "plain")

@@ -1,0 +1,200 @@
+"""What must hold of observing: whatever fails, there is an answer with a CPU and a note."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprec.core.device import DeviceKind, Observation
+from autoprec.core.dtypes import Policy
+from autoprec.errors import UsageError
+from autoprec.hardware import observe as observing
+from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.observe import observe, select
+from autoprec.hardware.record import main as record_main
+from autoprec.hardware.record import record
+from autoprec.hardware.recorder import Recorder
+from autoprec.hardware.recording import Expectation, RecordedMachine
+from autoprec.hardware.recording import made_up as machine
+
+
+class Broken(RecordedMachine):
+    """A machine on which everything that is asked fails."""
+
+    def read(self, path):
+        raise OSError("input/output error")
+
+    entries = variable = command = has_package = nvml = cpuid = processors = read
+    usable_processors = physical_memory = tiles_permitted = read
+
+    def __getattribute__(self, name):
+        return super().__getattribute__(name)
+
+
+def test_a_machine_that_fails_everywhere_still_has_a_cpu():
+    seen = observe(Broken(machine()._recording))
+    assert [device.kind for device in seen.devices] == [DeviceKind.CPU]
+    assert any("CPU: the probe failed" in note for note in seen.notes)
+    assert any(note.startswith("frameworks: ") for note in seen.notes)
+
+
+def test_an_empty_machine_has_a_cpu():
+    assert observe(machine()).devices[0].kind is DeviceKind.CPU
+
+
+def test_a_probe_that_does_not_answer_is_left_behind(monkeypatch):
+    for_ever = threading.Event()
+    monkeypatch.setattr(observing, "_PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(observing, "_PROBES", (("Slow", lambda _: for_ever.wait()),))
+    seen = observe(machine())
+    for_ever.set()
+    assert any(note.startswith("Slow: no answer") for note in seen.notes)
+    assert seen.devices[0].kind is DeviceKind.CPU
+
+
+def test_this_very_machine_is_observed_without_failures():
+    seen = observe()
+    assert seen.devices[-1].kind is DeviceKind.CPU
+    assert seen.system
+    assert not any("the probe failed" in note for note in seen.notes)
+
+
+def test_a_recording_of_this_machine_replays_exactly():
+    recorder = Recorder(LocalMachine())
+    seen = observe(recorder)
+    recording = recorder.recording("this one", Expectation(Policy.FLOAT32))
+    assert not recording.synthetic
+    if all(device.kind is DeviceKind.CPU for device in seen.devices):
+        assert observe(RecordedMachine(recording)) == seen
+
+
+def test_a_recorder_passes_every_answer_on(monkeypatch):
+    files = {
+        "/proc/self/cgroup": "0::/user/secret\n",
+        "/proc/self/mountinfo": (
+            "1 1 0:1 / /sys/fs/cgroup rw - cgroup2 c rw\n1 1 0:1 / /home rw - ext4 x rw\n"
+        ),
+        "/sys/fs/cgroup/user/secret/memory.max": "1073741824\n",
+        "/proc/meminfo": "MemTotal: 8388608 kB\n",
+        "/proc/cpuinfo": "processor: 0\nflags: amx_bf16\n\n",
+    }
+    snapshot = {
+        "driver": "1",
+        "devices": [
+            {
+                "uuid": "GPU-secret",
+                "name": "Tesla T4",
+                "compute_capability": "7.5",
+                "memory_bytes": 1,
+                "mig": True,
+                "instances": [{"uuid": "MIG-secret", "memory_bytes": 1}],
+            }
+        ],
+    }
+    from autoprec.core.codec import from_plain, to_plain
+    from autoprec.hardware.probes.nvml import NvmlSnapshot
+
+    original = machine(files=files, tiles_permitted=False, nvml=from_plain(NvmlSnapshot, snapshot))
+    recorder = Recorder(original)
+    seen = observe(recorder)
+    recording = recorder.recording("a note", Expectation(Policy.FLOAT32))
+    again = observe(RecordedMachine(recording))
+    assert again.devices[-1] == seen.devices[-1]
+    assert again.devices[-1].memory_bytes == 2**30
+    assert "secret" not in str(to_plain(recording))
+    assert "/home" not in str(to_plain(recording))
+
+
+def test_recording_this_machine_names_the_family_it_was_taken_for(capsys, monkeypatch):
+    family, recording = record("here")
+    assert family
+    assert recording.note == "here"
+    monkeypatch.setattr("sys.argv", ["record", "here"])
+    assert record_main() == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("{")
+    assert family in printed.err
+    monkeypatch.setattr("sys.argv", ["record"])
+    assert record_main() == 2
+
+
+DEVICES = (
+    Observation(DeviceKind.CUDA, index=0),
+    Observation(DeviceKind.CUDA, index=1),
+    Observation(DeviceKind.CPU),
+)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [(None, DEVICES), ("cuda", DEVICES[:2]), (" CUDA:1 ", DEVICES[1:2]), ("cpu:0", DEVICES[2:])],
+)
+def test_devices_are_chosen_by_kind_and_index(chosen, expected):
+    assert select(DEVICES, chosen) == expected
+
+
+@pytest.mark.parametrize("chosen", ["gpu", "", "cuda:", "cuda:x", "cuda:-1", "cuda:²"])
+def test_what_names_no_device_is_refused(chosen):
+    with pytest.raises(UsageError, match=r"unknown device .* expected KIND"):
+        select(DEVICES, chosen)
+
+
+@pytest.mark.parametrize("chosen", ["tpu", "cuda:2"])
+def test_a_device_that_is_not_here_is_refused_with_those_that_are(chosen):
+    with pytest.raises(UsageError, match="found cuda:0, cuda:1, cpu:0"):
+        select(DEVICES, chosen)
+
+
+@given(
+    files=st.dictionaries(
+        st.sampled_from(
+            [
+                "/proc/cpuinfo",
+                "/proc/meminfo",
+                "/proc/self/cgroup",
+                "/proc/self/mountinfo",
+                "/sys/fs/cgroup/cpu.max",
+                "/sys/class/kfd/kfd/topology/nodes/1/properties",
+                "/sys/bus/pci/devices/0/vendor",
+                "/sys/bus/pci/devices/0/class",
+            ]
+        ),
+        st.text() | st.sampled_from(["simd_count 9\n", "0x1ae0", "processor: 1\n\n"]),
+    )
+)
+def test_files_full_of_rubbish_crash_no_probe(files):
+    seen = observe(machine(files=files))
+    assert not any("the probe failed" in note for note in seen.notes)
+
+
+def test_the_local_machine_answers_or_says_nothing(tmp_path):
+    here = LocalMachine()
+    assert here.read(str(tmp_path / "missing")) is None
+    assert here.entries(str(tmp_path / "missing")) == ()
+    assert here.command("no-such-command-anywhere") is None
+    assert here.command("python3", "-c", "print(1)") in ("1\n", None)
+    assert here.has_package("yaml")
+    assert not here.has_package("no_such_package")
+    assert not here.has_package("no_such_package.inner")
+    assert here.package_file("yaml", "__init__.py")
+    assert here.package_file("no_such_package", "x") is None
+    assert here.distribution_version("pyyaml")
+    assert here.distribution_version("no-such-distribution") is None
+    assert here.physical_memory()
+    assert here.tiles_permitted() in (True, False, None)
+    assert here.nvml().__name__ == "pynvml"
+
+
+def test_asking_about_packages_imports_no_framework():
+    import subprocess
+    import sys
+
+    script = (
+        "import sys; from autoprec.hardware.observe import observe; observe();"
+        "print([n for n in ('torch', 'tensorflow', 'keras', 'jax', 'optuna') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

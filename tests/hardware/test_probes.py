@@ -1,0 +1,202 @@
+"""What must hold of the other probes: CPU, AMD, Intel, Apple, TPU and the frameworks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprec.core.device import DeviceKind
+from autoprec.core.probe import FrameworkFact
+from autoprec.hardware.probes.amd import probe_amd
+from autoprec.hardware.probes.apple import probe_apple
+from autoprec.hardware.probes.cpu import probe_cpu
+from autoprec.hardware.probes.frameworks import find_frameworks
+from autoprec.hardware.probes.intel import probe_intel
+from autoprec.hardware.probes.pci import visible
+from autoprec.hardware.probes.tpu import probe_tpu
+from autoprec.hardware.recording import Package
+from autoprec.hardware.recording import made_up as machine
+
+NODES = "/sys/class/kfd/kfd/topology/nodes"
+BUS = "/sys/bus/pci/devices"
+
+
+def cpu(text, **answers):
+    return probe_cpu(machine(files={"/proc/cpuinfo": text}, **answers)).devices[0]
+
+
+def test_features_are_those_that_every_core_has():
+    seen = cpu("processor: 0\nflags: fma avx2 bf16\n\nprocessor: 1\nflags: fma avx2\n\n")
+    assert seen.features == {"fma", "avx2"}
+
+
+def test_cores_are_counted_once_where_they_run_two_threads():
+    block = "processor: {}\nphysical id: 0\ncore id: {}\n\n"
+    seen = cpu("".join(block.format(i, i // 2) for i in range(4)), usable_processors=3)
+    assert (seen.cores, seen.usable_cores) == (2, 3)
+
+
+def test_numbers_that_are_none_are_left_out():
+    seen = cpu("processor: 0\ncpu family: x\nmodel: \n\n")
+    assert (seen.cpu_family, seen.cpu_model) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("granted", "denied"), [(True, set()), (None, set()), (False, {"amx_bf16"})]
+)
+def test_amx_is_denied_only_where_the_kernel_says_so(granted, denied):
+    seen = cpu("processor: 0\nflags: fma amx_bf16\n\n", tiles_permitted=granted)
+    assert seen.denied == denied
+    assert seen.features == {"fma", "amx_bf16"} - denied
+
+
+def test_where_proc_is_absent_py_cpuinfo_is_asked_and_known_to_be_partial():
+    found = {"brand_raw": "A", "vendor_id_raw": "B", "family": 6, "model": 7, "flags": ["avx2"]}
+    seen = probe_cpu(machine(cpuid=found, system="Windows")).devices[0]
+    assert (seen.name, seen.vendor, seen.cpu_family, seen.cpu_model) == ("A", "B", 6, 7)
+    assert seen.features == {"avx2"}
+    assert seen.partial_features
+
+
+def test_what_py_cpuinfo_says_wrongly_is_left_out():
+    seen = probe_cpu(machine(cpuid={"family": "six", "flags": None})).devices[0]
+    assert (seen.cpu_family, seen.features) == (None, frozenset())
+    assert any("features could not be read" in note for note in seen.notes)
+
+
+def test_the_board_is_known_by_its_makers_names():
+    files = {"/sys/class/dmi/id/sys_vendor": "Amazon EC2\n"}
+    assert probe_cpu(machine(files=files)).devices[0].board == "Amazon EC2"
+
+
+def kfd(*nodes, **answers):
+    files = {f"{NODES}/{i}/properties": text for i, text in enumerate(nodes)}
+    return probe_amd(machine(files=files, **answers))
+
+
+GPU = "simd_count 8\ngfx_target_version {}\nvendor_id 4098\ndevice_id 29704\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "gfx"),
+    [(90010, "gfx90a"), (90402, "gfx942"), (110001, "gfx1101"), (90008, "gfx908"), (0, "")],
+)
+def test_the_architecture_is_the_compilers_name(version, gfx):
+    seen = kfd("simd_count 0\n", GPU.format(version)).devices
+    assert [device.architecture for device in seen] == [gfx]
+    assert seen[0].pci == "1002:7408"
+    assert seen[0].memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({}, [0, 1, 2]),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, [2, 0]),
+        ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, [2]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [1]),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, [0]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-abc"}, [0, 1, 2]),
+        ({"HIP_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_the_runtimes_filter_counts_before_hips(variables, shown):
+    versions = [90000 + i for i in range(3)]
+    seen = kfd(*(GPU.format(version) for version in versions), variables=variables)
+    expected = [f"gfx90{ordinal}" for ordinal in shown]
+    assert [device.architecture for device in seen.devices] == expected
+    assert bool(seen.notes) == (not shown or "GPU-" in str(variables))
+
+
+def test_nodes_are_taken_in_the_order_of_their_numbers():
+    files = {f"{NODES}/{i}/properties": GPU.format(90000 + i) for i in (10, 9, 2)}
+    seen = probe_amd(machine(files=files)).devices
+    assert [device.architecture for device in seen] == ["gfx902", "gfx909", "gfx90a"]
+
+
+def bus(*devices, **answers):
+    files = {}
+    for i, (vendor, device, kind) in enumerate(devices):
+        for name, value in (("vendor", vendor), ("device", device), ("class", kind)):
+            files[f"{BUS}/0000:00:{i:02x}.0/{name}"] = f"0x{value}\n"
+    return machine(files=files, **answers)
+
+
+def test_intel_gpus_are_display_devices_of_the_vendor():
+    found = bus(("8086", "56A0", "030000"), ("8086", "1237", "060000"), ("10de", "1", "030000"))
+    assert [device.pci for device in probe_intel(found).devices] == ["8086:56a0"]
+    assert probe_intel(machine()).devices == ()
+
+
+@pytest.mark.parametrize(("mask", "count"), [("1", 1), ("0.0,0.1", 1), ("0,1", 2), ("", 0)])
+def test_the_affinity_mask_hides_intel_gpus(mask, count):
+    two = [("8086", "56a0", "030000")] * 2
+    seen = probe_intel(bus(*two, variables={"ZE_AFFINITY_MASK": mask}))
+    assert len(seen.devices) == count
+    assert bool(seen.notes) == (count == 0)
+
+
+def test_a_device_selector_is_said_to_be_unresolved():
+    found = bus(("8086", "56a0", "030000"), variables={"ONEAPI_DEVICE_SELECTOR": "gpu"})
+    assert "not resolved" in probe_intel(found).notes[0]
+
+
+def test_tpu_chips_are_counted_without_asking_any_library():
+    chips = [("1ae0", "005e", "ff0000")] * 2
+    assert len(probe_tpu(bus(*chips)).devices) == 2
+    hidden = probe_tpu(bus(*chips, variables={"TPU_VISIBLE_CHIPS": "9"}))
+    assert hidden.devices == ()
+    assert "hides all 2" in hidden.notes[0]
+
+
+SYSCTL = {
+    "sysctl machdep.cpu.brand_string": "machdep.cpu.brand_string: Apple M2\n",
+    "sysctl hw.memsize": "hw.memsize: 17179869184\n",
+    "sysctl hw.optional.arm": "hw.optional.arm.FEAT_BF16: 1\nhw.optional.arm.FEAT_SME: 0\n",
+}
+
+
+def test_a_mac_has_a_gpu_and_a_cpu_that_share_the_memory():
+    mac = machine(system="Darwin", architecture="arm64", commands=SYSCTL)
+    gpu = probe_apple(mac).devices[0]
+    assert (gpu.kind, gpu.name, gpu.memory_bytes) == (DeviceKind.MPS, "Apple M2", 16 * 2**30)
+    seen = probe_cpu(mac).devices[0]
+    assert (seen.name, seen.implementer, seen.features) == ("Apple M2", "0x61", {"bf16"})
+    assert not seen.partial_features
+
+
+def test_a_mac_that_does_not_answer_is_still_a_mac():
+    mac = machine(system="Darwin", architecture="arm64", physical_memory=8)
+    assert probe_apple(mac).devices[0].memory_bytes == 8
+    assert probe_cpu(mac).devices[0].name == ""
+
+
+def test_an_intel_mac_has_no_gpu_to_train_on():
+    mac = machine(system="Darwin", architecture="x86_64", commands=SYSCTL)
+    assert probe_apple(mac).devices == ()
+    assert "Intel Mac" in probe_apple(mac).notes[0]
+    assert probe_cpu(mac).devices[0].implementer == ""
+    assert probe_apple(machine()).notes == ()
+
+
+def test_frameworks_are_known_by_their_files_else_by_their_distributions():
+    packages = {
+        "torch": Package({"version.py": "__version__ = '2.13.0'\ncuda: Optional[str] = '12.8'\n"}),
+        "tensorflow": Package(),
+        "tensorflow-cpu": Package(version="2.21.0"),
+        "keras": Package(version="3.15.1"),
+        "jax": Package({"version.py": "_version = '1'\n"}),
+    }
+    assert find_frameworks(machine(packages=packages)) == (
+        FrameworkFact("torch", "2.13.0", "cuda 12.8"),
+        FrameworkFact("tensorflow", "2.21.0"),
+        FrameworkFact("keras", "3.15.1"),
+        FrameworkFact("jax", "unknown"),
+    )
+    assert find_frameworks(machine()) == ()
+
+
+@given(st.integers(0, 8), st.none() | st.text(alphabet="0123456789,-+ gx", max_size=12))
+def test_a_visibility_list_never_invents_or_repeats_a_device(count, text):
+    shown = visible(count, text)
+    assert len(set(shown)) == len(shown)
+    assert all(0 <= ordinal < count for ordinal in shown)
