@@ -194,7 +194,8 @@ def main() -> int:
                 print(
                     f"{result.policy:14} {result.batch_size:6} {result.step_milliseconds:11.2f} ms"
                     f"   {result.ratio:.4f}x ({result.low:.4f}-{result.high:.4f})"
-                    f" {result.overhead_microseconds:+7.0f} us {result.fixed_microseconds:+9.0f} us",
+                    f" {result.overhead_microseconds:+7.0f} us"
+                    f" {result.fixed_microseconds:+9.0f} us",
                     flush=True,
                 )
     if arguments.json:

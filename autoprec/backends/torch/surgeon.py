@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from autoprec.errors import AutoprecWarning, UsageError
 class TorchSurgeon:
     """Applies recipes to PyTorch models. `compile_backend` is torch.compile's, for tests."""
 
-    def __init__(self, *, compile_backend: str = "inductor") -> None:
+    def __init__(self, *, compile_backend: str | Callable[..., Any] = "inductor") -> None:
         self._compile_backend = compile_backend
 
     def apply(

@@ -26,7 +26,7 @@ from autoprec.backends.torch.islands import make_islands
 from autoprec.backends.torch.outputs import ChannelsLastInputs, Float32Outputs, float32_ends
 from autoprec.backends.torch.padding import pad_modules
 from autoprec.backends.torch.report import SurgeryReport
-from autoprec.backends.torch.wrappers import install, uninstall
+from autoprec.backends.torch.wrappers import ForwardWrapper, install, installed, uninstall
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
@@ -55,7 +55,7 @@ def operate(
     optimizers: Sequence[torch.optim.Optimizer],
     device: str,
     *,
-    compile_backend: str = "inductor",
+    compile_backend: str | Callable[..., Any] = "inductor",
 ) -> SurgeryReport:
     """Apply `recipe` to `model` and `optimizers` in place; undo what an earlier call did first."""
     root = unwrap(model)
@@ -79,6 +79,10 @@ def operate(
         mode = str(recipe.knobs.get("compile_mode", "default"))
         undo.compiled_before = root.__dict__.get(_COMPILED)
         undo.compiled = True
+        if not any(installed(root)):
+            # torch.compile leaves frames in torch's own files to Python: without a frame of ours
+            # an nn.Sequential would not be compiled as a whole, and nothing would say so.
+            install(ForwardWrapper(root))
         root.compile(backend=compile_backend, mode=_mode(mode, compile_backend))
     return SurgeryReport(
         islands=islands if dtype is not None else (),
@@ -91,7 +95,7 @@ def operate(
     )
 
 
-def _mode(mode: str, backend: str) -> str | None:
+def _mode(mode: str, backend: object) -> str | None:
     """Modes are Inductor's; "default" is how torch.compile spells none."""
     return mode if backend == "inductor" and mode != "default" else None
 

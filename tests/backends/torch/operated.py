@@ -26,7 +26,7 @@ def apply(
     recipe: Recipe,
     model: nn.Module,
     *optimizers: torch.optim.Optimizer,
-    compile_backend: str = "eager",
+    compile_backend: Any = "eager",
 ) -> Precision:
     surgeon = TorchSurgeon(compile_backend=compile_backend)
     return surgeon.apply(recipe, model=model, optimizers=optimizers, device="cpu")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from operated import BFLOAT16, FLOAT32, apply, batches, mlp, same, train, weights
 from torch import nn
 
@@ -171,6 +172,17 @@ def test_compiling_in_place_keeps_names_and_results(backend: str) -> None:
         expected = plain(inputs)
     torch.testing.assert_close(result, expected)
     assert list(compiled.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize("recipe", [FLOAT32, BFLOAT16])
+def test_torchs_own_containers_are_compiled_as_one_graph(recipe: Recipe) -> None:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    model = mlp()
+    apply(replace(recipe, compile=True), model, compile_backend=counter)
+    model(torch.ones(1, 6))
+    assert counter.frame_count == 1
+    assert counter.op_count >= 3
 
 
 def test_removing_and_applying_again_recompiles() -> None:
