@@ -30,7 +30,7 @@ class ScaledOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc
     then how many steps were attempted and skipped, and the step that reached the floor (0: none).
     """
 
-    def __init__(  # noqa: PLR0917 - Keras passes its wrapper's arguments by position
+    def __init__(
         self,
         inner_optimizer: Any,
         initial_scale: float = 2.0**15,

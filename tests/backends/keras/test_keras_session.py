@@ -199,7 +199,7 @@ def test_attention_recurrence_and_own_products_have_their_share():
     assert shares["lstm"] * per_sample == pytest.approx(3 * 2 * 6 * (8 + 4) * 16)
     assert shares["scores"] * per_sample == pytest.approx(3 * 2 * 2 * 6 * 6 * 8)
     assert shares["multi_head_attention"] * per_sample == pytest.approx(3 * 2 * 2 * 2 * 6 * 6 * 4)
-    assert shares["multi_head_attention/query"] * per_sample == pytest.approx(2 * 2 * 6 * 8 * 8)
+    assert shares["multi_head_attention/query"] * per_sample == pytest.approx(3 * 2 * 6 * 8 * 8)
 
 
 def test_batch_normalisation_forbids_splitting_and_dropout_does_not():

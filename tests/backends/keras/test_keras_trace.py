@@ -1,0 +1,196 @@
+"""Traces compare a recipe with float32 from the same state, and read a backward pass's range."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras_models import OwnTrainStep, compiled, data, softmax_net
+
+from autoprec.backends.base import Task
+from autoprec.backends.keras.backend import KerasBackend
+from autoprec.backends.keras.magnitudes import exponent_of, exponents_of
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.errors import UsageError
+
+FLOAT32 = Recipe(batch_size=8)
+BF16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)
+
+
+def with_dropout():
+    return compiled(
+        keras.Sequential(
+            [
+                keras.layers.Input((8,)),
+                keras.layers.Dense(16, activation="relu"),
+                keras.layers.Dropout(0.5),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(4, activation="softmax"),
+            ]
+        )
+    )
+
+
+def tracer(build_model=softmax_net, build_data=lambda n: data(64), **more):
+    given = Task(name="task.py", build_model=build_model, build_data=build_data, **more)
+    return KerasBackend().tracer(given, device="cpu", seed=0, report=lambda *_: None)
+
+
+@pytest.mark.parametrize("model", [with_dropout, lambda: compiled(OwnTrainStep())])
+def test_float32_is_its_own_shadow(model):
+    traced = tracer(model)
+    reference = traced.reference(batch_size=8, steps=4, checkpoints=(0, 3))
+    assert reference.finite
+    assert len(reference.losses) == 4
+    assert reference.reproducible
+    for point in traced.shadow(recipe=FLOAT32):
+        assert point.loss == pytest.approx(point.reference, rel=1e-6)
+        assert point.gradient_error < 1e-5
+    again = traced.trajectory(recipe=FLOAT32, seed=0, steps=4)
+    assert again.losses == pytest.approx(reference.losses, rel=1e-6)
+
+
+def test_bfloat16_deviates_a_little_and_noise_is_its_measure():
+    traced = tracer(with_dropout)
+    traced.reference(batch_size=8, steps=3, checkpoints=(0, 2))
+    shadow = traced.shadow(recipe=BF16)
+    assert [point.step for point in shadow] == [0, 2]
+    assert all(0 < point.gradient_error < 0.2 for point in shadow)
+    noise = traced.noise(draws=2)
+    assert [point.step for point in noise] == [0, 0, 2, 2]
+    assert all(point.loss != point.reference for point in noise)
+    assert len({point.loss for point in noise}) == 4
+
+
+def test_noise_and_seeds_change_a_trajectory_and_repeats_do_not():
+    traced = tracer(with_dropout)
+    first, same, noisy, other = (
+        traced.trajectory(recipe=FLOAT32, seed=seed, steps=3, noisy=noise).losses
+        for seed, noise in ((1, False), (1, False), (1, True), (2, False))
+    )
+    assert first == same
+    assert first != noisy
+    assert first == pytest.approx(noisy, rel=0.05)
+    assert first != other
+
+
+def test_float16_trajectories_report_skips_and_scales():
+    recipe = Recipe(
+        policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=2.0**40)
+    )
+    run = tracer().trajectory(recipe=recipe, seed=0, steps=3)
+    assert run.skipped == (0, 1, 2)
+    assert run.scales == (2.0**39, 2.0**38, 2.0**37)
+    tuned = Recipe(policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=2.0**10))
+    traced = tracer()
+    traced.reference(batch_size=8, steps=1, checkpoints=(0,))
+    (point,) = traced.shadow(recipe=tuned)
+    assert point.gradient_error < 0.02
+
+
+def test_a_trajectory_with_accumulation_averages_its_micro_batches():
+    traced = tracer()
+    whole = traced.trajectory(recipe=Recipe(batch_size=16), seed=0, steps=3)
+    halves = traced.trajectory(recipe=Recipe(batch_size=8, accumulation_steps=2), seed=0, steps=3)
+    assert halves.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+def test_a_run_ends_when_its_time_is_up_and_evaluate_is_asked():
+    traced = tracer(evaluate=lambda model: 0.5)
+    run = traced.trajectory(recipe=FLOAT32, seed=0, steps=1000, seconds=0.5)
+    assert 0 < len(run.losses) < 1000
+    assert run.metric == 0.5
+
+
+def test_data_that_do_not_repeat_are_kept_and_replayed():
+    draws = iter(range(1000))
+
+    def changing(batch_size):
+        random = np.random.default_rng(next(draws))
+        return [
+            (random.normal(size=(batch_size, 8)).astype("float32"), np.zeros(batch_size, "int32"))
+        ]
+
+    traced = tracer(build_data=changing)
+    first = traced.reference(batch_size=8, steps=3, checkpoints=(0,))
+    assert not first.reproducible
+    assert traced.trajectory(recipe=FLOAT32, seed=0, steps=3).losses == first.losses
+
+
+def test_comparing_needs_a_reference():
+    with pytest.raises(UsageError, match="reference"):
+        tracer().shadow(recipe=BF16)
+
+
+def test_exponents_are_those_of_numpy():
+    assert exponent_of(1.0) == 0
+    assert exponent_of(0.75) == -1
+    assert exponents_of(np.array([0.0, 4.0, -3.0, np.inf, 2.0**-30])).tolist() == [2, 1, -30]
+
+
+def regression(factor):
+    """One linear layer whose upstream gradient is known: d loss / d y = factor / samples."""
+
+    def model():
+        net = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+        return compiled(net, loss=lambda y, p: keras.ops.mean(p) * factor)
+
+    return model
+
+
+@pytest.mark.parametrize("exponent", [-20, 0, 12])
+def test_the_largest_backward_magnitude_is_found_exactly(exponent):
+    inputs = np.full((8, 2), 0.25, "float32")
+    traced = tracer(regression(2.0**exponent), lambda n: [(inputs, np.zeros((8, 1), "float32"))])
+    found = traced.backward_exponents(recipe=BF16, batches=2)
+    assert found.largest == exponent - 2  # the kernel's gradient: 8 x (factor / 8) x 0.25
+    assert found.counts == {str(exponent - 2): 1.0}
+    assert found.batches == 2
+    assert found.finite
+
+
+def test_large_gradients_inside_functional_code_and_loops_are_seen():
+    class Amplified(keras.layers.Layer):
+        def call(self, x):
+            return (x * 1024.0) / 1024.0
+
+    def model():
+        return compiled(
+            keras.Sequential(
+                [
+                    keras.layers.Input((3, 4)),
+                    keras.layers.GRU(4),
+                    Amplified(),
+                    keras.layers.Dense(4, activation="softmax"),
+                ]
+            )
+        )
+
+    inputs = np.random.default_rng(0).normal(size=(8, 3, 4)).astype("float32")
+    build = lambda n: [(inputs, np.zeros(8, "int32"))]  # noqa: E731
+    found = tracer(model, build).backward_exponents(recipe=BF16, batches=1)
+    assert found.largest is not None
+    plain = tracer(softmax_net).backward_exponents(recipe=BF16, batches=1)
+    assert plain.largest < 0
+    units = {unit.path: unit for unit in tracer(model, build).unit_magnitudes(recipe=BF16)}
+    assert {"gru", "amplified", "dense"} <= set(units)
+    assert units["amplified"].backward_largest is not None
+    assert units["gru"].backward_largest is not None
+    assert units["dense"].forward_largest <= 0
+    assert all(0.0 <= unit.underflow <= 1.0 for unit in units.values())
+
+
+def test_an_infinite_backward_pass_is_reported():
+    class Infinite(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.sqrt(x * 0.0)
+
+    def model():
+        net = keras.Sequential(
+            [keras.layers.Input((8,)), keras.layers.Dense(4), Infinite(), keras.layers.Dense(1)]
+        )
+        return compiled(net, loss="mse")
+
+    build = lambda n: [(np.ones((8, 8), "float32"), np.ones((8, 1), "float32"))]  # noqa: E731
+    assert not tracer(model, build).backward_exponents(recipe=BF16, batches=1).finite
