@@ -1,0 +1,39 @@
+"""The backend contract for PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from contract import BackendContract, Subject
+from torch import nn
+
+from autoprec.backends import registry
+from autoprec.backends.base import Task
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def build_data(batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for _ in range(16):
+        inputs = torch.randn(batch_size, 6)
+        yield inputs, inputs[:, :3].argmax(dim=1)
+
+
+def loss_fn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def fail() -> nn.Module:
+    raise ZeroDivisionError("the user's own")
+
+
+class TestTorch(BackendContract):
+    @pytest.fixture
+    def subject(self) -> Subject:
+        task = Task("task.py", build_model, build_data, loss_fn=loss_fn)
+        return Subject(registry.load("torch"), task, lambda: replace(task, build_model=fail))
