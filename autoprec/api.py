@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoprec.core.device import DeviceFacts, DeviceKind, merge
+from autoprec.core.device import DeviceFacts, DeviceKind, Fingerprint, merge
 from autoprec.core.probe import DeviceReport, ProbeResult
 from autoprec.core.profile import Fit, Profile, fit, select
 from autoprec.core.recipe import LossScale, Recipe
@@ -147,6 +147,11 @@ def check_profile(profile: str | Path | Profile, *, device: str | None = None) -
     reports = [r for r in seen.devices if r.facts.kind == wanted] or list(seen.devices)
     fits = [fit(made, report.facts.fingerprint, software) for report in reports]
     return min(fits, key=lambda each: (len(each.problems), len(each.warnings)))
+
+
+def device_fingerprint(device: str | None = None) -> Fingerprint:
+    """What profiles are matched by, for `device` or the first device here."""
+    return probe(device=device).devices[0].facts.fingerprint
 
 
 # Apply -------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def bounded(*, low: float, high: float, default: Any = dataclasses.MISSING) -> A
 
 
 def to_plain(value: object) -> Any:
-    """Turn dataclasses, enums and tuples into what YAML and JSON know."""
+    """Turn dataclasses, enums, tuples and subclasses of str into what YAML and JSON know."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -51,7 +51,10 @@ def to_plain(value: object) -> Any:
         return {str(to_plain(key)): to_plain(item) for key, item in value.items()}
     if isinstance(value, frozenset):
         return sorted(to_plain(item) for item in value)
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)  # subclasses (a library's version, a NumPy float) lose their class
+    if isinstance(value, Sequence):
         return [to_plain(item) for item in value]
     return value
 

@@ -1,0 +1,177 @@
+"""apply_profile on PyTorch, as a user calls it: files, folders, devices that fit and do not."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autoprec import Profile, Recipe, apply_profile
+from autoprec.api import device_fingerprint
+from autoprec.core.device import DeviceKind, Fingerprint
+from autoprec.core.dtypes import Policy
+from autoprec.core.judge import Verdict
+from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, TaskRecord
+from autoprec.core.recipe import LossScale
+from autoprec.core.statistics import Ratio
+from autoprec.errors import AutoprecWarning, ProfileError, ProfileMismatch, UsageError
+from autoprec.profiles import save_profile
+
+
+def make_profile(
+    recipe: Recipe, fingerprint: Fingerprint | None = None, **software: str
+) -> Profile:
+    here = fingerprint or device_fingerprint("cpu")
+    return Profile(
+        schema=1,
+        created="2026-11-21T00:00:00Z",
+        autoprec="0.1.0",
+        task=TaskRecord("model.py", "0" * 64, "torch"),
+        device=DeviceRecord(here.kind, here.name, here.family, here),
+        software={"torch": torch.__version__, **software},
+        recipe=recipe,
+        evidence=Evidence(
+            baseline=Baseline(Policy.FLOAT32, 32, 100.0, 0.32, 1),
+            chosen=Chosen(200.0, 0.16, 1),
+            speedup=Ratio(2.0, 1.9, 2.1, 9),
+            speedup_same_batch=None,
+            parity=Verdict("equal", "as an example"),
+            trials=3,
+            tuning_seconds=1.0,
+            reason="an example",
+        ),
+    )
+
+
+ELSEWHERE = Fingerprint(DeviceKind.CUDA, "nvidia-h100", "NVIDIA H100", 80)
+BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)
+
+
+def task() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, precision: Any, steps: int = 3) -> list[float]:
+    losses = []
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        inputs = torch.randn(16, 8, generator=generator)
+        with precision.autocast():
+            loss = nn.functional.cross_entropy(model(inputs), torch.arange(16) % 4)
+        precision.backward(loss)
+        precision.clip_grad_norm_(1.0)
+        assert precision.step()
+        losses.append(loss.item())
+    precision.flush()
+    return losses
+
+
+def test_a_profile_file_applies_and_trains(tmp_path: Path) -> None:
+    file = tmp_path / "model.profile.yaml"
+    save_profile(make_profile(BFLOAT16), file)
+    model, optimizer = task()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        precision = apply_profile(file, model=model, optimizer=optimizer)
+    assert precision.policy is Policy.MIXED_BFLOAT16
+    assert precision.batch_size == 16
+    losses = train(model, precision)
+    assert losses[-1] < losses[0]
+
+
+def test_float32_by_profile_trains_exactly_like_plain_float32() -> None:
+    plain, plain_optimizer = task()
+    expected = []
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        inputs = torch.randn(16, 8, generator=generator)
+        loss = nn.functional.cross_entropy(plain(inputs), torch.arange(16) % 4)
+        loss.backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        plain_optimizer.step()
+        plain_optimizer.zero_grad()
+        expected.append(loss.item())
+    model, optimizer = task()
+    precision = apply_profile(make_profile(Recipe(batch_size=16)), model=model, optimizer=optimizer)
+    assert train(model, precision) == expected
+
+
+def test_several_optimizers_step_together() -> None:
+    model, _ = task()
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2])]
+    before = [p.detach().clone() for p in model.parameters()]
+    train(model, apply_profile(make_profile(BFLOAT16), model=model, optimizer=optimizers))
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_from_a_folder_the_profile_of_this_device_is_taken(tmp_path: Path) -> None:
+    save_profile(make_profile(replace(BFLOAT16, batch_size=99), ELSEWHERE), tmp_path / "a.yaml")
+    save_profile(make_profile(BFLOAT16), tmp_path / "b.yaml")
+    model, optimizer = task()
+    assert apply_profile(tmp_path, model=model, optimizer=optimizer).batch_size == 16
+
+
+def test_where_nothing_fits_the_rules_decide_and_say_so() -> None:
+    model, optimizer = task()
+    profile = make_profile(replace(BFLOAT16, batch_size=64, accumulation_steps=2), ELSEWHERE)
+    with pytest.warns(AutoprecWarning, match=r"made on a cuda device.*autoprec tune"):
+        precision = apply_profile(profile, model=model, optimizer=optimizer)
+    assert (precision.batch_size, precision.accumulation_steps) == (64, 2)
+
+
+def test_strict_raises_where_nothing_fits() -> None:
+    model, optimizer = task()
+    with pytest.raises(ProfileMismatch, match="no profile fits this device"):
+        apply_profile(
+            make_profile(BFLOAT16, ELSEWHERE), model=model, optimizer=optimizer, strict=True
+        )
+
+
+def test_another_minor_version_of_the_framework_warns() -> None:
+    model, optimizer = task()
+    profile = replace(make_profile(BFLOAT16), software={"torch": "1.13.0"})
+    with pytest.warns(AutoprecWarning, match=r"made with torch 1.13.0, here is"):
+        apply_profile(profile, model=model, optimizer=optimizer)
+
+
+def test_a_recipe_applies_without_a_profile() -> None:
+    model, optimizer = task()
+    recipe = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=256.0))
+    precision = apply_profile(recipe, model=model, optimizer=optimizer)
+    assert precision.scaler.get_scale() == 256.0
+
+
+def test_torch_needs_a_model() -> None:
+    with pytest.raises(UsageError, match=r"needs model=\.\.\."):
+        apply_profile(make_profile(BFLOAT16))
+
+
+def test_a_missing_profile_is_one_clear_error(tmp_path: Path) -> None:
+    model, optimizer = task()
+    with pytest.raises(ProfileError, match="there is no such file"):
+        apply_profile(tmp_path / "nothing.yaml", model=model, optimizer=optimizer)
+
+
+def test_checkpoints_load_before_and_after(tmp_path: Path) -> None:
+    model, optimizer = task()
+    precision = apply_profile(make_profile(BFLOAT16), model=model, optimizer=optimizer)
+    train(model, precision)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "c")
+    saved = torch.load(tmp_path / "c")
+    plain, plain_optimizer = task()
+    plain.load_state_dict(saved["model"])
+    plain_optimizer.load_state_dict(saved["optimizer"])
+    again, again_optimizer = task()
+    apply_profile(make_profile(BFLOAT16), model=again, optimizer=again_optimizer)
+    again.load_state_dict(plain.state_dict())
+    assert list(again.state_dict()) == list(plain.state_dict())
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
+    )
