@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -180,6 +179,8 @@ class LocalMachine:
 
     def distribution_version(self, name: str) -> str | None:
         """The version of an installed distribution."""
+        import importlib.metadata
+
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.codec import DecodeError, bounded, from_plain, join, nearest, show, to_plain
@@ -81,11 +81,13 @@ outers = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(outers)
 def test_whatever_is_written_reads_back_the_same(value):
     assert from_plain(Outer, to_plain(value)) == value
 
 
+@settings(deadline=None)
 @given(outers)
 def test_what_is_written_is_plain(value):
     def plain(item):
@@ -177,12 +179,14 @@ def test_frozen_sets_are_written_sorted():
     assert to_plain(frozenset({"b", "a"})) == ["a", "b"]
 
 
+@settings(deadline=None)
 @given(st.text() | st.integers() | st.binary() | st.lists(st.integers()))
 def test_shown_values_are_short_and_printable(value):
     assert len(show(value)) <= 60
     assert show(value).isprintable()
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_paths_are_printable_whatever_the_key(key):
     assert join("a", key).isprintable()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
@@ -224,6 +224,7 @@ products = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(row=rows, features=features, denied=features, products=st.lists(products).map(tuple))
 def test_any_facts_survive_being_written_and_read(row, features, denied, products):
     observation = seen(features=features, denied=denied)
@@ -231,6 +232,7 @@ def test_any_facts_survive_being_written_and_read(row, features, denied, product
     assert from_plain(DeviceFacts, to_plain(facts)) == facts
 
 
+@settings(deadline=None)
 @given(row=rows, features=features, flops=st.floats(1, 1e6))
 def test_what_is_measured_beats_what_is_said(row, features, flops):
     facts = merge(seen(features=features), family(row))
@@ -245,6 +247,7 @@ def test_what_is_measured_beats_what_is_said(row, features, flops):
     )
 
 
+@settings(deadline=None)
 @given(row=rows, extra=features)
 def test_more_features_never_take_a_proof_away(row, extra):
     few = merge(seen(features=frozenset({"a"})), family(row)).fact(BF16)

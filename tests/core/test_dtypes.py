@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.dtypes import DType, Policy
@@ -51,6 +51,7 @@ def test_an_unknown_name_tells_what_was_given_what_is_expected_and_the_nearest()
     assert "Did you mean" not in str(caught.value)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_parsing_any_text_gives_a_policy_or_a_usage_error(text):
     with contextlib.suppress(UsageError):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.device import (
@@ -167,11 +167,13 @@ any_facts = st.builds(
 requests = st.lists(st.sampled_from(Policy), min_size=1, unique=True).map(tuple)
 
 
+@settings(deadline=None)
 @given(any_facts)
 def test_float32_is_always_a_candidate(device):
     assert F32 in propose(device).policies
 
 
+@settings(deadline=None)
 @given(any_facts)
 def test_every_policy_is_a_candidate_or_refused_and_never_both(device):
     proposal = propose(device)
@@ -180,6 +182,7 @@ def test_every_policy_is_a_candidate_or_refused_and_never_both(device):
     assert proposal.expectation
 
 
+@settings(deadline=None)
 @given(any_facts)
 def test_every_candidate_and_every_refusal_has_its_reason(device):
     proposal = propose(device)
@@ -189,6 +192,7 @@ def test_every_candidate_and_every_refusal_has_its_reason(device):
         assert (policy in proposal.policies) == (not objections(device, policy))
 
 
+@settings(deadline=None)
 @given(any_facts, requests)
 def test_a_request_is_followed_exactly(device, requested):
     proposal = propose(device, requested)
@@ -197,6 +201,7 @@ def test_a_request_is_followed_exactly(device, requested):
     assert all(candidate.reasons[0] == "requested" for candidate in proposal.candidates)
 
 
+@settings(deadline=None)
 @given(any_facts, st.sampled_from([DType.TF32, DType.BFLOAT16, DType.FLOAT16]))
 def test_a_refusal_added_never_adds_a_candidate(device, dtype):
     worse = replace(
@@ -205,11 +210,13 @@ def test_a_refusal_added_never_adds_a_candidate(device, dtype):
     assert set(propose(worse).policies) <= set(propose(device).policies)
 
 
+@settings(deadline=None)
 @given(any_facts)
 def test_the_same_facts_give_the_same_proposal(device):
     assert propose(device) == propose(device)
 
 
+@settings(deadline=None)
 @given(any_facts)
 def test_native_candidates_go_before_float32_and_unknown_ones_after(device):
     policies = propose(device).policies

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.device import DeviceKind, Observation
@@ -146,6 +146,7 @@ def test_a_device_that_is_not_here_is_refused_with_those_that_are(chosen):
         select(DEVICES, chosen)
 
 
+@settings(deadline=None)
 @given(
     files=st.dictionaries(
         st.sampled_from(

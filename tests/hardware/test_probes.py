@@ -1,7 +1,7 @@
 """What must hold of the other probes: CPU, AMD, Intel, Apple, TPU and the frameworks."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.device import DeviceKind
@@ -195,6 +195,7 @@ def test_frameworks_are_known_by_their_files_else_by_their_distributions():
     assert find_frameworks(machine()) == ()
 
 
+@settings(deadline=None)
 @given(st.integers(0, 8), st.none() | st.text(alphabet="0123456789,-+ gx", max_size=12))
 def test_a_visibility_list_never_invents_or_repeats_a_device(count, text):
     shown = visible(count, text)

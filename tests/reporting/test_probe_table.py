@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -114,6 +114,7 @@ def test_without_a_console_it_prints_to_stdout(capsys):
     assert "recommended" in capsys.readouterr().out
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_visible_text_is_printable(text):
     assert visible_text(text).isprintable()
