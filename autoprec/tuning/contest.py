@@ -14,6 +14,7 @@ from autoprec.core.choice import Finalist
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.events import Listener, Round
+from autoprec.tuning.neighbours import Watch
 from autoprec.tuning.trials import Runner
 
 _ROUND_SECONDS = 0.6
@@ -31,10 +32,12 @@ class Contest:
         seed: int,
         together: bool,
         listener: Listener,
+        watch: Watch,
     ) -> None:
         self.recipes = tuple(recipes)
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
         self._seed, self._together, self._listener = seed, together, listener
+        self._watch = watch
         self._runners = [make_runner() for _ in (recipes if together else recipes[:1])]
 
     def __enter__(self) -> Contest:
@@ -58,8 +61,9 @@ class Contest:
         """Run the rounds; return every finalist with its rate in each."""
         for number in range(rounds):
             order = list(range(len(self.recipes)))
-            for index in order if number % 2 == 0 else reversed(order):
-                self.measured[index].append(self._time(index, step_seconds[index]))
+            with self._watch.over([pid for runner in self._runners for pid in runner.pids]):
+                for index in order if number % 2 == 0 else reversed(order):
+                    self.measured[index].append(self._time(index, step_seconds[index]))
             rates = tuple(m[-1].samples_per_second for m in self.measured)
             self._listener(Round(number + 1, rounds, rates))
         return tuple(

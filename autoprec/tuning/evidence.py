@@ -27,7 +27,11 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.search import Outcome
 from autoprec.core.space import BATCH
-from autoprec.core.statistics import Ratio, median
+from autoprec.core.statistics import Ratio, median, relative_spread
+from autoprec.tuning.neighbours import BUSY_SHARE
+
+#: A baseline that varies more than this between rounds makes small ratios meaningless.
+NOISY = 0.25
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Findings:
     refusals: list[Refusal] = field(default_factory=list)
     memory_bytes: int | None = None
     proof_seconds: float = 0.0
+    neighbours: float = 0.0
     choice: Choice | None = None
     baseline: Recipe | None = None
     proven: Proven | None = None
@@ -208,12 +213,30 @@ def _warnings(
             f"the batch changed from {plain.effective_batch} to {recipe.effective_batch}: adapt "
             "the learning rate and its schedule, or set BATCH_SIZE to keep the batch"
         )
+    if findings.neighbours > BUSY_SHARE:
+        found.append(
+            f"other processes used up to {findings.neighbours:.0%} of the processors while this "
+            "was measured: tune again on an idle machine"
+        )
+    found += _noise(findings, plain)
     if measured.data_seconds > measured.step_seconds:
         found.append(
             f"the loader needs {measured.data_seconds * 1e3:.1f} ms for a step of "
             f"{measured.step_seconds * 1e3:.1f} ms: use more loader workers"
         )
     return tuple(found)
+
+
+def _noise(findings: Findings, plain: Recipe) -> list[str]:
+    """Say so where the baseline itself varied so much that small differences mean nothing."""
+    rounds = [m.samples_per_second for m in findings.finals.get(plain.key(), [])]
+    spread = relative_spread(rounds)
+    if spread <= NOISY:
+        return []
+    return [
+        f"this machine's step times vary by {spread:.0%} between rounds: differences below that "
+        "are noise; run again when it is idle"
+    ]
 
 
 def _round(value: float) -> float:

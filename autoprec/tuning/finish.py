@@ -94,6 +94,7 @@ def _contest(
         seed=work.options.seed,
         together=together,
         listener=work.listener,
+        watch=work.watch,
     )
     try:
         with contest:

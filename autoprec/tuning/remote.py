@@ -93,6 +93,11 @@ class Worker:
         self.loaded: Loaded | None = None
 
     @property
+    def pid(self) -> int:
+        """The worker's process id, which is its process group's too."""
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         """Whether the process still runs."""
         return self._process.poll() is None

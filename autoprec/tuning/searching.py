@@ -45,9 +45,11 @@ def search(
         recipe = space.recipe(point)
         number = len(history)
         work.listener(TrialStarted(number, recipe, decision.reason))
-        outcome = run_trial(
-            runner, point, recipe, seed=work.options.seed, budget=_budget(history, recipe)
-        )
+        runner.load()
+        with work.watch.over(runner.pids):
+            outcome = run_trial(
+                runner, point, recipe, seed=work.options.seed, budget=_budget(history, recipe)
+            )
         study.tell(trial, outcome)
         rates = [each.rate for each in (*history, outcome)]
         work.listener(TrialFinished(number, recipe, outcome, max(rates), rates[0]))

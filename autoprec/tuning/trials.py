@@ -58,6 +58,11 @@ class Runner:
                 self._worker.kill()
             self._worker = None
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The worker's process id, if there is a worker."""
+        return () if self._worker is None else (self._worker.pid,)
+
     def _progress(self, phase: str, step: int) -> None:
         self._listener(Progress(phase, step))
 

@@ -111,6 +111,7 @@ def _learn(
     runner.drop()
     seconds = measured.measurement.step_seconds
     finish(work, space.recipe(baseline), seconds, proven, findings)
+    findings.neighbours = work.watch.worst
     return findings
 
 

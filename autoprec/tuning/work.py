@@ -10,7 +10,8 @@ from pathlib import Path
 from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.tuning.budget import memory_budget
-from autoprec.tuning.events import Listener
+from autoprec.tuning.events import Listener, Note
+from autoprec.tuning.neighbours import Watch
 from autoprec.tuning.options import Options
 from autoprec.tuning.remote import Worker, WorkerSettings
 from autoprec.tuning.trials import Runner
@@ -50,6 +51,11 @@ class Work:
         if self.on_cpu:
             return memory_budget(seen.memory_bytes)
         return None if seen.memory_bytes is None else int(_DEVICE_SHARE * seen.memory_bytes)
+
+    @cached_property
+    def watch(self) -> Watch:
+        """Watches for other processes while something is measured."""
+        return Watch(lambda text: self.listener(Note(text, warning=True)))
 
     @property
     def on_cpu(self) -> bool:
