@@ -76,6 +76,12 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--compile", action="store_true", help="try compilation too")
     group.add_argument(
+        "--align",
+        type=int,
+        metavar="N",
+        help="try padding matrix dimensions to this multiple (default: what the device wants)",
+    )
+    group.add_argument(
         "--knob",
         action="append",
         default=[],
@@ -198,6 +204,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         accept_drift=arguments.accept_drift,
         float32_modules=tuple(arguments.float32_modules),
         compile=arguments.compile,
+        align=arguments.align,
         knobs=dict(_knob(text) for text in arguments.knob),
         sampler=arguments.sampler,
         seed=arguments.seed,

@@ -29,6 +29,7 @@ _SCALES: Mapping[str, tuple[float, float]] = {
     "compile": (0.35, 0.12),
     "threads": (0.35, 0.08),
     "steps_per_execution": (0.15, 0.10),
+    "alignment": (0.15, 0.05),
 }
 _OTHER_SCALE = (0.08, 0.03)
 _COMMON_DRIFT = 0.12

@@ -218,7 +218,7 @@ def shortlist(
 
 def _complexity(point: Point) -> int:
     """How many settings of a point differ from plain training."""
-    plain = {"policy": "float32", "memory_format": "contiguous", "compile": False}
+    plain = {"policy": "float32", "memory_format": "contiguous", "compile": False, "alignment": 1}
     return sum(point.get(name, value) != value for name, value in plain.items()) + sum(
         1 for name in point if name not in plain and name != BATCH and point[name]
     )

@@ -15,7 +15,7 @@ from itertools import product
 
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KnobValue, LossScale, Recipe
+from autoprec.core.recipe import Alignment, KnobValue, LossScale, Recipe
 from autoprec.errors import UsageError
 
 Point = Mapping[str, KnobValue]
@@ -27,7 +27,8 @@ BATCH = "batch_size"
 class Space:
     """The factors of the search and their levels; the first level of each is the default.
 
-    `effective_batch` is kept by accumulation where it is given.
+    `effective_batch` is kept by accumulation where it is given. `alignments` are the multiples that
+    `padded_modules` may be padded to, 1 for not at all.
     """
 
     policies: tuple[Policy, ...]
@@ -37,6 +38,8 @@ class Space:
     compile: tuple[bool, ...] = (False,)
     knobs: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     float32_modules: tuple[str, ...] = ()
+    alignments: tuple[int, ...] = (1,)
+    padded_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.policies or not self.batch_sizes:
@@ -55,6 +58,7 @@ class Space:
             "policy": tuple(policy.value for policy in self.policies),
             "memory_format": self.memory_formats,
             "compile": self.compile,
+            **({"alignment": self.alignments} if len(self.alignments) > 1 else {}),
             **self.knobs,
             BATCH: self.batch_sizes,
         }
@@ -78,8 +82,12 @@ class Space:
             if point["memory_format"] == "channels_last"
             else "contiguous",
             compile=bool(point["compile"]),
+            alignment=self._alignment(int(point.get("alignment", self.alignments[0]))),
             knobs={name: point[name] for name in self.knobs if point[name] != self.knobs[name][0]},
         )
+
+    def _alignment(self, multiple: int) -> Alignment:
+        return Alignment(multiple, self.padded_modules) if multiple > 1 else Alignment()
 
     def point(self, recipe: Recipe) -> Point:
         """The point that stands for `recipe`: the inverse of `recipe` within the space."""
@@ -87,6 +95,7 @@ class Space:
             "policy": recipe.policy.value,
             "memory_format": recipe.memory_format,
             "compile": recipe.compile,
+            **({"alignment": recipe.alignment.multiple} if len(self.alignments) > 1 else {}),
             **{name: recipe.knobs.get(name, levels[0]) for name, levels in self.knobs.items()},
             BATCH: recipe.batch_size,
         }

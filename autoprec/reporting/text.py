@@ -22,6 +22,8 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append(recipe.memory_format)
     if recipe.compile:
         parts.append("compiled")
+    if recipe.alignment.modules:
+        parts.append(f"padded to {recipe.alignment.multiple}")
     parts += [f"{name}={value}" for name, value in recipe.knobs.items()]
     if recipe.float32_modules:
         parts.append(f"{len(recipe.float32_modules)} float32 modules")

@@ -18,7 +18,7 @@ from rich.text import Text
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.search import Outcome, Status
-from autoprec.core.space import BATCH
+from autoprec.core.space import BATCH, Point
 from autoprec.reporting.text import (
     bytes_text,
     dtype_text,
@@ -174,8 +174,10 @@ def _trial_line(event: TrialFinished) -> str:
 def _table(outcomes: tuple[Outcome, ...]) -> Table:
     """What was tried, fastest first."""
     table = Table(title="what was tried", title_justify="left", box=None, pad_edge=False)
-    for name in ("policy", "batch", "layout", "samples/s", "vs baseline", "step", "memory", ""):
-        table.add_column(name, justify="right" if name not in ("policy", "layout", "") else "left")
+    for name in ("policy", "batch", "settings", "samples/s", "vs baseline", "step", "memory", ""):
+        table.add_column(
+            name, justify="right" if name not in ("policy", "settings", "") else "left"
+        )
     base = outcomes[0].rate if outcomes else 0.0
     for outcome in sorted(outcomes, key=lambda o: -o.rate):
         table.add_row(*_row(outcome, base))
@@ -184,7 +186,7 @@ def _table(outcomes: tuple[Outcome, ...]) -> Table:
 
 def _row(outcome: Outcome, base: float) -> list[Text]:
     point, measured = outcome.point, outcome.measurement
-    layout = str(point["memory_format"]) + (", compiled" if point["compile"] else "")
+    settings = _settings(point)
     if outcome.status is not Status.OK or measured is None:
         numbers, note = ["", "", "", ""], f"{outcome.status}: {outcome.reason}"
     else:
@@ -195,8 +197,19 @@ def _row(outcome: Outcome, base: float) -> list[Text]:
             bytes_text(measured.peak_memory_bytes),
         ]
         note = "" if measured.finite else "the loss was not finite"
-    cells = [str(point["policy"]), str(point[BATCH]), layout, *numbers, note[:60]]
+    cells = [str(point["policy"]), str(point[BATCH]), settings, *numbers, note[:60]]
     return [Text(printable(cell)) for cell in cells]
+
+
+def _settings(point: Point) -> str:
+    """What a point sets besides policy and batch, in words; empty where all is plain."""
+    parts = [] if point["memory_format"] == "contiguous" else [str(point["memory_format"])]
+    parts += ["compiled"] if point["compile"] else []
+    if int(point.get("alignment", 1)) > 1:
+        parts.append(f"padded to {point['alignment']}")
+    known = ("policy", "memory_format", "compile", "alignment", BATCH)
+    parts += [f"{name}={value}" for name, value in point.items() if name not in known]
+    return ", ".join(parts)
 
 
 def closing_sentence(profile: Profile) -> str:

@@ -26,7 +26,7 @@ from autoprec.core.profile import (
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.search import Outcome
-from autoprec.core.space import BATCH
+from autoprec.core.space import BATCH, Point, Space
 from autoprec.core.statistics import Ratio, median, relative_spread
 from autoprec.tuning.neighbours import BUSY_SHARE
 
@@ -56,6 +56,7 @@ class Findings:
     facts: DeviceFacts
     task: TaskFacts
     history: tuple[Outcome, ...]
+    space: Space
     refusals: list[Refusal] = field(default_factory=list)
     memory_bytes: int | None = None
     proof_seconds: float = 0.0
@@ -93,20 +94,13 @@ class Findings:
             peak = max(m.peak_memory_bytes for m in finals)
             return replace(nearest, peak_memory_bytes=peak)
         for outcome in self.history:
-            if outcome.measurement is not None and _same(outcome, recipe):
+            if outcome.measurement is not None and _same(self.space, outcome.point, recipe):
                 return outcome.measurement
         raise KeyError(recipe.key())
 
 
-def _same(outcome: Outcome, recipe: Recipe) -> bool:
-    point = outcome.point
-    return (
-        point["policy"] == recipe.policy.value
-        and point[BATCH] == recipe.batch_size
-        and point["memory_format"] == recipe.memory_format
-        and point["compile"] == recipe.compile
-        and all(point.get(name) == value for name, value in recipe.knobs.items())
-    )
+def _same(space: Space, point: Point, recipe: Recipe) -> bool:
+    return dict(point) == dict(space.point(recipe))
 
 
 def build_profile(
@@ -151,6 +145,7 @@ def build_profile(
         memory_budget_bytes=findings.memory_bytes,
         loss_scale=None if proven is None else proven.loss_scale,
         islands=None if proven is None else proven.islands,
+        padding=_padding(findings),
         warnings=_warnings(findings, recipe, plain, chosen),
     )
     facts = findings.facts
@@ -163,6 +158,30 @@ def build_profile(
         software=dict(findings.task.software),
         recipe=recipe,
         evidence=evidence,
+    )
+
+
+def _padding(findings: Findings) -> tuple[Mapping[str, Any], ...]:
+    """Every dimension off the alignment, and the best speed with and without padding."""
+    multiple = findings.space.alignments[-1]
+    if multiple == 1:
+        return ()
+    with_padding, without = (
+        max((o.rate for o in findings.history if o.point["alignment"] == level), default=0.0)
+        for level in (multiple, 1)
+    )
+    gain = _round(with_padding / without) if with_padding and without else None
+    return tuple(
+        {
+            "module": d.module,
+            "kind": d.kind,
+            "dimension": d.name,
+            "size": d.size,
+            "padded_to": -(-d.size // multiple) * multiple,
+            "best_speed_with_over_without": gain,
+        }
+        for d in findings.task.dimensions
+        if d.size % multiple
     )
 
 

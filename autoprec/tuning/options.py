@@ -20,7 +20,8 @@ class Options:
 
     `policies` empty means what the rules propose. `batch_sizes` None means powers of two from 8 to
     1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name to the levels to try, its
-    default first. `tolerance` widens (above 1) or narrows the proof's tolerances.
+    default first. `align` overrides the multiple that the device wants. `tolerance` widens (above
+    1) or narrows the proof's tolerances.
     """
 
     output: Path | None = None
@@ -33,6 +34,7 @@ class Options:
     accept_drift: bool = False
     float32_modules: tuple[str, ...] = ()
     compile: bool = False
+    align: int | None = None
     knobs: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     sampler: str = "cost"
     seed: int = 0
@@ -47,6 +49,8 @@ class Options:
         _positive("--time-limit", self.time_limit)
         _positive("--proof-seconds", self.proof_seconds)
         _positive("--tolerance", self.tolerance)
+        _positive("--align", self.align)
+        _positive("--rounds", self.rounds)
         if self.sampler not in SAMPLERS:
             raise UsageError(
                 f"--sampler {self.sampler!r} given, expected one of {', '.join(SAMPLERS)}"
@@ -63,6 +67,7 @@ class Options:
             self.policies,
             self.batch_sizes,
             self.compile,
+            self.align,
             self.knobs,
             self.sampler,
             self.seed,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autoprec.core.device import DeviceKind
+from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.islands import resolve_patterns
-from autoprec.core.measurement import TaskFacts
+from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.rules import Proposal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
 from autoprec.errors import TaskError
@@ -58,7 +58,7 @@ def _describe(work: Work, runner: Runner, batch: int) -> TaskFacts:
             batch = max(1, batch // 4)
 
 
-def build_space(work: Work, task: TaskFacts, proposal: Proposal) -> Space:
+def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Proposal) -> Space:
     """The recipes worth trying for this task on this device."""
     policies = list(proposal.policies)
     if Policy.FLOAT32 not in policies:
@@ -68,6 +68,8 @@ def build_space(work: Work, task: TaskFacts, proposal: Proposal) -> Space:
     for warning in task.warnings:
         work.listener(Note(warning, warning=True))
     patterns = work.options.float32_modules
+    multiple = work.options.align or max(facts.alignment(p.compute_dtype) for p in policies)
+    off = off_alignment(task, multiple)
     return Space(
         policies=tuple(policies),
         batch_sizes=_batch_sizes(work, task),
@@ -76,7 +78,14 @@ def build_space(work: Work, task: TaskFacts, proposal: Proposal) -> Space:
         compile=(False, True) if work.options.compile else (False,),
         knobs=work.options.knobs,
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
+        alignments=(1, multiple) if off else (1,),
+        padded_modules=tuple(dict.fromkeys(dimension.module for dimension in off)),
     )
+
+
+def off_alignment(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
+    """The dimensions of the model that are no multiple of what the device wants."""
+    return tuple(dimension for dimension in task.dimensions if dimension.size % multiple)
 
 
 def _batch_sizes(work: Work, task: TaskFacts) -> tuple[int, ...]:

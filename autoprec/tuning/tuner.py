@@ -91,7 +91,7 @@ def _learn(
     work: Work, study: Study, facts: DeviceFacts, proposal: Proposal, runner: Runner
 ) -> Findings:
     task = preflight(work, study, runner)
-    space = build_space(work, task, proposal)
+    space = build_space(work, task, facts, proposal)
     study.use(space, sampler=work.options.sampler, seed=work.options.seed)
     work.listener(Described(task, len(study.history()), len(space.points())))
     baseline = baseline_point(space)
@@ -102,6 +102,7 @@ def _learn(
         history=history,
         refusals=list(proposal.refusals),
         memory_bytes=work.memory_bytes,
+        space=space,
     )
     measured = find(history, baseline)
     if measured is None or measured.measurement is None or measured.rate <= 0:
