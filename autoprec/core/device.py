@@ -88,7 +88,8 @@ class Observation:
     but not usable (AMX without tile permission). `partial_features`: whoever listed them does not
     know all, so a missing one proves nothing. `memory_bytes` is what may be used: the smaller of
     what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
-    set. `uuid` selects the device for a worker; it is no part of a fingerprint.
+    set. `uuid` selects the device for a worker process: a UUID, or for ROCm and TPU the ordinal
+    that the visibility variable wants. It is no part of a fingerprint.
     """
 
     kind: DeviceKind
@@ -144,6 +145,11 @@ class Match:
         for text in (*self.cpu_family, *self.cpu_model):
             if not re.fullmatch(r"\d+(-\d+)?", text):
                 raise ValueError(f"{text!r} given, expected a number or a range such as '16-31'")
+        for pattern in (*self.name, *self.board):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
 
 
 @dataclass(frozen=True)

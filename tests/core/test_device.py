@@ -203,6 +203,11 @@ def test_a_range_that_is_none_is_refused_when_it_is_read(text):
         from_plain(Match, {"cpu_model": [text]})
 
 
+def test_a_pattern_that_is_no_regular_expression_is_refused_when_it_is_read():
+    with pytest.raises(DecodeError, match=r"'\(' is no regular expression"):
+        from_plain(Match, {"name": ["("]})
+
+
 def test_numbers_and_ranges_of_numbers_are_read():
     assert from_plain(Match, {"cpu_model": ["1", "16-31"]}).cpu_model == ("1", "16-31")
 

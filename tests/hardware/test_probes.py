@@ -107,6 +107,15 @@ def test_the_runtimes_filter_counts_before_hips(variables, shown):
     assert bool(seen.notes) == (not shown or "GPU-" in str(variables))
 
 
+def test_a_worker_finds_the_gpu_again_by_the_ordinal_before_hips_filter():
+    variables = {"ROCR_VISIBLE_DEVICES": "2,1,0", "HIP_VISIBLE_DEVICES": "2,0"}
+    seen = kfd(*(GPU.format(90000 + i) for i in range(3)), variables=variables).devices
+    assert [(d.index, d.uuid, d.architecture) for d in seen] == [
+        (0, "2", "gfx900"),
+        (1, "0", "gfx902"),
+    ]
+
+
 def test_nodes_are_taken_in_the_order_of_their_numbers():
     files = {f"{NODES}/{i}/properties": GPU.format(90000 + i) for i in (10, 9, 2)}
     seen = probe_amd(machine(files=files)).devices

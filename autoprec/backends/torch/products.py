@@ -51,7 +51,7 @@ class TorchArithmetic:
 
     def _wait(self) -> None:
         if self._device.type != "cpu":
-            getattr(torch, self._device.type).synchronize()
+            torch.accelerator.synchronize(self._device)
 
 
 def open_device(address: str) -> TorchArithmetic:

@@ -25,29 +25,30 @@ def probe_amd(machine: Machine) -> Seen:
     gpus = [(node, values) for node, values in properties if _number(values, "simd_count") > 0]
     if not gpus:
         return Seen()
-    shown, notes = _shown(machine, len(gpus))
-    devices = tuple(_observe(machine, i, *gpus[ordinal]) for i, ordinal in enumerate(shown))
-    return Seen(devices, notes)
-
-
-def _shown(machine: Machine, count: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """ROCR_VISIBLE_DEVICES filters first; HIP's variable, or CUDA's in its place, then counts."""
-    left = tuple(range(count))
-    notes: list[str] = []
-    runtime = machine.variable("ROCR_VISIBLE_DEVICES")
+    after_runtime, runtime_notes = _left(machine, len(gpus), "ROCR_VISIBLE_DEVICES")
     hip = machine.variable("HIP_VISIBLE_DEVICES")
-    chosen = hip if hip is not None else machine.variable("CUDA_VISIBLE_DEVICES")
-    for name, text in (("ROCR_VISIBLE_DEVICES", runtime), ("HIP_VISIBLE_DEVICES", chosen)):
-        if text is not None and "GPU-" in text:
-            notes.append(f"{name} names GPUs by UUID, which is not resolved here: all are shown")
-            continue
-        left = tuple(left[ordinal] for ordinal in visible(len(left), text))
-    if not left:
-        notes.append(f"environment variables hide all {count} AMD GPUs")
-    return left, tuple(notes)
+    name = "HIP_VISIBLE_DEVICES" if hip is not None else "CUDA_VISIBLE_DEVICES"
+    shown, notes = _left(machine, len(after_runtime), name)
+    devices = tuple(
+        _observe(machine, index, ordinal, *gpus[after_runtime[ordinal]])
+        for index, ordinal in enumerate(shown)
+    )
+    hidden = () if devices else (f"environment variables hide all {len(gpus)} AMD GPUs",)
+    return Seen(devices, (*runtime_notes, *notes, *hidden))
 
 
-def _observe(machine: Machine, index: int, node: str, values: Mapping[str, str]) -> Observation:
+def _left(machine: Machine, count: int, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Ordinals that one variable leaves: the runtime's counts first, HIP's (or CUDA's) after it."""
+    text = machine.variable(name)
+    if text is not None and "GPU-" in text:
+        note = f"{name} names GPUs by UUID, which is not resolved here: all are shown"
+        return tuple(range(count)), (note,)
+    return visible(count, text), ()
+
+
+def _observe(
+    machine: Machine, index: int, ordinal: int, node: str, values: Mapping[str, str]
+) -> Observation:
     return Observation(
         kind=DeviceKind.ROCM,
         index=index,
@@ -56,6 +57,7 @@ def _observe(machine: Machine, index: int, node: str, values: Mapping[str, str])
         architecture=_gfx(_number(values, "gfx_target_version")),
         pci=f"{_number(values, 'vendor_id'):04x}:{_number(values, 'device_id'):04x}",
         memory_bytes=_memory(machine, node),
+        uuid=str(ordinal),
     )
 
 

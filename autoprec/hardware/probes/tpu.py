@@ -16,7 +16,7 @@ def probe_tpu(machine: Machine) -> Seen:
     """Observe the TPU chips on the bus."""
     chips = [device for device in pci_devices(machine, _VENDOR) if _is_chip(device)]
     shown = visible(len(chips), machine.variable("TPU_VISIBLE_CHIPS"))
-    devices = tuple(_observe(index, chips[ordinal]) for index, ordinal in enumerate(shown))
+    devices = tuple(_observe(index, ordinal, chips[ordinal]) for index, ordinal in enumerate(shown))
     notes = (
         (f"TPU_VISIBLE_CHIPS hides all {len(chips)} TPU chips",) if chips and not devices else ()
     )
@@ -27,11 +27,12 @@ def _is_chip(device: PciDevice) -> bool:
     return not device.kind.startswith(_NO_CHIP)
 
 
-def _observe(index: int, chip: PciDevice) -> Observation:
+def _observe(index: int, ordinal: int, chip: PciDevice) -> Observation:
     return Observation(
         kind=DeviceKind.TPU,
         index=index,
         vendor="Google",
         pci=chip.id,
         pci_subsystem=chip.subsystem,
+        uuid=str(ordinal),
     )
