@@ -6,6 +6,7 @@ bottom: probe -> tune -> profile -> apply.
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoprec.core.device import DeviceFacts, DeviceKind, Fingerprint, merge
+from autoprec.core.dtypes import Policy
 from autoprec.core.probe import DeviceReport, ProbeResult
 from autoprec.core.profile import Fit, Profile, fit, select
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.rules import propose
+from autoprec.core.space import parse_batch_sizes
 from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.observe import observe
@@ -89,7 +92,7 @@ def tune(
     if options is not None and settings:
         raise UsageError("give options or single settings, not both")
     try:
-        chosen = options or TuneOptions(**settings)
+        chosen = options or TuneOptions(**_parsed(settings))
     except TypeError as error:
         raise UsageError(f"tune: {error}") from error
     path = check_task_path(task)
@@ -108,14 +111,31 @@ def tune(
     return profile
 
 
+def _parsed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a caller writes them (names, lists) in the types the options have."""
+    parsed = dict(settings)
+    if "policies" in parsed:
+        given = parsed["policies"]
+        names = given.split(",") if isinstance(given, str) else given
+        parsed["policies"] = tuple(Policy.parse(str(name)) for name in names)
+    sizes = parsed.get("batch_sizes")
+    if sizes is not None:
+        parsed["batch_sizes"] = (
+            parse_batch_sizes(sizes) if isinstance(sizes, str) else tuple(sorted(sizes))
+        )
+    if parsed.get("output") is not None:
+        parsed["output"] = Path(parsed["output"])
+    if isinstance(parsed.get("float32_modules"), str):
+        parsed["float32_modules"] = (parsed["float32_modules"],)
+    return parsed
+
+
 def check_output(path: Path) -> Path:
     """Where a profile will be written; `UsageError` now rather than after an hour of tuning."""
     folder = path.parent
     if path.is_dir():
         raise UsageError(f"--output {path} is a folder; give the profile's file name")
     existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
-    import os
-
     if not os.access(existing, os.W_OK):
         raise UsageError(f"{existing} is not writable; choose another place with --output")
     return path
