@@ -11,11 +11,16 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from autoprec.core.recipe import Recipe
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greeting is no test output
 
@@ -116,3 +121,42 @@ class _Names(dict[str, bool]):
 
     def __missing__(self, name: str) -> bool:
         return False
+
+
+@pytest.fixture
+def write_profile(tmp_path: Path) -> Callable[[Recipe, str], Path]:
+    """Return a function that writes a recipe as a profile of this machine's CPU."""
+    from autoprec.api import device_fingerprint
+    from autoprec.core.dtypes import Policy
+    from autoprec.core.judge import Verdict
+    from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
+    from autoprec.core.statistics import Ratio
+    from autoprec.profiles import save_profile
+
+    def write(recipe: Recipe, framework: str) -> Path:
+        here = device_fingerprint("cpu")
+        evidence = Evidence(
+            baseline=Baseline(Policy.FLOAT32, recipe.effective_batch, 100.0, 0.32, 1),
+            chosen=Chosen(200.0, 0.16, 1),
+            speedup=Ratio(2.0, 1.9, 2.1, 9),
+            speedup_same_batch=None,
+            parity=Verdict("equal", "not measured: a profile for a test"),
+            trials=1,
+            tuning_seconds=1.0,
+            reason="a profile for a test",
+        )
+        profile = Profile(
+            schema=1,
+            created="2026-01-01T00:00:00Z",
+            autoprec="0.1.0",
+            task=TaskRecord("model.py", "0" * 64, framework),
+            device=DeviceRecord(here.kind, here.name, here.family, here),
+            software={},
+            recipe=recipe,
+            evidence=evidence,
+        )
+        path = tmp_path / "model.profile.yaml"
+        save_profile(profile, path)
+        return path
+
+    return write

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -10,7 +14,10 @@ import keras
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "examples" / "keras"
+from autoprec import Policy, Recipe
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "examples" / "keras"
 TASKS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("train_"))
 
 
@@ -60,3 +67,30 @@ def test_the_output_is_float32_in_a_mixed_policy(task: ModuleType) -> None:
         keras.config.set_dtype_policy(before)
     assert {output.dtype for output in model.outputs} == {"float32"}
     assert "bfloat16" in {layer.compute_dtype for layer in model.layers}
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "expected"),
+    [
+        ("train_fit.py", ["--epochs", "2", "--steps", "2"], "tuned"),
+        ("train_custom_loop.py", ["--steps", "2"], "steps skipped for overflow: 0"),
+    ],
+)
+def test_a_training_script_runs(
+    script: str,
+    arguments: list[str],
+    expected: str,
+    write_profile: Callable[[Recipe, str], Path],
+) -> None:
+    profile = write_profile(Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16), "keras")
+    child = subprocess.run(
+        [sys.executable, FOLDER / script, "--profile", profile, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert "recipe: mixed_bfloat16 at batch 16" in child.stdout
+    assert expected in child.stdout

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +14,10 @@ from types import ModuleType
 import pytest
 import torch
 
-FOLDER = Path(__file__).parent.parent / "examples" / "torch"
+from autoprec import Policy, Recipe
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "examples" / "torch"
 TASKS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("train_"))
 
 
@@ -62,3 +69,55 @@ def test_evaluate_gives_a_share_and_leaves_the_model_training(task: ModuleType) 
     if hasattr(task, "evaluate"):
         assert 0.0 <= task.evaluate(model) <= 1.0
     assert model.training
+
+
+def run_script(name: str, *arguments: str | Path, expect: int = 0) -> str:
+    """Run a training script as a user does; return what it printed."""
+    child = subprocess.run(
+        [sys.executable, FOLDER / name, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert child.returncode == expect, child.stderr
+    return child.stdout if expect == 0 else child.stderr
+
+
+WriteProfile = Callable[[Recipe, str], Path]
+
+
+def test_train_digits_prints_both_trainings(write_profile: WriteProfile) -> None:
+    profile = write_profile(Recipe(batch_size=64, accumulation_steps=2), "torch")
+    printed = run_script("train_digits.py", "--profile", profile, "--steps", "4")
+    assert "recipe: float32 at batch 64" in printed
+    assert [line.split()[0] for line in printed.splitlines() if " ms" in line] == [
+        "float32",
+        "tuned",
+    ]
+    assert "median over 4 pairs" in printed
+
+
+def test_train_digits_says_what_to_do_without_a_profile(tmp_path: Path) -> None:
+    said = run_script("train_digits.py", "--profile", tmp_path / "absent.yaml", expect=2)
+    assert "autoprec tune examples/torch/digits_conv.py" in said
+
+
+@pytest.mark.slow
+def test_train_mobilenet_resumes_where_it_stopped(
+    write_profile: WriteProfile, tmp_path: Path
+) -> None:
+    profile = write_profile(Recipe(policy=Policy.FLOAT32, batch_size=240), "torch")
+
+    def train(epochs: int, checkpoint: str) -> list[str]:
+        printed = run_script(
+            "train_mobilenet.py",
+            *("--profile", profile, "--epochs", str(epochs)),
+            *("--checkpoint", tmp_path / checkpoint),
+        )
+        return [line for line in printed.splitlines() if line.startswith("epoch")]
+
+    whole = train(2, "whole.pt")
+    assert len(whole) == 2
+    assert train(1, "parts.pt") + train(2, "parts.pt") == whole
