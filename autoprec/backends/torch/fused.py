@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from autoprec.backends.torch.layout import follow_parameters
 from autoprec.backends.torch.report import Skipped
 
 
@@ -61,6 +62,7 @@ def _why_not(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _fuse(optimizer: torch.optim.Optimizer) -> None:
+    follow_parameters(optimizer)
     for group in optimizer.param_groups:
         group["fused"] = True
         group["foreach"] = False

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from autoprec.backends.torch.fused import FusedOptimizers
 from autoprec.backends.torch.islands import make_islands
+from autoprec.backends.torch.layout import ChannelsLast
 from autoprec.backends.torch.outputs import ChannelsLastInputs, Float32Outputs, float32_ends
 from autoprec.backends.torch.padding import pad_modules
 from autoprec.backends.torch.report import SurgeryReport
@@ -42,7 +42,7 @@ class _Undo:
 
     compiled: bool = False
     compiled_before: Callable[..., Any] | None = None
-    channels_last: bool = False
+    layout: ChannelsLast = field(default_factory=ChannelsLast)
     fused: FusedOptimizers = field(default_factory=FusedOptimizers)
 
 
@@ -70,9 +70,8 @@ def operate(
         make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
         install(Float32Outputs(root))
     if recipe.memory_format == "channels_last":
-        set_layout(root, torch.channels_last)
+        undo.layout.apply(root, optimizers)
         install(ChannelsLastInputs(root))
-        undo.channels_last = True
     if recipe.knobs.get("fused_optimizer"):
         skipped += undo.fused.apply(optimizers)
     if recipe.compile:
@@ -110,8 +109,7 @@ def restore(model: nn.Module) -> None:
         return
     if undo.compiled:
         root.__dict__[_COMPILED] = undo.compiled_before
-    if undo.channels_last:
-        set_layout(root, torch.contiguous_format)
+    undo.layout.undo()
     undo.fused.undo()
 
 
@@ -130,16 +128,6 @@ def unwrap(model: nn.Module) -> nn.Module:
         return unwrap(model.module)
     inner: Any = getattr(model, "_orig_mod", None)
     return unwrap(inner) if isinstance(inner, nn.Module) else model
-
-
-def set_layout(model: nn.Module, memory_format: torch.memory_format) -> None:
-    """Lay out the 4-d parameters, their gradients and 4-d buffers, keeping every object."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.dim() != 4 or is_lazy(tensor):
-            continue
-        tensor.data = tensor.data.contiguous(memory_format=memory_format)
-        if tensor.grad is not None:
-            tensor.grad = tensor.grad.contiguous(memory_format=memory_format)
 
 
 def _warnings(model: nn.Module) -> tuple[str, ...]:

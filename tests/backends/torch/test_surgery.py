@@ -157,6 +157,49 @@ def test_channels_last_lays_out_four_dimensional_weights_and_inputs() -> None:
     assert model.layout
 
 
+@pytest.mark.parametrize("own_fused", [False, True])
+@pytest.mark.parametrize("knobs", [{}, {"fused_optimizer": True}])
+def test_optimizer_state_follows_the_layout_of_its_weights(
+    knobs: dict[str, bool], own_fused: bool
+) -> None:
+    """Fused kernels read weights and state as flat memory: other strides, silently wrong steps."""
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(80, 3))
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=own_fused or None)
+
+    plain, plain_optimizer = fresh()
+    model, optimizer = fresh()
+    step(plain, plain_optimizer)
+    saved = copy.deepcopy([plain.state_dict(), plain_optimizer.state_dict()])
+    step(model, optimizer)
+    recipe = replace(FLOAT32, memory_format="channels_last", knobs=knobs)
+
+    def together() -> None:
+        for ours, theirs in zip(weights(model), weights(plain), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+    for use in (None, saved, None):  # state from before apply, loaded after it, after removal
+        precision = apply(recipe, model, optimizer)
+        if use is not None:
+            for part, other, state in zip(
+                (model, optimizer), (plain, plain_optimizer), saved, strict=True
+            ):
+                part.load_state_dict(copy.deepcopy(state))
+                other.load_state_dict(copy.deepcopy(state))
+        for _ in range(2):
+            step(model, optimizer, precision)
+            step(plain, plain_optimizer)
+        together()
+        kept = optimizer.state_dict()["state"].values()
+        assert all(v.is_contiguous() for state in kept for v in state.values())
+        restore(model)
+        step(model, optimizer)
+        step(plain, plain_optimizer)
+        together()
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiling_in_place_keeps_names_and_results(backend: str) -> None:
     torch._dynamo.reset()
