@@ -12,14 +12,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from autoprec.version import __version__
+
 if TYPE_CHECKING:
     from autoprec.api import apply_profile, load_profile, probe, tune
     from autoprec.core.dtypes import Policy
     from autoprec.core.profile import Profile
     from autoprec.core.recipe import Recipe
     from autoprec.errors import AutoprecError
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "apply_profile": "autoprec.api",

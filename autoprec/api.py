@@ -147,7 +147,7 @@ def _visible(facts: DeviceFacts) -> Mapping[str, str]:
     if facts.kind is DeviceKind.CUDA and seen.uuid:
         return {"CUDA_VISIBLE_DEVICES": seen.uuid}
     if facts.kind is DeviceKind.ROCM:
-        return {"HIP_VISIBLE_DEVICES": str(seen.index)}
+        return {"HIP_VISIBLE_DEVICES": seen.uuid or str(seen.index)}
     if facts.kind is DeviceKind.XPU:
         return {"ONEAPI_DEVICE_SELECTOR": f"level_zero:{seen.index}"}
     if facts.kind is DeviceKind.CPU:

@@ -25,10 +25,11 @@ PACKAGE = Path(autoprec.__file__).parent
 
 # cli -> api -> reporting | tuning -> backends | hardware -> core -> errors. A layer may import
 # itself and what is listed; "" is the package's own __init__, which nothing inside may import.
-# documents (YAML files) and profiles (profile files) do for the layers above what core may not do.
-FILES = {"documents", "profiles"}
+# version holds one constant; documents (YAML files) and profiles (profile files) do for the layers above what core may not do.
+FILES = {"documents", "profiles", "version"}
 LAYERS = {
     "errors": set(),
+    "version": set(),
     "core": {"errors"},
     "documents": {"core", "errors"},
     "profiles": {"documents", "core", "errors"},
@@ -39,7 +40,7 @@ LAYERS = {
     "api": {"reporting", "tuning", "backends", "hardware", "core", "errors", *FILES},
     "cli": {"api", "reporting", "tuning", "core", "errors", *FILES},
     "__main__": {"cli"},
-    "": {"api", "core", "errors"},
+    "": {"api", "core", "errors", "version"},
 }
 
 # Keras runs on TensorFlow or on torch, so its folder may speak to both.

@@ -10,10 +10,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from autoprec.cli import check, probe, tune
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
+from autoprec.version import __version__
 
 COMMANDS = (probe, tune, check)
 
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"autoprec {_version()}")
+    parser.add_argument("--version", action="version", version=f"autoprec {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python tracebacks of errors")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -70,10 +70,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _let_stdout_go() -> None:
     """Stop Python from complaining at exit that the reader of a pipe has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _version() -> str:
-    try:
-        return version("autoprec")
-    except PackageNotFoundError:
-        return "unknown (not installed)"

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from autoprec.core.bound import Bound, find_bound
@@ -29,6 +28,7 @@ from autoprec.core.search import Outcome
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.core.statistics import Ratio, median, relative_spread
 from autoprec.tuning.neighbours import BUSY_SHARE
+from autoprec.version import __version__
 
 #: A baseline that varies more than this between rounds makes small ratios meaningless.
 NOISY = 0.25
@@ -152,7 +152,7 @@ def build_profile(
     return Profile(
         schema=1,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        autoprec=_version(),
+        autoprec=__version__,
         task=TaskRecord(task_file, digest, findings.task.framework),
         device=DeviceRecord(facts.kind, facts.name, facts.family, facts.fingerprint),
         software=dict(findings.task.software),
@@ -266,10 +266,3 @@ def _rounded(ratio: Ratio | None) -> Ratio | None:
     if ratio is None:
         return None
     return Ratio(round(ratio.ratio, 4), round(ratio.low, 4), round(ratio.high, 4), ratio.rounds)
-
-
-def _version() -> str:
-    try:
-        return version("autoprec")
-    except PackageNotFoundError:
-        return "unknown"

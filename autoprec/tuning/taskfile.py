@@ -15,11 +15,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-import autoprec
 from autoprec.backends.base import Task
 from autoprec.errors import TaskError, UsageError, UserCodeError
 
-_PACKAGE = str(Path(autoprec.__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 _FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate")
 
 
