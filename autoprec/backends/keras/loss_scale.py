@@ -59,6 +59,23 @@ class ScaledOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc
     def _counter(self, name: str) -> Any:
         return self.add_variable(shape=(), dtype="int", initializer="zeros", name=name)
 
+    def check_finite(self, grads: Any) -> Any:
+        """Whether every gradient is finite, on every replica.
+
+        Keras asks the first replica only, before gradients are summed over them: what overflows on
+        another one would reach the weights of all.
+        """
+        finite = super().check_finite(grads)
+        if keras.config.backend() != "tensorflow":
+            return finite
+        import tensorflow as tf
+
+        replica = tf.distribute.get_replica_context()
+        if replica is None or replica.num_replicas_in_sync == 1:
+            return finite
+        broken = tf.cast(tf.logical_not(finite), tf.float32)
+        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, broken), 0.0)
+
     def _stateful_handle_finite_grads(self, grads: Any, trainable_variables: Any) -> None:
         scale = ops.convert_to_tensor(self.dynamic_scale)
         self.attempted.assign_add(1)
