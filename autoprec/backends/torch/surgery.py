@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.endings import float32_ends
 from autoprec.backends.torch.fused import FusedOptimizers
 from autoprec.backends.torch.islands import make_islands
 from autoprec.backends.torch.layout import ChannelsLast
-from autoprec.backends.torch.outputs import ChannelsLastInputs, Float32Outputs, float32_ends
+from autoprec.backends.torch.outputs import ChannelsLastInputs, Float32Outputs
 from autoprec.backends.torch.padding import pad_modules
 from autoprec.backends.torch.report import SurgeryReport
 from autoprec.backends.torch.wrappers import ForwardWrapper, install, installed, uninstall

@@ -13,8 +13,10 @@ import torch
 import torch._dynamo.testing
 from operated import BFLOAT16, FLOAT32, apply, float16
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from autoprec.backends.torch.endings import float32_ends
 from autoprec.backends.torch.surgery import restore
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
@@ -330,3 +332,67 @@ def test_a_loss_inside_the_model_is_computed_in_float32() -> None:
         assert model(torch.ones(1, 2)).dtype is FULL
     assert model.loss.dtype is FULL
     assert precision.report.outputs == ("loss",)
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+
+class ReturnsFunction(Body):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return F.softmax(self.linear(inputs), dim=-1).squeeze(0)
+
+
+class ReturnsName(Body):
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, int]:
+        hidden = self.linear(inputs)
+        output = hidden.log_softmax(-1)
+        return output, 1
+
+
+class ReturnsChild(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = ReturnsFunction()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        result = self.head(self.linear(inputs))
+        return result  # noqa: RET504 (names are looked up)
+
+
+class AttendsOnly(Body):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        weights = F.softmax(inputs @ inputs.T, dim=-1)
+        return self.linear(weights @ inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "ends"),
+    [
+        (ReturnsFunction(), ("",)),
+        (ReturnsName(), ("",)),
+        (ReturnsChild(), ("head",)),
+        (nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Sigmoid())), ("1.1",)),
+        (nn.Sequential(nn.Linear(2, 2), ReturnsName()), ("1",)),
+        (nn.Linear(2, 2), ()),
+        (AttendsOnly(), ()),
+        (nn.Sequential(), ()),
+    ],
+)
+def test_the_end_of_a_model_is_read_from_its_source(
+    model: nn.Module, ends: tuple[str, ...]
+) -> None:
+    assert float32_ends(model) == ends
+
+
+def test_a_softmax_written_as_a_function_is_computed_in_float32() -> None:
+    model = ReturnsFunction()
+    precision = apply(BFLOAT16, model)
+    inputs = torch.randn(1, 2)
+    with precision.autocast():
+        output = model(inputs)
+        logits = F.linear(inputs, model.linear.weight, model.linear.bias)
+    assert torch.equal(output, F.softmax(logits.float(), dim=-1).squeeze(0))
+    assert precision.report.outputs == ("",)

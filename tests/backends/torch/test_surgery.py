@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-from operated import BFLOAT16, FLOAT32, apply, batches, mlp, same, train, weights
+from operated import BFLOAT16, FLOAT16, FLOAT32, apply, batches, mlp, same, train, weights
 from torch import nn
 
 from autoprec.backends.torch.globals import global_settings, restored_globals
@@ -299,13 +299,15 @@ def test_wrong_arguments_are_named(model: Any, optimizer: Any) -> None:
 # Optimizers ------------------------------------------------------------------------------------
 
 
-def test_a_fused_optimizer_trains_the_same_and_can_be_undone() -> None:
+@pytest.mark.parametrize("recipe", [FLOAT32, FLOAT16])
+def test_a_fused_optimizer_trains_the_same(recipe: Recipe) -> None:
     plain, fused = mlp(), mlp()
     data = batches(3)
     for model, knobs in ((plain, {}), (fused, {"fused_optimizer": True})):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        precision = apply(replace(FLOAT32, knobs=knobs), model, optimizer)
-        train(precision, model, data)
+        precision = apply(replace(recipe, knobs=knobs), model, optimizer)
+        planted = (1,) if recipe is FLOAT16 else ()
+        assert train(precision, model, data, overflow_at=planted) == [True, not planted, True]
     for ours, theirs in zip(weights(fused), weights(plain), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
