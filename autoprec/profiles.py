@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from autoprec.core.codec import DecodeError, from_plain, to_plain
+from autoprec.core.codec import DecodeError, from_plain, show, to_plain
 from autoprec.core.profile import SCHEMA, Profile
 from autoprec.documents import read_yaml, write_text
 from autoprec.errors import ProfileError
@@ -39,20 +39,25 @@ def parse_profile(document: object, where: str) -> Profile:
         raise ProfileError(f"{where}: expected a mapping with the keys of a profile")
     schema = document.get("schema")
     if schema != SCHEMA or isinstance(schema, bool):
-        given = "no schema" if schema is None else f"schema {schema!r}"
+        given = "no schema" if schema is None else f"schema {show(schema)}"
         raise ProfileError(
-            f"{where}: {given:.60} given, this autoprec reads schema {SCHEMA}; tune again, or "
+            f"{where}: {given} given, this autoprec reads schema {SCHEMA}; tune again, or "
             "install the version that wrote it"
         )
     try:
         return from_plain(Profile, document)
     except DecodeError as error:
-        raise ProfileError(f"{where}: {error}") from error
+        raise ProfileError(
+            f"{where}: {error}. Mend the file, or write it anew with `autoprec tune`"
+        ) from error
 
 
 def load_folder(folder: Path) -> dict[str, Profile]:
     """Every profile in a folder by file name; files ending in .yaml or .yml count."""
-    files = sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
+    try:
+        files = sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
+    except OSError as error:
+        raise ProfileError(f"{folder}: cannot be read: {error.strerror}; give a folder") from error
     if not files:
         raise ProfileError(f"{folder}: no profile (*.yaml) in this folder; write one with tune")
     return {file.name: load_profile(file) for file in files}
@@ -73,7 +78,13 @@ def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
 
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    """Write text that UTF-8 cannot hold (a file name that is no text) with question marks."""
+    return dumper.represent_str(value.encode("utf-8", "replace").decode("utf-8"))
+
+
 _Dumper.add_representer(float, _represent_float)
+_Dumper.add_representer(str, _represent_text)
 
 
 def dump_profile(profile: Profile) -> str:

@@ -66,7 +66,8 @@ def choose(
     best = max(ratio.ratio for _, ratio in faster)
     close = [item for item in faster if item[1].ratio >= best * (1 - same_speed)]
     finalist, ratio = min(
-        close, key=lambda item: (item[0].recipe.batch_size, complexity(item[0].recipe))
+        close,
+        key=lambda item: (item[0].recipe.batch_size, complexity(item[0].recipe), -item[1].ratio),
     )
     return Choice(finalist.recipe, ratio, "the fastest of those that train like float32")
 

@@ -54,7 +54,7 @@ class Prediction:
         z = (self.mean - best) / self.deviation
         density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
         below = 0.5 * math.erfc(-z / math.sqrt(2))
-        return self.deviation * (z * below + density)
+        return max(0.0, self.deviation * (z * below + density))
 
 
 @dataclass(frozen=True)
@@ -181,40 +181,30 @@ def predict_memory(point: Point, seen: Sequence[MemorySeen], margin: float = 0.1
     """
     batch = float(point[BATCH])
     arm = _memory_arm(point)
-    own = sorted(
-        (float(item.point[BATCH]), item.peak_bytes)
-        for item in seen
-        if _memory_arm(item.point) == arm
-    )
+    own = _arms([item for item in seen if _memory_arm(item.point) == arm])
     if own:
-        return _extrapolate(batch, own, margin)
-    others = [
-        _extrapolate(batch, [(float(item.point[BATCH]), item.peak_bytes)], margin)
-        if len(group) < 2
-        else _extrapolate(batch, group, margin)
-        for item, group in _groups(seen)
-    ]
-    return max(others, default=None)
+        return _extrapolate(batch, own[0], margin)
+    return max((_extrapolate(batch, arm, margin) for arm in _arms(seen)), default=None)
 
 
 def _memory_arm(point: Point) -> tuple[KnobValue, ...]:
     return (point["policy"], point["compile"])
 
 
-def _groups(seen: Sequence[MemorySeen]) -> list[tuple[MemorySeen, list[tuple[float, int]]]]:
-    arms: dict[tuple[KnobValue, ...], list[MemorySeen]] = {}
+def _arms(seen: Sequence[MemorySeen]) -> list[list[tuple[float, int]]]:
+    """The (batch, bytes) of every arm, by batch."""
+    arms: dict[tuple[KnobValue, ...], list[tuple[float, int]]] = {}
     for item in seen:
-        arms.setdefault(_memory_arm(item.point), []).append(item)
-    return [
-        (items[0], sorted((float(item.point[BATCH]), item.peak_bytes) for item in items))
-        for items in arms.values()
-    ]
+        known = arms.setdefault(_memory_arm(item.point), [])
+        known.append((float(item.point[BATCH]), item.peak_bytes))
+    return [sorted(known) for known in arms.values()]
 
 
 def _extrapolate(batch: float, known: Sequence[tuple[float, int]], margin: float) -> float:
-    nearest = max((k for k in known if k[0] >= batch), key=lambda k: -k[0], default=None)
-    if nearest is not None:
-        return float(nearest[1])
+    above = [item for item in known if item[0] >= batch]
+    if above:
+        nearest = min(size for size, _ in above)
+        return float(max(peak for size, peak in above if size == nearest))
     (low, low_bytes), (high, high_bytes) = known[0], known[-1]
     if low == high:
         return high_bytes * batch / high * (1 + margin)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from autoprec.core.codec import bounded
 from autoprec.core.device import DeviceKind, Fingerprint
 from autoprec.core.dtypes import Policy
 from autoprec.core.judge import Verdict
@@ -18,6 +19,9 @@ from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio
 
 SCHEMA = 1
+
+# What a number read from a file may be at most: samples a second, seconds, bytes.
+_FASTEST, _LONGEST, _LARGEST = 1e15, 1e9, 2**60
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,11 @@ class Baseline:
     """Plain float32 as the user would run it."""
 
     policy: Policy
-    batch_size: int
-    samples_per_second: float
-    step_seconds: float
-    peak_memory_bytes: int
-    accumulation_steps: int = 1
+    batch_size: int = bounded(low=1, high=2**31)
+    samples_per_second: float = bounded(low=0.0, high=_FASTEST)
+    step_seconds: float = bounded(low=0.0, high=_LONGEST)
+    peak_memory_bytes: int = bounded(low=0, high=_LARGEST)
+    accumulation_steps: int = bounded(default=1, low=1, high=2**20)
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,13 @@ class Chosen:
     own time for one step.
     """
 
-    samples_per_second: float
-    step_seconds: float
-    peak_memory_bytes: int
-    peak_share: float | None = None
+    samples_per_second: float = bounded(low=0.0, high=_FASTEST)
+    step_seconds: float = bounded(low=0.0, high=_LONGEST)
+    peak_memory_bytes: int = bounded(low=0, high=_LARGEST)
+    peak_share: float | None = bounded(default=None, low=0.0, high=1e6)
     bound: str = ""
-    data_seconds: float = 0.0
-    warmup_seconds: float = 0.0
+    data_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
+    warmup_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,12 @@ class Evidence:
     speedup: Ratio
     speedup_same_batch: Ratio | None
     parity: Verdict
-    trials: int
-    tuning_seconds: float
     reason: str
+    trials: int = bounded(low=0, high=10**9)
+    tuning_seconds: float = bounded(low=0.0, high=_LONGEST)
     refusals: tuple[Refusal, ...] = ()
-    proof_seconds: float = 0.0
-    memory_budget_bytes: int | None = None
+    proof_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
+    memory_budget_bytes: int | None = bounded(default=None, low=0, high=_LARGEST)
     loss_scale: Mapping[str, Any] | None = None
     islands: Mapping[str, Any] | None = None
     padding: tuple[Mapping[str, Any], ...] = ()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from autoprec.core.codec import bounded, to_plain
+from autoprec.core.codec import bounded, nearest, show, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.errors import UsageError
 
@@ -121,11 +121,14 @@ def check_knob(name: str, value: KnobValue) -> None:
     """Raise `UsageError` unless `name` is a knob and `value` one it may hold."""
     knob = KNOBS.get(name)
     if knob is None:
-        raise UsageError(f"unknown knob {name!r}: expected one of {', '.join(KNOBS)}")
+        raise UsageError(
+            f"unknown knob {show(name)}{nearest(name, KNOBS)} (known: {', '.join(KNOBS)})"
+        )
     if knob.values:
         if not any(value == v and type(value) is type(v) for v in knob.values):
-            raise UsageError(f"knob {name}: {value!r} given, expected one of {knob.values}")
+            allowed = ", ".join(str(v) for v in knob.values)
+            raise UsageError(f"knob {name}: {show(value)} given, expected one of {allowed}")
     elif type(value) is not int or not knob.low <= value <= knob.high:
         raise UsageError(
-            f"knob {name}: {value!r} given, expected an integer from {knob.low} to {knob.high}"
+            f"knob {name}: {show(value)} given, expected an integer from {knob.low} to {knob.high}"
         )

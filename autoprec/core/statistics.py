@@ -7,11 +7,11 @@ in seconds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from autoprec.core.codec import bounded
 from autoprec.core.measurement import TimingBudget
 
 CONFIDENCE = 0.95
@@ -37,10 +37,10 @@ class Summary:
 class Ratio:
     """A ratio measured in alternating rounds: its median over rounds and the 95 % interval."""
 
-    ratio: float
-    low: float
-    high: float
-    rounds: int
+    ratio: float = bounded(low=0.0, high=1e9)
+    low: float = bounded(low=0.0, high=1e9)
+    high: float = bounded(low=0.0, high=1e9)
+    rounds: int = bounded(low=0, high=10**6)
 
 
 def median(values: Sequence[float]) -> float:
@@ -59,15 +59,17 @@ def _interval_rank(count: int, confidence: float) -> int:
     """How many values may be cut at either end so that the rest still covers the median.
 
     The number of values below the true median is Binomial(count, 1/2); the interval from the
-    (r+1)-th smallest to the (r+1)-th largest covers it with 1 - 2 P(X <= r).
+    (r+1)-th smallest to the (r+1)-th largest covers it with 1 - 2 P(X <= r). Counted in integers:
+    the numbers are exact and no count overflows.
     """
-    tail, rank = 0.0, -1
+    ways, tail, rank = 1, 0, 0
     for successes in range(count // 2):
-        tail += math.comb(count, successes) * 0.5**count
-        if 2 * tail > 1 - confidence:
+        tail += ways
+        if 2 * tail / 2**count > 1 - confidence:
             break
         rank = successes
-    return max(rank, 0)
+        ways = ways * (count - successes) // (successes + 1)
+    return rank
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -111,7 +113,11 @@ def summarize(times: Sequence[float]) -> Summary:
 
 
 def enough(times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool:
-    """Whether a timing may stop: sharp enough, out of time, or clearly too slow."""
+    """Whether a timing may stop: sharp enough, out of time, or clearly too slow.
+
+    With fewer than `budget.min_steps` steps only four times `budget.seconds` stops it, so that a
+    slow step is timed twice at least; nothing is said of a single step.
+    """
     if not times:
         return False
     hopeless = budget.hopeless_seconds
@@ -136,4 +142,5 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 def relative_spread(values: Sequence[float]) -> float:
     """How far repeated measurements of one thing lie apart: (max - min) / median."""
-    return (max(values) - min(values)) / median(values) if values else 0.0
+    centre = median(values) if values else 0.0
+    return (max(values) - min(values)) / centre if centre else 0.0
