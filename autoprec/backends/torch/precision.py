@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -30,14 +28,13 @@ from typing import Any
 
 import torch
 
+from autoprec.backends.torch.losses import FiniteWatch
 from autoprec.backends.torch.report import SurgeryReport
 from autoprec.backends.torch.scaler import LossScaler, StepCounts
 from autoprec.backends.torch.tensors import to_float32
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
-
-logger = logging.getLogger("autoprec")
 
 _AUTOCAST_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -60,13 +57,12 @@ class Precision:
         self._model = model
         self._device_type = torch.device(device).type
         self._dtype = _AUTOCAST_DTYPES.get(recipe.policy.compute_dtype)
-        self.scaler = LossScaler(self._device_type, recipe.loss_scale if self._scales else None)
+        self.scaler = LossScaler(self._device_type, _loss_scale(recipe))
         self._micro_batches = 0
         self._seen_backward = False
         self._deferred_clip: Callable[[], object] | None = None
         self._low_loss_warned = False
-        self._nonfinite = 0
-        self._nonfinite_on_device: torch.Tensor | None = None
+        self._losses = FiniteWatch()
 
     # What the recipe says ----------------------------------------------------------------------
 
@@ -84,10 +80,6 @@ class Precision:
     def accumulation_steps(self) -> int:
         """Micro-batches whose gradients one optimizer step averages."""
         return self.recipe.accumulation_steps
-
-    @property
-    def _scales(self) -> bool:
-        return self.policy.needs_loss_scale
 
     # Forward -----------------------------------------------------------------------------------
 
@@ -134,7 +126,7 @@ class Precision:
         `last=False` says that another loss of the same micro-batch follows, so that it is not
         counted as one. `kwargs` (`retain_graph`, `inputs`) go to `Tensor.backward`.
         """
-        self._watch(loss)
+        self._losses.see(loss, self._step_number)
         if loss.dtype in _AUTOCAST_DTYPES.values():
             loss = self._raised(loss)
         if self.accumulation_steps > 1:
@@ -155,24 +147,6 @@ class Precision:
                 stacklevel=3,
             )
         return loss.float()
-
-    def _watch(self, loss: torch.Tensor) -> None:
-        """Count a loss that is not finite, without waiting for an accelerator."""
-        value = loss.detach()
-        if value.device.type != "cpu":
-            bad = (~torch.isfinite(value)).sum()
-            known = self._nonfinite_on_device
-            self._nonfinite_on_device = bad if known is None else known + bad
-        elif value.dim() == 0 and not math.isfinite(value.item()):
-            self._count_nonfinite(1)
-
-    def _count_nonfinite(self, count: int) -> None:
-        self._nonfinite += count
-        logger.warning(
-            "step %d: the loss is not finite (%d so far)",
-            self.steps + self.skipped,
-            self._nonfinite,
-        )
 
     @property
     def on_boundary(self) -> bool:
@@ -261,7 +235,6 @@ class Precision:
         and clipped as the last clip call asked. Under DistributedDataParallel they are averaged
         over the processes first. Without anything accumulated: False.
         """
-        self._settle()
         if self._micro_batches == 0:
             return False
         if not self.on_boundary:
@@ -325,17 +298,11 @@ class Precision:
     @property
     def nonfinite_losses(self) -> int:
         """Losses given to `backward` that were inf or NaN; waits for an accelerator."""
-        self._settle()
-        return self._nonfinite
+        return self._losses.count(self._step_number)
 
-    def _settle(self) -> None:
-        """Fetch the count an accelerator kept."""
-        if self._nonfinite_on_device is None:
-            return
-        count = int(self._nonfinite_on_device.item())
-        self._nonfinite_on_device = None
-        if count:
-            self._count_nonfinite(count)
+    @property
+    def _step_number(self) -> int:
+        return self.steps + self.skipped
 
     def state_dict(self) -> dict[str, Any]:
         """The loss scale, its growth counter and the counts, as plain values.
@@ -358,9 +325,13 @@ class Precision:
             return
         self.scaler.load_state_dict(state["scaler"])
         counts = dict(state.get("counts", {}))
-        self._nonfinite = int(counts.pop("nonfinite_losses", 0))
-        self._nonfinite_on_device = None
+        self._losses = FiniteWatch(int(counts.pop("nonfinite_losses", 0)))
         known = {field.name for field in dataclasses.fields(StepCounts)}
         self.scaler.counts = StepCounts(**{k: int(v) for k, v in counts.items() if k in known})
         self._micro_batches = 0
         self._deferred_clip = None
+
+
+def _loss_scale(recipe: Recipe) -> LossScale | None:
+    """The recipe's loss scale where its policy needs one; the default where it names none."""
+    return (recipe.loss_scale or LossScale()) if recipe.policy.needs_loss_scale else None

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
 pytestmark = pytest.mark.torch
@@ -86,6 +86,11 @@ def test_what_the_recipe_says_can_be_asked() -> None:
     assert precision.policy.compute_dtype is DType.BFLOAT16
     assert precision.policy.variable_dtype is DType.FLOAT32
     assert not precision.scaler.is_enabled()
+
+
+def test_float16_is_never_without_a_loss_scale_and_the_others_never_with_one() -> None:
+    assert apply(replace(FLOAT16, loss_scale=None), mlp()).scaler.get_scale() == 2.0**16
+    assert not apply(replace(BFLOAT16, loss_scale=LossScale()), mlp()).scaler.is_enabled()
 
 
 # Overflow and resuming -------------------------------------------------------------------------

@@ -1,0 +1,44 @@
+"""Counting losses that are not finite, without ever making an accelerator wait for it."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+
+logger = logging.getLogger("autoprec")
+
+
+class FiniteWatch:
+    """Counts losses that are inf or NaN, and logs a line when it learns of some.
+
+    A loss on the CPU is looked at where it is. On an accelerator the count is kept there, and
+    fetched by `count` only.
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self._count = count
+        self._on_device: torch.Tensor | None = None
+
+    def see(self, loss: torch.Tensor, step: int) -> None:
+        """Look at the loss of optimizer step `step`."""
+        value = loss.detach()
+        if value.device.type != "cpu":
+            bad = (~torch.isfinite(value)).sum()
+            self._on_device = bad if self._on_device is None else self._on_device + bad
+        elif value.dim() == 0 and not math.isfinite(value.item()):
+            self._add(1, step)
+
+    def count(self, step: int) -> int:
+        """How many there were until now, in step `step`; waits for an accelerator."""
+        if self._on_device is not None:
+            fetched = int(self._on_device.item())
+            self._on_device = None
+            if fetched:
+                self._add(fetched, step)
+        return self._count
+
+    def _add(self, count: int, step: int) -> None:
+        self._count += count
+        logger.warning("step %d: the loss is not finite (%d so far)", step, self._count)
