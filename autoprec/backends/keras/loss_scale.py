@@ -16,6 +16,9 @@ from keras import ops
 
 from autoprec.core.recipe import LossScale
 
+#: What a `ScaledOptimizer` counts, besides Keras's own scale and growth counter.
+COUNTS = ("attempted", "skips", "drops", "growths", "floor_step")
+
 #: Beyond it the scale itself would become infinite, and half of infinity is infinity.
 CEILING = 2.0**126
 
@@ -27,7 +30,8 @@ class ScaledOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc
     `mode` "dynamic" doubles the scale after `dynamic_growth_steps` finite steps and halves it when
     a gradient is not finite; "fixed" keeps it. Either way a step with such a gradient is skipped.
     `floor` is the smallest scale. Its own variables are, in this order, those of Keras's wrapper,
-    then how many steps were attempted and skipped, and the step that reached the floor (0: none).
+    then counts: steps attempted and skipped, halvings and doublings of the scale, and the first
+    step that reached the floor (0: none).
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class ScaledOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc
         super().build(var_list)
         self.attempted = self._counter("attempted_steps")
         self.skips = self._counter("skipped_steps")
+        self.drops = self._counter("scale_drops")
+        self.growths = self._counter("scale_growths")
         self.floor_step = self._counter("floor_step")
 
     def _counter(self, name: str) -> Any:
@@ -92,6 +98,7 @@ class ScaledOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc
         due = ops.equal(self.step_counter, self.dynamic_growth_steps - 1)
         doubled = ops.minimum(ops.multiply(scale, 2.0), CEILING)
         self.dynamic_scale.assign(ops.where(due, doubled, scale))
+        self.growths.assign_add(ops.cast(due, self.growths.dtype))
         count = ops.convert_to_tensor(self.step_counter)
         self.step_counter.assign(ops.where(due, ops.zeros_like(count), count + 1))
 
@@ -101,7 +108,9 @@ class ScaledOptimizer(keras.optimizers.LossScaleOptimizer):  # type: ignore[misc
         if self.mode == "fixed":
             return
         self.step_counter.assign(0)
-        halved = ops.maximum(ops.multiply(self.dynamic_scale, 0.5), self.floor)
+        scale = ops.convert_to_tensor(self.dynamic_scale)
+        halved = ops.minimum(scale, ops.maximum(ops.multiply(scale, 0.5), self.floor))
+        self.drops.assign_add(ops.cast(ops.less(halved, scale), self.drops.dtype))
         self.dynamic_scale.assign(halved)
         first = ops.logical_and(ops.less_equal(halved, self.floor), ops.equal(self.floor_step, 0))
         step = ops.convert_to_tensor(self.attempted)
@@ -288,6 +297,20 @@ def _carry(before: Any, after: Any) -> None:
         return
     new.step_counter.assign(old.step_counter)
     new.dynamic_scale.assign(old.dynamic_scale)
-    for name in ("attempted", "skips", "floor_step"):
+    for name in COUNTS:
         if hasattr(old, name):
             getattr(new, name).assign(getattr(old, name))
+
+
+class CountedLoss:
+    """An optimizer's `scale_loss` that counts, inside the step, losses that are not finite."""
+
+    def __init__(self, original: Any, counter: Any) -> None:
+        self.original = original
+        self.counter = counter
+
+    def __call__(self, loss: Any) -> Any:
+        """Count the loss, then scale it as before."""
+        broken = ops.logical_not(ops.all(ops.isfinite(loss)))
+        self.counter.assign_add(ops.cast(broken, self.counter.dtype))
+        return self.original(loss)

@@ -6,6 +6,7 @@ wrapped; the loop also asks it for the scaled loss. Nothing here measures or cho
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,28 @@ import keras
 from keras import ops
 
 from autoprec.backends.keras import loss_scale as scaling
+from autoprec.backends.keras.padding import PaddedLayer
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, UsageError
+
+logger = logging.getLogger("autoprec")
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What a training run did so far: updates made and skipped, and changes of the loss scale.
+
+    `floor_hits` are skips that would have taken the scale under its floor; `nonfinite_losses`
+    are counted since the recipe was applied, wherever the loss passes through `scale_loss`.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    scale_drops: int = 0
+    scale_growths: int = 0
+    floor_hits: int = 0
+    nonfinite_losses: int = 0
 
 
 @dataclass(frozen=True)
@@ -27,13 +47,16 @@ class Applied:
 
     `islands` are the layers computed in float32: the recipe's, then those the outputs need
     ("dense_2 (activation)" where only the end of a layer is). `kept` are float32 layers of the
-    user's own in a model that was mixed before. `warnings` each say what to do.
+    user's own in a model that was mixed before. `padded` are layers computed at aligned sizes,
+    `not_padded` those that cannot be, with the reason. `warnings` each say what to do.
     """
 
     policy: Policy
     layers: int = 0
     islands: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    padded: tuple[PaddedLayer, ...] = ()
+    not_padded: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -53,6 +76,8 @@ class Precision:
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _start: int = 0
     _warned: set[int] = field(default_factory=set)
+    _nonfinite: Any = None
+    _logged: StepCounts = field(default_factory=StepCounts)
 
     @property
     def policy(self) -> Policy:
@@ -158,10 +183,36 @@ class Precision:
     @property
     def skipped(self) -> int:
         """Updates thrown away because a gradient was not finite, over the whole training."""
-        return sum(int(scaling.value_of(s.skips)) for s in self._all_scaled() if s.built)
+        return _total([scaled for scaled in self._all_scaled() if scaled.built], "skips")
+
+    @property
+    def counts(self) -> StepCounts:
+        """Everything that is counted, as numbers; reading waits for the device."""
+        built = [scaled for scaled in self._all_scaled() if scaled.built]
+        drops = _total(built, "drops")
+        dynamic = _total([scaled for scaled in built if scaled.mode == "dynamic"], "skips")
+        return StepCounts(
+            steps=self.steps,
+            skipped=self.skipped,
+            scale_drops=drops,
+            scale_growths=_total(built, "growths"),
+            floor_hits=dynamic - drops,
+            nonfinite_losses=self.nonfinite_losses,
+        )
+
+    @property
+    def nonfinite_losses(self) -> int:
+        """Losses that were infinite or NaN since the recipe was applied."""
+        return 0 if self._nonfinite is None else int(scaling.value_of(self._nonfinite))
 
     def check(self) -> None:
-        """Warn once if a loss scale has fallen to its floor, naming the step."""
+        """Log what was newly skipped; warn once if a loss scale has fallen to its floor."""
+        counts = self.counts
+        if counts.skipped > self._logged.skipped:
+            logger.info("%d steps skipped so far, loss scale now %g", counts.skipped, self.scale)
+        if counts.nonfinite_losses > self._logged.nonfinite_losses:
+            logger.info("%d losses were not finite so far", counts.nonfinite_losses)
+        self._logged = counts
         for scaled in self._all_scaled():
             step = int(scaling.value_of(scaled.floor_step)) if scaled.built else 0
             if step and id(scaled) not in self._warned:
@@ -232,7 +283,11 @@ class Precision:
         return [scaled for scaled in found if scaled is not None]
 
 
-_STATE = ("dynamic_scale", "step_counter", "attempted", "skips", "floor_step")
+_STATE = ("dynamic_scale", "step_counter", *scaling.COUNTS)
+
+
+def _total(scaled: Sequence[Any], name: str) -> int:
+    return sum(int(scaling.value_of(getattr(optimizer, name))) for optimizer in scaled)
 
 
 def _concrete(tensor: Any) -> bool:

@@ -19,6 +19,7 @@ from autoprec.backends.keras import loss_scale as scaling
 from autoprec.backends.keras.advice import advise
 from autoprec.backends.keras.layers import Placed, children, place, resolve
 from autoprec.backends.keras.outputs import Float32Outputs, OutputsInFloat32, Wraps
+from autoprec.backends.keras.padding import pad_layers
 from autoprec.backends.keras.policies import LayerPolicies, global_policy
 from autoprec.backends.keras.precision import Applied, Precision
 from autoprec.core.dtypes import Policy
@@ -107,6 +108,7 @@ class _Operation:
         islands = resolve(self.recipe.float32_modules, placed) if policy.mixed else ()
         policies, wraps = LayerPolicies(), Wraps()
         precision._undo += [policies.restore, wraps.restore]
+        padded, not_padded = pad_layers(placed, self.recipe.alignment, wraps)
         kept = policies.apply(placed, policy, islands)
         for island in islands:
             _lift_own_code(island, islands, wraps)
@@ -120,6 +122,8 @@ class _Operation:
             layers=len(placed),
             islands=(*named, *(path for path in outputs.islands if path not in named)),
             kept=tuple(unit.path for unit in kept),
+            padded=padded,
+            not_padded=not_padded,
             warnings=tuple(self.notes),
         )
 
@@ -136,6 +140,7 @@ class _Operation:
         precision.optimizers = tuple(wrapped.values())
         for first in precision.optimizers[:1]:
             precision._start = int(scaling.value_of(scaling.innermost(first)._iterations))
+        _count_losses(precision)
         if own is not None:
             set_optimizer(model, wrapped[id(scaling.innermost(own))])
             precision._undo.append(lambda: set_optimizer(model, own))
@@ -190,6 +195,21 @@ def _lift_own_code(island: Placed, islands: Sequence[Placed], wraps: Wraps) -> N
     for child in children(island.layer):
         if id(child) not in inside and child.compute_dtype != "float32":
             wraps.install(child, "call", Float32Outputs(child, child.call))
+
+
+def _count_losses(precision: Precision) -> None:
+    """Count losses that are not finite; on several replicas a variable could not be shared."""
+    if keras.config.backend() == "tensorflow":
+        import tensorflow as tf
+
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            return
+    wraps = Wraps()
+    precision._nonfinite = keras.Variable(0, dtype="int64", trainable=False, name="broken_losses")
+    for optimizer in precision.optimizers:
+        counted = scaling.CountedLoss(optimizer.scale_loss, precision._nonfinite)
+        wraps.install(optimizer, "scale_loss", counted)
+    precision._undo.append(wraps.restore)
 
 
 def set_optimizer(model: Any, optimizer: Any) -> None:

@@ -239,3 +239,24 @@ def test_the_scale_has_a_ceiling():
     variable = keras.Variable(1.0)
     optimizer.apply([keras.ops.ones(())], [variable])
     assert float(optimizer.dynamic_scale.numpy()) == 2.0**126
+
+
+def test_everything_is_counted(caplog):
+    model = softmax_net()
+    precision = apply(fp16(floor=512.0), model)
+    with caplog.at_level("INFO", logger="autoprec"), pytest.warns(AutoprecWarning):
+        loop(model, precision, planted(8, {0, 1, 5}))
+    counts = precision.counts
+    assert (counts.steps, counts.skipped) == (5, 3)
+    assert (counts.scale_drops, counts.scale_growths, counts.floor_hits) == (2, 1, 1)
+    assert counts.nonfinite_losses == precision.nonfinite_losses == 3
+    assert "3 steps skipped so far" in caplog.text
+
+
+def test_losses_that_are_not_finite_are_counted_in_fit_without_a_loss_scale():
+    model = softmax_net(optimizer=keras.optimizers.SGD(0.0))
+    precision = apply(Recipe(policy=Policy.MIXED_BFLOAT16), model)
+    x, y = data()
+    x[9] = np.nan
+    model.fit(x, y, batch_size=8, verbose=0, shuffle=False)
+    assert precision.counts.nonfinite_losses == 3  # the weights are NaN from then on
