@@ -29,12 +29,12 @@ from autoprec.backends.torch.running import (
     seed_everything,
     tensors_in,
 )
+from autoprec.backends.torch.units import has_own_code
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.errors import TaskError
 
 _SPLIT_TOLERANCE = 1e-4
 _LOW = (torch.float16, torch.bfloat16)
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def describe(
@@ -256,17 +256,10 @@ def _dimensions(model: nn.Module) -> Iterator[Dimension]:
 def _units(model: nn.Module, own: Mapping[str, int]) -> Iterator[Unit]:
     total = sum(own.values())
     for path, module in model.named_modules():
-        if not _has_own_code(module):
+        if not has_own_code(module):
             continue
         share = own.get(path, 0) / total if total else 0.0
         yield Unit(path, type(module).__name__, share)
-
-
-def _has_own_code(module: nn.Module) -> bool:
-    """Whether a module computes anything itself instead of only holding others."""
-    if isinstance(module, _CONTAINERS):
-        return False
-    return type(module).forward is not nn.Module.forward
 
 
 def _warnings(model: nn.Module, batch: Any) -> Iterator[str]:

@@ -1,0 +1,92 @@
+"""A model's float32 state at one moment: taken, put back, made noisy, and gradients compared.
+
+Snapshots live in CPU memory and hold parameters and every buffer, persistent or not. They are
+loaded in place: Parameter objects, hooks and optimizers stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+Snapshot = Mapping[str, torch.Tensor]
+
+NOISE = 2.0**-9
+"""Relative noise of the null: bfloat16's unit roundoff, 2**-8, halved."""
+
+
+def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def take(model: nn.Module) -> Snapshot:
+    """Copy the model's parameters and buffers to the CPU."""
+    return {name: t.detach().to("cpu", copy=True) for name, t in _named_state(model)}
+
+
+def size_in_bytes(model: nn.Module) -> int:
+    """Return the bytes a snapshot of `model` takes."""
+    return sum(t.numel() * t.element_size() for _, t in _named_state(model))
+
+
+@torch.no_grad()
+def put_back(model: nn.Module, snapshot: Snapshot) -> None:
+    """Load a snapshot in place."""
+    for name, tensor in _named_state(model):
+        kept = snapshot.get(name)
+        if kept is None:
+            continue
+        if tensor.shape == kept.shape:
+            tensor.copy_(kept)
+        else:
+            tensor.data = kept.to(device=tensor.device, dtype=tensor.dtype, copy=True)
+
+
+@torch.no_grad()
+def add_noise(model: nn.Module, seed: int) -> None:
+    """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn on the CPU from `seed`."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if not parameter.is_floating_point():
+            continue
+        noise = torch.rand(parameter.shape, generator=generator).mul_(2).sub_(1).mul_(NOISE)
+        parameter.mul_(noise.add_(1).to(device=parameter.device, dtype=parameter.dtype))
+
+
+def gradients(model: nn.Module, divisor: float = 1.0) -> dict[str, torch.Tensor]:
+    """Copy the gradients to the CPU, divided by the loss scale; absent ones are left out."""
+    return {
+        name: parameter.grad.detach().to("cpu", torch.float32) / divisor
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def gradient_error(
+    candidate: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor]
+) -> float | None:
+    """Return ||g - g32|| / ||g32|| over all parameters, None where it is not finite."""
+    difference = total = 0.0
+    for name in {*candidate, *reference}:
+        ours, theirs = candidate.get(name), reference.get(name)
+        if theirs is not None:
+            total += _square(theirs)
+        if ours is not None and theirs is not None:
+            difference += _square(ours - theirs)
+        else:
+            difference += _square(ours if ours is not None else theirs)
+    if not math.isfinite(difference):
+        return None
+    if difference == 0.0:
+        return 0.0
+    return math.sqrt(difference / total) if total > 0.0 else None
+
+
+def _square(tensor: torch.Tensor | None) -> float:
+    if tensor is None or tensor.numel() == 0:
+        return 0.0
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2

@@ -1,0 +1,14 @@
+"""Which modules compute something themselves: those that can be islands."""
+
+from __future__ import annotations
+
+from torch import nn
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def has_own_code(module: nn.Module) -> bool:
+    """Whether a module computes anything itself instead of only holding others."""
+    if isinstance(module, _CONTAINERS):
+        return type(module).forward is not nn.Sequential.forward and "forward" in vars(type(module))
+    return type(module).forward is not nn.Module.forward
