@@ -100,11 +100,21 @@ def classify_exception(error: BaseException) -> FailureKind:
     seen: set[int] = set()
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        kind = match(f"{type(current).__name__}: {current}")
+        kind = match(describe_exception(current))
         if kind is not None:
             return kind
-        current = current.__cause__ or current.__context__
+        hidden = current.__suppress_context__
+        current = current.__cause__ or (None if hidden else current.__context__)
     return FailureKind.USER_ERROR
+
+
+def describe_exception(error: BaseException) -> str:
+    """ "TypeName: message", also where the exception cannot say what it is."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message cannot be shown: str() of it failed)"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def match(text: str) -> FailureKind | None:
@@ -117,7 +127,7 @@ def classify_exit(returncode: int, printed: str) -> FailureKind:
     """The kind of a worker's death: by its signal and the last lines it printed."""
     name = _signal_name(returncode)
     found = match(printed)
-    if name in ("SIGABRT", "SIGSEGV") and found in (_OOM, _LOST):
+    if name in ("SIGABRT", "SIGSEGV", "SIGTRAP") and found in (_OOM, _LOST):
         return found
     if name is not None:
         return _SIGNALS.get(name, FailureKind.EXITED)
@@ -125,19 +135,19 @@ def classify_exit(returncode: int, printed: str) -> FailureKind:
 
 
 def describe_exit(returncode: int) -> str:
-    """How a worker ended, for people: "was killed by SIGKILL", "exited with code 3"."""
+    """How a worker ended, for people: "was ended by SIGKILL", "exited with code 3"."""
     name = _signal_name(returncode)
     return f"was ended by {name}" if name else f"exited with code {returncode}"
 
 
 def _signal_name(returncode: int) -> str | None:
-    number = -returncode if returncode < 0 else returncode - 128
-    if number <= 0:
+    """The signal's name. 137 is no signal here: only a shell says SIGKILL that way."""
+    if returncode >= 0:
         return None
     try:
-        return signal.Signals(number).name
+        return signal.Signals(-returncode).name
     except ValueError:
-        return None
+        return f"signal {-returncode}"
 
 
 class WorkerFailure(Exception):

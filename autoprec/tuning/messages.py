@@ -1,7 +1,9 @@
-"""Frames and messages between the tuner and a worker: JSON behind a length, over a socket.
+"""Frames and messages between the tuner and a worker: JSON behind a header, over a socket.
 
-The socket is a file descriptor of its own: what the user's code prints, reads or closes does not
-touch it. Nothing is pickled.
+The socket is a file descriptor of its own, so what the user's code prints, reads or closes does not
+touch it. Should that code write on every descriptor it finds, a frame is still found again: it
+begins with the worker's own token and carries a checksum, and what lies between frames is dropped.
+Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -9,46 +11,96 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
+import zlib
 from typing import Any
 
-_HEADER = struct.Struct("!I")
+_HEADER = struct.Struct("!II")
 LARGEST = 64 * 2**20
+TOKEN_BYTES = 16
 
 
 class ChannelClosed(Exception):
     """The other side has gone."""
 
 
-def send(channel: socket.socket, message: dict[str, Any]) -> None:
-    """Send one message; `ChannelClosed` if nobody is there."""
-    data = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
-    try:
-        channel.sendall(_HEADER.pack(len(data)) + data)
-    except OSError as error:
-        raise ChannelClosed(str(error)) from error
+class Channel:
+    """One end of the conversation between the tuner and a worker."""
 
+    def __init__(self, connection: socket.socket, token: bytes) -> None:
+        self._socket, self._token = connection, token
+        self._buffer = bytearray()
 
-def receive(channel: socket.socket) -> dict[str, Any]:
-    """Wait for one whole message; `ChannelClosed` at the end, `TimeoutError` as the socket's."""
-    (length,) = _HEADER.unpack(_exactly(channel, _HEADER.size))
-    if length > LARGEST:
-        raise ChannelClosed(f"a message of {length} bytes is more than any that is sent")
-    message = json.loads(_exactly(channel, length))
-    if not isinstance(message, dict):
-        raise ChannelClosed("a message that is not a mapping")
-    return message
-
-
-def _exactly(channel: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message; `ChannelClosed` if nobody is there, `ValueError` if it is no JSON."""
+        data = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+        if len(data) > LARGEST:
+            raise ValueError(f"a message of {len(data)} bytes is larger than {LARGEST}")
+        header = self._token + _HEADER.pack(len(data), zlib.crc32(data))
         try:
-            part = channel.recv(count - len(parts))
-        except TimeoutError:
-            raise
+            self._socket.settimeout(None)
+            self._socket.sendall(header + data)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self, seconds: float | None = None) -> dict[str, Any]:
+        """Wait for one whole message, at most so long.
+
+        Raises `ChannelClosed` when the other side has gone, `TimeoutError` when time is up.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while (message := self._next()) is None:
+            self._read(deadline)
+        return message
+
+    def _next(self) -> dict[str, Any] | None:
+        """The first whole message in the buffer; what comes before it is dropped."""
+        while True:
+            start = self._buffer.find(self._token)
+            if start < 0:
+                del self._buffer[: max(0, len(self._buffer) - len(self._token) + 1)]
+                return None
+            del self._buffer[:start]
+            body = len(self._token) + _HEADER.size
+            if len(self._buffer) < body:
+                return None
+            length, checksum = _HEADER.unpack_from(self._buffer, len(self._token))
+            if length <= LARGEST:
+                if len(self._buffer) < body + length:
+                    return None
+                data = bytes(self._buffer[body : body + length])
+                message = _decode(data) if zlib.crc32(data) == checksum else None
+                if message is not None:
+                    del self._buffer[: body + length]
+                    return message
+            del self._buffer[: len(self._token)]
+
+    def _read(self, deadline: float | None) -> None:
+        """Add what arrives. After the deadline, what has arrived already still counts."""
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        try:
+            self._socket.settimeout(left)
+            part = self._socket.recv(1 << 16)
+        except (TimeoutError, BlockingIOError):
+            raise TimeoutError("no message arrived in time") from None
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         if not part:
             raise ChannelClosed("the other side closed the channel")
-        parts += part
-    return bytes(parts)
+        self._buffer += part
+
+    def shutdown(self) -> None:
+        """Tell the other side that nothing more will come."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def _decode(data: bytes) -> dict[str, Any] | None:
+    try:
+        message = json.loads(data)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None

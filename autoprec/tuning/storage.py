@@ -8,10 +8,15 @@ before the file is opened. The lock is the kernel's (flock), so a dead process n
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
+import stat
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from autoprec.errors import DeviceBusy, UsageError
 
@@ -24,18 +29,19 @@ def default_journal(task: Path) -> Path:
 
 
 def repair_journal(path: Path) -> int:
-    """Cut a torn last line off a journal; return how many bytes were cut."""
+    """Cut torn lines off the end of a journal; return how many bytes were cut.
+
+    A line is torn if it has no end, or if it is no JSON (a power cut can leave zeros). Call it
+    with the journal's lock held: another process's line is torn while it is being written.
+    """
     try:
         with path.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
             keep = size
             while keep > 0:
-                start = max(0, keep - 65536)
+                start = _line_start(file, keep)
                 file.seek(start)
-                block = file.read(keep - start)
-                newline = block.rfind(b"\n")
-                if newline >= 0:
-                    keep = start + newline + 1
+                if _whole(file.read(keep - start)):
                     break
                 keep = start
             if keep < size:
@@ -45,6 +51,28 @@ def repair_journal(path: Path) -> int:
             return size - keep
     except FileNotFoundError:
         return 0
+
+
+def _line_start(file: IO[bytes], end: int) -> int:
+    """Where the line that ends before `end` begins."""
+    at = end - 1  # the line's own newline does not count
+    while at > 0:
+        start = max(0, at - 65536)
+        file.seek(start)
+        newline = file.read(at - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        at = start
+    return 0
+
+
+def _whole(line: bytes) -> bool:
+    if not line.endswith(b"\n"):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def open_storage(text: str | Path) -> Any:
@@ -60,16 +88,31 @@ def open_storage(text: str | Path) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    lock = _KernelLock(path) if os.name == "posix" else None  # None: Optuna's own
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        repair_journal(path)
-        lock = _kernel_lock(path)
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        with lock or contextlib.nullcontext():
+            repair_journal(path)
+        backend = JournalFileBackend(str(path), lock_obj=lock)  # type: ignore[arg-type]
+        return JournalStorage(backend)
     except OSError as error:
+        raise cannot_keep(path, error) from error
+    except (ValueError, KeyError, AssertionError) as error:
         raise UsageError(
-            f"the study cannot be kept in {path}: {error.strerror or error}; choose another place "
-            "with --storage"
+            f"{path} is no journal of a study, or a damaged one: {error}. Move it away, or choose "
+            "another place with --storage"
         ) from error
+
+
+def cannot_keep(place: str | Path, error: BaseException) -> UsageError:
+    """The error of a study that cannot be written: the disk is full, the folder is read-only."""
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error).split("\n")[0]
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    fix = "free some space and run the same command again, or " if full else ""
+    return UsageError(
+        f"the study cannot be kept in {_hidden(str(place))}: {why}; {fix}choose another place "
+        "with --storage. Finished trials are kept"
+    )
 
 
 def _open_url(url: str) -> Any:
@@ -87,20 +130,21 @@ def _open_url(url: str) -> Any:
 
 
 def _hidden(url: str) -> str:
-    """The URL without its password."""
-    scheme, _, rest = url.partition("://")
+    """The URL without its password; a path as it is."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
-def _kernel_lock(path: Path) -> Any:
-    """A journal lock that the kernel releases when its holder dies; Optuna's own elsewhere."""
-    if os.name != "posix":
-        return None
-    return _KernelLock(path)
-
-
 class _KernelLock:
-    """An flock on a file beside the journal, in the shape Optuna asks of a lock."""
+    """An flock on a file beside the journal, in the shape Optuna asks of a lock.
+
+    It is held for milliseconds. A holder that was stopped (Ctrl-Z) would hold it for good, so
+    waiting has an end.
+    """
+
+    _SECONDS = 30.0
 
     def __init__(self, path: Path) -> None:
         self._path, self._handle = f"{path}.lock", -1
@@ -108,25 +152,57 @@ class _KernelLock:
     def acquire(self) -> bool:
         import fcntl
 
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
-        return True
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        deadline = time.monotonic() + self._SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(handle)
+                    raise TimeoutError(
+                        errno.ETIMEDOUT,
+                        f"another process has held {self._path} for {self._SECONDS:.0f} s "
+                        "(is it stopped?)",
+                    ) from None
+                time.sleep(0.002)
+            except BaseException:
+                os.close(handle)
+                raise
+            else:
+                self._handle = handle
+                return True
 
     def release(self) -> None:
-        os.close(self._handle)
+        handle, self._handle = self._handle, -1
+        os.close(handle)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
 
 
 class DeviceLock:
     """Held while trials run on a device: timing two things at once measures neither.
 
     The lock is a file in the temporary folder, held by flock; it is free again when its holder
-    dies. Raises `DeviceBusy` if another tuning holds it and `wait` is false.
+    dies. Raises `DeviceBusy` if another tuning holds it and `wait` is false; while it waits,
+    `on_wait` is told for whom. Where no such file can be had, nothing is locked.
     """
 
-    def __init__(self, device: str, *, wait: bool, folder: Path) -> None:
+    def __init__(
+        self,
+        device: str,
+        *,
+        wait: bool,
+        folder: Path,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
         name = "".join(c if c.isalnum() else "-" for c in device)
         self._path = folder / f"autoprec-{name}.lock"
-        self._device, self._wait = device, wait
+        self._device, self._wait, self._on_wait = device, wait, on_wait
         self._handle = -1
 
     def __enter__(self) -> DeviceLock:
@@ -134,24 +210,32 @@ class DeviceLock:
             return self
         import fcntl
 
-        try:
-            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            with contextlib.suppress(OSError):
-                os.fchmod(self._handle, 0o666)
-        except OSError:
+        self._handle = _open_lock(self._path)
+        if self._handle < 0:
             return self
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if self._wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            holder = self._holder()
-            os.close(self._handle)
-            self._handle = -1
-            raise DeviceBusy(
-                f"another tuning is measuring on {self._device}{holder}; two at once would measure "
-                "neither. Wait for it with --wait, or stop it"
-            ) from None
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, str(os.getpid()).encode(), 0)
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not self._wait:
+                    raise DeviceBusy(
+                        f"another tuning is measuring on {self._device}{self._holder()}; two at "
+                        "once would measure neither. Wait for it with --wait, or stop it"
+                    ) from None
+                if self._on_wait is not None:
+                    self._on_wait(
+                        f"waiting for another tuning on {self._device}{self._holder()} to end"
+                    )
+                fcntl.flock(self._handle, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            self._close()
+            return self
+        except BaseException:
+            self._close()
+            raise
+        with contextlib.suppress(OSError):  # only said for people; a full disk does not matter
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, str(os.getpid()).encode(), 0)
         return self
 
     def _holder(self) -> str:
@@ -159,12 +243,39 @@ class DeviceLock:
             return f" (process {int(os.pread(self._handle, 20, 0))})"
         return ""
 
+    def _close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        self._close()
+
+
+def _open_lock(path: Path) -> int:
+    """A descriptor of the lock file, which every user may open; -1 where there can be none.
+
+    The folder is open to everybody, so a link there is not followed: it could lead to a file that
+    is not ours to write on. An existing file is opened without O_CREAT, which the kernel denies
+    for another user's file (fs.protected_regular).
+    """
+    common = os.O_CLOEXEC | os.O_NOFOLLOW
+    for flags in (os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDWR, os.O_RDONLY):
+        try:
+            handle = os.open(path, flags | common, 0o666)
+        except OSError:
+            continue
+        seen = os.fstat(handle)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_nlink > 1 or seen.st_size > 20:
+            os.close(handle)
+            return -1
+        if flags & os.O_CREAT:
+            with contextlib.suppress(OSError):
+                os.fchmod(handle, 0o666)
+        return handle
+    return -1

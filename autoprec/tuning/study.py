@@ -1,15 +1,17 @@
 """The study: every trial's point and outcome in Optuna, and what else a resumed tuning needs.
 
 The study's name carries a hash of everything that would make old trials wrong: the task, the device
-and software, the space, the seed. A changed one starts a study of its own in the same journal.
+and software, the options, the seed, the version of autoprec. A changed one starts a study of its
+own in the same journal, and so does a changed space: trials of different spaces are not mixed.
 Optuna is imported when a study is opened, not before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,17 +20,19 @@ from autoprec.core.recipe import KnobValue
 from autoprec.core.search import Outcome, Status, key
 from autoprec.core.space import Point, Space
 from autoprec.errors import UsageError
-from autoprec.tuning.storage import open_storage
+from autoprec.tuning.storage import cannot_keep, open_storage
+from autoprec.version import __version__
 
 T = TypeVar("T")
 
 SAMPLERS = ("cost", "tpe", "grid", "random")
 _OUTCOME = "outcome"
+_SPACE = "space"
 
 
 def study_name(stem: str, *parts: object) -> str:
-    """A name that changes with anything in `parts`."""
-    text = json.dumps([to_plain(part) for part in parts], sort_keys=True, default=str)
+    """A name that changes with anything in `parts`, and with the version of autoprec."""
+    text = json.dumps([__version__, *map(to_plain, parts)], sort_keys=True, default=str)
     return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
@@ -41,64 +45,100 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.name = name
         self.place = str(storage)
-        self._storage = open_storage(storage)
-        if fresh:
-            _delete(self._storage, name)
-        self._study = optuna.create_study(
+        with self._kept():
+            self._storage = open_storage(storage)
+            if fresh:
+                _delete(self._storage, name)
+            self._notes = self._open(name)
+            self._trials = self._notes
+            self._distributions: dict[str, Any] = {}
+            self._drop_unfinished()
+
+    def _open(self, name: str) -> Any:
+        import optuna
+
+        return optuna.create_study(
             storage=self._storage, study_name=name, direction="maximize", load_if_exists=True
         )
-        self._distributions: dict[str, Any] = {}
-        self._drop_unfinished()
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Say in our own words that the study cannot be read or written."""
+        from optuna.exceptions import StorageInternalError
+
+        try:
+            yield
+        except (OSError, StorageInternalError) as error:
+            raise cannot_keep(self.place, error) from error
 
     def use(self, space: Space, *, sampler: str = "cost", seed: int = 0) -> None:
         """Set the space that trials are asked from, and the sampler that asks."""
         import optuna
 
         levels = space.levels()
-        self._study.sampler = _sampler(sampler, levels, seed)
+        with self._kept():
+            self._keep_apart(levels)
+        self._trials.sampler = _sampler(sampler, levels, seed)
         self._distributions = {
             name: optuna.distributions.CategoricalDistribution(values)
             for name, values in levels.items()
         }
 
+    def _keep_apart(self, levels: Mapping[str, tuple[KnobValue, ...]]) -> None:
+        """Give trials a study of their own if this one's were asked from another space."""
+        space = study_name("space", levels)
+        first = self._notes.user_attrs.get(_SPACE)
+        if first is None:
+            self._notes.set_user_attr(_SPACE, space)
+        elif first != space:
+            self._trials = self._open(f"{self.name}-{space}")
+            self._drop_unfinished()
+
     def _drop_unfinished(self) -> None:
         """A trial that runs now runs in no process: its tuner was killed."""
         from optuna.trial import TrialState
 
-        for trial in self._study.get_trials(deepcopy=False):
+        for trial in self._trials.get_trials(deepcopy=False):
             if trial.state in (TrialState.RUNNING, TrialState.WAITING):
                 self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
     def history(self) -> tuple[Outcome, ...]:
         """Every finished trial's outcome, oldest first, each point once."""
         found: dict[object, Outcome] = {}
-        for trial in self._study.get_trials(deepcopy=False):
+        with self._kept():
+            trials = self._trials.get_trials(deepcopy=False)
+        for trial in trials:
             plain = trial.user_attrs.get(_OUTCOME)
-            if plain is not None and trial.state.is_finished():
+            if plain is None or not trial.state.is_finished():
+                continue
+            with contextlib.suppress(DecodeError):  # it is measured again
                 outcome = from_plain(Outcome, plain)
                 found.setdefault(key(outcome.point), outcome)
         return tuple(found.values())
 
     def ask(self, point: Point | None = None) -> tuple[Any, Point]:
         """A new trial, at `point` or where the sampler says."""
-        if point is not None:
-            self._study.enqueue_trial(dict(point))
-        trial = self._study.ask(self._distributions)
+        with self._kept():
+            if point is not None:
+                self._trials.enqueue_trial(dict(point))
+            trial = self._trials.ask(self._distributions)
         return trial, dict(trial.params)
 
     def tell(self, trial: Any, outcome: Outcome) -> None:
         """Record how a trial ended. What failed is infeasible and worth 0, so samplers learn it."""
-        trial.set_user_attr(_OUTCOME, to_plain(outcome))
-        trial.set_constraint("feasible", 0.0 if outcome.status is Status.OK else 1.0)
-        self._study.tell(trial, outcome.rate)
+        with self._kept():
+            trial.set_user_attr(_OUTCOME, to_plain(outcome))
+            trial.set_constraint("feasible", 0.0 if outcome.status is Status.OK else 1.0)
+            self._trials.tell(trial, outcome.rate)
 
     def remember(self, name: str, value: object) -> None:
         """Keep a plain value or a dataclass under a name."""
-        self._study.set_user_attr(name, to_plain(value))
+        with self._kept():
+            self._notes.set_user_attr(name, to_plain(value))
 
     def recall(self, name: str, kind: type[T]) -> T | None:
         """What was kept under a name, None if nothing readable was."""
-        plain = self._study.user_attrs.get(name)
+        plain = self._notes.user_attrs.get(name)
         if plain is None:
             return None
         try:
@@ -108,7 +148,7 @@ class Study:
 
     def notes(self) -> Mapping[str, Any]:
         """Everything that was kept, as plain values."""
-        return dict(self._study.user_attrs)
+        return dict(self._notes.user_attrs)
 
 
 def _delete(storage: Any, name: str) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import inspect
+import math
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from autoprec.backends.base import Task
@@ -30,8 +32,13 @@ def check_task_path(path: str | Path) -> Path:
             f"there is no task file {str(path)!r}; give the path of a Python file that defines "
             "build_model and build_data (see `autoprec tune --help`)"
         )
-    if file.is_dir() or file.suffix != ".py":
+    if not file.is_file() or file.suffix != ".py":
         raise UsageError(f"{str(path)!r} is not a Python file; a task file ends in .py")
+    try:
+        with file.open("rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
     return file.resolve()
 
 
@@ -39,8 +46,11 @@ def task_digest(path: Path) -> str:
     """A SHA-256 over the task file and every module it imports from its own folder."""
     digest = hashlib.sha256()
     for file in _local_files(path):
-        digest.update(file.relative_to(path.parent).as_posix().encode() + b"\0")
-        digest.update(file.read_bytes() + b"\0")
+        digest.update(file.relative_to(path.parent).as_posix().encode(errors="replace") + b"\0")
+        try:
+            digest.update(file.read_bytes() + b"\0")
+        except OSError:  # the worker will say it better when the task imports it
+            digest.update(b"unreadable\0")
     return digest.hexdigest()
 
 
@@ -54,32 +64,46 @@ def _local_files(path: Path) -> list[Path]:
         found[file] = None
         try:
             tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, OSError):
+        except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
             continue
-        for name in _imported_names(tree):
-            waiting += _files_of(path.parent, name)
+        for folder, name in _imported_names(tree, path.parent, file.parent):
+            waiting += _files_of(folder, name)
     return [path, *sorted(file for file in found if file != path)]
 
 
-def _imported_names(tree: ast.AST) -> list[str]:
-    names: list[str] = []
+def _imported_names(tree: ast.AST, top: Path, own: Path) -> list[tuple[Path, str]]:
+    """(folder, dotted name) of every import; a relative one starts at the file's own folder."""
+    found: list[tuple[Path, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            found += [(top, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
+            folder = top if not node.level else _upwards(own, node.level - 1)
             base = node.module or ""
-            names += [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
-    return [name for name in names if name]
+            names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
+            found += [(folder, name) for name in names]
+    return [(folder, name) for folder, name in found if name and folder.is_relative_to(top)]
+
+
+def _upwards(folder: Path, levels: int) -> Path:
+    return folder.parents[levels - 1] if 0 < levels <= len(folder.parents) else folder
 
 
 def _files_of(folder: Path, name: str) -> list[Path]:
-    """The files of `folder` that importing `name` runs."""
+    """The files below `folder` that importing `name` runs."""
     found = []
     place = folder
     for part in name.split("."):
         place = place / part
-        found += [place.with_suffix(".py"), place / "__init__.py"]
-    return [file.resolve() for file in found if file.is_file()]
+        found += [place.with_name(f"{part}.py"), place / "__init__.py"]
+    return [file for file in found if _is_file(file)]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def load_task(path: Path) -> Task:
@@ -97,6 +121,8 @@ def load_task(path: Path) -> Task:
                 + ("build_model() -> model" if name == "build_model" else _BUILD_DATA)
             )
     optional = {name: _function(module, path, name) for name in _FUNCTIONS}
+    for name, function in (required | optional).items():
+        _check_signature(path, name, function)
     return Task(
         name=path.name,
         build_model=required["build_model"],
@@ -108,6 +134,30 @@ def load_task(path: Path) -> Task:
 
 
 _BUILD_DATA = "build_data(batch_size) -> an iterable of (inputs, targets)"
+_SIGNATURES = {
+    "build_model": "build_model() -> model",
+    "build_data": _BUILD_DATA,
+    "loss_fn": "loss_fn(outputs, targets) -> scalar",
+    "training_step": "training_step(model, batch) -> loss",
+    "build_optimizer": "build_optimizer(model) -> optimizer",
+    "evaluate": "evaluate(model) -> float",
+}
+
+
+def _check_signature(path: Path, name: str, function: Any) -> None:
+    """Say now that a function cannot be called as it will be, rather than in the middle."""
+    if function is None:
+        return
+    inside = _SIGNATURES[name].partition("(")[2].partition(")")[0]
+    arguments = [each for each in inside.split(", ") if each]
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise TaskError(
+            f"{path.name}: {name} cannot be called as {_SIGNATURES[name]}: {error}"
+        ) from error
+    except ValueError:  # a function of C has no signature to look at
+        return
 
 
 def _run(path: Path) -> ModuleType:
@@ -162,7 +212,8 @@ def _positive(module: ModuleType, path: Path, name: str, kind: type) -> Any:
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or value <= 0 or (kind is int and not isinstance(value, int)):
+    whole = kind is float or isinstance(value, int)
+    if not number or not whole or not 0 < value < math.inf:
         raise TaskError(
             f"{path.name}: {name} = {value!r}, expected a positive "
             f"{'integer' if kind is int else 'number'}"
@@ -176,20 +227,35 @@ def user_frames(error: BaseException) -> str:
     for part in _chain(error):
         frames = [
             frame
-            for frame in traceback.extract_tb(_traceback(part))
-            if not frame.filename.startswith(_PACKAGE) and "importlib" not in frame.filename
+            for frame in traceback.extract_tb(part.__traceback__)
+            if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))
         ]
-        lines += traceback.format_list(frames)
-        lines += traceback.format_exception_only(part)
+        if frames and lines:
+            lines.append("\n")
+        lines += traceback.StackSummary.from_list(frames).format()
+        lines += _last_line(part)
     return "".join(lines)
 
 
+def is_ours(error: BaseException) -> bool:
+    """Whether an exception was raised by a line of autoprec itself, not by what it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(_PACKAGE)
+
+
+def _last_line(error: BaseException) -> list[str]:
+    try:
+        return traceback.format_exception_only(error)
+    except Exception:  # whatever __str__ or __notes__ of the user's exception does
+        return [f"{type(error).__name__}\n"]
+
+
 def _chain(error: BaseException) -> list[BaseException]:
+    """The exception with what led to it, the first cause first."""
     chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+    while True:
+        last = chain[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or any(cause is each for each in chain):
+            return list(reversed(chain))
         chain.append(cause)
-    return list(reversed(chain))
-
-
-def _traceback(error: BaseException) -> TracebackType | None:
-    return error.__traceback__

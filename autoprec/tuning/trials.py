@@ -109,9 +109,17 @@ def raise_user_error(failure: WorkerFailure) -> None:
 def run_trial(
     runner: Runner, point: Point, recipe: Recipe, *, seed: int, budget: TimingBudget
 ) -> Outcome:
-    """Measure one recipe; every failure but the user's own is an outcome."""
+    """Measure one recipe; every failure but the user's own is an outcome.
+
+    A worker that somebody killed says nothing about the recipe: that is tried once more.
+    """
     try:
-        measured: Measurement = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
+        try:
+            measured: Measurement = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
+        except WorkerFailure as failure:
+            if failure.kind is not FailureKind.KILLED:
+                raise
+            measured = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
     except WorkerFailure as failure:
         raise_user_error(failure)
         if failure.kind is FailureKind.UNSUPPORTED and not recipe.policy.mixed:

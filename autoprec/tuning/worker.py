@@ -1,89 +1,163 @@
-"""The child side of a worker: `python -m autoprec.tuning.worker`, started by `remote`.
+"""The child side of a worker: run as a script by `remote`, with its settings as one argument.
 
-The user's code runs here, under a memory limit, in a session and process group of its own. A guard
-process in that group waits on a pipe that only the tuner holds: when the tuner ends, however it
-ends, the pipe closes and the guard kills the whole group. Answers leave over a socket of their own,
-so nothing the user's code prints or closes disturbs them.
+The user's code runs here, under a memory limit, in a process group of its own, with a guard process
+above it (see `guard`). Answers leave over a socket of their own, so nothing that the user's code
+prints, reads or closes disturbs them; a process that it forks cannot answer in the worker's place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
 import socket
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-REPORT_SECONDS = 0.1
+if TYPE_CHECKING:
+    from autoprec.tuning.messages import Channel
+
+_REPORT_SECONDS = 0.1
+_LONGEST_MESSAGE = 4_000
+_LONGEST_FRAMES = 20_000
+_HIGH_DESCRIPTOR = 200
 
 
 def main() -> None:
     """Serve calls until the channel closes."""
+    _find_package()
+    from autoprec.tuning.guard import stand_guard
+
     settings = json.loads(sys.argv[1])
-    channel_fd, lifeline_fd = int(settings["channel"]), int(settings["lifeline"])
-    _start_guard(channel_fd, lifeline_fd)
-    channel = socket.socket(fileno=channel_fd)
-    os.set_inheritable(channel_fd, False)
-    _limit_memory(settings.get("memory_bytes"))
+    channel = int(settings["channel"])
+    stand_guard(
+        tuner=settings["tuner"],
+        lifeline=settings["lifeline"],
+        status=settings["status"],
+        others=(channel,),
+        watch_bytes=settings["watch_bytes"],
+    )
+    _show_where_it_dies()
+    _be_the_first_to_go()
+    limit = _MemoryLimit(settings["memory_bytes"])
+    served = False
     with contextlib.suppress(KeyboardInterrupt):
-        _serve(channel)
+        _serve(_open_channel(channel, bytes.fromhex(settings["token"])), limit)
+        served = True
+    _leave(0 if served else 1)
 
 
-def _start_guard(channel_fd: int, lifeline_fd: int) -> None:
-    """Fork the process that kills this group when the tuner is gone."""
-    if os.fork() != 0:
-        os.close(lifeline_fd)
-        return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    os.close(channel_fd)
-    with contextlib.suppress(OSError):
-        while os.read(lifeline_fd, 1):
-            pass
-    os.killpg(0, signal.SIGKILL)
+def _find_package() -> None:
+    """Make autoprec importable from a source tree, behind everything else."""
+    import importlib.util
+
+    if importlib.util.find_spec("autoprec") is None:
+        sys.path.append(str(Path(__file__).parents[2]))
 
 
-def _limit_memory(limit: int | None) -> None:
-    """Make too much memory an exception here, not the kernel's killer (Linux: RLIMIT_DATA)."""
-    if limit is None or not sys.platform.startswith("linux"):
-        return
+def _open_channel(descriptor: int, token: bytes) -> Channel:
+    """The channel, on a high descriptor that children do not inherit."""
+    from autoprec.tuning.messages import Channel
+
+    high = _move_up(descriptor)
+    channel = Channel(socket.socket(fileno=high), token)
+    os.register_at_fork(after_in_child=channel.close)
+    return channel
+
+
+def _move_up(descriptor: int) -> int:
+    """The same descriptor at a number that code which counts from 3 does not reach."""
+    import fcntl
+
+    try:
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH_DESCRIPTOR)
+    except OSError:  # fewer descriptors are allowed than that
+        os.set_inheritable(descriptor, False)
+        return descriptor
+    os.close(descriptor)
+    return high
+
+
+def _show_where_it_dies() -> None:
+    """Leave the Python frames of a crash in the log; leave no core file (they can be huge)."""
     import resource
 
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    log = _move_up(os.dup(2))
+    faulthandler.enable(file=log)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, file=log)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _be_the_first_to_go() -> None:
+    """Should the kernel's killer come after all, let it take this process (proc(5))."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("800")
+
+
+class _MemoryLimit:
+    """Makes too much memory an exception here, not the kernel's killer (Linux: RLIMIT_DATA)."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit if sys.platform.startswith("linux") else None
+
+    def apply(self) -> None:
+        """Set the limit, less what is resident but not counted by it: libraries, shared memory."""
+        if self._limit is None:
+            return
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = max(self._limit - _not_counted(), self._limit // 4)
+        if hard != resource.RLIM_INFINITY:
+            soft = min(soft, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _not_counted() -> int:
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(("RssFile:", "RssShmem:")):
+                total += int(line.split()[1]) * 1024
+    return total
 
 
 class _Reporter:
     """Sends progress, at most ten times a second unless the phase changes."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._phase = ""
         self._last = 0.0
 
     def __call__(self, phase: str, step: int) -> None:
-        from autoprec.tuning.messages import send
-
         now = time.monotonic()
-        if phase == self._phase and now - self._last < REPORT_SECONDS:
+        if phase == self._phase and now - self._last < _REPORT_SECONDS:
             return
         self._phase, self._last = phase, now
-        send(self._channel, {"progress": [phase, step]})
+        self._channel.send({"progress": [phase, step]})
 
 
-def _serve(channel: socket.socket) -> None:
-    from autoprec.tuning.messages import ChannelClosed, receive, send
+def _serve(channel: Channel, limit: _MemoryLimit) -> None:
+    from autoprec.tuning.messages import ChannelClosed
     from autoprec.tuning.service import Service
 
     service = Service(_Reporter(channel))
     try:
         while True:
-            request = receive(channel)
-            send(channel, _answer(service, request))
+            request = channel.receive()
+            limit.apply()
+            answer = _answer(service, request)
+            try:
+                channel.send(answer)
+            except ValueError as error:  # a number that JSON has no name for, or far too much
+                channel.send(_internal(f"{request['call']} gave no message: {error}"))
     except ChannelClosed:
         return
 
@@ -100,28 +174,60 @@ def _answer(service: Any, request: dict[str, Any]) -> dict[str, Any]:
         }
         return {"result": to_plain(getattr(service, method)(**arguments))}
     except BaseException as error:  # the user's code may raise anything, SystemExit included
-        return {"failure": _failure(error)}
+        return _failure(error)
 
 
-def _failure(error: BaseException) -> dict[str, str]:
+def _failure(error: BaseException) -> dict[str, Any]:
     from autoprec.errors import AutoprecError, UserCodeError
-    from autoprec.tuning.failures import FailureKind, classify_exception
+    from autoprec.tuning.failures import FailureKind, classify_exception, describe_exception
     from autoprec.tuning.messages import ChannelClosed
-    from autoprec.tuning.taskfile import user_frames
+    from autoprec.tuning.taskfile import is_ours, user_frames
 
     if isinstance(error, ChannelClosed):
         raise error
     if isinstance(error, UserCodeError):
-        return {"kind": "user_error", "message": str(error), "frames": error.frames}
+        return _failed(_kind_of_import(error.__cause__), str(error), error.frames)
     if isinstance(error, AutoprecError):
-        return {"kind": "user_error", "message": str(error), "frames": ""}
+        return _failed("user_error", str(error), "")
     kind = classify_exception(error)
+    message = describe_exception(error)
     if isinstance(error, SystemExit):
         message = f"the task called sys.exit({error.code!r})"
-    else:
-        message = f"{type(error).__name__}: {error}"
+    elif kind is FailureKind.USER_ERROR and is_ours(error):
+        return _failed("internal", f"autoprec itself failed: {message}", user_frames(error))
     frames = user_frames(error) if kind is FailureKind.USER_ERROR else ""
-    return {"kind": kind.value, "message": message[:4000], "frames": frames}
+    return _failed(kind.value, message, frames)
+
+
+def _kind_of_import(cause: BaseException | None) -> str:
+    """A task file that runs out of memory while it is imported is out of memory, not wrong."""
+    from autoprec.tuning.failures import FailureKind, classify_exception
+
+    kind = FailureKind.USER_ERROR if cause is None else classify_exception(cause)
+    told_apart = kind in (FailureKind.OUT_OF_MEMORY, FailureKind.LOST_DEVICE)
+    return (kind if told_apart else FailureKind.USER_ERROR).value
+
+
+def _failed(kind: str, message: str, frames: str) -> dict[str, Any]:
+    return {
+        "failure": {
+            "kind": kind,
+            "message": message[:_LONGEST_MESSAGE],
+            "frames": frames[-_LONGEST_FRAMES:],
+        }
+    }
+
+
+def _internal(message: str) -> dict[str, Any]:
+    return _failed("internal", f"autoprec itself failed: {message}", "")
+
+
+def _leave(code: int) -> None:
+    """End at once: threads that the user's code left running have nothing to wait for."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,275 @@
+"""The process between the tuner and its worker: nothing that a trial starts outlives the tuner.
+
+The guard forks the worker and then only waits: for the worker's end, for the tuner's end (a pipe
+that only the tuner holds closes, or the tuner is no longer its parent), and for memory beyond the
+budget. It runs none of the user's code and needs nothing of the worker, so a worker that is stuck
+in C code with the interpreter's lock, or that ignores every signal, is ended all the same. On Linux
+orphans of the worker come to the guard (PR_SET_CHILD_SUBREAPER), those that left its process group
+and session included, and the worker dies with the guard (PR_SET_PDEATHSIG).
+
+How the worker ended is written to a pipe as one line of JSON, so that no exit code the user's code
+may choose is taken for something else. Imports stay few: this runs at every start of a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+LINUX = sys.platform.startswith("linux")
+
+_TICK_SECONDS = 0.1
+_FAMILY_SECONDS = 1.0
+_GRACE_SECONDS = 0.3
+_LARGEST_LOG_BYTES = 64 * 2**20
+_SCARCE_BYTES = 128 * 2**20
+
+# Linux, include/uapi/linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def stand_guard(
+    *, tuner: int, lifeline: int, status: int, others: tuple[int, ...], watch_bytes: int | None
+) -> None:
+    """Fork. Returns in the worker; the calling process becomes its guard and never returns.
+
+    `tuner` is the tuner's process id, `lifeline` the reading end of a pipe it holds, `status` where
+    the worker's end is written, `others` descriptors that are the worker's alone, and `watch_bytes`
+    the resident memory the worker and its children may have together.
+    """
+    guard = os.getpid()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    ready, tell_ready = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        for descriptor in (lifeline, status, ready):
+            os.close(descriptor)
+        os.setpgid(0, 0)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(1)
+        os.close(tell_ready)
+        return
+    os.close(tell_ready)
+    os.read(ready, 1)
+    os.close(ready)
+    for descriptor in others:
+        os.close(descriptor)
+    try:
+        _Guard(worker, tuner, lifeline, status, watch_bytes).run()
+    finally:
+        os._exit(0)
+
+
+def _prctl(option: int, value: int) -> None:
+    if LINUX:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class _Guard:
+    """Waits, and ends what must end."""
+
+    def __init__(
+        self, worker: int, tuner: int, lifeline: int, status: int, watch_bytes: int | None
+    ) -> None:
+        self._worker, self._tuner = worker, tuner
+        self._lifeline, self._status = lifeline, status
+        self._watch_bytes = watch_bytes
+        self._family: list[int] = [worker]
+        self._family_at = 0.0
+        self._ended: dict[str, object] | None = None
+
+    def run(self) -> None:
+        """Wait until the worker has ended or has to; leave no process behind."""
+        wake = self._take_signals()
+        self._tell({"worker": self._worker})
+        over: str | None = None
+        while self._tuner_lives() and over is None and not self._worker_ended():
+            readable, _, _ = select.select([self._lifeline, wake], [], [], _TICK_SECONDS)
+            if wake in readable:
+                with contextlib.suppress(OSError):
+                    os.read(wake, 4096)
+            if self._lifeline in readable:
+                break
+            self._keep_log_small()
+            over = self._over_budget()
+        self._end_worker()
+        self._end_family()
+        report = self._ended or {}
+        self._tell({**report, "memory": over} if over else report)
+
+    def _take_signals(self) -> int:
+        """Ignore what may be sent to a group; be woken when a child ends."""
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_IGN)
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.set_blocking(write, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        return read
+
+    def _tuner_lives(self) -> bool:
+        return os.getppid() == self._tuner
+
+    def _worker_ended(self) -> bool:
+        self._reap()
+        return self._ended is not None
+
+    def _reap(self) -> bool:
+        """Collect every child that ended; False when there is no child left."""
+        while True:
+            try:
+                child, how = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if child == 0:
+                return True
+            if child == self._worker:
+                signalled = os.WIFSIGNALED(how)
+                self._ended = (
+                    {"signal": os.WTERMSIG(how)} if signalled else {"code": os.WEXITSTATUS(how)}
+                )
+
+    def _end_worker(self) -> None:
+        if self._ended is None:
+            with contextlib.suppress(OSError):
+                os.kill(self._worker, signal.SIGKILL)
+
+    def _end_family(self) -> None:
+        """End what the worker started: a moment for those that end by themselves, then SIGKILL."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while self._reap() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        with contextlib.suppress(OSError):
+            os.killpg(self._worker, signal.SIGKILL)
+        while self._reap():
+            for child in children_of(os.getpid()):
+                with contextlib.suppress(OSError):
+                    os.kill(child, signal.SIGKILL)
+            time.sleep(0.005)
+
+    def _tell(self, report: dict[str, object]) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._status, json.dumps(report).encode() + b"\n")
+
+    def _keep_log_small(self) -> None:
+        """Keep the last of what the user's code prints, not all of it until the disk is full."""
+        with contextlib.suppress(OSError):
+            if os.fstat(1).st_size > _LARGEST_LOG_BYTES:
+                os.ftruncate(1, 0)
+
+    # Memory --------------------------------------------------------------------------------------
+
+    def _over_budget(self) -> str | None:
+        """What is too much, in words; None while all is well."""
+        if self._watch_bytes is None:
+            return None
+        if time.monotonic() - self._family_at >= _FAMILY_SECONDS:
+            self._look_at_family()
+        elif not LINUX:
+            return None  # asking ps(1) ten times a second would disturb what is measured
+        held = sum(resident_bytes(each) for each in self._family)
+        if held > self._watch_bytes and len(self._family) > 1:
+            self._look_at_family()
+            held = sum(proportional_bytes(each) for each in self._family)
+        if held > self._watch_bytes:
+            return f"{_gib(held)} were resident of the {_gib(self._watch_bytes)} there are"
+        left = available_bytes()
+        if left is not None and left < _SCARCE_BYTES < held:
+            return f"only {_gib(left)} of main memory were left"
+        return None
+
+    def _look_at_family(self) -> None:
+        self._family = [self._worker, *descendants_of(self._worker)]
+        self._family_at = time.monotonic()
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def resident_bytes(process: int) -> int:
+    """The resident set of a process; 0 where it has gone or cannot be asked."""
+    if not LINUX:
+        return sum(resident for pid, _, resident in _listed() if pid == process)
+    try:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def proportional_bytes(process: int) -> int:
+    """A process's share of the memory it holds (PSS): forked children share most of theirs."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return resident_bytes(process)
+
+
+def available_bytes() -> int | None:
+    """MemAvailable: what can be used without swapping (proc(5)); None where that is not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def descendants_of(process: int) -> list[int]:
+    """Children of a process, their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found: list[int] = []
+    waiting = [process]
+    while waiting:
+        next_ones = children.get(waiting.pop(), [])
+        found += next_ones
+        waiting += next_ones
+    return found
+
+
+def children_of(process: int) -> list[int]:
+    """The direct children of a process."""
+    return [child for child, parent in _parents() if parent == process]
+
+
+def _parents() -> list[tuple[int, int]]:
+    """(process, its parent) of every process that can be seen."""
+    if not LINUX:
+        return [(pid, parent) for pid, parent, _ in _listed()]
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    text = Path(f"/proc/{name}/stat").read_text(errors="replace")
+                    found.append((int(name), int(text.rpartition(")")[2].split()[1])))
+    return found
+
+
+def _listed() -> list[tuple[int, int, int]]:
+    """(process, parent, resident bytes) from ps(1), for systems without /proc."""
+    import subprocess
+
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        text = subprocess.run(
+            ["ps", "-axo", "pid=,ppid=,rss="], capture_output=True, text=True, timeout=5, check=True
+        ).stdout
+        rows = (line.split() for line in text.splitlines())
+        return [(int(pid), int(parent), int(kib) * 1024) for pid, parent, kib in rows]
+    return []
