@@ -40,6 +40,12 @@ class KerasBackend:
 
         return devices()
 
+    def device_of(self, model: object) -> str:
+        """The device of the model's first weight; without any, the one TensorFlow prefers."""
+        from autoprec.backends.keras.running import device_of
+
+        return device_of(model)
+
     def describe(
         self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
     ) -> TaskFacts:

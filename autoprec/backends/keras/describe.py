@@ -18,7 +18,7 @@ from autoprec.backends.base import Report, Task
 from autoprec.backends.keras.advice import dimensions, sixteen_bit_data
 from autoprec.backends.keras.data import batches, count_samples, part, to_tensors
 from autoprec.backends.keras.graph import operations_by_unit, trace_step
-from autoprec.backends.keras.layers import Placed, children, place
+from autoprec.backends.keras.layers import Placed, has_own_code, place
 from autoprec.backends.keras.policies import low_precision
 from autoprec.backends.keras.running import (
     build_model,
@@ -32,7 +32,6 @@ from autoprec.backends.keras.running import (
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 
 _SPLIT_TOLERANCE = 1e-4
-_PASSIVE = (keras.layers.InputLayer, keras.layers.Identity)
 
 
 def describe(
@@ -69,7 +68,7 @@ def describe(
         parameters=sum(_size(w) for w in model.trainable_weights),
         parameter_bytes=sum(_size(w) * _width(w) for w in weights),
         batch_size=task.batch_size,
-        convolutions=any(_is_convolution(unit.layer) for unit in placed),
+        convolutions=False,  # asked for their layout, which Keras fixes when a layer is built
         recurrent=any(isinstance(unit.layer, keras.layers.RNN) for unit in placed),
         splittable=splittable,
         split_reason=why,
@@ -156,27 +155,14 @@ def _without_dropout(placed: Sequence[Placed]) -> Iterator[None]:
 def _units(placed: Sequence[Placed], own: Mapping[str, int]) -> Iterator[Unit]:
     total = sum(own.values())
     for unit in placed:
-        if isinstance(unit.layer, _PASSIVE) or _only_holds(unit):
-            continue
-        yield Unit(unit.path, unit.kind, own.get(unit.path, 0) / total if total else 0.0)
-
-
-def _only_holds(unit: Placed) -> bool:
-    """Whether a layer computes nothing itself: a model made of a graph of layers."""
-    graph = isinstance(unit.layer, keras.Sequential) or type(unit.layer).__name__ == "Functional"
-    return graph and bool(children(unit.layer))
+        if has_own_code(unit):
+            yield Unit(unit.path, unit.kind, own.get(unit.path, 0) / total if total else 0.0)
 
 
 def _dimensions(placed: Sequence[Placed]) -> Iterator[Dimension]:
     for unit in placed:
         for name, size in dimensions(unit.layer):
             yield Dimension(unit.path, unit.kind, name, size)
-
-
-def _is_convolution(layer: Any) -> bool:
-    return "Conv2D" in type(layer).__name__ or isinstance(
-        layer, keras.layers.Conv2D | keras.layers.Conv2DTranspose | keras.layers.DepthwiseConv2D
-    )
 
 
 def _size(weight: Any) -> int:

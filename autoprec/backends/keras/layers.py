@@ -37,6 +37,14 @@ class Placed:
         return type(self.layer).__name__
 
 
+def has_own_code(unit: Placed) -> bool:
+    """Whether a layer computes anything itself: not an input, not a graph of other layers."""
+    if isinstance(unit.layer, keras.layers.InputLayer | keras.layers.Identity):
+        return False
+    graph = isinstance(unit.layer, keras.Sequential) or type(unit.layer).__name__ == "Functional"
+    return not (graph and children(unit.layer))
+
+
 def children(layer: Any) -> list[Any]:
     """The layers held directly by `layer`, in order."""
     return list(layer._flatten_layers(include_self=False, recursive=False))

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from autoprec.backends.keras.graph import Call, StepGraph, is_backward, unrolled, watched
-from autoprec.backends.keras.layers import Placed, place
+from autoprec.backends.keras.layers import Placed, has_own_code, place
 from autoprec.backends.keras.running import loss_and_gradients, on_tensorflow
 from autoprec.backends.keras.trainee import Trainee, to_numpy
 from autoprec.core.dtypes import DType, Policy
@@ -183,7 +183,7 @@ def by_unit(trainee: Trainee, batch: Any, scale: float) -> tuple[UnitTrace, ...]
             for tensor in call.outputs
             if getattr(tensor, "name", None) in places
         ]
-        if outputs or unit.path in of_unit:
+        if has_own_code(unit) and (outputs or unit.path in of_unit):
             traces.append(
                 UnitTrace(
                     unit.path,

@@ -76,6 +76,18 @@ def devices() -> list[str]:
     return [*found, "cpu"]
 
 
+def device_of(model: Any) -> str:
+    """Where a model's first weight is ("cpu", "cuda:0", "tpu"), or where it would be built."""
+    weights = model.weights if isinstance(model, keras.Layer) else []
+    if not weights:
+        return devices()[0]
+    name = str(getattr(weights[0].value, "device", "")).rpartition("device:")[2].lower()
+    kind, _, index = name.partition(":")
+    if kind in ("gpu", "cuda"):
+        return f"cuda:{index or 0}"
+    return kind or "cpu"
+
+
 def build_model(task: Task, seed: int, batch: Any) -> Any:
     """Build the user's compiled model with all generators seeded, its variables made for `batch`.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoprec.backends.base import Report, Task
 from autoprec.backends.keras import magnitudes
 from autoprec.backends.keras.running import placed_on
 from autoprec.backends.keras.trace_data import BatchStream
-from autoprec.backends.keras.trainee import Snapshot, Trainee, gradient_error
+from autoprec.backends.keras.trainee import Snapshot, Trainee, finite, gradient_error
 from autoprec.core.recipe import Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
 from autoprec.errors import UsageError
@@ -60,7 +60,8 @@ class KerasTracer:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
         with placed_on(self._device):
             self._know_reference()
-            trainee = self._trainee(recipe, self._checkpoints[0].batch)
+            micro = replace(recipe, accumulation_steps=1)
+            trainee = self._trainee(micro, self._checkpoints[0].batch)
             points = []
             for kept in self._checkpoints:
                 self._report("shadow", kept.step)
@@ -168,7 +169,7 @@ class KerasTracer:
         if self._task.evaluate is None:
             return None
         self._report("evaluate", 0)
-        return float(self._task.evaluate(trainee.model))
+        return finite(float(self._task.evaluate(trainee.model)))
 
     def _know_reference(self) -> Trainee:
         """The float32 model, and its loss and gradient at every checkpoint."""
