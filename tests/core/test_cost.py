@@ -1,0 +1,178 @@
+"""What must hold of the cost model: it recovers known laws and never promises what it cannot."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoprec.core.cost import MemorySeen, Prediction, Seen, ThroughputModel, predict_memory
+
+BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def point(batch, policy="float32", compiled=False, memory_format="contiguous", **knobs):
+    return {
+        "policy": policy,
+        "memory_format": memory_format,
+        "compile": compiled,
+        **knobs,
+        "batch_size": batch,
+    }
+
+
+def rate(batch, *, peak=1000.0, half=16.0):
+    return peak * batch / (batch + half)
+
+
+points = st.builds(
+    point,
+    st.sampled_from(BATCHES),
+    policy=st.sampled_from(["float32", "mixed_bfloat16", "mixed_float16"]),
+    compiled=st.booleans(),
+    memory_format=st.sampled_from(["contiguous", "channels_last"]),
+    threads=st.sampled_from([4, 8]),
+    fused=st.booleans(),
+)
+seen = st.builds(Seen, points, st.floats(-5, 15), st.floats(0, 0.2))
+
+
+@given(st.floats(-5, 5), st.floats(0, 3), st.floats(-5, 5))
+def test_an_expected_gain_is_no_loss_and_at_least_the_mean_gain(mean, deviation, best):
+    gain = Prediction(mean, deviation).expected_gain(best)
+    assert gain >= 0
+    assert gain >= mean - best - 1e-9
+
+
+@given(st.floats(-5, 5), st.floats(0, 3), st.floats(-5, 5), st.floats(0, 5))
+def test_an_expected_gain_grows_with_the_mean_and_shrinks_with_the_best(mean, dev, best, more):
+    gain = Prediction(mean, dev).expected_gain(best)
+    assert Prediction(mean + more, dev).expected_gain(best) >= gain - 1e-9
+    assert Prediction(mean, dev).expected_gain(best + more) <= gain + 1e-9
+
+
+@given(st.floats(-5, 5), st.floats(0, 3), st.floats(0, 3), st.floats(-5, 5))
+def test_doubt_raises_an_expected_gain(mean, one, other, best):
+    less, more = sorted([one, other])
+    gain = Prediction(mean, less).expected_gain(best)
+    assert Prediction(mean, more).expected_gain(best) >= gain - 1e-9
+
+
+def test_an_expected_gain_far_below_the_best_is_exactly_none():
+    for z in range(30, 45):
+        assert Prediction(0.0, 1.0).expected_gain(float(z)) >= 0.0
+
+
+def test_a_model_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least one measured point"):
+        ThroughputModel([])
+
+
+@settings(max_examples=50)
+@given(st.lists(seen, min_size=1, max_size=12), points)
+def test_every_prediction_is_finite_whatever_was_seen(items, asked):
+    predicted = ThroughputModel(items).predict(asked)
+    assert math.isfinite(predicted.mean)
+    assert predicted.deviation > 0
+
+
+@pytest.mark.parametrize("half", [0.5, 4.0, 32.0, 256.0])
+@pytest.mark.parametrize("peak", [3.0, 3e5])
+def test_two_points_of_the_law_predict_the_third(half, peak):
+    known = [Seen(point(b), math.log(rate(b, peak=peak, half=half))) for b in (16, 128)]
+    predicted = ThroughputModel(known).predict(point(512))
+    truth = math.log(rate(512, peak=peak, half=half))
+    assert predicted.mean == pytest.approx(truth, abs=0.25)
+    assert abs(predicted.mean - truth) <= 3 * predicted.deviation
+
+
+def test_a_measured_point_is_predicted_as_it_was_measured():
+    known = [Seen(point(b), math.log(rate(b))) for b in BATCHES]
+    model = ThroughputModel(known)
+    for item in known:
+        predicted = model.predict(item.point)
+        assert predicted.mean == pytest.approx(item.log_rate, abs=0.02)
+        assert predicted.deviation < 0.03
+
+
+def test_what_one_policy_shows_of_a_layout_is_expected_of_another():
+    known = [
+        Seen(point(64), math.log(100)),
+        Seen(point(64, memory_format="channels_last"), math.log(120)),
+        Seen(point(64, policy="mixed_bfloat16"), math.log(200)),
+    ]
+    model = ThroughputModel(known)
+    plain = model.predict(point(64, policy="mixed_bfloat16"))
+    other = model.predict(point(64, policy="mixed_bfloat16", memory_format="channels_last"))
+    assert other.mean > plain.mean + 0.1
+
+
+def test_doubt_grows_with_the_distance_from_what_was_measured():
+    model = ThroughputModel([Seen(point(64), math.log(100))])
+    near, far = model.predict(point(128)), model.predict(point(1024))
+    elsewhere = model.predict(point(64, policy="mixed_bfloat16"))
+    assert near.deviation < far.deviation < elsewhere.deviation
+
+
+def test_an_unsure_measurement_counts_for_less():
+    def predicted(deviation):
+        known = [Seen(point(64), math.log(100)), Seen(point(128), math.log(300), deviation)]
+        return ThroughputModel(known).predict(point(128)).mean
+
+    assert predicted(0.2) < predicted(0.0)
+
+
+# Memory -----------------------------------------------------------------------------------------
+
+
+def test_of_nothing_no_memory_is_predicted():
+    assert predict_memory(point(64), []) is None
+
+
+@given(
+    st.integers(0, 2**33),
+    st.integers(0, 2**24),
+    st.lists(st.sampled_from(BATCHES), min_size=1, max_size=5),
+    st.sampled_from(BATCHES),
+)
+def test_the_estimate_is_never_below_an_affine_truth(base, each, batches, asked):
+    known = [MemorySeen(point(b), base + each * b) for b in batches]
+    assert predict_memory(point(asked), known) >= base + each * asked - 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(BATCHES), st.integers(1, 2**33)), min_size=1))
+def test_the_estimate_at_a_measured_batch_is_the_most_that_was_measured_there(pairs):
+    known = [MemorySeen(point(b), peak) for b, peak in pairs]
+    for batch, _ in pairs:
+        highest = max(peak for b, peak in pairs if b == batch)
+        assert predict_memory(point(batch), known) == highest
+
+
+def test_two_batches_give_the_line_and_the_margin():
+    known = [MemorySeen(point(8), 1800), MemorySeen(point(16), 2600)]
+    assert predict_memory(point(64), known) == pytest.approx((2600 + 48 * 100) * 1.1)
+    assert predict_memory(point(64), known, margin=0.0) == pytest.approx(2600 + 48 * 100)
+
+
+def test_one_batch_gives_proportion_and_a_larger_one_an_upper_bound():
+    known = [MemorySeen(point(32), 3200)]
+    assert predict_memory(point(64), known) == pytest.approx(6400 * 1.1)
+    assert predict_memory(point(16), known) == 3200
+
+
+def test_memory_that_shrinks_with_the_batch_is_not_extrapolated_below_what_was_seen():
+    known = [MemorySeen(point(8), 3000), MemorySeen(point(16), 2000)]
+    assert predict_memory(point(64), known, margin=0.0) == 2000
+
+
+def test_an_arm_of_its_own_is_believed_over_others():
+    known = [MemorySeen(point(32), 10_000), MemorySeen(point(32, policy="mixed_bfloat16"), 10)]
+    assert predict_memory(point(32, policy="mixed_bfloat16"), known) == 10
+    assert predict_memory(point(32, compiled=True), known) == 10_000
+
+
+def test_layouts_share_the_memory_of_their_policy():
+    known = [MemorySeen(point(32, memory_format="channels_last"), 10)]
+    assert predict_memory(point(32), known) == 10

@@ -1,0 +1,101 @@
+"""What must hold of a recipe: it reads back, knows its knobs, and equal ones have equal keys."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz.values import recipes, values_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprec.core.codec import DecodeError, from_plain, to_plain
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import KNOBS, Alignment, LossScale, Recipe, check_knob
+from autoprec.errors import UsageError
+
+
+@given(recipes)
+def test_a_recipe_reads_back_as_it_was_written(recipe):
+    assert from_plain(Recipe, to_plain(recipe)) == recipe
+
+
+@pytest.mark.parametrize("kind", [LossScale, Alignment])
+def test_its_parts_read_back_as_they_were_written(kind):
+    @given(values_of(kind))
+    def check(value):
+        assert from_plain(kind, to_plain(value)) == value
+
+    check()
+
+
+@given(recipes, recipes)
+def test_equal_recipes_have_equal_keys_and_others_others(one, other):
+    assert one.key() == from_plain(Recipe, to_plain(one)).key()
+    assert (one.key() == other.key()) == (to_plain(one) == to_plain(other))
+
+
+def test_the_order_of_the_knobs_is_no_part_of_the_key():
+    one = Recipe(knobs={"threads": 2, "cudnn_benchmark": True})
+    other = Recipe(knobs={"cudnn_benchmark": True, "threads": 2})
+    assert one.key() == other.key()
+
+
+@given(recipes)
+def test_the_effective_batch_is_what_the_optimizer_sees(recipe):
+    assert recipe.effective_batch == recipe.batch_size * recipe.accumulation_steps
+
+
+@given(recipes, st.sampled_from(Policy))
+def test_another_policy_brings_its_loss_scale_and_drops_the_islands(recipe, policy):
+    changed = recipe.with_policy(policy)
+    assert changed.policy is policy
+    assert changed.loss_scale == (LossScale() if policy.needs_loss_scale else None)
+    assert changed.float32_modules == ()
+    assert (changed.batch_size, changed.knobs) == (recipe.batch_size, recipe.knobs)
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"batch_size": 0}, "batch_size: 0 given, expected a number from 1"),
+        ({"accumulation_steps": 2**21}, "accumulation_steps: 2097152 given, .* from 1 to"),
+        ({"policy": "bf16"}, "policy: 'bf16' given, expected one of float32"),
+        ({"batchsize": 8}, r"batchsize: unknown key; did you mean 'batch_size'\?"),
+        ({"loss_scale": {"initial": 0}}, "loss_scale.initial: 0.0 given, expected a number"),
+        ({"loss_scale": {"floor": 2.0**127}}, "loss_scale.floor: "),
+        ({"alignment": {"multiple": 5000}}, "alignment.multiple: 5000 given"),
+        ({"memory_format": "nhwc"}, "memory_format: 'nhwc' given, expected one of contiguous"),
+        ({"compile": 1}, "compile: 1 given, expected true or false"),
+        ({"knobs": {"thread": 1}}, r"unknown knob 'thread'; did you mean 'threads'\? \(known: "),
+        ({"knobs": {"threads": 0}}, "knob threads: 0 given, expected an integer from 1 to 4096"),
+        ({"knobs": {"threads": True}}, "knob threads: True given, expected an integer"),
+        ({"knobs": {"cudnn_benchmark": 1}}, "cudnn_benchmark: 1 given, expected one of True, F"),
+        ({"knobs": {"compile_mode": "fast"}}, "'fast' given, expected one of default, reduce"),
+    ],
+)
+def test_what_no_recipe_may_hold_is_refused(plain, message):
+    with pytest.raises(DecodeError, match=message):
+        from_plain(Recipe, plain)
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_every_knob_says_what_it_is_and_which_framework_knows_it(name):
+    knob = KNOBS[name]
+    assert knob.meaning
+    assert set(knob.frameworks) <= {"torch", "keras"}
+    for value in knob.values or (knob.low, knob.high):
+        check_knob(name, value)
+
+
+def refusal_of(name, value):
+    try:
+        check_knob(name, value)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@given(st.text() | st.sampled_from(sorted(KNOBS)), st.integers() | st.booleans() | st.text())
+def test_a_refused_knob_is_told_in_one_short_printable_line(name, value):
+    message = refusal_of(name, value)
+    assert message.isprintable()
+    assert len(message) < 400

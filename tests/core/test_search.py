@@ -1,0 +1,279 @@
+"""What must hold of the search: a pure function of history that ends, and never asks in vain."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement
+from autoprec.core.search import (
+    Limits,
+    Next,
+    Outcome,
+    Status,
+    Stop,
+    key,
+    next_point,
+    ruled_out,
+    shortlist,
+)
+from autoprec.core.space import BATCH, Space, powers_of_two
+
+SPACE = Space(
+    (Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16),
+    powers_of_two(8, 256),
+    memory_formats=("contiguous", "channels_last"),
+)
+BASELINE = {"policy": "float32", "memory_format": "contiguous", "compile": False, BATCH: 32}
+SPEED = {"float32": 1.0, "mixed_bfloat16": 2.0, "mixed_float16": 0.01}
+LIMITS = Limits()
+
+
+def at(batch=32, policy="float32", **others):
+    return {**BASELINE, "policy": policy, **others, BATCH: batch}
+
+
+def measured(point, rate, *, peak=0, width=0.01):
+    step = point[BATCH] / rate
+    low, high = step * (1 - width / 2), step * (1 + width / 2)
+    return Outcome(point, Status.OK, Measurement(step, low, high, 8, point[BATCH], peak))
+
+
+def true_rate(point):
+    layout = 1.1 if point["memory_format"] == "channels_last" else 1.0
+    return 1000 * SPEED[point["policy"]] * layout * point[BATCH] / (point[BATCH] + 32)
+
+
+class Machine:
+    """A device with noise, a memory, and failures by chance."""
+
+    def __init__(self, seed=0, *, noise=0.0, memory=math.inf, failing=0.0):
+        self._draw = random.Random(seed)
+        self._noise, self._memory, self._failing = noise, memory, failing
+
+    def run(self, point):
+        peak = 1000 + 10 * point[BATCH]
+        if peak > self._memory:
+            return Outcome(point, Status.OUT_OF_MEMORY, reason="no memory")
+        if self._draw.random() < self._failing:
+            failures = [s for s in Status if s is not Status.OK]
+            return Outcome(point, self._draw.choice(failures), reason="bad luck")
+        factor = math.exp(self._draw.gauss(0, self._noise))
+        return measured(point, true_rate(point) * factor, peak=peak)
+
+
+def search(machine, limits=LIMITS, space=SPACE):
+    """Run the search to its end; return the history and why it stopped."""
+    history = []
+    while isinstance(decision := next_point(space, BASELINE, history, limits), Next):
+        assert len(history) <= len(space.points())
+        history.append(machine.run(decision.point))
+    return history, decision
+
+
+machines = st.builds(
+    Machine,
+    st.integers(0, 2**32),
+    noise=st.sampled_from([0.0, 0.02, 0.2]),
+    memory=st.sampled_from([math.inf, 2000, 1400]),
+    failing=st.sampled_from([0.0, 0.2, 0.9]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(machines, st.sampled_from([None, 1, 5]), st.sampled_from([None, 1800.0]))
+def test_the_search_ends_and_every_step_of_it_makes_sense(machine, trials, memory):
+    limits = Limits(memory_bytes=memory, trials=trials)
+    history, stop = search(machine, limits)
+    points = [outcome.point for outcome in history]
+    assert stop.reason
+    assert points[0] == BASELINE
+    assert len({key(point) for point in points}) == len(points) <= len(SPACE.points())
+    assert all(point in SPACE.points() for point in points)
+    assert trials is None or len(points) <= trials
+    for index, point in enumerate(points[1:], start=1):
+        before = history[:index]
+        assert ruled_out(point, before, limits) == ""
+        if point["policy"] not in {outcome.point["policy"] for outcome in before}:
+            assert point == {**BASELINE, "policy": point["policy"]}
+
+
+@settings(max_examples=10, deadline=None)
+@given(machines)
+def test_the_same_history_gives_the_same_proposal(machine):
+    history, stop = search(machine)
+    for index in range(len(history)):
+        decision = next_point(SPACE, BASELINE, history[:index], LIMITS)
+        assert isinstance(decision, Next)
+        assert decision.point == history[index].point
+    assert next_point(SPACE, BASELINE, history, LIMITS) == stop
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_search_finds_nearly_the_best_at_a_fraction_of_the_points(seed):
+    history, stop = search(Machine(seed, noise=0.003))
+    best = max(true_rate(point) for point in SPACE.points())
+    found = max(history, key=lambda outcome: outcome.rate)
+    assert true_rate(found.point) >= 0.97 * best
+    assert len(history) <= len(SPACE.points()) / 2
+    assert stop == Stop("no untried point is likely to be more than 1% faster")
+
+
+def test_a_policy_that_is_slow_where_it_is_first_tried_is_left_alone():
+    history, _ = search(Machine())
+    assert sum(outcome.point["policy"] == "mixed_float16" for outcome in history) == 1
+
+
+def test_a_search_of_one_point_ends_when_it_is_measured():
+    space = Space((Policy.FLOAT32,), (32,))
+    assert next_point(space, BASELINE, [], LIMITS) == Next(BASELINE, "the baseline")
+    history, stop = search(Machine(), space=space)
+    assert [outcome.point for outcome in history] == [BASELINE]
+    assert stop == Stop("every point that fits has been measured")
+
+
+def test_the_limit_of_trials_is_named():
+    assert search(Machine(), Limits(trials=2))[1] == Stop("the limit of 2 trials is reached")
+
+
+def test_where_nothing_has_run_the_smallest_batch_is_next():
+    failed = [Outcome(BASELINE, Status.TIMEOUT)]
+    decision = next_point(SPACE, BASELINE, failed, LIMITS)
+    assert isinstance(decision, Next)
+    assert decision.point[BATCH] == 8
+    assert "nothing has run yet" in decision.reason
+
+
+def test_a_point_says_what_gain_is_expected_of_it():
+    decision = next_point(SPACE, BASELINE, [measured(BASELINE, 500)], LIMITS)
+    assert isinstance(decision, Next)
+    assert decision.reason.startswith("expected gain ")
+
+
+@pytest.mark.parametrize("low", [0.0, 0.05])
+def test_a_wide_or_unknown_interval_does_not_stop_the_search(low):
+    outcome = Outcome(BASELINE, Status.OK, Measurement(0.1, low, 0.2, 8, 32))
+    assert isinstance(next_point(SPACE, BASELINE, [outcome], LIMITS), Next)
+
+
+# What is ruled out --------------------------------------------------------------------------------
+
+GROWING = [Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KILLED]
+
+
+@pytest.mark.parametrize("status", GROWING)
+def test_what_grows_worse_rules_out_the_same_and_larger_batches_of_its_arm(status):
+    history = [Outcome(at(64), status)]
+    assert ruled_out(at(64), history, LIMITS) == f"batch 64 ended with {status}"
+    assert ruled_out(at(128), history, LIMITS)
+    assert not ruled_out(at(32), history, LIMITS)
+    assert not ruled_out(at(128, "mixed_bfloat16"), history, LIMITS)
+    assert not ruled_out(at(128, memory_format="channels_last"), history, LIMITS)
+
+
+@pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.CRASHED])
+def test_what_cannot_run_rules_out_its_whole_arm(status):
+    history = [Outcome(at(64), status, reason="no such kernel"), Outcome(at(32), Status.TIMEOUT)]
+    assert ruled_out(at(8), history, LIMITS) == "no such kernel"
+    assert ruled_out(at(8), [Outcome(at(64), status)], LIMITS) == status
+    assert not ruled_out(at(64, "mixed_float16"), history, LIMITS)
+
+
+def test_data_that_are_too_short_rule_out_larger_batches_everywhere():
+    history = [Outcome(at(64), Status.SHORT_DATA)]
+    assert ruled_out(at(64, "tf32"), history, LIMITS) == (
+        "the data hold fewer than 64 samples a batch"
+    )
+    assert not ruled_out(at(32, "tf32"), history, LIMITS)
+
+
+def test_what_would_not_fit_is_ruled_out_with_the_numbers():
+    gib = 2**30
+    history = [measured(at(32), 100, peak=4 * gib), measured(at(64), 100, peak=8 * gib)]
+    limits = Limits(memory_bytes=10 * gib)
+    assert ruled_out(at(128), history, limits) == (
+        "would need about 17.6 GiB of the 10.0 GiB there are"
+    )
+    assert not ruled_out(at(64), history, limits)
+    assert not ruled_out(at(128), history, LIMITS)
+    assert not ruled_out(at(128), [measured(at(32), 100)], limits)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(SPACE.points()), machines, st.integers(1, 10**4))
+def test_less_memory_never_lets_more_run(point, machine, memory):
+    history = [machine.run(at(batch)) for batch in (8, 16)]
+    if ruled_out(point, history, Limits(memory_bytes=memory)):
+        assert ruled_out(point, history, Limits(memory_bytes=memory / 2))
+
+
+# Outcomes -----------------------------------------------------------------------------------------
+
+
+def test_the_rate_of_an_outcome_is_its_own_without_the_drift():
+    outcome = Outcome(at(32), Status.OK, Measurement(0.5, 0.5, 0.5, 8, 32), drift=0.8)
+    assert outcome.rate == pytest.approx(80)
+    assert Outcome(at(32), Status.OK).rate == 0
+    assert Outcome(at(32), Status.TIMEOUT, outcome.measurement).rate == 0
+
+
+def test_an_outcome_reads_back_as_it_was_written():
+    outcome = measured(at(32), 100)
+    assert from_plain(Outcome, to_plain(outcome)) == outcome
+
+
+def test_points_are_told_apart_by_their_values_alone():
+    assert key({"a": 1, "b": 2}) == key({"b": 2, "a": 1})
+    assert key({"a": 1}) != key({"a": 2})
+
+
+rates = st.lists(
+    st.tuples(st.sampled_from(SPACE.points()), st.floats(0.1, 1e4)),
+    max_size=12,
+    unique_by=lambda pair: key(pair[0]),
+)
+
+
+@given(rates, st.integers(1, 5), st.floats(0, 0.2))
+def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_ones_first(
+    pairs, count, tolerance
+):
+    history = [measured(point, rate) for point, rate in pairs]
+    chosen = shortlist(history, tolerance=tolerance, count=count)
+    assert len(chosen) == min(count, len(history))
+    assert len({id(outcome) for outcome in chosen}) == len(chosen)
+    if chosen:
+        best = max(outcome.rate for outcome in history)
+        close = [o for o in history if o.rate >= best * (1 - tolerance)]
+        assert chosen[0] in close
+        assert chosen[0].point[BATCH] == min(o.point[BATCH] for o in close)
+        rest = [outcome.rate for outcome in chosen[1:]]
+        assert rest == sorted(rest, reverse=True)
+
+
+def test_failed_trials_are_on_no_shortlist():
+    assert shortlist([Outcome(at(32), Status.CRASHED)]) == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"policy": "mixed_bfloat16"},
+        {"memory_format": "channels_last"},
+        {"compile": True},
+        {"alignment": 8},
+        {"fused_optimizer": True},
+    ],
+)
+def test_among_equally_fast_recipes_of_a_batch_the_simplest_is_first(other):
+    plain = {**at(32), "alignment": 1, "fused_optimizer": False}
+    history = [measured({**plain, **other}, 101), measured(plain, 100)]
+    assert shortlist(history)[0].point == plain
+    assert shortlist(history, tolerance=0.0)[0].point == {**plain, **other}
