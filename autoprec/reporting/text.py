@@ -26,7 +26,9 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append(f"padded to {recipe.alignment.multiple}")
     parts += [f"{name}={value}" for name, value in recipe.knobs.items()]
     if recipe.float32_modules:
-        parts.append(f"{len(recipe.float32_modules)} float32 modules")
+        shown = ", ".join(path or "the root" for path in recipe.float32_modules[:3])
+        more = len(recipe.float32_modules) - 3
+        parts.append(f"{shown}{f' and {more} more' if more > 0 else ''} in float32")
     return ", ".join(parts)
 
 
@@ -48,6 +50,11 @@ def seconds_text(seconds: float) -> str:
 def bytes_text(count: int) -> str:
     """A size: "412 MiB", "3.2 GiB"."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def percent_text(share: float) -> str:
+    """A small share with two significant digits: "0.3 %", "0.0018 %"."""
+    return f"{100 * share:.2g} %"
 
 
 def dtype_text(policy: Policy) -> str:

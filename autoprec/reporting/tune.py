@@ -22,6 +22,7 @@ from autoprec.core.space import BATCH, Point
 from autoprec.reporting.text import (
     bytes_text,
     dtype_text,
+    percent_text,
     printable,
     rate_text,
     ratio_text,
@@ -221,7 +222,7 @@ def closing_sentence(profile: Profile) -> str:
     if evidence.speedup_same_batch is not None:
         text += f"; {ratio_text(evidence.speedup_same_batch)} float32 at the same batch"
     if evidence.parity.loss_deviation is not None:
-        text += f"; loss within {evidence.parity.loss_deviation:.2%}"
+        text += f"; loss within {percent_text(evidence.parity.loss_deviation)}"
     share = evidence.chosen.peak_share
     if share is not None:
         text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"

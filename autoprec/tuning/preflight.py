@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from autoprec.core.device import DeviceFacts, DeviceKind
+from collections.abc import Sequence
+
+from autoprec.core.device import DeviceFacts, DeviceKind, Support
 from autoprec.core.dtypes import Policy
 from autoprec.core.islands import resolve_patterns
 from autoprec.core.measurement import Dimension, TaskFacts
@@ -68,7 +70,7 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
     for warning in task.warnings:
         work.listener(Note(warning, warning=True))
     patterns = work.options.float32_modules
-    multiple = work.options.align or max(facts.alignment(p.compute_dtype) for p in policies)
+    multiple = work.options.align or _wanted_multiple(facts, policies)
     off = off_alignment(task, multiple)
     return Space(
         policies=tuple(policies),
@@ -81,6 +83,12 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
         alignments=(1, multiple) if off else (1,),
         padded_modules=tuple(dict.fromkeys(dimension.module for dimension in off)),
     )
+
+
+def _wanted_multiple(facts: DeviceFacts, policies: Sequence[Policy]) -> int:
+    """The largest alignment among the dtypes that the device has hardware for."""
+    known = [facts.fact(policy.compute_dtype) for policy in policies]
+    return max((f.alignment for f in known if f.support is Support.NATIVE), default=1)
 
 
 def off_alignment(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:

@@ -17,7 +17,7 @@ from autoprec.core.space import Space
 from autoprec.tuning.events import Judged, Progress, Stage
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import WorkerFailure
-from autoprec.tuning.proof import find_islands, prove, tune_loss_scale
+from autoprec.tuning.proof import Islands, Proof
 from autoprec.tuning.study import Study
 from autoprec.tuning.trials import RemoteTracer, Runner, raise_user_error, run_trial
 from autoprec.tuning.work import Work
@@ -41,8 +41,13 @@ class Prover:
     ) -> None:
         self._options, self._listener = work.options, work.listener
         self._study, self._task, self._findings = study, task, findings
-        self._runner, self._tracer = runner, RemoteTracer(runner)
-        self._tolerance = Tolerance().scaled(work.options.tolerance)
+        self._runner = runner
+        self._proof = Proof(
+            RemoteTracer(runner),
+            tolerance=Tolerance().scaled(work.options.tolerance),
+            seconds=work.options.proof_seconds,
+            on_event=self._progress,
+        )
 
     def prove(self, recipe: Recipe, outcome: Outcome, space: Space) -> Proven | None:
         """Prove `recipe`; None where neither it nor it with islands trains like float32."""
@@ -57,6 +62,7 @@ class Prover:
             proven = self._prove(recipe, outcome.rate, seconds, space)
         except WorkerFailure as failure:
             raise_user_error(failure)
+            self._proof.forget()
             self._refuse(recipe, f"the proof ended with {failure.kind}: {failure.message[:200]}")
             return None
         self._keep(recipe, proven)
@@ -65,7 +71,7 @@ class Prover:
     def _prove(self, recipe: Recipe, rate: float, seconds: float, space: Space) -> Proven | None:
         scale_evidence: Mapping[str, Any] | None = None
         if recipe.policy.needs_loss_scale:
-            scale, evidence = tune_loss_scale(recipe, self._tracer, on_event=self._progress)
+            scale, evidence = self._proof.tune_loss_scale(recipe)
             recipe = replace(recipe, loss_scale=scale)
             scale_evidence = to_plain(evidence)
         verdict = self._judge(recipe)
@@ -74,16 +80,10 @@ class Prover:
         if not recipe.policy.mixed:
             self._refuse(recipe, verdict.reason)
             return None
-        return self._with_islands(recipe, verdict, space, scale_evidence)
+        return self._with_islands(recipe, verdict, space, rate, scale_evidence)
 
     def _judge(self, recipe: Recipe) -> Verdict:
-        verdict = prove(
-            recipe,
-            self._tracer,
-            tolerance=self._tolerance,
-            seconds=self._options.proof_seconds,
-            on_event=self._progress,
-        )
+        verdict = self._proof.prove(recipe)
         self._findings.proof_seconds += verdict.seconds
         self._listener(Judged(recipe, verdict.verdict, verdict.reason))
         return verdict
@@ -96,19 +96,14 @@ class Prover:
         recipe: Recipe,
         verdict: Verdict,
         space: Space,
+        rate: float,
         scale_evidence: Mapping[str, Any] | None,
     ) -> Proven | None:
         self._listener(Stage("islands", f"which modules must stay in float32: {verdict.reason}"))
-        found = find_islands(
-            recipe,
-            self._tracer,
-            self._task.units,
-            tolerance=self._tolerance,
-            seconds=self._options.proof_seconds,
-            on_event=self._progress,
-        )
+        found = self._proof.find_islands(recipe, self._task.units)
         if found.recipe is None or found.verdict is None:
-            self._refuse(recipe, f"{verdict.reason}; {found.reason}")
+            units = ", ".join(path or "the root" for path in found.tried[:12]) or "none"
+            self._refuse(recipe, f"{verdict.reason}; {found.reason}. Kept in float32: {units}")
             return None
         mended = run_trial(
             self._runner,
@@ -127,7 +122,7 @@ class Prover:
             mended.rate,
             mended.measurement.step_seconds,
             scale_evidence,
-            to_plain(found.evidence),
+            _islands_evidence(found, mended.rate / rate),
         )
 
     def _refuse(self, recipe: Recipe, reason: str) -> None:
@@ -148,3 +143,13 @@ class Prover:
     def _keep(self, recipe: Recipe, proven: Proven | None) -> None:
         if proven is not None:
             self._study.remember(self._name(recipe), proven)
+
+
+def _islands_evidence(found: Islands, speed: float) -> Mapping[str, Any]:
+    """What the profile says of the islands; `speed_kept` is relative to the plain policy."""
+    return {
+        "trials": found.trials,
+        "share_of_products_in_float32": round(found.products, 4),
+        "speed_kept": round(speed, 4),
+        "reason": found.reason,
+    }

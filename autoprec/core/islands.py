@@ -1,0 +1,162 @@
+"""Searches the few modules that must stay in float32, cheapest first, as a function of history.
+
+A unit is the own code of one module. Modules without matrix products cost next to nothing in
+float32, so they are tried first, all together; if that mends the policy, bisection finds which of
+them are needed. Matrix products are added only if they must be. All units in float32 is float32, so
+where even that fails, no island can help. Nothing here trains: `next_islands` is told how each set
+it proposed fared, and proposes the next.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from autoprec.core.measurement import Unit
+from autoprec.errors import UsageError
+
+MOST_TRIALS = 15
+"""Sets tried at most; the best that passed by then is taken."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A set of islands that was tried, and whether it trains like float32."""
+
+    paths: tuple[str, ...]
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """The search is over: the smallest set that passed."""
+
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """The search is over: no set passed."""
+
+    reason: str
+
+
+def next_islands(
+    units: Sequence[Unit], history: Sequence[Tried]
+) -> tuple[str, ...] | Found | Impossible:
+    """The next set of islands to try after `history`, or the end of the search."""
+    search = _search(units)
+    try:
+        proposal = next(search)
+        for tried in history[:MOST_TRIALS]:
+            if tuple(tried.paths) != proposal:
+                raise ValueError(f"history tried {tried.paths}, but {proposal} was proposed")
+            proposal = search.send(tried.passed)
+    except StopIteration as end:
+        return _ended(end.value)
+    if len(history) >= MOST_TRIALS:
+        passed = [tried.paths for tried in history if tried.passed]
+        return _ended(min(passed, key=len) if passed else None)
+    return proposal
+
+
+def _ended(paths: tuple[str, ...] | None) -> Found | Impossible:
+    if paths is not None:
+        return Found(paths)
+    return Impossible(
+        "no set of float32 modules mends it: the model casts by hand, or computes outside of its "
+        "modules' forward"
+    )
+
+
+_Search = Generator[tuple[str, ...], bool, tuple[str, ...] | None]
+_Minimize = Generator[tuple[str, ...], bool, tuple[str, ...]]
+
+
+def _search(units: Sequence[Unit]) -> _Search:
+    """Yield sets to try, receive whether each passed, return the answer."""
+    cheap = [unit.path for unit in _ordered(units) if unit.products == 0]
+    dear = [unit.path for unit in _ordered(units) if unit.products > 0]
+    if cheap and (yield tuple(cheap)):
+        return (yield from _minimal(cheap, ()))
+    if not dear:
+        return None
+    if not (yield (*cheap, *dear)):
+        return None
+    chosen = yield from _minimal(dear, tuple(cheap))
+    if not cheap:
+        return chosen
+    products = tuple(path for path in chosen if path in dear)
+    if (yield products):
+        return products
+    return (yield from _minimal(cheap, products))
+
+
+def _ordered(units: Sequence[Unit]) -> list[Unit]:
+    """Leaves first, containers after, the root last; among equals the cheaper first."""
+    known = [unit for unit in units if unit.own_code]
+    paths = [unit.path for unit in known]
+
+    def depth(unit: Unit) -> int:
+        prefix = f"{unit.path}." if unit.path else ""
+        below = [p for p in paths if p != unit.path and p.startswith(prefix)]
+        return 0 if not below else 1 if unit.path else 2
+
+    return sorted(known, key=lambda unit: (unit.products, depth(unit)))
+
+
+def _minimal(candidates: Sequence[str], base: tuple[str, ...]) -> _Minimize:
+    """A minimal subset that passes together with `base`, given that all candidates do.
+
+    The shortest prefix that passes ends with a candidate that is needed; with that one in the base
+    the rest is searched again, until the base alone passes.
+    """
+    needed: list[str] = []
+    rest = list(candidates)
+    while True:
+        low, high = 0, len(rest)  # the first `high` pass, the first `low` are not known to
+        while low < high:
+            middle = (low + high) // 2
+            if (yield (*base, *needed, *rest[:middle])):
+                high = middle
+            else:
+                low = middle + 1
+        if high == 0:
+            return (*base, *needed)
+        needed.append(rest[high - 1])
+        rest = rest[: high - 1]
+        if not rest:
+            return (*base, *needed)
+
+
+def resolve_patterns(patterns: Sequence[str], units: Sequence[Unit]) -> tuple[str, ...]:
+    """Module paths named by patterns: an exact path, else exactly one full match.
+
+    A pattern is a path in which `*` and `?` stand for anything. No match and more than one are
+    `UsageError`s that name what there is.
+    """
+    paths = [unit.path for unit in units]
+    return tuple(dict.fromkeys(_resolve(pattern, paths) for pattern in patterns))
+
+
+def _resolve(pattern: str, paths: Sequence[str]) -> str:
+    if pattern in paths:
+        return pattern
+    found = [path for path in paths if fnmatch.fnmatchcase(path, pattern)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(
+            f"--float32-modules {pattern!r} matches {len(found)} modules "
+            f"({', '.join(found[:4])}{', ...' if len(found) > 4 else ''}), expected exactly one; "
+            "give the exact path, or name each"
+        )
+    close = difflib.get_close_matches(pattern, paths, n=3)
+    hint = f" Did you mean {', '.join(close)}?" if close else ""
+    shown = ", ".join(path for path in paths[:8] if path)
+    raise UsageError(
+        f"--float32-modules {pattern!r} matches no module; the model has {shown}"
+        f"{', ...' if len(paths) > 8 else ''}.{hint}"
+    )

@@ -1,0 +1,101 @@
+"""Chooses a float16 loss scale from how large and how small a task's gradients are.
+
+The largest exponent e of a backward pass at scale 1 allows scales up to 2**(15 - e): float16's
+largest finite number is just under 2**16. Below that the gradient's error is flat for many
+octaves, so head-room costs nothing; above it steps are thrown away. Nothing here trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autoprec.core.dtypes import DType
+from autoprec.core.recipe import LossScale
+from autoprec.core.trace import ExponentHistogram
+
+HEADROOM = 4
+"""Octaves left below the largest safe scale, for batches that were not seen."""
+
+FLOOR_OCTAVES = 12
+"""A scale this many octaves below the largest safe one is not the scale's fault any more."""
+
+LOWEST, HIGHEST = -24, 126
+"""Exponents a scale may have: it must be a normal float32 number with room to halve."""
+
+DEFAULT_EXPONENT = 16
+"""Used where nothing was measured: torch.amp.GradScaler's initial scale is 2**16."""
+
+
+@dataclass(frozen=True)
+class ScaleEvidence:
+    """What the choice of a loss scale rests on; all magnitudes are exponents of two.
+
+    `largest_safe` is the largest scale at which nothing overflowed (None: not known); `underflow`
+    the share of the gradient, weighted by each tensor's norm, that float16 loses at `exponent`.
+    """
+
+    exponent: int
+    largest_safe: int | None
+    largest_gradient: int | None
+    smallest_gradient: int | None
+    underflow: float
+    skipped_steps: int = 0
+    steps: int = 0
+    trials: int = 0
+    batches: int = 0
+    note: str = ""
+
+
+def largest_safe_exponent(histogram: ExponentHistogram) -> int | None:
+    """The largest k for which no tensor of the backward pass overflows at loss scale 2**k."""
+    if histogram.largest is None:
+        return None
+    return DType.FLOAT16.limits.max_exponent - histogram.largest
+
+
+def initial_exponent(histogram: ExponentHistogram, headroom: int = HEADROOM) -> int:
+    """The exponent to start from: the largest safe one less the head-room, within limits."""
+    largest = largest_safe_exponent(histogram)
+    if largest is None:
+        return DEFAULT_EXPONENT
+    return max(LOWEST, min(HIGHEST, largest - headroom))
+
+
+def underflow(histogram: ExponentHistogram, exponent: int) -> float:
+    """The share of the gradient that float16 rounds to zero at loss scale 2**exponent."""
+    limits = DType.FLOAT16.limits
+    smallest = limits.min_exponent - limits.mantissa_bits
+    return sum(share for e, share in histogram.counts.items() if int(e) + exponent < smallest)
+
+
+def objective(skipped: int, steps: int, lost: float) -> float:
+    """What a scale costs: the share of steps thrown away, and of the gradient lost; 0 is best."""
+    return (skipped / steps if steps else 0.0) + lost
+
+
+def floor_exponent(largest_safe: int | None, exponent: int) -> int:
+    """Below this the forward pass, not the scale, is at fault."""
+    base = largest_safe if largest_safe is not None else exponent + HEADROOM
+    return max(LOWEST, min(exponent, base - FLOOR_OCTAVES))
+
+
+def loss_scale(evidence: ScaleEvidence, growth_interval: int = 2000) -> LossScale:
+    """The recipe's loss scale, dynamic from the chosen start."""
+    return LossScale(
+        mode="dynamic",
+        initial=2.0**evidence.exponent,
+        growth_interval=growth_interval,
+        floor=2.0 ** floor_exponent(evidence.largest_safe, evidence.exponent),
+    )
+
+
+def candidates(start: int, scores: Mapping[int, float]) -> tuple[int, ...]:
+    """Exponents worth a trial besides those already scored, nearest to the best so far first."""
+    if not scores:
+        return (start,)
+    best = min(scores, key=lambda e: (scores[e], abs(e - start)))
+    if scores[best] == 0.0:
+        return ()
+    around = (best - 2, best + 2, best - 4, best + 4, best - 8)
+    return tuple(e for e in around if LOWEST <= e <= HIGHEST and e not in scores)
