@@ -41,46 +41,102 @@ class Row:
 _OOM = FailureKind.OUT_OF_MEMORY
 _LOST = FailureKind.LOST_DEVICE
 
+_UNSUPPORTED = FailureKind.UNSUPPORTED
+_LOW = r"(Half|BFloat16|Float8\w*)"
+
 TABLE: tuple[Row, ...] = (
-    Row(r"^MemoryError\b", _OOM, "Python, NumPy"),
-    Row(r"DefaultCPUAllocator: (can't|not enough) (allocate )?memory", _OOM, "PyTorch, CPU"),
+    # Out of memory -------------------------------------------------------------------------------
+    Row(r"^MemoryError\b", _OOM, "Python"),
+    Row(r"Unable to allocate [\d.]+ \wi?B for an array", _OOM, "NumPy"),
+    Row(r"DefaultCPUAllocator: (can't allocate|not enough) memory", _OOM, "PyTorch, CPU"),
     Row(r"could not create a memory object", _OOM, "oneDNN"),
     Row(r"^(torch\.)?(cuda\.)?OutOfMemoryError\b", _OOM, "PyTorch"),
     Row(r"(CUDA|HIP|XPU) out of memory", _OOM, "PyTorch's caching allocator"),
     Row(r"(CUDA|HIP) error: out of memory", _OOM, "CUDA and HIP runtime"),
-    Row(r"MPS backend out of memory", _OOM, "PyTorch, MPS"),
+    Row(r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory", _OOM, "CUDA and HIP driver"),
+    Row(r"MPS backend out of memory|Invalid buffer size: [\d.]+ [GT]i?B", _OOM, "PyTorch, MPS"),
+    Row(r"kIOGPUCommandBufferCallbackErrorOutOfMemory", _OOM, "Metal"),
     Row(r"CUBLAS_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED", _OOM, "cuBLAS, hipBLAS"),
     Row(r"CUDNN_STATUS_ALLOC_FAILED", _OOM, "cuDNN"),
-    Row(r"cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.*workspace", _OOM, "cuDNN"),
-    Row(r"UR_RESULT_ERROR_OUT_OF_(DEVICE|HOST|RESOURCES)\w*", _OOM, "oneAPI unified runtime"),
-    Row(r"ResourceExhaustedError\b|RESOURCE_EXHAUSTED", _OOM, "TensorFlow, XLA"),
+    Row(
+        r"cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+        _OOM,
+        "cuDNN; accelerate and Lightning read it so too",
+    ),
+    Row(r"(UR_RESULT|PI)_ERROR_OUT_OF_(DEVICE|HOST|RESOURCES)\w*", _OOM, "oneAPI"),
+    Row(r"HSA_STATUS_ERROR_OUT_OF_RESOURCES", _OOM, "ROCm"),
+    Row(
+        r"ResourceExhaustedError\b|RESOURCE_EXHAUSTED: .*([Mm]emory|alloc)", _OOM, "TensorFlow, XLA"
+    ),
     Row(r"OOM when allocating tensor", _OOM, "TensorFlow"),
-    Row(r"failed to allocate .* bytes|Dst tensor is not initialized", _OOM, "TensorFlow, GPU"),
+    Row(
+        r"failed to alloc(ate)? .*(bytes|memory)|Dst tensor is not initialized", _OOM, "TensorFlow"
+    ),
     Row(r"std::bad_alloc", _OOM, "C++ runtime"),
-    Row(r"Cannot allocate memory|errno 12\b|ENOMEM", _OOM, "the system"),
-    Row(r"Resource temporarily unavailable.*pthread_create", _OOM, "OpenBLAS, OpenMP"),
-    Row(r"CUDA error: (the launch timed out|device-side assert)", FailureKind.USER_ERROR, "CUDA"),
+    Row(r"Cannot allocate memory", _OOM, "the system's ENOMEM"),
+    Row(r"pthread_create failed.*Resource temporarily unavailable", _OOM, "OpenBLAS"),
+    Row(r"Thread creation failed: Resource temporarily unavailable", _OOM, "libgomp"),
+    Row(r"can't start new thread", _OOM, "Python: no memory for a thread's stack"),
+    # The device, or a process, has gone ----------------------------------------------------------
     Row(
         r"CUDA error: (unspecified launch failure|an illegal memory access|uncorrectable ECC"
         r"|device lost|no CUDA-capable device)|CUDA_ERROR_(DEVICE_UNAVAILABLE|NO_DEVICE|ECC"
-        r"|DEINITIALIZED)|GPU is lost|HSA_STATUS_ERROR|UR_RESULT_ERROR_DEVICE_LOST",
+        r"|DEINITIALIZED|LAUNCH_FAILED|ILLEGAL_ADDRESS)|GPU is lost|HSA_STATUS_ERROR"
+        r"|UR_RESULT_ERROR_DEVICE_LOST",
         _LOST,
         "CUDA, NVML, ROCm, oneAPI",
     ),
+    Row(
+        r"DataLoader worker .*killed by signal: Killed",
+        FailureKind.KILLED,
+        "PyTorch: the kernel killed a loader's process",
+    ),
+    Row(
+        r"DataLoader worker .*killed by signal: (Segmentation fault|Aborted)",
+        FailureKind.SEGFAULT,
+        "PyTorch: a loader's process crashed",
+    ),
     Row(r"Illegal instruction", FailureKind.ILLEGAL_INSTRUCTION, "the system"),
+    Row(r"CUDA error: the launch timed out", FailureKind.TIMEOUT, "CUDA's watchdog"),
+    Row(r"CUDA error: device-side assert", FailureKind.USER_ERROR, "CUDA: an index out of range"),
+    # Numbers -------------------------------------------------------------------------------------
+    Row(r"^FloatingPointError\b", FailureKind.NONFINITE, "Python, NumPy"),
     Row(
-        r"not implemented for '(Half|BFloat16)'|\"\w+\" not implemented for",
-        FailureKind.UNSUPPORTED,
-        "PyTorch: an operator without this dtype",
+        r"returned nan values in its \d+th output", FailureKind.NONFINITE, "PyTorch's anomaly mode"
+    ),
+    Row(r"Tensor had (NaN|Inf)|Inf and NaN values", FailureKind.NONFINITE, "TensorFlow"),
+    Row(r"but found invalid values:\s+tensor\(.*nan", FailureKind.NONFINITE, "torch.distributions"),
+    # No kernel for this dtype, or code that a recipe breaks --------------------------------------
+    Row(rf"not implemented for '{_LOW}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"),
+    Row(rf"unsupported ScalarType {_LOW}", _UNSUPPORTED, "PyTorch to NumPy"),
+    Row(
+        rf"expected (scalar type|dtype) \w+ but (found|got) \w*{_LOW}"
+        rf"|expected (scalar type|dtype) {_LOW} but"
+        r"|must have the same dtype, but got|mixed dtype \(CPU\)"
+        r"|Input type \(.*\) and (weight|bias) type \(.*\) should be the same",
+        _UNSUPPORTED,
+        "PyTorch: code that mixes dtypes",
     ),
     Row(
-        r"could not create a primitive( descriptor)?",
-        FailureKind.UNSUPPORTED,
-        "oneDNN: no kernel for this dtype on this CPU",
+        r"No OpKernel was registered to support Op|Could not find device for node"
+        r"|Detected unsupported operations when trying to compile graph",
+        _UNSUPPORTED,
+        "TensorFlow: no kernel for this dtype",
     ),
     Row(
-        r"BackendCompilerFailed|InductorError|TorchRuntimeError", FailureKind.UNSUPPORTED, "Dynamo"
+        r"was expected to be an? \w+ tensor but is an? \w+ tensor"
+        r"|has type \w+ that does not match type \w+ of argument"
+        r"|Tensor conversion requested dtype \w+ for Tensor with dtype",
+        _UNSUPPORTED,
+        "TensorFlow: code that mixes dtypes",
     ),
+    Row(
+        r"view size is not compatible with input tensor's size and stride",
+        _UNSUPPORTED,
+        "PyTorch: .view() of a channels_last tensor",
+    ),
+    Row(r"could not create a primitive( descriptor)?", _UNSUPPORTED, "oneDNN: no such kernel"),
+    Row(r"BackendCompilerFailed|InductorError|TorchRuntimeError", _UNSUPPORTED, "Dynamo"),
 )
 
 _SIGNALS = {
@@ -100,6 +156,8 @@ def classify_exception(error: BaseException) -> FailureKind:
     seen: set[int] = set()
     while current is not None and id(current) not in seen:
         seen.add(id(current))
+        if isinstance(current, MemoryError):  # NumPy's own is a subclass of another name
+            return _OOM
         kind = match(describe_exception(current))
         if kind is not None:
             return kind

@@ -122,7 +122,7 @@ def run_trial(
             measured = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
     except WorkerFailure as failure:
         raise_user_error(failure)
-        if failure.kind is FailureKind.UNSUPPORTED and not recipe.policy.mixed:
+        if _STATUS[failure.kind] is Status.UNSUPPORTED and _plain(recipe):
             raise UserCodeError(failure.message, failure.frames) from failure
         return Outcome(point, _STATUS[failure.kind], reason=failure.message[:500])
     if measured.samples_per_step < recipe.effective_batch:
@@ -134,6 +134,12 @@ def run_trial(
             f"the data gave {counted:g} samples where {recipe.batch_size} were asked for",
         )
     return Outcome(point, Status.OK, measured)
+
+
+def _plain(recipe: Recipe) -> bool:
+    """Whether a recipe asks nothing of the user's code that float32 training does not."""
+    changed = recipe.policy.mixed or recipe.compile or recipe.memory_format != "contiguous"
+    return not changed
 
 
 class RemoteTracer:

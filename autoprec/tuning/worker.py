@@ -195,8 +195,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
         message = f"the task called sys.exit({error.code!r})"
     elif kind is FailureKind.USER_ERROR and is_ours(error):
         return _failed("internal", f"autoprec itself failed: {message}", user_frames(error))
-    frames = user_frames(error) if kind is FailureKind.USER_ERROR else ""
-    return _failed(kind.value, message, frames)
+    return _failed(kind.value, message, user_frames(error))
 
 
 def _kind_of_import(cause: BaseException | None) -> str:
