@@ -79,8 +79,13 @@ def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
 
 
 def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    """Write text that UTF-8 cannot hold (a file name that is no text) with question marks."""
-    return dumper.represent_str(value.encode("utf-8", "replace").decode("utf-8"))
+    """Write text so that it reads back: with escapes where it is not all printable.
+
+    Text that UTF-8 cannot hold (a file name that is no text) gets question marks.
+    """
+    text = value.encode("utf-8", "replace").decode("utf-8")
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(float, _represent_float)

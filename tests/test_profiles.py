@@ -1,0 +1,243 @@
+"""What must hold of profile files: they read back exactly, and a wrong one says what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fuzz.values import PLAIN, TEXT, profiles, values_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoprec import documents
+from autoprec.core.codec import to_plain
+from autoprec.core.profile import Profile, TaskRecord
+from autoprec.documents import parse_yaml
+from autoprec.errors import ProfileError
+from autoprec.profiles import (
+    default_path,
+    dump_profile,
+    load_folder,
+    load_profile,
+    parse_profile,
+    save_profile,
+)
+
+SEED = (Path(__file__).parent / "fuzz" / "seeds" / "profile.yaml").read_text(encoding="utf-8")
+PROFILE = parse_profile(parse_yaml(SEED, "seed"), "seed")
+
+
+@settings(max_examples=60)
+@given(profiles)
+def test_a_saved_profile_loads_as_it_was(tmp_path_factory, profile):
+    path = tmp_path_factory.getbasetemp() / "a.profile.yaml"
+    save_profile(profile, path)
+    assert load_profile(path) == profile
+
+
+@given(st.dictionaries(TEXT, TEXT), TEXT, st.dictionaries(TEXT, PLAIN) | st.none())
+def test_any_text_and_any_evidence_is_kept_exactly(software, name, islands):
+    profile = replace(
+        PROFILE,
+        software=software,
+        task=replace(PROFILE.task, file=name),
+        evidence=replace(PROFILE.evidence, islands=islands),
+    )
+    assert parse_profile(parse_yaml(dump_profile(profile), "a"), "a") == profile
+
+
+@given(st.floats(0, 1e9))
+def test_every_number_is_kept_to_the_last_digit(number):
+    evidence = replace(PROFILE.evidence, tuning_seconds=number)
+    text = dump_profile(replace(PROFILE, evidence=evidence))
+    assert parse_profile(parse_yaml(text, "a"), "a").evidence.tuning_seconds == number
+
+
+@settings(max_examples=30)
+@given(profiles)
+def test_the_file_and_json_hold_the_same_mapping(profile):
+    read = parse_yaml(dump_profile(profile), "a")
+    assert json.loads(json.dumps(read)) == json.loads(json.dumps(to_plain(profile)))
+
+
+def test_the_file_is_for_people(tmp_path):
+    path = tmp_path / "a.profile.yaml"
+    save_profile(PROFILE, path)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# Written by autoprec.")
+    assert list(parse_yaml(text, "a")) == [
+        *("schema", "created", "autoprec", "task", "device", "software", "recipe", "evidence")
+    ]
+    assert "&" not in text
+    assert text == SEED
+
+
+def test_values_that_stand_twice_are_written_twice():
+    shared = {"module": "a"}
+    evidence = replace(PROFILE.evidence, padding=(shared, shared))
+    read = parse_yaml(dump_profile(replace(PROFILE, evidence=evidence)), "a")
+    assert read["evidence"]["padding"] == [shared, shared]
+
+
+def test_a_file_name_that_is_no_text_can_be_written():
+    task = TaskRecord("m\udcff.py", "0", "torch")
+    read = parse_yaml(dump_profile(replace(PROFILE, task=task)), "a")
+    assert parse_profile(read, "a").task.file == "m?.py"
+
+
+def test_a_profile_may_be_written_by_hand():
+    text = SEED.replace("created: '2026-11-20T12:00:00Z'", "created: 2026-11-20T12:00:00Z")
+    assert text != SEED
+    assert parse_profile(parse_yaml(text, "a"), "a") == PROFILE
+
+
+def test_the_profile_goes_beside_its_task():
+    assert default_path(Path("some/where/model.py")) == Path("some/where/model.profile.yaml")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch, number):
+    def fail(*_arguments):
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "a.profile.yaml"
+    save_profile(PROFILE, path)
+    monkeypatch.setattr(documents.os, "fsync", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        save_profile(replace(PROFILE, created="later"), path)
+    assert load_profile(path) == PROFILE
+    assert os.listdir(tmp_path) == [path.name]
+
+
+# Wrong files --------------------------------------------------------------------------------------
+
+
+def edited(**changes):
+    """Return the seed's mapping with dotted keys (a__b) set, or removed where None is given."""
+    document = to_plain(PROFILE)
+    for dotted, value in changes.items():
+        *folders, name = dotted.split("__")
+        place = document
+        for folder in folders:
+            place = place[folder]
+        if value is None:
+            del place[name]
+        else:
+            place[name] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty; write a profile with `autoprec tune`"),
+        ("# only a comment\n", "the file is empty"),
+        ("just text", "expected a mapping with the keys of a profile"),
+        ("- a list", "expected a mapping with the keys of a profile"),
+        (SEED[: SEED.index("evidence:")], "the top level: the key 'evidence' is missing"),
+        (SEED[: SEED.index("bfloat16") + 4], "recipe.policy: 'mixed_bflo' given, .*; did you mean"),
+        (SEED + "schema: 1\n", "line [0-9]+: the key 'schema' is given twice"),
+        (SEED.replace("schema: 1", "schema: 2"), "schema 2 given, this autoprec reads schema 1"),
+        (SEED.replace("schema: 1", "schema: true"), "schema True given, this autoprec reads"),
+        (SEED.replace("schema: 1", "schema: 1.0"), "schema: 1.0 given, expected one of 1"),
+        (SEED.replace("schema: 1\n", ""), "no schema given, this autoprec reads schema 1; tune"),
+        (SEED.replace("schema: 1", "schema: [" + "1," * 500 + "]"), "schema list given, this"),
+        (SEED.replace("recipe:", "recipe: ]"), "line [0-9]+: not valid YAML"),
+        (SEED.replace("recipe:", "recpe:"), r"recpe: unknown key; did you mean 'recipe'\?"),
+        ("a: !!python/name:os.system", "line 1: YAML tags"),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_name_and_the_problem(tmp_path, text, message):
+    path = tmp_path / "wrong.profile.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ProfileError, match=message) as caught:
+        load_profile(path)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": None}, "the top level: the key 'recipe' is missing"),
+        ({"recipe__batch_size": 0}, "recipe.batch_size: 0 given, expected a number from 1 to"),
+        ({"recipe__batch_size": "8"}, "recipe.batch_size: '8' given, expected an integer"),
+        ({"recipe__compile": 1}, "recipe.compile: 1 given, expected true or false"),
+        ({"recipe__knobs": {"thread": 1}}, "unknown knob 'thread'; did you mean 'threads'"),
+        ({"recipe__alignement": 8}, "recipe.alignement: unknown key; did you mean 'alignment'"),
+        ({"evidence__speedup__low": -1.0}, "evidence.speedup.low: -1.0 given, expected a number"),
+        ({"device__fingerprint__kind": "gpu"}, "device.fingerprint.kind: 'gpu' given, expected"),
+        ({"software": ["torch"]}, "software: list given, expected a mapping"),
+        ({"task__sha256": 5}, "task.sha256: 5 given, expected text"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_place_what_was_expected_and_the_fix(changes, message):
+    with pytest.raises(ProfileError, match=message) as caught:
+        parse_profile(edited(**changes), "a.yaml")
+    assert str(caught.value).startswith("a.yaml: ")
+    assert str(caught.value).endswith("Mend the file, or write it anew with `autoprec tune`")
+
+
+@given(PLAIN, st.lists(st.integers(0, 30), min_size=1, max_size=4))
+def test_any_value_anywhere_is_a_profile_or_a_profile_error(value, path):
+    document = to_plain(PROFILE)
+    place = document
+    for step in path:
+        keys = list(place)
+        name = keys[step % len(keys)]
+        if not (isinstance(place[name], dict) and place[name]):
+            break
+        place = place[name]
+    place[name] = value
+    with contextlib.suppress(ProfileError):
+        assert isinstance(parse_profile(document, "a.yaml"), Profile)
+
+
+def test_a_missing_file_and_a_folder_are_told(tmp_path):
+    with pytest.raises(ProfileError, match="there is no such file"):
+        load_profile(tmp_path / "none.profile.yaml")
+    with pytest.raises(ProfileError, match="is a folder; give one profile file"):
+        load_profile(tmp_path)
+
+
+# Folders ------------------------------------------------------------------------------------------
+
+
+def test_a_folder_gives_its_profiles_by_name(tmp_path):
+    save_profile(PROFILE, tmp_path / "b.yaml")
+    save_profile(replace(PROFILE, created="later"), tmp_path / "a.yml")
+    (tmp_path / "notes.txt").write_text("no profile")
+    (tmp_path / "folder.yaml").mkdir()
+    loaded = load_folder(tmp_path)
+    assert list(loaded) == ["a.yml", "b.yaml"]
+    assert loaded["b.yaml"] == PROFILE
+
+
+def test_a_folder_without_a_profile_or_none_is_told(tmp_path):
+    with pytest.raises(ProfileError, match=r"no profile \(\*.yaml\) in this folder"):
+        load_folder(tmp_path)
+    with pytest.raises(ProfileError, match=r"cannot be read: .*; give a folder"):
+        load_folder(tmp_path / "none")
+
+
+def test_one_wrong_profile_in_a_folder_is_named(tmp_path):
+    save_profile(PROFILE, tmp_path / "a.yaml")
+    (tmp_path / "b.yaml").write_text("schema: 7")
+    with pytest.raises(ProfileError, match=r"b\.yaml: schema 7 given"):
+        load_folder(tmp_path)
+
+
+@settings(max_examples=30)
+@given(values_of(Profile))
+def test_no_text_in_a_profile_is_used_as_a_path(tmp_path_factory, profile):
+    """Loading opens the one file it was given, whatever the profile holds."""
+    folder = tmp_path_factory.getbasetemp() / "alone"
+    path = folder / "a.yaml"
+    escaping = replace(profile, task=replace(profile.task, file="../../etc/passwd"))
+    save_profile(escaping, path)
+    assert load_profile(path).task.file == "../../etc/passwd"
+    assert os.listdir(folder) == ["a.yaml"]
