@@ -25,7 +25,8 @@ PACKAGE = Path(autoprec.__file__).parent
 
 # cli -> api -> reporting | tuning -> backends | hardware -> core -> errors. A layer may import
 # itself and what is listed; "" is the package's own __init__, which nothing inside may import.
-# version holds one constant; documents (YAML files) and profiles (profile files) do for the layers above what core may not do.
+# documents (YAML files) and profiles (profile files) do for the layers above what core may not do;
+# version holds one constant.
 FILES = {"documents", "profiles", "version"}
 LAYERS = {
     "errors": set(),
