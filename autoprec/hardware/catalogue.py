@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from autoprec.core.codec import DecodeError, bounded, from_plain, nearest, show
 from autoprec.core.device import DeviceKind, DTypeRow, Family, Match, Observation
 from autoprec.core.dtypes import DType
+from autoprec.documents import read_yaml
 from autoprec.errors import CatalogueError
 from autoprec.hardware.matching import matches, specificity
-from autoprec.hardware.yaml_file import read_yaml
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def profiles_folder() -> Path:
 
 def _rows(path: Path) -> Mapping[str, Mapping[str, Any]]:
     """The rows of one file by name, as plain mappings; `from` becomes `parent`."""
-    document = read_yaml(path)
+    document = read_yaml(path, CatalogueError)
     if not isinstance(document, Mapping) or list(document) != ["families"]:
         raise CatalogueError(f"{path}: expected one key, families")
     families = document["families"]
