@@ -30,6 +30,8 @@ examples:
   autoprec tune model.py --batch-sizes 16-512     powers of two in this range only
   autoprec tune model.py --time-limit 120 --json  at most two minutes of search; the profile as JSON
   autoprec tune model.py --policies mixed_float16 this policy whatever the rules say
+  autoprec tune model.py --grid --batch-sizes 32-512 --policies float32,bf16
+                                                  a table of step times by batch and policy
   autoprec tune model.py --storage sqlite:///s.db the study in a database
 
 A tuning that was stopped goes on where it stopped when the same command is run again.
@@ -94,6 +96,11 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="cost (a cost model's expected gain, the default), tpe, grid or random",
     )
+    group.add_argument(
+        "--grid",
+        action="store_true",
+        help="measure every recipe (--sampler grid) and print the step times by batch and policy",
+    )
     group.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds of the finish")
 
 
@@ -146,7 +153,11 @@ def run(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
     task = check_task_path(arguments.task)
     output = check_output(options.output or default_path(task))
-    listener = Quiet() if arguments.quiet else Terminal(output, closing=not arguments.json)
+    listener = (
+        Quiet()
+        if arguments.quiet
+        else Terminal(output, closing=not arguments.json, grid=arguments.grid)
+    )
     with _stoppable(), listener:
         try:
             profile = tune(task, device=arguments.device, options=options, listener=listener)
@@ -206,7 +217,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         compile=arguments.compile,
         align=arguments.align,
         knobs=dict(_knob(text) for text in arguments.knob),
-        sampler=arguments.sampler,
+        sampler="grid" if arguments.grid else arguments.sampler,
         seed=arguments.seed,
         storage=arguments.storage,
         fresh=arguments.fresh,

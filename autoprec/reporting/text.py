@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
+from autoprec.core.space import BATCH, Point
 from autoprec.core.statistics import Ratio
 
 
@@ -29,6 +30,17 @@ def recipe_text(recipe: Recipe) -> str:
         shown = ", ".join(path or "the root" for path in recipe.float32_modules[:3])
         more = len(recipe.float32_modules) - 3
         parts.append(f"{shown}{f' and {more} more' if more > 0 else ''} in float32")
+    return ", ".join(parts)
+
+
+def settings_text(point: Point) -> str:
+    """What a point sets besides policy and batch, in words; empty where all is plain."""
+    parts = [] if point["memory_format"] == "contiguous" else [str(point["memory_format"])]
+    parts += ["compiled"] if point["compile"] else []
+    if int(point.get("alignment", 1)) > 1:
+        parts.append(f"padded to {point['alignment']}")
+    known = ("policy", "memory_format", "compile", "alignment", BATCH)
+    parts += [f"{name}={value}" for name, value in point.items() if name not in known]
     return ", ".join(parts)
 
 

@@ -18,7 +18,8 @@ from rich.text import Text
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.search import Outcome, Status
-from autoprec.core.space import BATCH, Point
+from autoprec.core.space import BATCH
+from autoprec.reporting.grid import grid_table
 from autoprec.reporting.text import (
     bytes_text,
     dtype_text,
@@ -28,6 +29,7 @@ from autoprec.reporting.text import (
     ratio_text,
     recipe_text,
     seconds_text,
+    settings_text,
 )
 from autoprec.tuning.events import (
     Described,
@@ -44,6 +46,9 @@ from autoprec.tuning.events import (
 )
 
 
+_WIDTH = 120
+
+
 class Quiet:
     """Listens and says nothing."""
 
@@ -58,11 +63,13 @@ class Quiet:
 
 
 class Terminal:
-    """Shows a tuning on stderr; `closing` adds the closing table and sentence."""
+    """Shows a tuning on stderr; `closing` adds the closing table and sentence, `grid` the grid."""
 
-    def __init__(self, output: Path, *, closing: bool = True, console: Any = None) -> None:
-        self._output, self._closing = output, closing
-        self._console: Console = console or Console(stderr=True, highlight=False)
+    def __init__(
+        self, output: Path, *, closing: bool = True, grid: bool = False, console: Any = None
+    ) -> None:
+        self._output, self._closing, self._grid = output, closing, grid
+        self._console: Console = console or _console()
         self._live: LiveStatus | None = None
         self._doing = ""
 
@@ -151,6 +158,8 @@ class Terminal:
         if event.from_study:
             self._say(f"already tuned; the study in {event.storage} holds it (--fresh tunes again)")
         self._console.print(_table(event.outcomes))
+        if self._grid:
+            self._console.print(grid_table(event.outcomes))
         refusals = [r for r in event.profile.evidence.refusals if r.reason != "not requested"]
         for refusal in refusals:
             self._say(f"refused: {refusal.candidate}: {refusal.reason}", "dim")
@@ -158,6 +167,12 @@ class Terminal:
             self._say(f"warning: {warning}", "yellow")
         self._say(closing_sentence(event.profile), "bold")
         self._say(f"the profile is in {self._output}")
+
+
+def _console() -> Console:
+    """Standard error; wide enough for the tables where it is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    return console if console.is_terminal else Console(stderr=True, highlight=False, width=_WIDTH)
 
 
 def _trial_line(event: TrialFinished) -> str:
@@ -187,9 +202,9 @@ def _table(outcomes: tuple[Outcome, ...]) -> Table:
 
 def _row(outcome: Outcome, base: float) -> list[Text]:
     point, measured = outcome.point, outcome.measurement
-    settings = _settings(point)
+    settings = settings_text(point)
     if outcome.status is not Status.OK or measured is None:
-        numbers, note = ["", "", "", ""], f"{outcome.status}: {outcome.reason}"
+        numbers, note = ["", "", "", ""], outcome.status.value.replace("_", " ")
     else:
         numbers = [
             rate_text(outcome.rate).removesuffix(" samples/s"),
@@ -198,19 +213,8 @@ def _row(outcome: Outcome, base: float) -> list[Text]:
             bytes_text(measured.peak_memory_bytes),
         ]
         note = "" if measured.finite else "the loss was not finite"
-    cells = [str(point["policy"]), str(point[BATCH]), settings, *numbers, note[:60]]
+    cells = [str(point["policy"]), str(point[BATCH]), settings, *numbers, note]
     return [Text(printable(cell)) for cell in cells]
-
-
-def _settings(point: Point) -> str:
-    """What a point sets besides policy and batch, in words; empty where all is plain."""
-    parts = [] if point["memory_format"] == "contiguous" else [str(point["memory_format"])]
-    parts += ["compiled"] if point["compile"] else []
-    if int(point.get("alignment", 1)) > 1:
-        parts.append(f"padded to {point['alignment']}")
-    known = ("policy", "memory_format", "compile", "alignment", BATCH)
-    parts += [f"{name}={value}" for name, value in point.items() if name not in known]
-    return ", ".join(parts)
 
 
 def closing_sentence(profile: Profile) -> str:

@@ -106,13 +106,14 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(r"Tensor had (NaN|Inf)|Inf and NaN values", FailureKind.NONFINITE, "TensorFlow"),
     Row(r"but found invalid values:\s+tensor\(.*nan", FailureKind.NONFINITE, "torch.distributions"),
-    # No kernel for this dtype, or code that a recipe breaks --------------------------------------
+    # No kernel for this dtype, or code that a recipe breaks
     Row(rf"not implemented for '{_LOW}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"),
     Row(rf"unsupported ScalarType {_LOW}", _UNSUPPORTED, "PyTorch to NumPy"),
     Row(
         rf"expected (scalar type|dtype) \w+ but (found|got) \w*{_LOW}"
         rf"|expected (scalar type|dtype) {_LOW} but"
-        r"|must have the same dtype, but got|mixed dtype \(CPU\)"
+        r"|to have the same dtype, but got|must have the same dtype, but got"
+        r"|mixed dtype \(CPU\)|RNN input dtype \(.*\) does not match weight dtype"
         r"|Input type \(.*\) and (weight|bias) type \(.*\) should be the same",
         _UNSUPPORTED,
         "PyTorch: code that mixes dtypes",

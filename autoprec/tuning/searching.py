@@ -6,8 +6,17 @@ import time
 
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.core.search import Limits, Next, Outcome, Stop, key, next_point
-from autoprec.core.space import Point, Space
+from autoprec.core.search import (
+    Limits,
+    Next,
+    Outcome,
+    Status,
+    Stop,
+    key,
+    next_point,
+    ruled_out,
+)
+from autoprec.core.space import BATCH, Point, Space
 from autoprec.tuning.events import Stage, TrialFinished, TrialStarted
 from autoprec.tuning.study import Study
 from autoprec.tuning.trials import Runner, run_trial
@@ -45,11 +54,7 @@ def search(
         recipe = space.recipe(point)
         number = len(history)
         work.listener(TrialStarted(number, recipe, decision.reason))
-        runner.load()
-        with work.watch.over(runner.pids):
-            outcome = run_trial(
-                runner, point, recipe, seed=work.options.seed, budget=_budget(history, recipe)
-            )
+        outcome = _measure(work, history, point, recipe, runner)
         study.tell(trial, outcome)
         rates = [each.rate for each in (*history, outcome)]
         work.listener(TrialFinished(number, recipe, outcome, max(rates), rates[0]))
@@ -69,12 +74,38 @@ def _decide(
     if options.sampler == "cost" or not history:
         limits = Limits(memory_bytes=work.memory_bytes, trials=options.trials)
         return next_point(space, baseline, history, limits)
-    count = options.trials or min(_SAMPLER_TRIALS, len(space.points()))
+    points = len(space.points())
+    count = options.trials or (points if options.sampler == "grid" else _SAMPLER_TRIALS)
+    if options.sampler == "grid":
+        return _next_of_grid(space, history, count)
     if len(history) >= count:
         return Stop(f"the limit of {count} trials is reached")
-    if repeats > _MOST_REPEATS or len(history) >= len(space.points()):
+    if repeats > _MOST_REPEATS or len(history) >= points:
         return Stop(f"{options.sampler} proposes nothing new")
     return Next(None, f"proposed by {options.sampler}")
+
+
+def _measure(
+    work: Work, history: tuple[Outcome, ...], point: Point, recipe: Recipe, runner: Runner
+) -> Outcome:
+    """Measure a recipe, unless it is known not to fit (a sampler of Optuna's may propose it)."""
+    why = ruled_out(point, history, Limits(memory_bytes=work.memory_bytes))
+    if why:
+        return Outcome(point, Status.WOULD_NOT_FIT, reason=why)
+    runner.load()
+    with work.watch.over(runner.pids):
+        return run_trial(
+            runner, point, recipe, seed=work.options.seed, budget=_budget(history, recipe)
+        )
+
+
+def _next_of_grid(space: Space, history: tuple[Outcome, ...], count: int) -> Next | Stop:
+    """The next recipe of the grid, small batches first, so that what does not fit is learned."""
+    points = sorted(space.points(), key=lambda point: int(point[BATCH]))
+    left = [point for point in points if find(history, point) is None]
+    if not left or len(history) >= count:
+        return Stop("the grid is measured" if not left else f"the limit of {count} is reached")
+    return Next(left[0], f"{len(left)} recipes of the grid are left")
 
 
 def _budget(history: tuple[Outcome, ...], recipe: Recipe) -> TimingBudget:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 BATCH_SIZE = 16  # sequences in a batch, kept; without this line the tuner may choose the batch
 CONTEXT = 64  # bytes in a sequence
-WIDTH = 256
-HEADS = 4
+WIDTH = 384
+HEADS = 6
 BLOCKS = 2
 
 

@@ -1,0 +1,39 @@
+"""The grid of a study: step times by batch and policy, side by side, failures named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from autoprec.core.search import Outcome, Status
+from autoprec.core.space import BATCH
+from autoprec.reporting.text import printable, seconds_text, settings_text
+
+
+def grid_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row a batch, one column a policy with its settings; a cell is the time of one step."""
+    columns = list(dict.fromkeys(_column(outcome) for outcome in outcomes))
+    batches = sorted({int(outcome.point[BATCH]) for outcome in outcomes})
+    cells = {(_column(o), int(o.point[BATCH])): _cell(o) for o in outcomes}
+    table = Table(title="time of one step", title_justify="left", box=None, pad_edge=False)
+    table.add_column("batch", justify="right")
+    for column in columns:
+        table.add_column(Text(printable(column)), justify="right")
+    for batch in batches:
+        row = [str(batch), *(cells.get((column, batch), "not tried") for column in columns)]
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
+
+
+def _column(outcome: Outcome) -> str:
+    settings = settings_text(outcome.point)
+    policy = str(outcome.point["policy"])
+    return f"{policy}, {settings}" if settings else policy
+
+
+def _cell(outcome: Outcome) -> str:
+    if outcome.status is not Status.OK or outcome.measurement is None:
+        return outcome.status.value.replace("_", " ")
+    return seconds_text(outcome.measurement.step_seconds)
