@@ -45,7 +45,6 @@ from autoprec.tuning.events import (
     TrialStarted,
 )
 
-
 _WIDTH = 120
 
 
