@@ -58,7 +58,9 @@ def next_islands(
         return _ended(end.value)
     if len(history) >= MOST_TRIALS:
         passed = [tried.paths for tried in history if tried.passed]
-        return _ended(min(passed, key=len) if passed else None)
+        work = {unit.path: unit.products for unit in units}
+        cost = {paths: (sum(work[path] for path in paths), len(paths)) for paths in passed}
+        return _ended(min(cost, key=lambda paths: cost[paths], default=None))
     return proposal
 
 
@@ -81,15 +83,11 @@ def _search(units: Sequence[Unit]) -> _Search:
     dear = [unit.path for unit in _ordered(units) if unit.products > 0]
     if cheap and (yield tuple(cheap)):
         return (yield from _minimal(cheap, ()))
-    if not dear:
-        return None
-    if not (yield (*cheap, *dear)):
+    if not dear or not (yield (*cheap, *dear)):
         return None
     chosen = yield from _minimal(dear, tuple(cheap))
-    if not cheap:
-        return chosen
-    products = tuple(path for path in chosen if path in dear)
-    if (yield products):
+    products = chosen[len(cheap) :]
+    if not cheap or (yield products):
         return products
     return (yield from _minimal(cheap, products))
 
@@ -110,25 +108,25 @@ def _ordered(units: Sequence[Unit]) -> list[Unit]:
 def _minimal(candidates: Sequence[str], base: tuple[str, ...]) -> _Minimize:
     """A minimal subset that passes together with `base`, given that all candidates do.
 
-    The shortest prefix that passes ends with a candidate that is needed; with that one in the base
-    the rest is searched again, until the base alone passes.
+    `base` alone is known to fail. The shortest prefix that passes ends with a candidate that is
+    needed; with that one in the base the rest is searched again, until the base alone passes. With
+    k of n needed that takes k * (log2(n) + 1) trials.
     """
     needed: list[str] = []
     rest = list(candidates)
-    while True:
-        low, high = 0, len(rest)  # the first `high` pass, the first `low` are not known to
+    while rest:
+        low, high = 1, len(rest)  # the first `high` pass together; fewer than `low` do not
         while low < high:
             middle = (low + high) // 2
             if (yield (*base, *needed, *rest[:middle])):
                 high = middle
             else:
                 low = middle + 1
-        if high == 0:
-            return (*base, *needed)
         needed.append(rest[high - 1])
         rest = rest[: high - 1]
-        if not rest:
-            return (*base, *needed)
+        if rest and (yield (*base, *needed)):
+            break
+    return (*base, *needed)
 
 
 def resolve_patterns(patterns: Sequence[str], units: Sequence[Unit]) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 A `Proof` holds what is the same for every recipe at one batch (the float32 runs and what noise does
 to them), so that a second recipe costs less. The tracer lives in a worker; only plain values come
-back. Costs at most about 200 float32 steps: 33 of the reference, 4 shadows with 12 noise draws,
-and five runs of 30 steps.
+back. One recipe costs at most 200 float32 steps: the reference and five runs of 30, four times a
+shadow, its float32 twin and three noisy ones, which take no optimizer step.
 """
 
 from __future__ import annotations
@@ -13,31 +13,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoprec.backends.base import Tracer
+from autoprec.core import judge as judging
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.judge import MIN_STEPS, Evidence, SeedRun, Tolerance, Verdict, judge
-from autoprec.core.loss_scale import (
-    ScaleEvidence,
-    candidates,
-    initial_exponent,
-    largest_safe_exponent,
-    loss_scale,
-    objective,
-    underflow,
-)
+from autoprec.core.judge import MIN_STEPS, Evidence, SeedRun, Tolerance, Verdict
+from autoprec.core.loss_scale import ScaleEvidence
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
+from autoprec.errors import AutoprecError
+from autoprec.tuning import scaling
+from autoprec.tuning.failures import FailureKind, WorkerFailure
 
 OnEvent = Callable[[str, int], None]
 
-CHECKPOINTS = (0, 2, 8, 32)
-REFERENCE_STEPS = 33
-TRAJECTORY_STEPS = 30
+CHECKPOINTS = (0, 2, 8, 29)
+STEPS = 30
 NOISE_DRAWS = 3
 SEEDS = (0, 1)
-SCALE_BATCHES = 8
-SCALE_STEPS = 20
-SCALE_TRIALS = 5
 
 
 @dataclass
@@ -46,7 +38,7 @@ class _Known:
 
     reference: Trajectory
     noise: tuple[NoisePoint, ...] | None = None
-    runs: dict[int, Trajectory] = field(default_factory=dict)
+    plain: dict[int, Trajectory] = field(default_factory=dict)
     noisy: dict[int, Trajectory] = field(default_factory=dict)
 
 
@@ -74,33 +66,50 @@ class Proof:
         """Record float32 anew: the tracer's worker was replaced."""
         self._known.clear()
 
-    def prove(self, recipe: Recipe, *, seeds: Sequence[int] = SEEDS) -> Verdict:
-        """Judge `recipe` against float32 at its own micro-batch."""
+    def prove(
+        self, recipe: Recipe, *, seeds: Sequence[int] = SEEDS, until_failure: bool = False
+    ) -> Verdict:
+        """Judge `recipe` against float32 at its own micro-batch.
+
+        `until_failure` leaves the trajectories out where the shadow has failed already. Code that
+        raises under the recipe, but not in float32, is a rejection.
+        """
         started = time.monotonic()
         deadline = started + self._seconds
         missing: list[str] = []
         known = self._reference(recipe, missing)
-        points = self._tracer.shadow(recipe=recipe)
-        if not _finite(points):
-            seconds = time.monotonic() - started
-            evidence = Evidence(shadow=points, seconds=seconds, not_covered=("trajectories",))
-            return judge(evidence, self._tolerance)
-        if known.noise is None:
-            known.noise = self._tracer.noise(draws=NOISE_DRAWS)
-        runs = [
-            run
-            for index, seed in enumerate(seeds)
-            if (run := self._run(recipe, known, seed, deadline, len(seeds) - index, missing))
-        ]
+        points: tuple[ShadowPoint, ...] = ()
+        runs: list[SeedRun] = []
+        try:
+            points = self._tracer.shadow(recipe=recipe)
+            if any(point.loss is None for point in points):
+                missing.append("trajectories (the loss is not finite already)")
+                seeds = ()
+            elif known.noise is None:
+                known.noise = self._tracer.noise(draws=NOISE_DRAWS)
+            if until_failure and not self._shadow_passes(points, known):
+                missing.append("trajectories (the shadow test failed already)")
+                seeds = ()
+            for index, seed in enumerate(seeds):
+                run = self._run(recipe, known, seed, deadline, len(seeds) - index, missing)
+                runs += [run] if run is not None else []
+        except Exception as error:
+            if not _raised_by_recipe(error):
+                raise
+            self.forget()
+            return _raises(error, time.monotonic() - started)
         evidence = Evidence(
             shadow=points,
-            noise=known.noise,
+            noise=known.noise or (),
             runs=tuple(runs),
             seconds=time.monotonic() - started,
             not_covered=tuple(missing),
             notes=_notes(known.reference),
         )
-        return judge(evidence, self._tolerance)
+        return judging.judge(evidence, self._tolerance)
+
+    def _shadow_passes(self, points: Sequence[ShadowPoint], known: _Known) -> bool:
+        return judging.shadow(points, known.noise or (), self._tolerance).passed
 
     def _reference(self, recipe: Recipe, missing: list[str]) -> _Known:
         """The float32 run with its checkpoints; the tracer keeps those of the last call only."""
@@ -111,11 +120,11 @@ class Proof:
             reference = self._tracer.reference(
                 batch_size=recipe.batch_size,
                 accumulation_steps=recipe.accumulation_steps,
-                steps=REFERENCE_STEPS,
+                steps=STEPS,
                 checkpoints=CHECKPOINTS,
-                seconds=self._seconds * 0.35,
+                seconds=self._seconds * 0.2,
             )
-            known = self._known[key] = _Known(reference)
+            known = self._known[key] = _Known(reference, plain={0: reference})
         steps = len(known.reference.losses)
         late = [str(step) for step in CHECKPOINTS if step >= steps]
         if late:
@@ -134,92 +143,47 @@ class Proof:
         """One seed's runs, as long as the time that is left allows."""
         reference = known.reference
         step = reference.seconds / max(1, len(reference.losses))
-        share = (deadline - time.monotonic()) / left
-        runs = 1 + (seed not in known.noisy) + (seed != 0 and seed not in known.runs)
-        steps = min(TRAJECTORY_STEPS, len(reference.losses) if seed == 0 else TRAJECTORY_STEPS)
+        share = max(0.0, deadline - time.monotonic()) / left
+        todo = 1 + (seed not in known.noisy) + (seed not in known.plain)
+        steps = min(STEPS, len(known.plain[seed].losses) if seed in known.plain else STEPS)
         if step > 0:
-            steps = min(steps, int(share / (1.2 * runs * step)))
+            steps = min(steps, int(share / (todo * step)))
         if steps < MIN_STEPS:
             missing.append(f"trajectory of seed {seed} (out of time)")
             return None
-        if steps < TRAJECTORY_STEPS:
-            missing.append(f"steps {steps} to {TRAJECTORY_STEPS} of seed {seed} (out of time)")
-        plain = self._plain(known, recipe, seed, steps)
-        noisy = self._noisy(known, recipe, seed, steps)
-        candidate = self._tracer.trajectory(recipe=recipe, seed=seed, steps=steps)
-        return SeedRun(plain, candidate, noisy)
+        plain = self._float32(known.plain, recipe, seed, steps, noisy=False)
+        noisy = self._float32(known.noisy, recipe, seed, steps, noisy=True)
+        seconds = max(2 * step * MIN_STEPS, share * left * 0.6)
+        run = self._tracer.trajectory(recipe=recipe, seed=seed, steps=steps, seconds=seconds)
+        steps = len(run.losses)
+        if steps < STEPS:
+            missing.append(f"steps {steps} to {STEPS} of seed {seed} (out of time)")
+        return SeedRun(_cut(plain, steps), run, _cut(noisy, steps))
 
-    def _plain(self, known: _Known, recipe: Recipe, seed: int, steps: int) -> Trajectory:
-        """The float32 run of a seed, cut to `steps`; `evaluate` only compares equal lengths."""
-        float32 = _float32(recipe)
-        kept = known.runs.get(seed)
-        if kept is None or len(kept.losses) < steps:
-            if seed == 0 and known.reference.metric is None:
-                kept = known.reference
-            else:
-                kept = self._tracer.trajectory(recipe=float32, seed=seed, steps=steps)
-            known.runs[seed] = kept
-        return replace(kept, losses=kept.losses[:steps])
-
-    def _noisy(self, known: _Known, recipe: Recipe, seed: int, steps: int) -> Trajectory:
-        kept = known.noisy.get(seed)
-        if kept is None or len(kept.losses) < steps:
-            kept = self._tracer.trajectory(
-                recipe=_float32(recipe), seed=seed, steps=steps, noisy=True
+    def _float32(
+        self, kept: dict[int, Trajectory], recipe: Recipe, seed: int, steps: int, *, noisy: bool
+    ) -> Trajectory:
+        if seed not in kept or len(kept[seed].losses) < steps:
+            float32 = replace(
+                Recipe(batch_size=recipe.batch_size), accumulation_steps=recipe.accumulation_steps
             )
-            known.noisy[seed] = kept
-        return replace(kept, losses=kept.losses[:steps])
+            kept[seed] = self._tracer.trajectory(
+                recipe=float32, seed=seed, steps=steps, noisy=noisy
+            )
+        return kept[seed]
 
     def tune_loss_scale(self, recipe: Recipe) -> tuple[LossScale, ScaleEvidence]:
-        """Choose a float16 recipe's initial loss scale, and confirm it by short trainings.
+        """Choose a float16 recipe's initial loss scale; see `scaling.tune_loss_scale`.
 
-        Optuna holds the trials over the exponent; the analytic start is enqueued first, and where
-        it neither skips a step nor loses any gradient, one trial is enough.
+        The reference runs first, so that gradients are measured along the training, too.
         """
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        histogram = self._tracer.backward_exponents(recipe=recipe, batches=SCALE_BATCHES)
-        start = initial_exponent(histogram)
-        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-        scores: dict[int, float] = {}
-        skips: dict[int, int] = {}
-        while len(scores) < SCALE_TRIALS:
-            proposed = candidates(start, scores)
-            if not proposed:
-                break
-            study.enqueue_trial({"exponent": proposed[0]})
-            trial = study.ask()
-            exponent = trial.suggest_int("exponent", -24, 126)
-            run = self._tracer.trajectory(
-                recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
-                seed=0,
-                steps=SCALE_STEPS,
-            )
-            lost = underflow(histogram, exponent)
-            scores[exponent] = objective(len(run.skipped), len(run.losses), lost)
-            skips[exponent] = len(run.skipped)
-            study.tell(trial, scores[exponent])
-            if skips[exponent] == 0 and lost < 1e-3:
-                break
-        best = min(scores, key=lambda e: (scores[e], abs(e - start)))
-        evidence = ScaleEvidence(
-            exponent=best,
-            largest_safe=largest_safe_exponent(histogram),
-            largest_gradient=histogram.largest,
-            smallest_gradient=histogram.smallest,
-            underflow=underflow(histogram, best),
-            skipped_steps=skips[best],
-            steps=SCALE_STEPS,
-            trials=len(scores),
-            batches=histogram.batches,
-            note="" if histogram.finite else "the backward pass itself gives inf or NaN",
-        )
-        return loss_scale(evidence), evidence
+        self._reference(recipe, [])
+        return scaling.tune_loss_scale(recipe, self._tracer, seconds=self._seconds / 3)
 
     def find_islands(self, recipe: Recipe, units: Sequence[Unit]) -> Islands:
         """Look for the few modules that must stay in float32, and prove the mended recipe."""
         history: list[Tried] = []
+        proven: dict[tuple[str, ...], tuple[Recipe, Verdict]] = {}
         while True:
             step = next_islands(units, history)
             if isinstance(step, Impossible):
@@ -227,17 +191,24 @@ class Proof:
             if isinstance(step, Found):
                 break
             self._on_event("islands", len(history))
-            verdict = self.prove(replace(recipe, float32_modules=step), seeds=SEEDS[:1])
+            mended = self._with_islands(recipe, step)
+            verdict = self.prove(mended, until_failure=True)
+            proven[_key(step)] = mended, verdict
             history.append(Tried(step, verdict.accepted))
-        mended = replace(recipe, float32_modules=step.paths)
-        verdict = self.prove(mended)
+        mended, verdict = proven[_key(step.paths)]
         share = sum(unit.products for unit in units if unit.path in step.paths)
         names = ", ".join(path or "the model's own forward" for path in step.paths)
-        if not verdict.accepted:
-            reason = f"with {names} in float32 {verdict.reason}"
-            return Islands(None, verdict, reason, len(history), _tried(history))
         reason = f"trains like float32 with {names} (or a neighbour of it) kept in float32"
         return Islands(mended, verdict, reason, len(history), _tried(history), share)
+
+    def _with_islands(self, recipe: Recipe, paths: tuple[str, ...]) -> Recipe:
+        """The recipe with islands; what stays in float32 no longer bounds the loss scale."""
+        mended = replace(recipe, float32_modules=paths)
+        if recipe.loss_scale is None:
+            return mended
+        self._reference(recipe, [])
+        initial = scaling.analytic(mended, self._tracer)
+        return replace(mended, loss_scale=initial)
 
 
 @dataclass(frozen=True)
@@ -255,17 +226,43 @@ class Islands:
     products: float = 0.0
 
 
+def _key(paths: Sequence[str]) -> tuple[str, ...]:
+    """The same key for the same set of islands in any order."""
+    return tuple(sorted(paths))
+
+
 def _tried(history: Sequence[Tried]) -> tuple[str, ...]:
     """Every unit that was tried as an island."""
     return tuple(dict.fromkeys(path for tried in history for path in tried.paths))
 
 
-def _float32(recipe: Recipe) -> Recipe:
-    return Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps)
+def _cut(run: Trajectory, steps: int) -> Trajectory:
+    """The first steps of a run; a metric belongs to its end only."""
+    if len(run.losses) <= steps:
+        return run
+    return replace(run, losses=run.losses[:steps], metric=None)
 
 
-def _finite(points: Sequence[ShadowPoint]) -> bool:
-    return all(point.loss is not None for point in points)
+def _raised_by_recipe(error: Exception) -> bool:
+    """Whether this is the user's code failing under the recipe, rather than us or the machine."""
+    if isinstance(error, WorkerFailure):
+        return error.kind in (
+            FailureKind.USER_ERROR,
+            FailureKind.UNSUPPORTED,
+            FailureKind.NONFINITE,
+        )
+    return not isinstance(error, AutoprecError | MemoryError | OSError)
+
+
+def _raises(error: Exception, seconds: float) -> Verdict:
+    text = str(error).strip().splitlines()
+    message = text[0][:200] if text else type(error).__name__
+    return Verdict(
+        "rejected",
+        f"the task's own code raises under it: {message}",
+        seconds=seconds,
+        not_covered=("everything after the error",),
+    )
 
 
 def _notes(reference: Trajectory) -> tuple[str, ...]:

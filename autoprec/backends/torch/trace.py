@@ -56,6 +56,7 @@ class TorchTracer:
     def __init__(self, task: Task, *, device: str, seed: int, report: Report) -> None:
         self._task, self._device, self._seed, self._report = task, device, seed, report
         self._streams: dict[tuple[int, int], BatchStream] = {}
+        self._initial: dict[int, Snapshot] = {}
         self._checkpoints: list[_Checkpoint] = []
         self._batch_size = 0
         self._answered = False
@@ -92,9 +93,9 @@ class TorchTracer:
         """Do the same in float32 with noisy weights, `draws` times; see `Tracer.noise`."""
         self._answer()
         points = []
-        with self._trainee(self._float32(), 0, plain=True) as trainee:
-            for kept in self._checkpoints:
-                for draw in range(draws):
+        for draw in range(draws):
+            with self._trainee(self._float32(), 0, plain=True) as trainee:
+                for kept in self._checkpoints:
                     self._report("noise", kept.step)
                     put_back(trainee.model, kept.state)
                     add_noise(trainee.model, _NOISE_SEED + draw)
@@ -117,13 +118,17 @@ class TorchTracer:
         return self._train(recipe, seed, steps, seconds, noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
-        """Measure the backward pass under bfloat16 at loss scale 1."""
+        """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
         stream = self._stream(recipe.batch_size, 0)
         found = trace_magnitudes.Exponents()
         with self._trainee(_in_bfloat16(recipe), 0) as trainee:
-            state = take(trainee.model)
+            states = [take(trainee.model)]
+            if self._batch_size == recipe.batch_size:
+                states += [kept.state for kept in self._checkpoints if kept.step > 0]
             for index in range(batches):
                 self._report("exponents", index)
+                state = states[index % len(states)]
+                put_back(trainee.model, state)
                 found.add(trainee, stream.batch(index), _seed_of(0, index, 0), state)
         return found.histogram()
 
@@ -231,8 +236,12 @@ class TorchTracer:
         """A freshly built model under `recipe`; `plain` is the user's own float32 loop."""
         batch = move(self._stream(recipe.batch_size, seed).batch(0), self._device)
         with restored_globals():
-            model = build_model(self._task, self._device, seed)
-            materialize(self._task, model, batch, seed)
+            model = build_model(self._task, self._device, self._seed + seed)
+            materialize(self._task, model, batch, self._seed + seed)
+            if seed in self._initial:
+                put_back(model, self._initial[seed])
+            else:
+                self._initial[seed] = take(model)
             optimizer = build_optimizer(self._task, model)
             if plain:
                 precision: Any = Float32(model, optimizer, recipe.accumulation_steps)
@@ -243,7 +252,7 @@ class TorchTracer:
     def _stream(self, batch_size: int, seed: int) -> BatchStream:
         key = (batch_size, seed)
         if key not in self._streams:
-            self._streams[key] = BatchStream(self._task, batch_size, seed)
+            self._streams[key] = BatchStream(self._task, batch_size, self._seed + seed)
         return self._streams[key]
 
 
