@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autoprec.core.device import DeviceFacts, DeviceKind, Fingerprint, merge
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe import DeviceReport, ProbeResult
-from autoprec.core.profile import Fit, Profile, fit, select
+from autoprec.core.profile import Fit, Profile, carry_over, fit, select
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.rules import propose
 from autoprec.core.space import parse_batch_sizes
@@ -251,9 +251,11 @@ def _recipe_for(
     }
     chosen = select(fits)
     if chosen.name is not None:
-        for warning in fits[chosen.name].warnings:
+        made = profiles[chosen.name]
+        recipe, left_out = carry_over(made.recipe, made.task.framework, framework)
+        for warning in (*fits[chosen.name].warnings, *left_out):
             warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
-        return profiles[chosen.name].recipe
+        return recipe
     why = "; ".join(f"{name}: {reason}" for name, reason in chosen.reasons.items())
     if strict:
         raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")

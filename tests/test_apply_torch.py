@@ -178,3 +178,18 @@ def test_checkpoints_load_before_and_after(tmp_path: Path) -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
     )
+
+
+def test_what_a_keras_profile_cannot_carry_over_is_said() -> None:
+    model, optimizer = task()
+    recipe = replace(
+        BFLOAT16, float32_modules=("dense_3",), compile=True, knobs={"steps_per_execution": 4}
+    )
+    made = make_profile(recipe)
+    made = replace(made, task=replace(made.task, framework="keras"))
+    with pytest.warns(AutoprecWarning) as caught:
+        precision = apply_profile(made, model=model, optimizer=optimizer)
+    said = " ".join(str(warning.message) for warning in caught)
+    for thing in ("dense_3", "compile", "steps_per_execution", "batch 16"):
+        assert thing in said
+    assert precision.recipe == BFLOAT16

@@ -76,7 +76,9 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="end the search after so many seconds"
     )
-    group.add_argument("--compile", action="store_true", help="try compilation too")
+    group.add_argument(
+        "--compile", action="store_true", help="try torch.compile too (Keras: XLA always is)"
+    )
     group.add_argument(
         "--align",
         type=int,

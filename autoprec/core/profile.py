@@ -7,14 +7,14 @@ and review. Reading and writing files is `autoprec.profiles`' work; here are onl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from autoprec.core.codec import bounded
 from autoprec.core.device import DeviceKind, Fingerprint
 from autoprec.core.dtypes import Policy
 from autoprec.core.judge import Verdict
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import KNOBS, Alignment, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio
 
@@ -202,3 +202,38 @@ def select(fits: Mapping[str, Fit]) -> Selection:
     matching = sorted((len(fit.warnings), name) for name, fit in fits.items() if fit.matches)
     reasons = {name: "; ".join(fit.problems) for name, fit in fits.items() if not fit.matches}
     return Selection(matching[0][1] if matching else None, reasons)
+
+
+def carry_over(recipe: Recipe, made: str, used: str) -> tuple[Recipe, tuple[str, ...]]:
+    """The part of a recipe tuned with one framework that holds in another, and what does not.
+
+    Policy, batch and loss scale carry over; module paths, compilation and a framework's own knobs
+    do not. The second value says each thing that was left out, for the user.
+    """
+    if made == used:
+        return recipe, ()
+    notes = [f"batch {recipe.batch_size} was the best with {made}; with {used} another may be"]
+    for what, paths in (
+        ("float32_modules", recipe.float32_modules),
+        ("alignment", recipe.alignment.modules),
+    ):
+        if paths:
+            notes.append(
+                f"{what} ({', '.join(paths[:3])}) names modules of the {made} model and is left "
+                f"out: without it {recipe.policy} is not proven"
+            )
+    if recipe.compile:
+        notes.append(f"compile was measured with {made} and is left off")
+    if recipe.memory_format != "contiguous":
+        notes.append(f"memory_format {recipe.memory_format} is {made}'s and is left out")
+    foreign = [name for name in recipe.knobs if used not in KNOBS[name].frameworks]
+    notes += [f"the knob {name} is {made}'s and is left out" for name in foreign]
+    kept = replace(
+        recipe,
+        float32_modules=(),
+        alignment=Alignment(),
+        compile=False,
+        memory_format="contiguous",
+        knobs={name: value for name, value in recipe.knobs.items() if name not in foreign},
+    )
+    return kept, tuple(notes)

@@ -77,12 +77,21 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
         batch_sizes=_batch_sizes(work, task),
         effective_batch=task.batch_size,
         memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
-        compile=(False, True) if work.options.compile else (False,),
+        compile=(False, True) if _may_compile(work, task) else (False,),
         knobs=work.options.knobs,
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
         alignments=(1, multiple) if off else (1,),
         padded_modules=tuple(dict.fromkeys(dimension.module for dimension in off)),
     )
+
+
+def _may_compile(work: Work, task: TaskFacts) -> bool:
+    """Whether compilation is worth trials: XLA under Keras always is, torch.compile if asked for.
+
+    XLA can double a small step's speed or lose all that bfloat16 wins, and costs seconds to try;
+    torch.compile can take minutes.
+    """
+    return work.options.compile or task.framework == "keras"
 
 
 def _wanted_multiple(facts: DeviceFacts, policies: Sequence[Policy]) -> int:
