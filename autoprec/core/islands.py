@@ -95,14 +95,18 @@ def _search(units: Sequence[Unit]) -> _Search:
 def _ordered(units: Sequence[Unit]) -> list[Unit]:
     """Leaves first, containers after, the root last; among equals the cheaper first."""
     known = [unit for unit in units if unit.own_code]
-    paths = [unit.path for unit in known]
+    parents = {parent for unit in known for parent in _above(unit.path)}
 
     def depth(unit: Unit) -> int:
-        prefix = f"{unit.path}." if unit.path else ""
-        below = [p for p in paths if p != unit.path and p.startswith(prefix)]
-        return 0 if not below else 1 if unit.path else 2
+        return 2 if not unit.path else 1 if unit.path in parents else 0
 
     return sorted(known, key=lambda unit: (unit.products, depth(unit)))
+
+
+def _above(path: str) -> list[str]:
+    """The paths of the modules that hold the one at `path`."""
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _minimal(candidates: Sequence[str], base: tuple[str, ...]) -> _Minimize:

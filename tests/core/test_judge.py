@@ -1,0 +1,209 @@
+"""The judge: what is equal, what drifts, what is rejected, and that tolerance is monotonic."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.judge import (
+    Evidence,
+    SeedRun,
+    Tolerance,
+    Verdict,
+    gate,
+    judge,
+    metric,
+    shadow,
+    trajectory,
+)
+from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
+from autoprec.errors import UsageError
+
+DEFAULT = Tolerance()
+FALLING = tuple(2.0 * 0.95**step for step in range(30))
+
+
+def run(losses=FALLING, **kwargs) -> Trajectory:
+    return Trajectory(losses=tuple(losses), **kwargs)
+
+
+def times(factor: float, losses=FALLING) -> Trajectory:
+    return run(loss * factor for loss in losses)
+
+
+def drifting(rate: float) -> Trajectory:
+    return run(loss * (1 + rate * step) for step, loss in enumerate(FALLING))
+
+
+def points(deviation: float = 0.0, error: float | None = 0.01) -> tuple[ShadowPoint, ...]:
+    return tuple(ShadowPoint(s, 2.0 * (1 + deviation), 2.0, error) for s in (0, 2, 8, 29))
+
+
+def evidence(candidate: Trajectory, **kwargs) -> Evidence:
+    pair = SeedRun(run(), candidate, times(1.0001))
+    defaults = {"shadow": points(), "noise": (NoisePoint(0, 2.001, 2.0, 0.01),)}
+    return Evidence(**(defaults | kwargs), runs=(pair, pair))
+
+
+def test_a_run_like_float32_is_equal_and_says_what_it_covers():
+    verdict = judge(evidence(times(1.001)), DEFAULT)
+    assert verdict.verdict == "equal"
+    assert verdict.accepted
+    assert verdict.covered == ("shadow at steps 0, 2, 8, 29", "trajectories of 30, 30 steps")
+    assert "after 30 steps" in verdict.reason
+
+
+def test_without_anything_recorded_nothing_is_claimed():
+    verdict = judge(Evidence(not_covered=("all",)), DEFAULT)
+    assert verdict.covered == ()
+    assert verdict.not_covered == ("all",)
+    assert verdict.loss_deviation is None
+
+
+def test_a_loss_that_is_not_finite_is_rejected_at_its_step():
+    verdict = judge(evidence(run((*FALLING[:7], None, *FALLING[8:]))), DEFAULT)
+    assert (verdict.verdict, verdict.step) == ("rejected", 7)
+    assert "not finite at step 7" in verdict.reason
+
+
+@pytest.mark.parametrize("loss", [None, math.inf])
+def test_a_shadow_that_is_not_finite_is_rejected(loss):
+    verdict = judge(Evidence(shadow=(ShadowPoint(8, loss, 1.0, None),)), DEFAULT)
+    assert (verdict.verdict, verdict.step) == ("rejected", 8)
+
+
+def test_two_skipped_steps_are_allowed_and_three_are_not():
+    assert judge(evidence(run(skipped=(0, 1))), DEFAULT).accepted
+    verdict = judge(evidence(run(skipped=(3, 4, 5))), DEFAULT)
+    assert (verdict.verdict, verdict.step, verdict.skipped_steps) == ("rejected", 3, 6)
+
+
+def test_a_shadow_that_fails_where_training_does_not_is_drift():
+    verdict = judge(evidence(run(), shadow=points(0.05)), DEFAULT)
+    assert (verdict.verdict, verdict.step) == ("drift", 0)
+    assert not verdict.accepted
+    assert verdict.loss_deviation == pytest.approx(0.05)
+
+
+def test_a_gradient_that_is_far_off_or_not_finite_fails_the_shadow():
+    assert "gradient" in shadow(points(error=0.6), (), DEFAULT).problem
+    far = shadow(points(error=None), (), DEFAULT)
+    assert not far.passed
+    assert far.gradient_error is None
+
+
+def test_noise_widens_what_the_shadow_allows():
+    noisy = (NoisePoint(0, 2.1, 2.0, 0.01),)
+    assert not shadow(points(0.05), (), DEFAULT).passed
+    assert shadow(points(0.05), noisy, DEFAULT).passed
+
+
+def test_a_trajectory_that_leaves_is_rejected_at_the_step_where_it_parts():
+    verdict = judge(evidence(drifting(0.02)), DEFAULT)
+    assert verdict.verdict == "rejected"
+    assert 0 < verdict.step < 10
+
+
+def test_chaos_that_noise_causes_too_is_not_blamed_on_the_precision():
+    chaotic = SeedRun(run(), drifting(0.02), drifting(-0.015))
+    assert trajectory((chaotic,), DEFAULT).passed
+
+
+def test_noise_that_breaks_float32_excuses_everything_finite():
+    broken = SeedRun(run(), drifting(0.02), run((*FALLING[:10], None, *FALLING[11:])))
+    assert trajectory((broken,), DEFAULT).passed
+
+
+def test_without_a_noisy_run_only_the_slack_is_allowed():
+    check = trajectory((SeedRun(run(), drifting(0.02)),), DEFAULT)
+    assert not check.passed
+    assert check.noise == 0.0
+
+
+def test_a_trajectory_of_less_than_five_steps_is_not_judged():
+    assert not trajectory((SeedRun(run(), run(FALLING[:4])),), DEFAULT).judged
+
+
+def test_float32_that_breaks_by_itself_proves_nothing():
+    broken = SeedRun(run((1.0, None)), run((1.0, 1.0)))
+    verdict = judge(Evidence(runs=(broken,)), DEFAULT)
+    assert verdict.verdict == "rejected"
+    assert "float32 itself" in verdict.reason
+
+
+def test_the_users_metric_is_compared_over_seeds():
+    good = [SeedRun(run(metric=0.9), run(metric=0.89), run(metric=0.88)) for _ in range(2)]
+    bad = [SeedRun(run(metric=0.9), run(metric=0.7), run(metric=0.9)) for _ in range(2)]
+    assert metric(good, DEFAULT).passed
+    assert "0.7" in metric(bad, DEFAULT).problem
+    assert judge(Evidence(runs=tuple(bad)), DEFAULT).verdict == "rejected"
+    assert "evaluate(model)" in judge(Evidence(runs=tuple(good)), DEFAULT).covered
+
+
+def test_metrics_after_different_numbers_of_steps_are_not_compared():
+    assert not metric([SeedRun(run(metric=0.9), run(FALLING[:9], metric=0.1))], DEFAULT).judged
+
+
+def test_losses_around_zero_do_not_divide_by_nothing():
+    zeros = SeedRun(run((0.0,) * 10), run((0.0,) * 10), run((0.0,) * 10))
+    assert trajectory((zeros,), DEFAULT).passed
+    assert shadow((ShadowPoint(0, 0.0, 0.0, 0.0),), (), DEFAULT).passed
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
+def test_a_tolerance_must_be_a_positive_factor(factor):
+    with pytest.raises(UsageError, match="factor above 0"):
+        DEFAULT.scaled(factor)
+
+
+losses = st.lists(
+    st.one_of(st.none(), st.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=12
+)
+trajectories = st.builds(
+    run,
+    losses,
+    skipped=st.lists(st.integers(0, 11), max_size=4).map(tuple),
+    metric=st.none() | st.floats(-10, 10),
+)
+reals = st.floats(-1e6, 1e6, allow_nan=False)
+errors = st.none() | st.floats(0, 1e6)
+anything = st.builds(
+    Evidence,
+    shadow=st.lists(
+        st.builds(ShadowPoint, st.integers(0, 30), st.none() | reals, reals, errors), max_size=4
+    ).map(tuple),
+    noise=st.lists(
+        st.builds(NoisePoint, st.integers(0, 30), st.none() | reals, reals, errors), max_size=4
+    ).map(tuple),
+    runs=st.lists(
+        st.builds(SeedRun, trajectories, trajectories, st.none() | trajectories), max_size=2
+    ).map(tuple),
+)
+ORDER = ("equal", "drift", "rejected")
+
+
+@given(anything, st.floats(0.01, 100), st.floats(1, 100))
+def test_more_tolerance_never_rejects_more(found, factor, more):
+    strict = judge(found, DEFAULT.scaled(factor))
+    wide = judge(found, DEFAULT.scaled(factor * more))
+    assert ORDER.index(wide.verdict) <= ORDER.index(strict.verdict)
+
+
+@given(anything)
+def test_every_verdict_is_plain_and_comes_back_as_it_was(found):
+    verdict = judge(found, DEFAULT)
+    text = json.dumps(to_plain(verdict), allow_nan=False)
+    assert from_plain(Verdict, json.loads(text)) == verdict
+    assert verdict.reason
+
+
+@given(st.integers(0, 2**31))
+def test_the_gate_of_float32_allows_any_skips(skips):
+    wide = replace(DEFAULT, skipped=2**31)
+    assert gate([run(skipped=tuple(range(min(skips, 30))))], wide).passed

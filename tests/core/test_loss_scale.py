@@ -1,0 +1,95 @@
+"""The loss scale: as large as the gradients bear, with head-room, a floor and a reason to stop."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprec.core.loss_scale import (
+    DEFAULT_EXPONENT,
+    FLOOR_OCTAVES,
+    HEADROOM,
+    HIGHEST,
+    LOWEST,
+    ScaleEvidence,
+    candidates,
+    floor_exponent,
+    initial_exponent,
+    largest_safe_exponent,
+    loss_scale,
+    objective,
+    underflow,
+)
+from autoprec.core.trace import ExponentHistogram
+
+MEASURED = ExponentHistogram(-3, -30, {"-3": 0.25, "-20": 0.5, "-30": 0.25}, batches=8)
+NOTHING = ExponentHistogram(None, None)
+
+
+def evidence(exponent: int, safe: int | None) -> ScaleEvidence:
+    return ScaleEvidence(exponent, safe, None, None, 0.0)
+
+
+def test_the_largest_gradient_times_the_safe_scale_just_fits_float16():
+    safe = largest_safe_exponent(MEASURED)
+    assert safe == 18
+    assert 2.0 ** (MEASURED.largest + safe + 1) <= 2.0**16
+
+
+def test_the_start_leaves_head_room():
+    assert initial_exponent(MEASURED) == 18 - HEADROOM
+    assert initial_exponent(MEASURED, headroom=0) == 18
+
+
+def test_where_nothing_was_measured_the_usual_start_is_taken():
+    assert largest_safe_exponent(NOTHING) is None
+    assert initial_exponent(NOTHING) == DEFAULT_EXPONENT
+    assert loss_scale(evidence(16, None)).floor == 2.0**8
+
+
+def test_underflow_counts_what_falls_below_the_smallest_subnormal():
+    assert underflow(MEASURED, 6) == 0.0
+    assert underflow(MEASURED, 5) == 0.25
+    assert underflow(MEASURED, -30) == 1.0
+
+
+def test_the_objective_adds_skipped_steps_and_lost_gradient():
+    assert objective(2, 20, 0.25) == pytest.approx(0.35)
+    assert objective(0, 0, 0.5) == 0.5
+
+
+def test_a_scale_that_costs_nothing_ends_the_trials():
+    assert candidates(14, {}) == (14,)
+    assert candidates(14, {14: 0.0}) == ()
+    assert candidates(14, {14: 0.5})[0] == 12
+    assert 12 not in candidates(14, {14: 0.5, 12: 0.7})
+
+
+@given(st.integers(-140, 140))
+def test_scales_stay_within_what_a_recipe_may_hold(largest):
+    histogram = ExponentHistogram(largest, largest)
+    start = initial_exponent(histogram)
+    scale = loss_scale(evidence(start, largest_safe_exponent(histogram)))
+    assert LOWEST <= start <= HIGHEST
+    assert 2.0**LOWEST <= scale.floor <= scale.initial <= 2.0**HIGHEST
+
+
+@given(st.integers(-20, 60), st.integers(0, 20))
+def test_the_floor_is_twelve_octaves_below_what_is_safe(safe, headroom):
+    floor = floor_exponent(safe, safe - headroom)
+    assert floor == max(LOWEST, min(safe - headroom, safe - FLOOR_OCTAVES))
+
+
+@given(
+    st.dictionaries(st.integers(-60, 20).map(str), st.floats(0, 1), max_size=8),
+    st.integers(-20, 60),
+)
+def test_a_larger_scale_never_loses_more(counts, exponent):
+    histogram = ExponentHistogram(0, -60, counts)
+    assert underflow(histogram, exponent + 1) <= underflow(histogram, exponent)
+
+
+@given(st.integers(LOWEST, HIGHEST), st.dictionaries(st.integers(LOWEST, HIGHEST), st.floats(0, 2)))
+def test_no_exponent_is_proposed_twice(start, scores):
+    assert not set(candidates(start, scores)) & set(scores)
