@@ -75,15 +75,22 @@ class SeedRun:
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one test: empty `problem` means passed; `judged` False, too little to tell."""
+    """The outcome of one test: empty `problem` means passed; `judged` False, too little to tell.
+
+    `noise` and `gradient_noise` are what noise does to `deviation` and `gradient_error`; `value`
+    and `reference` are the user's metric.
+    """
 
     judged: bool = True
     problem: str = ""
     step: int | None = None
     deviation: float | None = None
     gradient_error: float | None = None
-    null: float | None = None
+    noise: float | None = None
+    gradient_noise: float | None = None
     ratio: float | None = None
+    value: float | None = None
+    reference: float | None = None
     skipped: int = 0
 
     @property
@@ -97,9 +104,9 @@ class Verdict:
     """A candidate judged against float32, with the numbers it rests on.
 
     "equal": trains like float32. "drift": trains, but not like float32. "rejected": does not.
-    `loss_deviation` and `gradient_error` are the largest relative ones of the shadow test, `null`
-    and `gradient_null` what noise does there; `trajectory_deviation` is that of the mean loss of
-    the last fifth, `trajectory_ratio` the deviation over the whole run against the noisy one's.
+    `loss_deviation` and `gradient_error` are the largest relative ones of the shadow test,
+    `loss_null` and `gradient_null` what noise does there; `trajectory_deviation` is that of the
+    mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the noisy one's.
     A number that was not finite or not measured is None.
     """
 
@@ -108,7 +115,7 @@ class Verdict:
     step: int | None = None
     loss_deviation: float | None = None
     gradient_error: float | None = None
-    null: float | None = None
+    loss_null: float | None = None
     gradient_null: float | None = None
     trajectory_deviation: float | None = None
     trajectory_ratio: float | None = None
@@ -164,8 +171,8 @@ def shadow(
     numbers = Check(
         deviation=_finite(max(deviations)),
         gradient_error=_finite(max(errors)),
-        null=_finite(null),
-        ratio=_finite(gradient_null),
+        noise=_finite(null),
+        gradient_noise=_finite(gradient_null),
     )
     loss_limit = max(tolerance.loss, tolerance.loss_null * null)
     gradient_limit = max(tolerance.gradient, min(1.0, tolerance.gradient_null * gradient_null))
@@ -200,7 +207,7 @@ def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     nulls = [_relative_distance(p.noisy, p.reference) for p in judged if p.noisy]
     null = _root_mean_square(nulls)
     ratio = distance / (null + tolerance.trajectory_slack)
-    numbers = Check(deviation=_finite(deviation), ratio=_finite(ratio), null=_finite(null))
+    numbers = Check(deviation=_finite(deviation), ratio=_finite(ratio), noise=_finite(null))
     if deviation <= tolerance.trajectory or ratio <= tolerance.trajectory_null:
         return numbers
     steps = min(len(pair.reference) for pair in judged)
@@ -224,7 +231,7 @@ def metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     reference = _mean(r for r, _, _ in known)
     candidate = _mean(c for _, c, _ in known)
     null = max((abs(n - r) for r, _, n in known if n is not None), default=0.0)
-    numbers = Check(deviation=_finite(candidate), ratio=_finite(reference), null=_finite(null))
+    numbers = Check(value=_finite(candidate), reference=_finite(reference), noise=_finite(null))
     drop = reference - candidate
     if drop <= max(tolerance.metric * abs(reference), tolerance.metric_null * null):
         return numbers
@@ -259,12 +266,12 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
         reason="",
         loss_deviation=shadowed.deviation,
         gradient_error=shadowed.gradient_error,
-        null=shadowed.null,
-        gradient_null=shadowed.ratio,
+        loss_null=shadowed.noise,
+        gradient_null=shadowed.gradient_noise,
         trajectory_deviation=driven.deviation,
         trajectory_ratio=driven.ratio,
-        metric=measured.deviation,
-        metric_reference=measured.ratio,
+        metric=measured.value,
+        metric_reference=measured.reference,
         skipped_steps=sum(len(run.candidate.skipped) for run in runs),
         steps=max((len(run.candidate.losses) for run in runs), default=0),
         seconds=evidence.seconds,

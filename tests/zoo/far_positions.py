@@ -1,4 +1,4 @@
-"""Angles of positions up to 4096 by a matrix product, which autocast runs in sixteen bits. Silent."""
+"""Angles of positions up to 4096 by a matrix product, which runs in sixteen bits. Silent."""
 
 import torch
 from torch import nn
