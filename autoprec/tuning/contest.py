@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from autoprec.core.choice import Finalist
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.events import Listener, Round
+from autoprec.tuning.failures import WorkerFailure
 from autoprec.tuning.neighbours import Watch
 from autoprec.tuning.trials import Runner
+
+
+class FinalistFailed(Exception):
+    """A finalist that ran before failed now; `recipe` is out."""
+
+    def __init__(self, recipe: Recipe, failure: WorkerFailure) -> None:
+        super().__init__(str(failure))
+        self.recipe, self.failure = recipe, failure
+
 
 _ROUND_SECONDS = 0.6
 _NAME = "final"
@@ -52,7 +63,13 @@ class Contest:
                 runner.drop()
 
     def _open(self, index: int) -> None:
-        self._runner(index).call("open", name=_NAME, recipe=self.recipes[index], seed=self._seed)
+        self._call(index, "open", recipe=self.recipes[index], seed=self._seed)
+
+    def _call(self, index: int, method: str, **arguments: Any) -> Any:
+        try:
+            return self._runner(index).call(method, name=_NAME, **arguments)
+        except WorkerFailure as failure:
+            raise FinalistFailed(self.recipes[index], failure) from failure
 
     def _runner(self, index: int) -> Runner:
         return self._runners[index if self._together else 0]
@@ -79,7 +96,7 @@ class Contest:
         budget = TimingBudget(
             seconds=4 * _ROUND_SECONDS, min_steps=steps, max_steps=steps, precision=0.0
         )
-        measured: Measurement = self._runner(index).call("time", name=_NAME, budget=budget)
+        measured: Measurement = self._call(index, "time", budget=budget)
         if not self._together:
-            self._runner(index).call("close", name=_NAME)
+            self._call(index, "close")
         return measured

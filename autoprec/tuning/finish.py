@@ -8,16 +8,16 @@ from dataclasses import replace
 from autoprec.core.choice import Choice, Finalist, choose
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
+from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
-from autoprec.tuning.contest import Contest
+from autoprec.tuning.contest import Contest, FinalistFailed
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings, Proven
-from autoprec.tuning.failures import WorkerFailure
 from autoprec.tuning.trials import raise_user_error
 from autoprec.tuning.work import Work
 
-_FINALISTS = 3
+_FINALISTS = 4
 _FEWEST_ROUNDS = 5
 
 
@@ -30,9 +30,31 @@ def finish(
     the ratio that the profile reports come from different rounds, so that the winner's luck in the
     first does not flatter it in the second.
     """
+    left = sorted(proven, key=lambda p: -p.rate)
+    while True:
+        try:
+            _finish(work, plain, seconds, left, findings)
+        except FinalistFailed as failed:
+            raise_user_error(failed.failure)
+            if failed.recipe.key() == plain.key():
+                raise TaskError(
+                    f"the float32 baseline ran before but failed in the finish: {failed}"
+                ) from failed
+            findings.refusals.append(
+                Refusal(
+                    failed.recipe.policy.value, f"ran before but failed in the finish: {failed}"
+                )
+            )
+            left = [p for p in left if p.recipe.key() != failed.recipe.key()]
+        else:
+            return
+
+
+def _finish(
+    work: Work, plain: Recipe, seconds: float, left: Sequence[Proven], findings: Findings
+) -> None:
     findings.baseline = plain
-    others = sorted(proven, key=lambda p: -p.rate)
-    others = [p for p in others if p.recipe.key() != plain.key()][:_FINALISTS]
+    others = [p for p in left if p.recipe.key() != plain.key()][:_FINALISTS]
     findings.choice = Choice(plain, Ratio(1.0, 1.0, 1.0, 0), "the baseline is the fastest recipe")
     if not others:
         return
@@ -65,10 +87,14 @@ def _confirm(work: Work, plain: Recipe, seconds: float, winner: Proven, findings
         accumulation_steps=winner.recipe.accumulation_steps,
     )
     reduced = winner.recipe.policy is not Policy.FLOAT32
-    beside = reduced and same.key() != plain.key()
-    recipes = [plain, winner.recipe] + ([same] if beside else [])
-    times = [seconds, winner.step_seconds] + ([winner.step_seconds] if beside else [])
-    finals = _contest(work, recipes, times, work.options.rounds, findings)
+    beside = [same] if reduced and same.key() != plain.key() else []
+    try:
+        finals = _alternate(work, [plain, winner.recipe, *beside], seconds, winner, findings)
+    except FinalistFailed as failed:
+        if not beside or failed.recipe.key() != same.key():
+            raise
+        reduced, beside = False, []  # float32 does not run at this batch: nothing to compare with
+        finals = _alternate(work, [plain, winner.recipe], seconds, winner, findings)
     findings.choice = _choose(work, finals[:2])
     if findings.choice.recipe.key() == plain.key():
         return
@@ -77,6 +103,17 @@ def _confirm(work: Work, plain: Recipe, seconds: float, winner: Proven, findings
     if reduced:
         rival = finals[2] if beside else finals[0]
         findings.speedup_same_batch = paired_ratio(finals[1].rates, rival.rates)
+
+
+def _alternate(
+    work: Work,
+    recipes: Sequence[Recipe],
+    seconds: float,
+    winner: Proven,
+    findings: Findings,
+) -> tuple[Finalist, ...]:
+    times = [seconds] + [winner.step_seconds] * (len(recipes) - 1)
+    return _contest(work, recipes, times, work.options.rounds, findings)
 
 
 def _contest(
@@ -96,14 +133,8 @@ def _contest(
         listener=work.listener,
         watch=work.watch,
     )
-    try:
-        with contest:
-            finals = contest.run(rounds, seconds)
-    except WorkerFailure as failure:
-        raise_user_error(failure)
-        raise TaskError(
-            f"a finalist that ran before failed in the finish: {failure.message}"
-        ) from failure
+    with contest:
+        finals = contest.run(rounds, seconds)
     for recipe, measured in zip(recipes, contest.measured, strict=True):
         findings.finals[recipe.key()] = measured
     return finals

@@ -30,6 +30,9 @@ from autoprec.tuning.taskfile import task_digest
 from autoprec.tuning.trials import Runner
 from autoprec.tuning.work import Work
 
+#: The second-best recipe of a policy is a finalist too if it was this near: machines drift.
+_NEAR = 0.95
+
 
 @dataclass(frozen=True)
 class Result:
@@ -143,8 +146,9 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
             reason = f"measured {share:.2g}x the speed of the best float32 recipe"
             findings.refusals.append(Refusal(policy.value, reason))
         else:
-            proven = prover.prove(space.recipe(best[0].point), best[0], space)
-            found += [] if proven is None else [proven]
+            near = [o for o in shortlist(own, count=2) if o.rate >= _NEAR * best[0].rate]
+            proofs = [prover.prove(space.recipe(o.point), o, space) for o in near]
+            found += [proven for proven in proofs if proven is not None]
     if not found:
         reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in findings.refusals)
         raise NoFeasibleRecipe(
