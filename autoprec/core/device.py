@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from autoprec.core.codec import bounded
+from autoprec.core.codec import bounded, show
 from autoprec.core.dtypes import DType
 
 GIB = 2**30
+
+#: More than any name needs; compiling a pattern takes time that grows with its length.
+_LONGEST_PATTERN = 500
 
 #: A 16-bit product this much faster than float32's is the hardware's doing, whatever the catalogue
 #: says; below 1 it is emulated, whatever the catalogue says. Between them the catalogue decides,
@@ -143,9 +146,11 @@ class Match:
 
     def __post_init__(self) -> None:
         for text in (*self.cpu_family, *self.cpu_model):
-            if not re.fullmatch(r"\d+(-\d+)?", text):
-                raise ValueError(f"{text!r} given, expected a number or a range such as '16-31'")
+            if not re.fullmatch(r"\d{1,9}(-\d{1,9})?", text):
+                raise ValueError(f"{show(text)} given, expected a number or a range like '16-31'")
         for pattern in (*self.name, *self.board):
+            if len(pattern) > _LONGEST_PATTERN:
+                raise ValueError(f"{show(pattern)} is longer than {_LONGEST_PATTERN} characters")
             try:
                 re.compile(pattern)
             except re.error as error:

@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 _NOT_INHERITED = "peak_dense_tflops"
 
+#: Many more than hardware has generations; it keeps a chain of rows from taking long.
+_MOST_ANCESTORS = 20
+
 
 @dataclass(frozen=True)
 class _Row:
@@ -164,6 +167,8 @@ def _lineage(name: str, rows: Mapping[str, _Source]) -> list[str]:
             raise CatalogueError(f"{at}: unknown family {show(parent)}{nearest(parent, rows)}")
         if parent in lineage:
             raise CatalogueError(f"{at}: {parent!r} inherits from itself")
+        if len(lineage) == _MOST_ANCESTORS:
+            raise CatalogueError(f"{at}: more than {_MOST_ANCESTORS} ancestors; inherit from fewer")
         lineage.append(parent)
     return lineage
 

@@ -21,6 +21,7 @@ from autoprec.backends.base import Task
 from autoprec.errors import TaskError, UsageError, UserCodeError
 
 _PACKAGE = str(Path(__file__).parents[1])
+_LONGEST_LINE = 200
 _FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate")
 
 
@@ -182,7 +183,9 @@ def _run(path: Path) -> ModuleType:
             f"{path.name} called sys.exit({error.code!r}) while it was imported; a task file only "
             "defines functions: put what runs under `if __name__ == '__main__':`"
         ) from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise UserCodeError(
             f"{path.name} raised {type(error).__name__} while it was imported: {error}",
             user_frames(error),
@@ -193,6 +196,7 @@ def _run(path: Path) -> ModuleType:
 def _syntax(path: Path, error: SyntaxError) -> str:
     place = Path(error.filename).name if error.filename else path.name
     line = (error.text or "").strip()
+    line = line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + "..."
     shown = f": {line}" if line else ""
     return f"{place}, line {error.lineno}: {error.msg}{shown}"
 

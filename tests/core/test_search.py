@@ -206,7 +206,7 @@ def test_what_would_not_fit_is_ruled_out_with_the_numbers():
     assert not ruled_out(at(128), [measured(at(32), 100)], limits)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SPACE.points()), machines, st.integers(1, 10**4))
 def test_less_memory_never_lets_more_run(point, machine, memory):
     history = [machine.run(at(batch)) for batch in (8, 16)]

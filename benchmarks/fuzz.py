@@ -1,0 +1,89 @@
+"""Fuzz the profile loader and the catalogue loader: how many inputs they bear, and how fast.
+
+    python benchmarks/fuzz.py --profiles 100000 --catalogue 10000
+
+Half of the inputs are a valid file with one change. Whatever raises something other than autoprec's
+own errors, takes more than a second, or is accepted but does not read back is printed and kept in
+--keep, and the exit code is 1. The same seed gives the same inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "fuzz"))
+
+from mutation import (
+    CatalogueReader,
+    Findings,
+    mutants,
+    peak_memory,
+    read_profile,
+    valid_catalogues,
+    valid_profiles,
+)
+
+from autoprec.hardware.catalogue import profiles_folder
+
+_MOST_BYTES = 50_000_000
+
+
+def fuzz(
+    name: str, target: Callable[[str], str], valid: list[str], *, count: int, seed: int, keep: Path
+) -> bool:
+    """Run `count` mutants through a target, print what happened; return whether all went well."""
+    findings = Findings()
+    largest = 0
+    for text in valid:
+        target(text)
+    began = time.perf_counter()
+    for index, text in zip(range(count), mutants(seed, valid), strict=False):
+        findings.run(target, text)
+        if index % 100 == 0:
+            largest = max(largest, peak_memory(target, text))
+    took = time.perf_counter() - began
+    print(
+        f"{name:10} {findings.inputs:8} inputs in {took:6.1f} s, {findings.accepted} accepted, "
+        f"{len(findings.failures)} failures, slowest {1e3 * findings.slowest_seconds:.0f} ms "
+        f"({len(findings.slowest_input)} characters), most memory {largest / 1e6:.1f} MB"
+    )
+    for text, problem in findings.failures[:20]:
+        place = keep / f"{name}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
+        place.write_bytes(text.encode("utf-8", "surrogatepass"))
+        print(f"  {place}: {problem}")
+    return not findings.failures and largest < _MOST_BYTES
+
+
+def main() -> int:
+    """Fuzz both loaders."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--profiles", type=int, default=100_000)
+    parser.add_argument("--catalogue", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        devices = profiles_folder() / "devices"
+        well = [
+            fuzz(name, target, valid, count=count, seed=arguments.seed, keep=arguments.keep)
+            for name, target, valid, count in (
+                ("profiles", read_profile, valid_profiles(), arguments.profiles),
+                (
+                    "catalogue",
+                    CatalogueReader(Path(folder)),
+                    valid_catalogues(devices),
+                    arguments.catalogue,
+                ),
+            )
+        ]
+    return 0 if all(well) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
