@@ -33,6 +33,9 @@ from autoprec.version import __version__
 #: A baseline that varies more than this between rounds makes small ratios meaningless.
 NOISY = 0.25
 
+#: A mixed policy that needs at most this share of float32's memory leaves room for a larger batch.
+FREED = 0.7
+
 
 @dataclass(frozen=True)
 class Proven:
@@ -232,6 +235,7 @@ def _warnings(
             f"the batch changed from {plain.effective_batch} to {recipe.effective_batch}: adapt "
             "the learning rate and its schedule, or set BATCH_SIZE to keep the batch"
         )
+    found += _advice(findings, recipe, plain, measured)
     if findings.neighbours > BUSY_SHARE:
         found.append(
             f"other processes used up to {findings.neighbours:.0%} of the processors while this "
@@ -244,6 +248,28 @@ def _warnings(
             f"{measured.step_seconds * 1e3:.1f} ms: use more loader workers"
         )
     return tuple(found)
+
+
+def _advice(findings: Findings, recipe: Recipe, plain: Recipe, measured: Measurement) -> list[str]:
+    """What the guides teach: use the memory that was freed, and mind the alignment."""
+    found = []
+    base = findings.measurement_of(plain).peak_memory_bytes
+    same_batch = recipe.batch_size == plain.batch_size and recipe.policy.mixed
+    if same_batch and 0 < measured.peak_memory_bytes <= FREED * base:
+        found.append(
+            f"{recipe.policy} needs {1 - measured.peak_memory_bytes / base:.0%} less memory than "
+            "float32: a batch of twice the size is likely to fit; try BATCH_SIZE * 2"
+        )
+    multiple = findings.space.alignments[-1]
+    off = [d for d in findings.task.dimensions if d.size % multiple]
+    if off and not recipe.alignment.modules:
+        named = ", ".join(f"{d.module} {d.name} {d.size}" for d in off[:4])
+        more = f" and {len(off) - 4} more" if len(off) > 4 else ""
+        found.append(
+            f"this device wants dimensions in multiples of {multiple}; these are not: {named}"
+            f"{more}. Padding them was measured and did not pay; choosing other sizes may"
+        )
+    return found
 
 
 def _noise(findings: Findings, plain: Recipe) -> list[str]:
