@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import inspect
 import math
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 from autoprec.backends.base import Task
 from autoprec.errors import TaskError, UsageError, UserCodeError
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_LINE = 200
 _FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate")
 

@@ -136,6 +136,10 @@ class _Reporter:
         self._phase = ""
         self._last = 0.0
 
+    def reset(self) -> None:
+        """Forget the phase: the next call's first one is told whatever it is."""
+        self._phase = ""
+
     def __call__(self, phase: str, step: int) -> None:
         now = time.monotonic()
         if phase == self._phase and now - self._last < _REPORT_SECONDS:
@@ -148,11 +152,13 @@ def _serve(channel: Channel, limit: _MemoryLimit) -> None:
     from autoprec.tuning.messages import ChannelClosed
     from autoprec.tuning.service import Service
 
-    service = Service(_Reporter(channel))
+    reporter = _Reporter(channel)
+    service = Service(reporter)
     try:
         while True:
             request = channel.receive()
             limit.apply()
+            reporter.reset()
             answer = _answer(service, request)
             try:
                 channel.send(answer)

@@ -33,7 +33,7 @@ RECORDED = [
     (OOM, "MemoryError", "Python (seen)"),
     (
         OOM,
-        "_ArrayMemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000000000,) "
+        "MemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000000000,) "
         "and data type float64",
         "NumPy 2 (seen)",
     ),
@@ -186,7 +186,23 @@ RECORDED = [
         "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16",
         "PyTorch 2.13 (seen)",
     ),
-    (UNSUPPORTED, "RuntimeError: expected scalar type BFloat16 but found Float", "PyTorch"),
+    (UNSUPPORTED, "RuntimeError: expected scalar type BFloat16 but found Float", "conv (seen)"),
+    (
+        UNSUPPORTED,
+        "RuntimeError: expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16",
+        "PyTorch 2.13 (seen)",
+    ),
+    (
+        UNSUPPORTED,
+        "RuntimeError: mixed dtype (CPU): expect parameter to have scalar type of Float",
+        "PyTorch 2.13, layer_norm (seen)",
+    ),
+    (
+        UNSUPPORTED,
+        "ValueError: RNN input dtype (torch.float32) does not match weight dtype (torch.bfloat16)."
+        " Convert input: input.to(torch.bfloat16)",
+        "PyTorch 2.13 (seen)",
+    ),
     (UNSUPPORTED, "RuntimeError: expected scalar type Float but found Half", "PyTorch"),
     (
         UNSUPPORTED,
@@ -257,6 +273,7 @@ RECORDED = [
         "ValueError: Expected input batch_size (32) to match target batch_size (16).",
         "PyTorch",
     ),
+    (None, "RuntimeError: expected target dtype to be Long or Byte, but got Int", "PyTorch (seen)"),
     (None, "RuntimeError: expected scalar type Long but found Float", "PyTorch"),
     (None, "FileNotFoundError: [Errno 2] No such file or directory: 'train.csv'", "Python"),
     (None, "ImportError: /x.so: cannot allocate memory in static TLS block", "glibc: not memory"),

@@ -117,6 +117,7 @@ class SimulatedSession:
         self._misbehave(recipe.batch_size)
         if model.peak_bytes(recipe.batch_size) > model.capacity_bytes:
             raise MemoryError(f"simulated: batch {recipe.batch_size} does not fit")
+        self._held = _take(model.peak_bytes(recipe.batch_size)) if model.allocate else None
 
     def _misbehave(self, batch: int) -> None:
         model = self._model
@@ -138,6 +139,8 @@ class SimulatedSession:
         while not enough(times, budget, sum(times)):
             times.append(base * islands * math.exp(self._random.gauss(0.0, self._model.noise)))
             time.sleep(self._model.sleep)
+            if len(times) == self._model.hang_after:
+                time.sleep(3600)
             self._report("steps", len(times))
         summary = summarize(times)
         samples = min(recipe.batch_size, self._model.samples or recipe.batch_size)
@@ -151,7 +154,18 @@ class SimulatedSession:
         )
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Give back what was really taken."""
+        self._held = None
+
+
+def _take(count: int) -> list[bytearray]:
+    """So many bytes of memory, every page of it written on."""
+    block = 2**24
+    held = []
+    for _ in range(-(-count // block)):
+        held.append(bytearray(block))
+        held[-1][::4096] = b"x" * (block // 4096)
+    return held
 
 
 class SimulatedTracer:

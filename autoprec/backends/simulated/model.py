@@ -20,7 +20,9 @@ class SimulatedModel:
     Memory is `base_bytes + bytes_per_sample * b`; above `capacity_bytes` the step is out of memory.
     `broken` policies train visibly worse than float32, `nonfinite` ones give NaN; either is mended
     if `culprit` is kept in float32. `crash_at`, `hang_at` and `exit_at` name a batch from which on
-    the process dies by SIGSEGV, hangs, or exits. `sleep` makes a step really take so many seconds.
+    the process dies by SIGSEGV, hangs, or exits. `sleep` makes a step really take so many seconds,
+    and after `hang_after` steps of one timing no further one ends. With `allocate` the memory is
+    really taken, page by page.
     """
 
     overhead: Mapping[str, float] = field(default_factory=lambda: {"float32": 0.002})
@@ -43,6 +45,8 @@ class SimulatedModel:
     hang_at: int | None = None
     exit_at: int | None = None
     sleep: float = 0.0
+    hang_after: int | None = None
+    allocate: bool = False
 
     def step_seconds(self, policy: str, batch: int, layout: str, compiled: bool) -> float:
         """What one micro-batch takes, without noise."""

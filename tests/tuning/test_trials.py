@@ -1,0 +1,191 @@
+"""Trials: how each ends, and what a worker's end means for the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.recipe import Recipe
+from autoprec.core.search import Status
+from autoprec.errors import TaskError, TrialFailure, UserCodeError
+from autoprec.tuning.events import silent
+from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning.remote import WorkerSettings
+from autoprec.tuning.trials import RemoteTracer, Runner, run_trial
+
+MEASURED = Measurement(0.01, 0.01, 0.01, 5, 32.0)
+BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16)
+
+
+class Scripted:
+    """A worker that answers from a list; an exception in it is raised."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self._answers = answers
+        self.alive = True
+
+    def load(self, on_progress: object = None) -> None: ...
+
+    def call(self, method: str, *, on_progress: object = None, **arguments: Any) -> Any:
+        answer = self._answers.pop(0)
+        if isinstance(answer, WorkerFailure):
+            self.alive = answer.kind is not FailureKind.KILLED
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        self.alive = False
+
+    close = kill
+
+
+class Starts:
+    """Starts scripted workers that share one list of answers."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.made: list[Scripted] = []
+
+    def __call__(self, settings: WorkerSettings) -> Any:
+        self.made.append(Scripted(self.answers))
+        return self.made[-1]
+
+
+def trial(starts: Starts, recipe: Recipe = Recipe()) -> Any:  # noqa: B008
+    with Runner(WorkerSettings(Path("x.py")), silent, starts) as runner:
+        return run_trial(runner, {"batch_size": 32}, recipe, seed=0, budget=TimingBudget())
+
+
+def failure(kind: FailureKind, frames: str = "") -> WorkerFailure:
+    return WorkerFailure(kind, "why", frames=frames)
+
+
+def test_a_measured_trial_is_ok() -> None:
+    outcome = trial(Starts(MEASURED))
+    assert (outcome.status, outcome.measurement) == (Status.OK, MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (FailureKind.OUT_OF_MEMORY, Status.OUT_OF_MEMORY),
+        (FailureKind.TIMEOUT, Status.TIMEOUT),
+        (FailureKind.SEGFAULT, Status.CRASHED),
+        (FailureKind.ILLEGAL_INSTRUCTION, Status.CRASHED),
+        (FailureKind.EXITED, Status.CRASHED),
+        (FailureKind.UNSUPPORTED, Status.UNSUPPORTED),
+        (FailureKind.NONFINITE, Status.UNSUPPORTED),
+    ],
+)
+def test_a_failure_is_an_outcome(kind: FailureKind, status: Status) -> None:
+    outcome = trial(Starts(failure(kind)), BFLOAT16)
+    assert (outcome.status, outcome.measurement, outcome.reason) == (status, None, "why")
+
+
+def test_every_kind_has_an_outcome_or_ends_the_run() -> None:
+    for kind in FailureKind:
+        try:
+            outcome = trial(Starts(failure(kind), failure(kind)), BFLOAT16)
+        except (TaskError, TrialFailure):
+            assert kind in (
+                FailureKind.USER_ERROR,
+                FailureKind.LOST_DEVICE,
+                FailureKind.INTERNAL,
+            )
+        else:
+            assert outcome.status is not Status.OK
+
+
+def test_the_users_error_ends_the_run_with_their_frames() -> None:
+    with pytest.raises(UserCodeError) as info:
+        trial(Starts(failure(FailureKind.USER_ERROR, "their frames")))
+    assert info.value.frames == "their frames"
+
+
+@pytest.mark.parametrize("kind", [FailureKind.UNSUPPORTED, FailureKind.NONFINITE])
+def test_what_plain_float32_cannot_do_is_the_users_error(kind: FailureKind) -> None:
+    with pytest.raises(UserCodeError):
+        trial(Starts(failure(kind, "their frames")))
+
+
+def test_a_recipe_that_user_code_does_not_bear_is_refused_and_not_an_error() -> None:
+    for recipe in (BFLOAT16, Recipe(compile=True), Recipe(memory_format="channels_last")):
+        outcome = trial(Starts(failure(FailureKind.UNSUPPORTED)), recipe)
+        assert outcome.status is Status.UNSUPPORTED
+
+
+def test_a_killed_worker_is_tried_once_more() -> None:
+    starts = Starts(failure(FailureKind.KILLED), MEASURED)
+    assert trial(starts).status is Status.OK
+    assert len(starts.made) == 2
+
+
+def test_a_trial_that_is_killed_twice_is_killed() -> None:
+    killed = failure(FailureKind.KILLED)
+    assert trial(Starts(killed, killed)).status is Status.KILLED
+
+
+@pytest.mark.parametrize("kind", [FailureKind.OUT_OF_MEMORY, FailureKind.UNSUPPORTED])
+def test_a_worker_that_failed_badly_is_not_used_again(kind: FailureKind) -> None:
+    starts = Starts(failure(kind), MEASURED)
+    with Runner(WorkerSettings(Path("x.py")), silent, starts) as runner:
+        for _ in range(2):
+            run_trial(runner, {"batch_size": 32}, BFLOAT16, seed=0, budget=TimingBudget())
+    assert len(starts.made) == 2
+    assert not starts.made[0].alive
+
+
+def test_fewer_samples_than_asked_for_is_said() -> None:
+    outcome = trial(Starts(MEASURED), Recipe(batch_size=64))
+    assert outcome.status is Status.SHORT_DATA
+    assert "32 samples where 64" in outcome.reason
+
+
+def test_a_tracer_has_the_tracers_methods_and_no_others() -> None:
+    with Runner(WorkerSettings(Path("x.py")), silent, Starts("answer")) as runner:
+        tracer = RemoteTracer(runner)
+        assert tracer.noise(draws=1) == "answer"
+        with pytest.raises(AttributeError):
+            tracer.open
+
+
+# With real workers -------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
+def test_real_workers_are_replaced_after_each_kind_of_end(simulated) -> None:
+    ends = {
+        "crash_at": Status.CRASHED,
+        "exit_at": Status.CRASHED,
+        "capacity_bytes": Status.OUT_OF_MEMORY,
+    }
+    for field, status in ends.items():
+        task = simulated(**{field: 64 if field != "capacity_bytes" else 250 * 2**20})
+        with Runner(WorkerSettings(task), silent) as runner:
+            found = [
+                run_trial(
+                    runner,
+                    {"batch_size": batch},
+                    Recipe(batch_size=batch),
+                    seed=0,
+                    budget=TimingBudget(),
+                ).status
+                for batch in (32, 64, 32)
+            ]
+        assert found == [Status.OK, status, Status.OK], field
+
+
+@pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
+def test_a_worker_that_somebody_kills_between_trials_is_not_missed(simulated) -> None:
+    with Runner(WorkerSettings(simulated()), silent) as runner:
+        for _ in range(3):
+            outcome = run_trial(runner, {"batch_size": 32}, Recipe(), seed=0, budget=TimingBudget())
+            assert outcome.status is Status.OK
+            (pid,) = runner.pids
+            os.kill(pid, signal.SIGKILL)
