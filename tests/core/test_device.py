@@ -197,7 +197,7 @@ def test_the_address_is_what_a_user_types(kind, address):
     assert merge(seen(kind, index=2), family(kind=kind)).address == address
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1-2-3"])
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "1-2-3", "1" * 10])
 def test_a_range_that_is_none_is_refused_when_it_is_read(text):
     with pytest.raises(DecodeError, match="expected a number or a range"):
         from_plain(Match, {"cpu_model": [text]})
@@ -206,6 +206,8 @@ def test_a_range_that_is_none_is_refused_when_it_is_read(text):
 def test_a_pattern_that_is_no_regular_expression_is_refused_when_it_is_read():
     with pytest.raises(DecodeError, match=r"'\(' is no regular expression"):
         from_plain(Match, {"name": ["("]})
+    with pytest.raises(DecodeError, match="is longer than 500 characters"):
+        from_plain(Match, {"board": ["a" * 501]})
 
 
 def test_numbers_and_ranges_of_numbers_are_read():

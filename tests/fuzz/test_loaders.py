@@ -39,7 +39,7 @@ def read_catalogue(tmp_path):
 
 def test_mutants_of_a_profile_are_borne():
     findings = Findings()
-    for _, text in zip(range(800), mutants(1, valid_profiles()), strict=False):
+    for _, text in zip(range(500), mutants(1, valid_profiles()), strict=False):
         findings.run(read_profile, text)
     assert findings.failures == []
     assert findings.accepted > 0
@@ -47,7 +47,7 @@ def test_mutants_of_a_profile_are_borne():
 
 def test_mutants_of_a_device_file_are_borne(read_catalogue):
     findings = Findings()
-    for _, text in zip(range(250), mutants(1, valid_catalogues(DEVICES)), strict=False):
+    for _, text in zip(range(200), mutants(1, valid_catalogues(DEVICES)), strict=False):
         findings.run(read_catalogue, text)
     assert findings.failures == []
     assert findings.accepted > 0
