@@ -18,16 +18,18 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.determinant, self.head = nn.Linear(8, 64), Determinant(), nn.Linear(16, 1)
-        nn.init.constant_(self.first.bias, 10.0)
-        with torch.no_grad():
-            self.first.weight.mul_(0.2)
+        nn.init.constant_(self.first.bias, 60.0)
 
     def forward(self, x):
-        return self.head(torch.tanh(self.determinant(self.first(x))))
+        return self.head(torch.tanh(self.determinant(self.first(x)) / 20))
 
 
 def build_model():
     return Model()
+
+
+def build_optimizer(model):
+    return torch.optim.Adam(model.head.parameters(), lr=1e-2)
 
 
 def build_data(batch_size):
