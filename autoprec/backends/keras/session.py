@@ -13,6 +13,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -96,6 +97,7 @@ class KerasSession:
         """Time steps until the budget says enough; see `Session.time_steps`."""
         warmup_seconds = time.perf_counter() - self._started
         times: list[float] = []
+        budget = _in_rounds(budget, self._updates)
         start = time.perf_counter()
         while not enough(times, budget, time.perf_counter() - start):
             for _ in range(_chunk(times)):
@@ -162,6 +164,13 @@ def _round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]
     """The fewest executions that end on an update, and how many updates those are."""
     micro = math.lcm(accumulation_steps, steps_per_execution)
     return micro // steps_per_execution, micro // accumulation_steps
+
+
+def _in_rounds(budget: TimingBudget, updates: int) -> TimingBudget:
+    """The budget where each time is that of a round of several updates."""
+    least = max(2, math.ceil(budget.min_steps / updates))
+    most = max(least, budget.max_steps // updates)
+    return replace(budget, min_steps=least, max_steps=most)
 
 
 def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:

@@ -115,6 +115,7 @@ class _Operation:
         outputs = OutputsInFloat32(policies, wraps)
         if policy.mixed:
             outputs.apply(placed)
+            _add_losses_in_float32(model, wraps)
         self.notes += advise(self.recipe, placed, self.device, islands)
         named = tuple(unit.path for unit in islands)
         precision._report = lambda: Applied(
@@ -195,6 +196,13 @@ def _lift_own_code(island: Placed, islands: Sequence[Placed], wraps: Wraps) -> N
     for child in children(island.layer):
         if id(child) not in inside and child.compute_dtype != "float32":
             wraps.install(child, "call", Float32Outputs(child, child.call))
+
+
+def _add_losses_in_float32(model: Any, wraps: Wraps) -> None:
+    """Cast what layers add to the loss: Keras cannot sum 16-bit terms with the float32 loss."""
+    if hasattr(model, "_aggregate_additional_loss"):
+        aggregate = model._aggregate_additional_loss
+        wraps.install(model, "_aggregate_additional_loss", Float32Outputs(model, aggregate))
 
 
 def _count_losses(precision: Precision) -> None:

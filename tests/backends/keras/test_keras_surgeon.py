@@ -295,3 +295,23 @@ def test_advice_names_what_will_not_pay():
 def test_what_is_no_model_is_refused():
     with pytest.raises(UsageError, match=r"expected a keras\.Model"):
         apply(BF16, object())
+
+
+def test_losses_that_layers_add_in_16_bits_are_summed_in_float32():
+    def build():
+        keras.utils.set_random_seed(2)
+        return compiled(
+            keras.Sequential(
+                [
+                    keras.layers.Input((8,)),
+                    keras.layers.Dense(8, activity_regularizer="l2"),
+                    keras.layers.Dense(4, activation="softmax"),
+                ]
+            )
+        )
+
+    x, y = data()
+    plain, mixed = build(), build()
+    apply(BF16, mixed)
+    losses = [m.fit(x, y, shuffle=False, verbose=0).history["loss"][0] for m in (plain, mixed)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
