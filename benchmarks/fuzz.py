@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "fuzz"))
+# In place of this folder, whose fuzz.py would hide the tests' folder of that name.
+sys.path[0] = str(Path(__file__).resolve().parent.parent / "tests")
 
-from mutation import (
+from fuzz.mutation import (  # noqa: E402
     CatalogueReader,
     Findings,
     mutants,
@@ -29,7 +30,7 @@ from mutation import (
     valid_profiles,
 )
 
-from autoprec.hardware.catalogue import profiles_folder
+from autoprec.hardware.catalogue import profiles_folder  # noqa: E402
 
 _MOST_BYTES = 50_000_000
 

@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fuzz.example import FULL, PLAIN_FLOAT32
+
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.documents import parse_yaml
 from autoprec.errors import AutoprecError, ProfileError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.profiles import dump_profile, parse_profile
 
-SEEDS = Path(__file__).parent / "seeds"
-CORPUS = Path(__file__).parent / "corpus"
+HERE = Path(__file__).parent
+CORPUS = HERE / "corpus"
 
 #: What YAML, Python and floats are known to stumble over.
 TOKENS = (
@@ -236,10 +238,10 @@ def peak_memory(target: Callable[[str], str], text: str) -> int:
 
 def valid_profiles() -> list[str]:
     """Profiles that load, as text."""
-    return [path.read_text(encoding="utf-8") for path in sorted(SEEDS.glob("profile*.yaml"))]
+    return [dump_profile(FULL), dump_profile(PLAIN_FLOAT32)]
 
 
 def valid_catalogues(devices: Path) -> list[str]:
     """Device files that need no other: a small one with everything in it, and a real one."""
-    paths = (SEEDS / "devices.yaml", devices / "generic.yaml")
+    paths = (HERE / "devices.yaml", devices / "generic.yaml")
     return [path.read_text(encoding="utf-8") for path in paths]

@@ -1,0 +1,78 @@
+"""Two profiles that load: one with everything in it, and one of plain float32."""
+
+from __future__ import annotations
+
+from autoprec.core.device import DeviceKind, Fingerprint
+from autoprec.core.dtypes import Policy
+from autoprec.core.judge import Verdict
+from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
+from autoprec.core.recipe import Alignment, LossScale, Recipe
+from autoprec.core.rules import Refusal
+from autoprec.core.statistics import Ratio
+
+_HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
+
+FULL = Profile(
+    schema=1,
+    created="2026-11-20T12:00:00Z",
+    autoprec="0.1.0",
+    task=TaskRecord("model.py", "0" * 64, "torch"),
+    device=DeviceRecord(DeviceKind.CPU, "AMD EPYC", "amd-zen4", _HERE),
+    software={"python": "3.11.7", "torch": "2.13.0"},
+    recipe=Recipe(
+        policy=Policy.MIXED_FLOAT16,
+        batch_size=256,
+        accumulation_steps=2,
+        float32_modules=("head", "body.3.norm"),
+        alignment=Alignment(8, ("body.0",)),
+        loss_scale=LossScale("fixed", 1024.0, 2000, 16.0),
+        memory_format="channels_last",
+        compile=True,
+        knobs={"threads": 4, "compile_mode": "default", "fused_optimizer": True},
+    ),
+    evidence=Evidence(
+        baseline=Baseline(Policy.FLOAT32, 512, 1000.0, 0.512, 2**30),
+        chosen=Chosen(2000.0, 0.256, 2**29, 0.61, "arithmetic", 0.001, 1.5),
+        speedup=Ratio(2.0, 1.9, 2.1, 9),
+        speedup_same_batch=Ratio(1.8, 1.7, 1.9, 9),
+        parity=Verdict(
+            verdict="equal",
+            reason="trains like float32",
+            loss_deviation=0.001,
+            gradient_error=1e-05,
+            metric=0.97,
+            covered=("shadow at steps 0, 40",),
+            not_covered=("dropout",),
+        ),
+        reason="mixed_float16 at batch 256 is 2.00x float32 as it was run",
+        trials=14,
+        tuning_seconds=74.0,
+        refusals=(Refusal("mixed_bfloat16", "emulated on this device"),),
+        proof_seconds=12.5,
+        memory_budget_bytes=2**33,
+        loss_scale={"initial": 1024, "why": "the largest gradient is 2^4"},
+        islands={"tried": ["head"], "kept": {"head": "it overflows"}},
+        padding=({"module": "body.0", "from": 10, "to": 16},),
+        warnings=("the loader is slow",),
+    ),
+)
+
+PLAIN_FLOAT32 = Profile(
+    schema=1,
+    created="2026-11-20T12:00:00Z",
+    autoprec="0.1.0",
+    task=TaskRecord("model.py", "0" * 64, "keras"),
+    device=FULL.device,
+    software={"python": "3.11.7", "keras": "3.12.0"},
+    recipe=Recipe(),
+    evidence=Evidence(
+        baseline=Baseline(Policy.FLOAT32, 32, 100.0, 0.32, 2**30),
+        chosen=Chosen(100.0, 0.32, 2**30),
+        speedup=Ratio(1.0, 1.0, 1.0, 0),
+        speedup_same_batch=None,
+        parity=Verdict("equal", "float32 is the reference itself"),
+        reason="the baseline is the fastest recipe",
+        trials=2,
+        tuning_seconds=14.8,
+    ),
+)
