@@ -27,7 +27,10 @@ _FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate")
 
 
 def check_task_path(path: str | Path) -> Path:
-    """The absolute path of a task file; `UsageError` if it is not a readable Python file."""
+    """The absolute path of a task file, before anything runs or is written.
+
+    `UsageError` if it is not a readable Python file, `TaskError` if it is not valid Python.
+    """
     file = Path(path).expanduser()
     if not file.exists():
         raise UsageError(
@@ -37,10 +40,13 @@ def check_task_path(path: str | Path) -> Path:
     if not file.is_file() or file.suffix != ".py":
         raise UsageError(f"{str(path)!r} is not a Python file; a task file ends in .py")
     try:
-        with file.open("rb"):
-            pass
+        ast.parse(file.read_bytes(), filename=str(file))
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+    except SyntaxError as error:
+        raise TaskError(_syntax(file, error)) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise TaskError(f"{file.name} is not Python source: {error}") from error
     return file.resolve()
 
 

@@ -54,6 +54,7 @@ def describe(
     model = build_model(task, device, seed)
     materialize(task, model, batch, seed)
     report("describe", 0)
+    _plain_step(task, model, batch, seed)
     counted, autocasts = _count(task, model, batch, seed)
     splittable, why = _splittable(task, model, batch, seed)
     report("describe", 1)
