@@ -15,7 +15,7 @@ from autoprec.core.choice import Finalist
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.events import Listener, Round
-from autoprec.tuning.failures import WorkerFailure
+from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.neighbours import Watch
 from autoprec.tuning.trials import Runner
 
@@ -49,6 +49,7 @@ class Contest:
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
         self._seed, self._together, self._listener = seed, together, listener
         self._watch = watch
+        self._revived: set[int] = set()
         self._runners = [make_runner() for _ in (recipes if together else recipes[:1])]
 
     def __enter__(self) -> Contest:
@@ -67,9 +68,22 @@ class Contest:
 
     def _call(self, index: int, method: str, **arguments: Any) -> Any:
         try:
-            return self._runner(index).call(method, name=_NAME, **arguments)
+            try:
+                return self._runner(index).call(method, name=_NAME, **arguments)
+            except WorkerFailure as failure:
+                if failure.kind is not FailureKind.KILLED or index in self._revived:
+                    raise
+                return self._revive(index, method, **arguments)
         except WorkerFailure as failure:
             raise FinalistFailed(self.recipes[index], failure) from failure
+
+    def _revive(self, index: int, method: str, **arguments: Any) -> Any:
+        """Go on in a new worker, once: that one was killed says nothing of the recipe."""
+        self._revived.add(index)
+        runner = self._runner(index)
+        if method != "open":
+            runner.call("open", name=_NAME, recipe=self.recipes[index], seed=self._seed)
+        return runner.call(method, name=_NAME, **arguments)
 
     def _runner(self, index: int) -> Runner:
         return self._runners[index if self._together else 0]
