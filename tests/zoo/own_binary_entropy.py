@@ -35,7 +35,8 @@ def training_step(model, batch):
 
 def build_data(batch_size):
     def make(n):
-        x = torch.randn(n, 10)
-        return x, (x @ teacher(10, 1) > 0).float()
+        direction = teacher(10, 1)
+        y = torch.randint(0, 2, (n, 1)).float()
+        return torch.randn(n, 10) + 5.0 * (2 * y - 1) * direction.T, y
 
     return batches(batch_size, make)
