@@ -84,6 +84,14 @@ def describe(
     )
 
 
+def _plain_step(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
+    """Run the user's code once as it is, so that its errors show no frames but its own."""
+    seed_everything(seed)
+    with _untouched(model):
+        compute_loss(task, model, batch, None).backward()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
+
+
 def _count(task: Task, model: nn.Module, batch: Any, seed: int) -> tuple[dict[str, int], set[str]]:
     """Operations by module in one forward and backward pass, and modules run under autocast."""
     autocasts: set[str] = set()
