@@ -1,0 +1,288 @@
+"""The torch tracer: the same start, batches and random numbers for everything compared."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autoprec.backends.base import Task
+from autoprec.backends.torch.trace import TorchTracer
+from autoprec.backends.torch.trace_data import BatchStream, digest
+from autoprec.backends.torch.trace_state import add_noise, gradient_error, put_back, take
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.errors import UsageError
+
+pytestmark = pytest.mark.torch
+
+FLOAT32 = Recipe(batch_size=8)
+BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16, batch_size=8)
+FLOAT16 = Recipe(Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=1024.0))
+
+
+def data(batch_size: int) -> Any:
+    for _ in range(4):
+        x = torch.randn(batch_size, 6)
+        yield x, x.sum(-1)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1), nn.Flatten(0)
+    )
+
+
+def task(**changes: Any) -> Task:
+    known: dict[str, Any] = {
+        "name": "task.py",
+        "build_model": model,
+        "build_data": data,
+        "loss_fn": nn.functional.mse_loss,
+    }
+    return Task(**(known | changes))
+
+
+def tracer(**changes: Any) -> TorchTracer:
+    return TorchTracer(task(**changes), device="cpu", seed=0, report=lambda phase, step: None)
+
+
+def losses(trace: TorchTracer, recipe: Recipe = FLOAT32, steps: int = 6, **kwargs: Any) -> Any:
+    return trace.trajectory(recipe=recipe, seed=kwargs.pop("seed", 0), steps=steps, **kwargs).losses
+
+
+def test_float32_under_the_surgeon_is_the_users_own_loop_dropout_included():
+    trace = tracer()
+    reference = trace.reference(batch_size=8, steps=6, checkpoints=(0, 3))
+    assert losses(trace) == reference.losses
+    assert losses(tracer()) == reference.losses
+
+
+def test_the_shadow_of_float32_is_float32():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=4, checkpoints=(0, 3, 9))
+    points = trace.shadow(recipe=FLOAT32)
+    assert [point.step for point in points] == [0, 3]
+    assert all(point.loss == point.reference for point in points)
+    assert all(point.gradient_error == 0.0 for point in points)
+
+
+def test_the_shadow_starts_from_the_weights_of_its_step():
+    trace = tracer()
+    reference = trace.reference(batch_size=8, steps=4, checkpoints=(0, 3))
+    points = trace.shadow(recipe=BFLOAT16)
+    for point in points:
+        assert point.reference == pytest.approx(reference.losses[point.step], rel=1e-6)
+        assert 0 < point.gradient_error < 0.1
+
+
+def test_a_scaled_gradient_is_compared_unscaled():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=1, checkpoints=(0,))
+    (point,) = trace.shadow(recipe=FLOAT16)
+    assert point.gradient_error < 0.02
+
+
+def test_noise_is_small_and_each_draw_is_another():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=3, checkpoints=(0, 2))
+    points = trace.noise(draws=3)
+    assert len(points) == 6
+    assert len({point.loss for point in points}) == 6
+    assert all(0 < point.gradient_error < 0.1 for point in points)
+
+
+def test_a_comparison_needs_a_reference():
+    with pytest.raises(UsageError, match="reference"):
+        tracer().shadow(recipe=BFLOAT16)
+
+
+def test_seeds_have_weights_and_batches_of_their_own():
+    trace = tracer()
+    assert losses(trace, seed=1) != losses(trace)
+    other = TorchTracer(task(), device="cpu", seed=7, report=lambda phase, step: None)
+    assert losses(other) != losses(trace)
+
+
+def test_a_model_that_is_built_differently_each_time_still_starts_the_same():
+    def build() -> nn.Module:
+        torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
+        return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+
+    trace = tracer(build_model=build)
+    assert losses(trace) == losses(trace)
+
+
+def test_data_that_change_between_runs_are_kept_and_replayed():
+    def build(batch_size: int) -> Any:
+        generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(4), "little"))
+        while True:
+            x = torch.randn(batch_size, 6, generator=generator)
+            yield x, x.sum(-1)
+
+    trace = tracer(build_data=build)
+    first = trace.trajectory(recipe=FLOAT32, seed=0, steps=6)
+    assert not first.reproducible
+    assert losses(trace) == first.losses
+
+
+def test_accumulation_averages_the_gradients_of_micro_batches():
+    plain = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+    start = take(plain)
+
+    def build() -> nn.Module:
+        put_back(plain, start)
+        return plain
+
+    def sgd(m: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(m.parameters(), lr=0.1)
+
+    def halves(batch_size: int) -> Any:
+        torch.manual_seed(3)
+        for _ in range(4):
+            x = torch.randn(8, 6)
+            for part in x.split(batch_size):
+                yield part, part.sum(-1)
+
+    kwargs = {"build_model": build, "build_data": halves, "build_optimizer": sgd}
+    whole = losses(tracer(**kwargs), steps=3)
+    split = losses(tracer(**kwargs), Recipe(batch_size=4, accumulation_steps=2), steps=3)
+    assert split == pytest.approx(whole, rel=1e-5)
+    trace = tracer(**kwargs)
+    reference = trace.reference(batch_size=4, accumulation_steps=2, steps=3, checkpoints=(2,))
+    assert reference.losses == pytest.approx(whole, rel=1e-5)
+
+
+def test_the_users_clipping_is_applied():
+    assert losses(tracer(clip_grad_norm=1e-6)) != losses(tracer())
+
+
+def test_skipped_steps_and_scales_are_told():
+    run = tracer().trajectory(
+        recipe=Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**40)),
+        seed=0,
+        steps=3,
+    )
+    assert run.skipped == (0, 1, 2)
+    assert run.scales == (2.0**39, 2.0**38, 2.0**37)
+
+
+def test_a_loss_that_is_not_finite_is_none():
+    bad = tracer(loss_fn=lambda outputs, targets: (outputs - targets).mean() * torch.inf)
+    run = bad.trajectory(recipe=FLOAT32, seed=0, steps=2)
+    assert run.losses == (None, None)
+    assert not run.finite
+
+
+def test_a_run_ends_when_its_time_is_up():
+    assert losses(tracer(), steps=50, seconds=0.0) == ()
+
+
+def test_evaluate_is_called_after_the_last_step_and_changes_nothing():
+    def evaluate(m: nn.Module) -> float:
+        m.eval()
+        torch.rand(5)
+        random.random()
+        return 0.75
+
+    with_metric = tracer(evaluate=evaluate).trajectory(recipe=FLOAT32, seed=0, steps=4)
+    assert with_metric.metric == 0.75
+    assert with_metric.losses == losses(tracer(), steps=4)
+    assert (
+        tracer(evaluate=lambda m: float("nan")).trajectory(recipe=FLOAT32, seed=0, steps=1).metric
+        is None
+    )
+
+
+def test_islands_of_the_recipe_are_in_the_trace():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=1, checkpoints=(0,))
+    everything = Recipe(Policy.MIXED_BFLOAT16, 8, float32_modules=("0", "1", "2", "3", "4", ""))
+    (point,) = trace.shadow(recipe=everything)
+    assert point.loss == pytest.approx(point.reference, rel=1e-6)
+    assert point.gradient_error < 1e-5
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**10, 2.0**-20])
+def test_the_largest_exponent_says_at_which_scale_float16_overflows(factor):
+    trace = tracer(loss_fn=lambda outputs, targets: factor * ((outputs - targets) ** 2).mean())
+    histogram = trace.backward_exponents(recipe=FLOAT16, batches=8)
+    assert histogram.finite
+    assert histogram.batches == 8
+    assert sum(histogram.counts.values()) == pytest.approx(1.0)
+    safe = 15 - histogram.largest
+    for exponent, skips in ((safe - 4, False), (safe + 3, True)):
+        recipe = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**exponent))
+        assert bool(trace.trajectory(recipe=recipe, seed=0, steps=1).skipped) is skips
+
+
+def test_infinite_gradients_are_told_apart_from_large_ones():
+    trace = tracer(loss_fn=lambda outputs, targets: outputs.sum() * 1e38 * 1e38)
+    assert not trace.backward_exponents(recipe=FLOAT16, batches=1).finite
+
+
+def test_every_unit_has_its_magnitudes():
+    traces = {t.path: t for t in tracer().unit_magnitudes(recipe=FLOAT16)}
+    assert {"0", "1", "2", "3", "4"} <= traces.keys()
+    assert -8 < traces["0"].forward_largest < 8
+    assert traces["0"].backward_largest < 8
+    assert 0.0 <= traces["0"].underflow <= 1.0
+
+
+def test_a_stream_beyond_its_budget_draws_again_what_it_drew_before():
+    small = BatchStream(task(), 8, seed=0, keep_bytes=1)
+    plenty = BatchStream(task(), 8, seed=0)
+    pinned = small.batch(5, pin=True)
+    for index in (0, 3, 9, 2, 5):
+        assert digest(small.batch(index)) == digest(plenty.batch(index))
+    assert digest(pinned) == digest(small.batch(5))
+    assert small.reproducible
+    small.close()
+
+
+def test_a_stream_beyond_its_budget_cycles_where_data_do_not_repeat():
+    turns = itertools.count()
+
+    def build(batch_size: int) -> Any:
+        turn = next(turns)
+        for index in range(9):
+            yield torch.full((batch_size, 1), float(100 * turn + index)), torch.ones(batch_size)
+
+    stream = BatchStream(task(build_data=build), 2, seed=0, keep_bytes=40)
+    kept = [float(stream.batch(index)[0][0]) for index in range(6)]
+    assert not stream.reproducible
+    assert [float(stream.batch(index)[0][0]) for index in range(6)] == kept
+
+
+def test_a_batch_handed_out_is_a_copy():
+    stream = BatchStream(task(), 2, seed=0)
+    before = digest(stream.batch(0))
+    stream.batch(0)[0].zero_()
+    assert digest(stream.batch(0)) == before
+
+
+def test_a_snapshot_holds_weights_and_buffers_and_comes_back():
+    net = model()
+    kept = take(net)
+    net(torch.randn(4, 6))
+    add_noise(net, 1)
+    changed = take(net)
+    assert any(not torch.equal(kept[name], changed[name]) for name in kept)
+    largest = max(float((changed[n] / kept[n] - 1).abs().nan_to_num().max()) for n in ("0.weight",))
+    assert 0 < largest <= 2.0**-9 * 1.001
+    put_back(net, kept)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in take(net).items())
+
+
+def test_gradient_errors():
+    g = {"a": torch.ones(4)}
+    assert gradient_error(g, g) == 0.0
+    assert gradient_error({"a": torch.ones(4) * 1.5}, g) == pytest.approx(0.5)
+    assert gradient_error({}, g) == pytest.approx(1.0)
+    assert gradient_error({"a": torch.full((4,), torch.inf)}, g) is None
+    assert gradient_error(g, {}) is None
