@@ -1,0 +1,146 @@
+"""What `autoprec tune` shows: events in words, tables, nothing that drives a terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement
+from autoprec.core.recipe import Alignment, Recipe
+from autoprec.core.search import Outcome, Status
+from autoprec.core.space import Point
+from autoprec.core.statistics import Ratio
+from autoprec.reporting.grid import grid_table
+from autoprec.reporting.text import (
+    bytes_text,
+    percent_text,
+    printable,
+    rate_text,
+    ratio_text,
+    recipe_text,
+    seconds_text,
+    settings_text,
+)
+from autoprec.reporting.tune import Quiet, Terminal
+from autoprec.tuning.events import Judged, Note, Progress, Round, Stage, TrialFinished, TrialStarted
+
+
+def point(policy: str = "float32", batch: int = 32, **more: object) -> Point:
+    settings = {"memory_format": "contiguous", "compile": False, **more}
+    return {"policy": policy, **settings, "batch_size": batch}  # type: ignore[dict-item]
+
+
+def measured(batch: int, seconds: float) -> Measurement:
+    return Measurement(seconds, seconds, seconds, 5, batch, peak_memory_bytes=300 * 2**20)
+
+
+def outcome(policy: str, batch: int, seconds: float) -> Outcome:
+    return Outcome(point(policy, batch), Status.OK, measured(batch, seconds))
+
+
+def shown(*events: object, closing: bool = True) -> str:
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
+    with Terminal(Path("p.yaml"), closing=closing, console=console) as terminal:
+        for event in events:
+            terminal(event)  # type: ignore[arg-type]
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_a_trial_is_a_line_with_its_throughput_ratio_step_and_memory() -> None:
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64)
+    text = shown(TrialFinished(1, recipe, outcome("mixed_bfloat16", 64, 0.032), 2000.0, 1000.0))
+    assert "trial  2  mixed_bfloat16, batch 64: 2000 samples/s, 2.00x, step 32 ms, 300 MiB" in text
+
+
+def test_a_failed_trial_says_how_it_failed() -> None:
+    failed = Outcome(point(batch=512), Status.OUT_OF_MEMORY, reason="DefaultCPUAllocator")
+    text = shown(TrialFinished(0, Recipe(batch_size=512), failed, 0.0, 0.0))
+    assert "out_of_memory: DefaultCPUAllocator" in text
+
+
+def test_verdicts_and_notes_are_said() -> None:
+    text = shown(
+        Judged(Recipe(policy=Policy.MIXED_FLOAT16), "rejected", "the loss is not finite"),
+        Note("others are busy", warning=True),
+        Stage("islands", "which modules"),
+        Progress("steps", 3),
+        TrialStarted(0, Recipe(), "the baseline"),
+        Round(1, 9, (10.0, 20.0)),
+    )
+    assert "mixed_float16: rejected: the loss is not finite" in text
+    assert "warning: others are busy" in text
+    assert "islands: which modules" in text
+
+
+def test_text_from_elsewhere_cannot_drive_the_terminal() -> None:
+    text = shown(Note("a\x1b[31mred\x07 [bold]not markup[/bold]"))
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert "[bold]not markup[/bold]" in text
+    assert printable("ok\nnext") == "ok\nnext"
+
+
+def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with Quiet() as listener:
+        listener(Note("anything"))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_grid_has_policies_side_by_side_and_names_what_did_not_run() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    outcomes = (
+        outcome("float32", 32, 0.01),
+        outcome("mixed_bfloat16", 32, 0.005),
+        outcome("float32", 64, 0.02),
+        Outcome(point("mixed_bfloat16", 64), Status.OUT_OF_MEMORY),
+        Outcome(point("float32", 128, memory_format="channels_last"), Status.TIMEOUT),
+    )
+    console.print(grid_table(outcomes))
+    lines = str(console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
+    assert lines[1].split() == ["batch", "float32", "mixed_bfloat16", "float32,", "channels_last"]
+    assert lines[2].split()[:5] == ["32", "10", "ms", "5", "ms"]
+    assert "out of memory" in lines[3]
+    assert "not tried" in lines[3]
+    assert "timeout" in lines[4]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (recipe_text(Recipe(batch_size=16, accumulation_steps=4)), "float32, batch 16 x 4"),
+        (
+            recipe_text(
+                Recipe(
+                    policy=Policy.MIXED_BFLOAT16,
+                    memory_format="channels_last",
+                    compile=True,
+                    alignment=Alignment(8, ("head",)),
+                    knobs={"threads": 2},
+                    float32_modules=("a", "b", "c", "d", "e"),
+                )
+            ),
+            "mixed_bfloat16, batch 32, channels_last, compiled, padded to 8, threads=2, "
+            "a, b, c and 2 more in float32",
+        ),
+        (settings_text(point()), ""),
+        (
+            settings_text(point(compile=True, alignment=8, threads=2)),
+            "compiled, padded to 8, threads=2",
+        ),
+        (rate_text(1450.4), "1450 samples/s"),
+        (rate_text(9.876), "9.88 samples/s"),
+        (ratio_text(Ratio(1.84, 1.79, 1.88, 7)), "1.84x (1.79-1.88, 7 rounds)"),
+        (seconds_text(0.0031), "3.1 ms"),
+        (seconds_text(1.239), "1.24 s"),
+        (bytes_text(412 * 2**20), "412 MiB"),
+        (bytes_text(int(3.2 * 2**30)), "3.2 GiB"),
+        (percent_text(0.003), "0.3 %"),
+        (percent_text(0.000018), "0.0018 %"),
+    ],
+)
+def test_numbers_in_words(text: str, expected: str) -> None:
+    assert text == expected
