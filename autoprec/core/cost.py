@@ -54,7 +54,7 @@ class Prediction:
         z = (self.mean - best) / self.deviation
         density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
         below = 0.5 * math.erfc(-z / math.sqrt(2))
-        return max(0.0, self.deviation * (z * below + density))
+        return max(0.0, (self.mean - best) * below + self.deviation * density)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,12 @@ def test_an_expected_gain_far_below_the_best_is_exactly_none():
         assert Prediction(0.0, 1.0).expected_gain(float(z)) >= 0.0
 
 
+@pytest.mark.parametrize("deviation", [0.0, 5e-324, 1e-300])
+def test_without_doubt_the_gain_is_the_difference(deviation):
+    assert Prediction(1.0, deviation).expected_gain(0.0) == 1.0
+    assert Prediction(0.0, deviation).expected_gain(1.0) == 0.0
+
+
 def test_a_model_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one measured point"):
         ThroughputModel([])
