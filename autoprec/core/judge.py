@@ -14,8 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autoprec.core.dtypes import DType
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import UsageError
+
+HORIZON = 10
+"""Numbers that grow are looked ahead for this many times the steps that were seen."""
 
 MIN_STEPS = 5
 """A trajectory shorter than this is not judged: its last fifth would be less than one step."""
@@ -106,7 +110,8 @@ class Verdict:
     "equal": trains like float32. "drift": trains, but not like float32. "rejected": does not.
     `loss_deviation` and `gradient_error` are the largest relative ones of the shadow test,
     `loss_null` and `gradient_null` what noise does there; `trajectory_deviation` is that of the
-    mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the noisy one's.
+    mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the
+    noisy one's.
     A number that was not finite or not measured is None.
     """
 
@@ -159,7 +164,7 @@ def shadow(
     """Check loss and gradient at the same weights, batch and random numbers.
 
     The loss may deviate by `tolerance.loss` or `tolerance.loss_null` times the null, the gradient
-    by `tolerance.gradient` or `tolerance.gradient_null` times its null, whichever is larger.
+    by `tolerance.gradient` or what noise allows it, whichever is larger.
     """
     if not points:
         return Check(judged=False)
@@ -175,8 +180,8 @@ def shadow(
         gradient_noise=_finite(gradient_null),
     )
     loss_limit = max(tolerance.loss, tolerance.loss_null * null)
-    gradient_limit = max(tolerance.gradient, min(1.0, tolerance.gradient_null * gradient_null))
     for point, deviation, error in zip(points, deviations, errors, strict=True):
+        gradient_limit = _gradient_limit(point.step, noise, gradient_null, tolerance)
         if deviation > loss_limit:
             problem = (
                 f"at the same weights and batch of step {point.step} its loss is "
@@ -190,6 +195,49 @@ def shadow(
             )
             return replace(numbers, problem=problem, step=point.step)
     return numbers
+
+
+def _gradient_limit(
+    step: int, noise: Sequence[NoisePoint], null: float, tolerance: Tolerance
+) -> float:
+    """How far the gradient of a step may be away, relative to float32's.
+
+    Noise elsewhere in the run never excuses a gradient that is lost: one that is all zero is away
+    by exactly 1. Noise at the step itself may, where hardly any gradient is left to compare with.
+    """
+    here = max((_number(p.gradient_error) for p in noise if p.step == step), default=0.0)
+    lost = min(0.9, tolerance.gradient_null * null)
+    return max(tolerance.gradient, lost, tolerance.gradient_null * here)
+
+
+def headroom(points: Sequence[ShadowPoint]) -> Check:
+    """Check that float16 numbers of the forward pass do not grow out of float16's range.
+
+    Where their largest magnitude grew over the last three checkpoints, it is continued as a power
+    of the step. If it passes 2**16 within `HORIZON` times the steps seen, or has done so already,
+    an overflow is to be expected, although the loss may not show it yet. What is large, or
+    infinite as masks are, from the start is left to the other tests.
+    """
+    seen = [(p.step, _magnitude(p)) for p in points if p.step > 0 and _magnitude(p) > 0]
+    if len(seen) < 3:
+        return Check(judged=False)
+    (_, least), (before, less), (step, more) = seen[-3:]
+    if not least < less < more:
+        return Check()
+    grew = f"the largest float16 number of its forward pass grew from {less:.3g} at step {before}"
+    if math.isinf(more):
+        return Check(problem=f"{grew} to infinity at step {step}", step=step)
+    power = math.log(more / less) / math.log(step / before)
+    octaves = (DType.FLOAT16.limits.max_exponent + 1 - math.log2(more)) / power
+    if octaves > math.log2(HORIZON):
+        return Check()
+    when = step * 2.0 ** max(0.0, octaves)
+    problem = f"{grew} to {more:.3g} at step {step}; so it overflows at about step {when:.0f}"
+    return Check(problem=problem, step=step)
+
+
+def _magnitude(point: ShadowPoint) -> float:
+    return math.inf if point.overflowed else point.largest or 0.0
 
 
 def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
@@ -252,7 +300,7 @@ class Evidence:
 
 
 def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
-    """Combine the tests: a failed gate, trajectory or metric rejects, a failed shadow is drift."""
+    """Combine the tests: a failed gate, trajectory or metric rejects; the others are drift."""
     runs = evidence.runs
     float32 = gate((run.reference for run in runs), replace(tolerance, skipped=2**31))
     gated = _gate_shadow(evidence.shadow)
@@ -278,14 +326,21 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
         covered=_covered(evidence, driven, measured),
         not_covered=evidence.not_covered,
     )
+    if not evidence.shadow and not driven.judged and float32.passed and gated.passed:
+        reason = (
+            "nothing could be compared with float32 in the time allowed; give the proof more "
+            "(--proof-seconds)"
+        )
+        return replace(numbers, verdict="rejected", reason=reason)
     if not float32.passed:
         return replace(numbers, verdict="rejected", reason=f"in float32 itself {float32.problem}")
     for check in (gated, driven, measured):
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
-    if not shadowed.passed:
-        reason = f"it trains, but not like float32: {shadowed.problem}"
-        return replace(numbers, verdict="drift", reason=reason, step=shadowed.step)
+    for check in (shadowed, headroom(evidence.shadow)):
+        if not check.passed:
+            reason = f"it trains, but not like float32: {check.problem}"
+            return replace(numbers, verdict="drift", reason=reason, step=check.step)
     return replace(numbers, reason=_praise(numbers))
 
 

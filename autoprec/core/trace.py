@@ -41,13 +41,17 @@ class ShadowPoint:
     """One step computed twice from the same float32 state, batch and RNG stream.
 
     `step` is the checkpoint's; `loss` the candidate's and `reference` float32's loss;
-    `gradient_error` is ||g - g32|| / ||g32|| over all parameters (None: not finite).
+    `gradient_error` is ||g - g32|| / ||g32|| over all parameters (None: not finite). `largest` is
+    the largest magnitude of any float16 number in the forward pass (None: there is none, or it was
+    not looked at), and `overflowed` says that it was infinite, so that `largest` is not known.
     """
 
     step: int
     loss: float | None
     reference: float
     gradient_error: float | None
+    largest: float | None = None
+    overflowed: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from autoprec.backends.torch.trace_state import (
     put_back,
     take,
 )
-from autoprec.core.dtypes import Policy
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
 from autoprec.errors import UsageError
@@ -83,10 +83,12 @@ class TorchTracer:
             for kept in self._checkpoints:
                 self._report("shadow", kept.step)
                 put_back(trainee.model, kept.state)
-                loss, gradient = self._loss_and_gradient(trainee, kept)
+                watch = _watch(recipe)
+                loss, gradient = self._loss_and_gradient(trainee, kept, watch)
                 if kept.loss is not None and kept.gradient is not None:
                     error = gradient_error(gradient, kept.gradient)
-                    points.append(ShadowPoint(kept.step, loss, kept.loss, error))
+                    seen = (None, False) if watch is None else watch.summary()
+                    points.append(ShadowPoint(kept.step, loss, kept.loss, error, *seen))
         return tuple(points)
 
     def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
@@ -159,7 +161,7 @@ class TorchTracer:
             if noisy:
                 add_noise(trainee.model, _NOISE_SEED + seed)
             for step in range(steps):
-                if seconds is not None and time.perf_counter() - started > seconds:
+                if step > 0 and seconds is not None and time.perf_counter() - started > seconds:
                     break
                 self._report("trajectory", step)
                 if step in keep:
@@ -218,10 +220,11 @@ class TorchTracer:
         self._answered = True
 
     def _loss_and_gradient(
-        self, trainee: Trainee, kept: _Checkpoint
+        self, trainee: Trainee, kept: _Checkpoint, watch: trace_magnitudes.Largest | None = None
     ) -> tuple[float | None, Mapping[str, torch.Tensor]]:
         trainee.model.zero_grad(set_to_none=True)
-        loss = trainee.loss(kept.batch, _seed_of(0, kept.step, 0))
+        with contextlib.nullcontext() if watch is None else watch:
+            loss = trainee.loss(kept.batch, _seed_of(0, kept.step, 0))
         trainee.precision.backward(loss)
         found = gradients(trainee.model, trainee.scale)
         trainee.model.zero_grad(set_to_none=True)
@@ -254,6 +257,13 @@ class TorchTracer:
         if key not in self._streams:
             self._streams[key] = BatchStream(self._task, batch_size, self._seed + seed)
         return self._streams[key]
+
+
+def _watch(recipe: Recipe) -> trace_magnitudes.Largest | None:
+    """What looks at the float16 numbers of a forward pass; compiled code cannot be looked into."""
+    if recipe.policy.compute_dtype is not DType.FLOAT16 or recipe.compile:
+        return None
+    return trace_magnitudes.Largest(torch.float16)
 
 
 def _seed_of(seed: int, step: int, index: int) -> int:

@@ -26,25 +26,39 @@ from autoprec.core.trace import ExponentHistogram, UnitTrace
 _GROWTH = 64.0
 
 
-class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the largest magnitude of every bfloat16 tensor that an operator gives."""
+_UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+"""Operators that give memory as it was found: what stands in it is nobody's number."""
 
-    def __init__(self) -> None:
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the largest magnitude of every tensor of `dtype` that an operator gives."""
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = dtype
         self.found: list[torch.Tensor] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func.__name__.partition(".")[0] in _UNWRITTEN:
+            return result
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.bfloat16 and leaf.numel():
+            if isinstance(leaf, torch.Tensor) and leaf.dtype is self._dtype and leaf.numel():
                 self.found.append(leaf.detach().abs().amax().float())
         return result
 
     def values(self) -> list[float]:
         """The magnitudes in the order of the operators."""
         return torch.stack(self.found).tolist() if self.found else []
+
+    def summary(self) -> tuple[float | None, bool]:
+        """The largest of all, None where it is not finite or there is none; and whether it is."""
+        values = self.values()
+        if not all(math.isfinite(value) for value in values):
+            return None, True
+        return max(values, default=None), False
 
 
 class Exponents:
@@ -78,7 +92,7 @@ class Exponents:
     def _read(trainee: Trainee, batch: Any, seed: int, factor: float) -> list[float]:
         trainee.model.zero_grad(set_to_none=True)
         loss = trainee.loss(batch, seed)
-        mode = _Largest()
+        mode = Largest()
         with mode:
             (loss * factor).backward()  # type: ignore[no-untyped-call]
         return mode.values()
