@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fuzz.values import profiles, values_of
+from fuzz.values import profiles, recipes, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,11 +21,12 @@ from autoprec.core.profile import (
     Fit,
     Profile,
     TaskRecord,
+    carry_over,
     fit,
     minor_version,
     select,
 )
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import KNOBS, Recipe
 from autoprec.core.statistics import Ratio
 
 HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
@@ -182,6 +183,27 @@ def test_what_the_framework_stands_on_is_compared_only_where_it_is_installed():
 )
 def test_a_minor_version_is_its_first_two_numbers(version, minor):
     assert minor_version(version) == minor
+
+
+# Another framework --------------------------------------------------------------------------------
+
+
+@given(recipes, st.sampled_from(["torch", "keras"]))
+def test_within_its_framework_a_recipe_carries_over_whole(recipe, framework):
+    assert carry_over(recipe, framework, framework) == (recipe, ())
+
+
+@given(recipes)
+def test_elsewhere_policy_and_batch_stay_and_what_is_left_out_is_named(recipe):
+    kept, notes = carry_over(recipe, "torch", "keras")
+    assert (kept.policy, kept.effective_batch) == (recipe.policy, recipe.effective_batch)
+    assert kept.loss_scale == recipe.loss_scale
+    assert all("keras" in KNOBS[name].frameworks for name in kept.knobs)
+    told = "; ".join(notes)
+    for name in ("float32_modules", "compile", "memory_format"):
+        assert (f"{name} " in told) == (getattr(kept, name) != getattr(recipe, name))
+    assert ("alignment (" in told) == bool(recipe.alignment.modules)
+    assert all(f"knob {name} " in told for name in set(recipe.knobs) - set(kept.knobs))
 
 
 # Select -------------------------------------------------------------------------------------------
