@@ -69,9 +69,9 @@ def underflow(histogram: ExponentHistogram, exponent: int) -> float:
     return sum(share for e, share in histogram.counts.items() if int(e) + exponent < smallest)
 
 
-def objective(skipped: int, steps: int, lost: float) -> float:
+def objective(skipped: float, lost: float) -> float:
     """What a scale costs: the share of steps thrown away, and of the gradient lost; 0 is best."""
-    return (skipped / steps if steps else 0.0) + lost
+    return skipped + lost
 
 
 def floor_exponent(largest_safe: int | None, exponent: int) -> int:
@@ -90,12 +90,25 @@ def loss_scale(evidence: ScaleEvidence, growth_interval: int = 2000) -> LossScal
     )
 
 
-def candidates(start: int, scores: Mapping[int, float]) -> tuple[int, ...]:
-    """Exponents worth a trial besides those already scored, nearest to the best so far first."""
-    if not scores:
-        return (start,)
-    best = min(scores, key=lambda e: (scores[e], abs(e - start)))
-    if scores[best] == 0.0:
-        return ()
-    around = (best - 2, best + 2, best - 4, best + 4, best - 8)
-    return tuple(e for e in around if LOWEST <= e <= HIGHEST and e not in scores)
+NEGLIGIBLE = 1e-3
+"""A share of the gradient that may underflow without a further trial."""
+
+
+def next_exponent(start: int, tried: Mapping[int, tuple[float, float]]) -> int | None:
+    """The exponent to try next, None where no further trial is worth it.
+
+    `tried` holds for every exponent the share of steps that were skipped and the share of the
+    gradient that was lost. Skips say that the scale is too large, lost gradient that it is too
+    small; each further trial in one direction goes twice as far.
+    """
+    if not tried:
+        return start
+    stride = 2 ** len(tried)
+    kept = [exponent for exponent, (skipped, _) in tried.items() if skipped == 0.0]
+    if not kept:
+        proposed = min(tried) - stride
+    elif tried[max(kept)][1] > NEGLIGIBLE and max(kept) == max(tried):
+        proposed = max(kept) + stride
+    else:
+        return None
+    return proposed if LOWEST <= proposed <= HIGHEST else None

@@ -9,21 +9,19 @@ from autoprec.core.loss_scale import (
     HIGHEST,
     LOWEST,
     ScaleEvidence,
-    candidates,
     initial_exponent,
     largest_safe_exponent,
     loss_scale,
+    next_exponent,
     objective,
     underflow,
 )
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.trace import ExponentHistogram
+from autoprec.core.trace import ExponentHistogram, Trajectory
 
 BATCHES = 8
 STEPS = 20
 TRIALS = 4
-NEGLIGIBLE = 1e-3
-"""A share of the gradient that may underflow without a further trial."""
 
 
 def analytic(recipe: Recipe, tracer: Tracer, batches: int = BATCHES) -> LossScale:
@@ -48,30 +46,29 @@ def tune_loss_scale(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
-        skips: dict[int, tuple[int, int]] = {}
-        scores: dict[int, float] = {}
-        while len(scores) < TRIALS and (proposed := candidates(start, scores)):
-            study.enqueue_trial({"exponent": proposed[0]})
+        tried: dict[int, tuple[float, float]] = {}
+        runs: dict[int, Trajectory] = {}
+        while len(tried) < TRIALS and (proposed := next_exponent(start, tried)) is not None:
+            study.enqueue_trial({"exponent": proposed})
             trial = study.ask()
             exponent = trial.suggest_int("exponent", LOWEST, HIGHEST)
-            run = tracer.trajectory(
+            run = runs[exponent] = tracer.trajectory(
                 recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
                 seed=0,
                 steps=STEPS,
                 seconds=None if seconds is None else seconds / TRIALS,
             )
-            lost = underflow(histogram, exponent)
-            skips[exponent] = len(run.skipped), len(run.losses)
-            scores[exponent] = objective(*skips[exponent], lost)
-            study.tell(trial, scores[exponent])
-            if not run.skipped and lost < NEGLIGIBLE:
-                break
+            skipped = len(run.skipped) / max(1, len(run.losses))
+            tried[exponent] = skipped, underflow(histogram, exponent)
+            study.tell(trial, objective(*tried[exponent]))
+        best = int(study.best_params["exponent"])
     finally:
         optuna.logging.set_verbosity(before)
-    best = min(scores, key=lambda e: (scores[e], abs(e - start)))
-    skipped, steps = skips[best]
     evidence = replace(
-        _evidence(histogram, best), skipped_steps=skipped, steps=steps, trials=len(scores)
+        _evidence(histogram, best),
+        skipped_steps=len(runs[best].skipped),
+        steps=len(runs[best].losses),
+        trials=len(tried),
     )
     return loss_scale(evidence), evidence
 

@@ -59,8 +59,10 @@ def test_a_run_like_float32_is_equal_and_says_what_it_covers():
     assert "after 30 steps" in verdict.reason
 
 
-def test_without_anything_recorded_nothing_is_claimed():
+def test_without_anything_recorded_nothing_is_accepted():
     verdict = judge(Evidence(not_covered=("all",)), DEFAULT)
+    assert verdict.verdict == "rejected"
+    assert "--proof-seconds" in verdict.reason
     assert verdict.covered == ()
     assert verdict.not_covered == ("all",)
     assert verdict.loss_deviation is None

@@ -13,11 +13,11 @@ from autoprec.core.loss_scale import (
     HIGHEST,
     LOWEST,
     ScaleEvidence,
-    candidates,
     floor_exponent,
     initial_exponent,
     largest_safe_exponent,
     loss_scale,
+    next_exponent,
     objective,
     underflow,
 )
@@ -55,15 +55,25 @@ def test_underflow_counts_what_falls_below_the_smallest_subnormal():
 
 
 def test_the_objective_adds_skipped_steps_and_lost_gradient():
-    assert objective(2, 20, 0.25) == pytest.approx(0.35)
-    assert objective(0, 0, 0.5) == 0.5
+    assert objective(0.1, 0.25) == pytest.approx(0.35)
 
 
 def test_a_scale_that_costs_nothing_ends_the_trials():
-    assert candidates(14, {}) == (14,)
-    assert candidates(14, {14: 0.0}) == ()
-    assert candidates(14, {14: 0.5})[0] == 12
-    assert 12 not in candidates(14, {14: 0.5, 12: 0.7})
+    assert next_exponent(14, {}) == 14
+    assert next_exponent(14, {14: (0.0, 0.0)}) is None
+
+
+def test_skips_lead_down_and_lost_gradient_up_each_time_further():
+    assert next_exponent(14, {14: (0.2, 0.0)}) == 12
+    assert next_exponent(14, {14: (0.2, 0.0), 12: (0.1, 0.0)}) == 8
+    assert next_exponent(14, {14: (0.0, 0.5)}) == 16
+    assert next_exponent(14, {14: (0.0, 0.5), 16: (0.0, 0.4)}) == 20
+
+
+def test_between_skips_and_lost_gradient_the_trials_end():
+    assert next_exponent(14, {14: (0.0, 0.5), 16: (0.1, 0.0)}) is None
+    assert next_exponent(LOWEST, {LOWEST: (1.0, 0.0)}) is None
+    assert next_exponent(HIGHEST, {HIGHEST: (0.0, 1.0)}) is None
 
 
 @given(st.integers(-140, 140))
@@ -90,6 +100,11 @@ def test_a_larger_scale_never_loses_more(counts, exponent):
     assert underflow(histogram, exponent + 1) <= underflow(histogram, exponent)
 
 
-@given(st.integers(LOWEST, HIGHEST), st.dictionaries(st.integers(LOWEST, HIGHEST), st.floats(0, 2)))
-def test_no_exponent_is_proposed_twice(start, scores):
-    assert not set(candidates(start, scores)) & set(scores)
+@given(
+    st.integers(LOWEST, HIGHEST),
+    st.dictionaries(
+        st.integers(LOWEST, HIGHEST), st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=4
+    ),
+)
+def test_no_exponent_is_proposed_twice(start, tried):
+    assert next_exponent(start, tried) not in tried

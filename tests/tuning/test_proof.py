@@ -1,0 +1,252 @@
+"""The proof, with a tracer whose training is a formula: what it runs, keeps, covers and costs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.judge import Tolerance
+from autoprec.core.measurement import Unit
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory
+from autoprec.errors import Interrupted
+from autoprec.tuning import proof as proving
+from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning.proof import Proof
+
+BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16, 8)
+FLOAT16 = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale())
+UNITS = (Unit("", "Net"), Unit("norm", "Norm"), Unit("one", "Linear", 0.5), Unit("two", "L", 0.5))
+
+
+class FakeTracer:
+    """Losses by formula; a 16-bit recipe is off by `error` unless `culprits` are its islands."""
+
+    def __init__(self, *, error: float = 0.0, shadow: float | None = 0.0, **known: Any) -> None:
+        self.error, self.shadow_error = error, shadow
+        self.culprits = frozenset(known.get("culprits", ("none such",)))
+        self.largest, self.counts = known.get("largest", -2), known.get("counts", {})
+        self.overflow = known.get("overflow", 99)
+        self.step_seconds = known.get("step_seconds", 0.001)
+        self.raises: Exception | None = known.get("raises")
+        self.reproducible = known.get("reproducible", True)
+        self.metric: float | None = known.get("metric")
+        self.calls: list[str] = []
+        self.steps = 0
+        self.checkpoints: Sequence[int] = ()
+
+    def _off(self, recipe: Recipe) -> bool:
+        return recipe.policy.mixed and not self.culprits <= set(recipe.float32_modules)
+
+    def _note(self, name: str, recipe: Recipe | None = None) -> None:
+        self.calls.append(name)
+        if recipe is not None and recipe.policy.mixed and self.raises is not None:
+            raise self.raises
+
+    def _run(self, error: float, steps: int, seconds: float | None, **kwargs: Any) -> Trajectory:
+        if seconds is not None:
+            steps = min(steps, int(seconds / self.step_seconds))
+        self.steps += steps
+        return Trajectory(
+            losses=tuple(2.0 * 0.95**step * (1 + error * step) for step in range(steps)),
+            seconds=steps * self.step_seconds,
+            reproducible=self.reproducible,
+            metric=self.metric,
+            **kwargs,
+        )
+
+    def reference(self, *, batch_size, steps, checkpoints, accumulation_steps=1, seconds=None):
+        self._note(f"reference {batch_size}x{accumulation_steps}")
+        run = self._run(0.0, steps, seconds)
+        self.checkpoints = [step for step in checkpoints if step < len(run.losses)]
+        return run
+
+    def shadow(self, *, recipe):
+        self._note("shadow", recipe)
+        self.steps += 2 * len(self.checkpoints)
+        error = self.shadow_error if self._off(recipe) else 0.0
+        loss = None if error is None else 2.0 * (1 + error)
+        return tuple(ShadowPoint(step, loss, 2.0, 0.01) for step in self.checkpoints)
+
+    def noise(self, *, draws):
+        self._note("noise")
+        self.steps += draws * len(self.checkpoints)
+        return tuple(
+            NoisePoint(step, 2.0001, 2.0, 0.001)
+            for step, _ in itertools.product(self.checkpoints, range(draws))
+        )
+
+    def trajectory(self, *, recipe, seed, steps, noisy=False, seconds=None):
+        self._note(f"{'noisy' if noisy else recipe.policy.value} {seed}", recipe)
+        skipped = ()
+        if recipe.loss_scale is not None and recipe.loss_scale.initial > 2.0**self.overflow:
+            skipped = (0, 1, 2)
+        error = 1e-6 if noisy else self.error if self._off(recipe) else 0.0
+        return self._run(error, steps, seconds, seed=seed, skipped=skipped)
+
+    def backward_exponents(self, *, recipe, batches):
+        self._note("exponents", recipe)
+        return ExponentHistogram(self.largest, -20, self.counts, batches)
+
+    def unit_magnitudes(self, *, recipe):
+        raise NotImplementedError
+
+
+def test_a_good_recipe_is_equal_and_everything_was_covered():
+    verdict = Proof(FakeTracer()).prove(BFLOAT16)
+    assert verdict.accepted
+    assert verdict.steps == proving.STEPS
+    assert verdict.not_covered == ()
+
+
+def test_a_proof_costs_at_most_two_hundred_steps():
+    tracer = FakeTracer()
+    Proof(tracer).prove(BFLOAT16)
+    assert tracer.steps <= 200
+
+
+def test_a_second_recipe_uses_what_is_known_of_float32():
+    tracer = FakeTracer()
+    proof = Proof(tracer)
+    proof.prove(BFLOAT16)
+    tracer.calls.clear()
+    proof.prove(replace(BFLOAT16, memory_format="channels_last"))
+    assert tracer.calls == ["shadow", "mixed_bfloat16 0", "mixed_bfloat16 1"]
+
+
+def test_another_batch_is_another_reference():
+    tracer = FakeTracer()
+    proof = Proof(tracer)
+    proof.prove(BFLOAT16)
+    proof.prove(replace(BFLOAT16, batch_size=16, accumulation_steps=2))
+    assert "reference 16x2" in tracer.calls
+    proof.forget()
+    proof.prove(replace(BFLOAT16, batch_size=16, accumulation_steps=2))
+    assert tracer.calls.count("reference 16x2") == 2
+
+
+def test_a_trajectory_that_leaves_float32_is_rejected():
+    assert Proof(FakeTracer(error=0.01)).prove(BFLOAT16).verdict == "rejected"
+
+
+def test_a_shadow_that_fails_alone_is_drift_unless_the_tolerance_is_wider():
+    assert Proof(FakeTracer(shadow=0.03)).prove(BFLOAT16).verdict == "drift"
+    wide = Tolerance().scaled(4)
+    assert Proof(FakeTracer(shadow=0.03), tolerance=wide).prove(BFLOAT16).accepted
+
+
+def test_a_shadow_that_is_not_finite_ends_the_proof_at_once():
+    tracer = FakeTracer(shadow=None)
+    verdict = Proof(tracer).prove(BFLOAT16)
+    assert verdict.verdict == "rejected"
+    assert "noise" not in tracer.calls
+    assert "not finite" in verdict.not_covered[0]
+
+
+def test_until_failure_leaves_the_trajectories_out():
+    tracer = FakeTracer(shadow=0.03)
+    verdict = Proof(tracer).prove(BFLOAT16, until_failure=True)
+    assert not verdict.accepted
+    assert tracer.calls[-1] == "noise"
+
+
+def test_out_of_time_the_verdict_says_what_it_did_not_cover():
+    slow = Proof(FakeTracer(step_seconds=0.5), seconds=25).prove(BFLOAT16)
+    assert slow.not_covered[0] == "shadow at steps 29 (out of time)"
+    assert any("of seed" in text for text in slow.not_covered)
+    slower = Proof(FakeTracer(step_seconds=1.0), seconds=10).prove(BFLOAT16)
+    assert "trajectory of seed 0 (out of time)" in slower.not_covered
+    assert slower.accepted
+
+
+def test_without_time_for_any_comparison_nothing_is_accepted():
+    hopeless = Proof(FakeTracer(step_seconds=3.0), seconds=10).prove(BFLOAT16)
+    assert hopeless.verdict == "rejected"
+    assert "--proof-seconds" in hopeless.reason
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("value cannot be converted to type at::Half without overflow\nat line 3"),
+        WorkerFailure(FailureKind.USER_ERROR, "value cannot be converted"),
+        WorkerFailure(FailureKind.UNSUPPORTED, "value cannot be converted"),
+    ],
+)
+def test_code_that_raises_under_the_recipe_is_a_rejection(error):
+    tracer = FakeTracer(raises=error)
+    proof = Proof(tracer)
+    verdict = proof.prove(BFLOAT16)
+    assert verdict.verdict == "rejected"
+    assert verdict.reason.startswith("the task's own code raises under it: value cannot")
+    proof.prove(BFLOAT16)
+    assert tracer.calls.count("reference 8x1") == 2
+
+
+@pytest.mark.parametrize(
+    "error", [Interrupted("stop"), MemoryError(), WorkerFailure(FailureKind.OUT_OF_MEMORY, "")]
+)
+def test_what_is_not_the_recipes_fault_goes_on_up(error):
+    with pytest.raises(type(error)):
+        Proof(FakeTracer(raises=error)).prove(BFLOAT16)
+
+
+def test_replayed_data_are_said():
+    assert "replayed" in Proof(FakeTracer(reproducible=False)).prove(BFLOAT16).covered[-1]
+
+
+def test_the_metric_of_a_longer_run_is_not_compared():
+    verdict = Proof(FakeTracer(metric=0.5)).prove(BFLOAT16)
+    assert (verdict.metric, verdict.metric_reference) == (0.5, 0.5)
+
+
+def test_the_scale_is_measured_and_confirmed_by_one_trial():
+    scale, evidence = Proof(FakeTracer(largest=-2)).tune_loss_scale(FLOAT16)
+    assert scale.initial == 2.0**13
+    assert scale.floor == 2.0**5
+    assert (evidence.largest_safe, evidence.trials, evidence.skipped_steps) == (17, 1, 0)
+
+
+def test_a_scale_that_skips_steps_is_tried_lower():
+    scale, evidence = Proof(FakeTracer(largest=-2, overflow=9.5)).tune_loss_scale(FLOAT16)
+    assert scale.initial == 2.0**7
+    assert evidence.skipped_steps == 0
+    assert evidence.trials == 3
+
+
+def test_a_scale_that_loses_gradient_is_tried_higher():
+    tracer = FakeTracer(largest=-2, counts={"-36": 0.5, "-5": 0.5})
+    scale, evidence = Proof(tracer).tune_loss_scale(FLOAT16)
+    assert scale.initial > 2.0**11
+    assert evidence.underflow == 0.0
+
+
+@pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16])
+def test_the_island_that_mends_is_found_and_proven(recipe):
+    events: list[tuple[str, int]] = []
+    tracer = FakeTracer(error=0.01, shadow=0.1, culprits=("norm",))
+    proof = Proof(tracer, on_event=lambda phase, step: events.append((phase, step)))
+    found = proof.find_islands(recipe, UNITS)
+    assert found.recipe.float32_modules == ("norm",)
+    assert found.verdict.accepted
+    assert found.products == 0.0
+    assert "norm" in found.reason
+    assert found.trials == len(events) <= 4
+
+
+def test_matrix_products_are_islands_only_where_they_must_be():
+    found = Proof(FakeTracer(error=0.01, culprits=("two",))).find_islands(BFLOAT16, UNITS)
+    assert found.recipe.float32_modules == ("two",)
+    assert found.products == 0.5
+
+
+def test_where_nothing_mends_it_the_units_that_were_tried_are_named():
+    found = Proof(FakeTracer(error=0.01)).find_islands(BFLOAT16, UNITS)
+    assert found.recipe is None
+    assert found.verdict is None
+    assert set(found.tried) == {unit.path for unit in UNITS}

@@ -1,0 +1,73 @@
+"""The proof on tasks of the zoo, trained for real: broken ones are never accepted."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoprec.backends.base import Task
+from autoprec.backends.torch.backend import TorchBackend
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.tuning.proof import Proof
+from autoprec.tuning.taskfile import load_task
+
+pytestmark = pytest.mark.torch
+
+ZOO = Path(__file__).parents[1] / "zoo"
+BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16, 32)
+FLOAT16 = Recipe(Policy.MIXED_FLOAT16, 32, loss_scale=LossScale())
+
+
+def silent(phase: str, step: int) -> None:
+    pass
+
+
+@cache
+def zoo(name: str) -> Task:
+    return load_task(ZOO / f"{name}.py")
+
+
+def proof_of(name: str) -> Proof:
+    task = zoo(name)
+    return Proof(TorchBackend().tracer(task, device="cpu", seed=0, report=silent))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch):
+    monkeypatch.syspath_prepend(str(ZOO))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_plain_classifier_trains_like_float32_in_both():
+    proof = proof_of("mlp_classifier")
+    assert proof.prove(BFLOAT16).accepted
+    scale, evidence = proof.tune_loss_scale(FLOAT16)
+    assert evidence.skipped_steps == 0
+    assert proof.prove(Recipe(Policy.MIXED_FLOAT16, 32, loss_scale=scale)).accepted
+
+
+@pytest.mark.parametrize("name", ["float_positions", "far_positions", "distances"])
+def test_what_breaks_silently_in_bfloat16_is_never_accepted(name):
+    verdict = proof_of(name).prove(BFLOAT16)
+    assert not verdict.accepted
+    assert verdict.step is not None
+
+
+def test_a_loss_that_turns_nan_in_float16_is_rejected():
+    assert proof_of("large_scores").prove(FLOAT16).verdict == "rejected"
+
+
+def test_the_culprit_is_kept_in_float32_and_the_rest_is_not():
+    task = zoo("large_scores")
+    facts = TorchBackend().describe(task, device="cpu", seed=0, batch_size=32, report=silent)
+    found = proof_of("large_scores").find_islands(FLOAT16, facts.units)
+    assert found.recipe is not None
+    assert found.products < 0.5
+    assert found.verdict.accepted
