@@ -82,6 +82,7 @@ class Proof:
         runs: list[SeedRun] = []
         try:
             points = self._tracer.shadow(recipe=recipe)
+            missing += _unkept(points, len(known.reference.losses))
             if any(point.loss is None for point in points):
                 missing.append("trajectories (the loss is not finite already)")
                 seeds = ()
@@ -263,6 +264,13 @@ def _raises(error: Exception, seconds: float) -> Verdict:
         seconds=seconds,
         not_covered=("everything after the error",),
     )
+
+
+def _unkept(points: Sequence[ShadowPoint], steps: int) -> list[str]:
+    """What to say of checkpoints that the tracer had no memory for."""
+    seen = {point.step for point in points}
+    unkept = [str(step) for step in CHECKPOINTS if step < steps and step not in seen]
+    return [f"shadow at steps {', '.join(unkept)} (no memory to keep the weights)"] * bool(unkept)
 
 
 def _notes(reference: Trajectory) -> tuple[str, ...]:

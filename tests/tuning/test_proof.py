@@ -196,6 +196,14 @@ def test_what_is_not_the_recipes_fault_goes_on_up(error):
         Proof(FakeTracer(raises=error)).prove(BFLOAT16)
 
 
+def test_checkpoints_without_memory_are_said():
+    class Small(FakeTracer):
+        def shadow(self, *, recipe):
+            return super().shadow(recipe=recipe)[:2]
+
+    assert "no memory" in Proof(Small()).prove(BFLOAT16).not_covered[0]
+
+
 def test_replayed_data_are_said():
     assert "replayed" in Proof(FakeTracer(reproducible=False)).prove(BFLOAT16).covered[-1]
 

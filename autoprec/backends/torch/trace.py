@@ -26,9 +26,11 @@ from autoprec.backends.torch.trace_data import BatchStream
 from autoprec.backends.torch.trace_state import (
     Snapshot,
     add_noise,
+    affordable,
     gradient_error,
     gradients,
     put_back,
+    size_in_bytes,
     take,
 )
 from autoprec.core.dtypes import DType, Policy
@@ -72,6 +74,7 @@ class TorchTracer:
     ) -> Trajectory:
         """Train in float32 with seed 0; see `Tracer.reference`."""
         self._checkpoints, self._batch_size, self._answered = [], batch_size, False
+        self._forget_batches_but(batch_size)
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
         return self._train(recipe, 0, steps, seconds, plain=True, keep=frozenset(checkpoints))
 
@@ -158,6 +161,7 @@ class TorchTracer:
         scales: list[float] = []
         stream = self._stream(recipe.batch_size, seed)
         with self._trainee(recipe, seed, plain=plain) as trainee:
+            keep = affordable(keep, size_in_bytes(trainee.model))
             if noisy:
                 add_noise(trainee.model, _NOISE_SEED + seed)
             for step in range(steps):
@@ -251,6 +255,11 @@ class TorchTracer:
             else:
                 precision = apply_recipe(recipe, model, optimizer, self._device)
             yield Trainee(self._task, model, optimizer, precision, self._device)
+
+    def _forget_batches_but(self, batch_size: int) -> None:
+        """Give back the memory of batches of other sizes."""
+        for key in [key for key in self._streams if key[0] != batch_size]:
+            self._streams.pop(key).close()
 
     def _stream(self, batch_size: int, seed: int) -> BatchStream:
         key = (batch_size, seed)

@@ -14,7 +14,14 @@ from torch import nn
 from autoprec.backends.base import Task
 from autoprec.backends.torch.trace import TorchTracer
 from autoprec.backends.torch.trace_data import BatchStream, digest
-from autoprec.backends.torch.trace_state import add_noise, gradient_error, put_back, take
+from autoprec.backends.torch.trace_state import (
+    KEEP_BYTES,
+    add_noise,
+    affordable,
+    gradient_error,
+    put_back,
+    take,
+)
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
@@ -286,3 +293,19 @@ def test_gradient_errors():
     assert gradient_error({}, g) == pytest.approx(1.0)
     assert gradient_error({"a": torch.full((4,), torch.inf)}, g) is None
     assert gradient_error(g, {}) is None
+
+
+def test_a_large_model_keeps_fewer_checkpoints_the_first_and_the_last_before_others():
+    steps = frozenset({0, 2, 8, 29})
+    assert affordable(steps, 1) == steps
+    assert affordable(steps, KEEP_BYTES // 6) == {0, 29, 8}
+    assert affordable(steps, KEEP_BYTES // 4) == {0, 29}
+    assert affordable(steps, KEEP_BYTES * 4) == {0}
+    assert affordable(frozenset(), 1) == frozenset()
+
+
+def test_batches_of_another_size_are_forgotten():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=1, checkpoints=())
+    trace.reference(batch_size=4, steps=1, checkpoints=())
+    assert {size for size, _ in trace._streams} == {4}
