@@ -30,7 +30,7 @@ def test_what_the_author_said_is_what_long_runs_show(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_shadow_tells_broken_from_healthy(name):
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     traced = tracer(name)
     traced.reference(batch_size=BATCH, steps=9, checkpoints=(0, 2, 8))
     noise = traced.noise(draws=3)

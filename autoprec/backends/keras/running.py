@@ -225,5 +225,7 @@ def gradient_function(model: Any) -> Any:
 
     if model.run_eagerly:
         return run
-    compiled = tf.function(run, autograph=False, jit_compile=bool(model.jit_compile))
+    compiled = tf.function(
+        run, autograph=False, reduce_retracing=True, jit_compile=bool(model.jit_compile)
+    )
     return lambda batch, scale: compiled(batch, tf.constant(scale, tf.float32))

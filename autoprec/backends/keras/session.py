@@ -155,7 +155,7 @@ class KerasSession:
         for name in ("_model", "_feed"):
             self.__dict__.pop(name, None)
         self._placed.close()
-        keras.utils.clear_session(free_memory=True)
+        keras.utils.clear_session(free_memory=False)
         gc.collect()
         give_back_memory()
 

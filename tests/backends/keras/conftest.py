@@ -21,7 +21,9 @@ with warnings.catch_warnings():
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Every test starts with a seed, no leftover names, and the default policy."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(
+        free_memory=False
+    )  # collecting garbage would take longer than most tests
     keras.utils.set_random_seed(7)
     before = keras.config.dtype_policy()
     yield
