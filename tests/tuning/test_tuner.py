@@ -1,0 +1,181 @@
+"""The whole tuning on the simulated backend, in real worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprec.api import tune
+from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Profile
+from autoprec.core.search import Status
+from autoprec.errors import NoFeasibleRecipe
+from autoprec.profiles import load_profile
+from autoprec.tuning.events import Event, Finished, TrialFinished
+
+FASTER = (
+    "overhead={'float32': .002, 'mixed_bfloat16': .003}, "
+    "per_sample={'float32': .0005, 'mixed_bfloat16': .00025}"
+)
+BOTH = ("float32", "mixed_bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the device's own products untimed: they say nothing of a simulated model."""
+    monkeypatch.setattr("autoprec.api._measured", lambda facts, frameworks: facts)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Callable[..., Path]:
+    """Write a simulated task file whose model has these arguments."""
+
+    def write(arguments: str = FASTER, more: str = "") -> Path:
+        path = tmp_path / "simulated_task.py"
+        path.write_text(
+            "from autoprec.backends.simulated import SimulatedModel\n"
+            f"def build_model():\n    return SimulatedModel({arguments})\n"
+            f"def build_data(batch_size):\n    return []\n{more}\n"
+        )
+        return path
+
+    return write
+
+
+def run(path: Path, **settings: Any) -> tuple[Profile, list[Event]]:
+    events: list[Event] = []
+    settings = {"rounds": 5, "policies": BOTH, "wait": True, **settings}
+    return tune(path, listener=events.append, **settings), events
+
+
+def trials(events: list[Event]) -> list[TrialFinished]:
+    return [event for event in events if isinstance(event, TrialFinished)]
+
+
+def test_the_fast_policy_that_trains_like_float32_is_chosen_with_its_evidence(
+    task: Callable[..., Path],
+) -> None:
+    path = task()
+    profile, events = run(path)
+    assert profile.recipe.policy is Policy.MIXED_BFLOAT16
+    assert profile.evidence.parity.verdict == "equal"
+    assert profile.evidence.speedup.low > 1.5
+    assert profile.evidence.speedup_same_batch is not None
+    assert profile.evidence.speedup_same_batch.ratio == pytest.approx(1.96, abs=0.1)
+    assert profile.evidence.trials == len(trials(events))
+    written = load_profile(path.with_suffix(".profile.yaml"))
+    assert written == from_plain(Profile, to_plain(profile)) == profile
+
+
+def test_the_baseline_is_measured_first(task: Callable[..., Path]) -> None:
+    _, events = run(task(), trials=2)
+    first = trials(events)[0]
+    assert (first.recipe.policy, first.recipe.batch_size) == (Policy.FLOAT32, 32)
+
+
+def test_a_policy_that_brings_nothing_is_refused_with_its_number(
+    task: Callable[..., Path],
+) -> None:
+    slow = "per_sample={'float32': .0005, 'mixed_bfloat16': .001}"
+    profile, _ = run(task(slow))
+    assert profile.recipe.policy is Policy.FLOAT32
+    reasons = {r.candidate: r.reason for r in profile.evidence.refusals}
+    assert "the speed of the best float32 recipe" in reasons["mixed_bfloat16"]
+
+
+def test_a_policy_that_breaks_training_is_never_chosen(task: Callable[..., Path]) -> None:
+    profile, _ = run(task(FASTER + ", broken=('mixed_bfloat16',)"))
+    assert profile.recipe.policy is Policy.FLOAT32
+    assert any("float32" in r.reason for r in profile.evidence.refusals)
+
+
+def test_an_island_mends_a_policy(task: Callable[..., Path]) -> None:
+    profile, _ = run(task(FASTER + ", broken=('mixed_bfloat16',), culprit='norm'"))
+    assert profile.recipe.policy is Policy.MIXED_BFLOAT16
+    assert profile.recipe.float32_modules == ("norm",)
+    assert profile.evidence.islands is not None
+
+
+def test_forced_policies_are_marked_and_none_feasible_is_an_error(
+    task: Callable[..., Path],
+) -> None:
+    profile, _ = run(task(), policies=("mixed_bfloat16",))
+    assert profile.recipe.forced
+    with pytest.raises(NoFeasibleRecipe, match="no policy that was asked for passes"):
+        run(task(FASTER + ", nonfinite=('mixed_bfloat16',)"), policies=("mixed_bfloat16",))
+
+
+def test_the_effective_batch_is_kept(task: Callable[..., Path]) -> None:
+    profile, events = run(task(more="BATCH_SIZE = 128"))
+    assert profile.recipe.effective_batch == 128
+    assert all(trial.recipe.effective_batch == 128 for trial in trials(events))
+
+
+def test_a_batch_that_may_not_be_split_stays_whole(task: Callable[..., Path]) -> None:
+    _, events = run(task(FASTER + ", splittable=False", more="BATCH_SIZE = 128"))
+    assert {trial.recipe.batch_size for trial in trials(events)} == {128}
+
+
+def test_out_of_memory_is_a_result_and_rules_larger_batches_out(
+    task: Callable[..., Path],
+) -> None:
+    profile, events = run(task(FASTER + ", capacity_bytes=420 * 2**20"))
+    ended = [trial.outcome.status for trial in trials(events)]
+    assert Status.OUT_OF_MEMORY in ended
+    assert profile.recipe.batch_size <= 128
+    failed = [t.recipe for t in trials(events) if t.outcome.status is Status.OUT_OF_MEMORY]
+    assert len({r.batch_size for r in failed if r.policy is Policy.MIXED_BFLOAT16}) <= 1
+
+
+def test_a_recipe_that_would_not_fit_the_budget_is_not_tried(task: Callable[..., Path]) -> None:
+    _, events = run(task(), memory_bytes=500 * 2**20)
+    assert all(trial.recipe.batch_size <= 256 for trial in trials(events))
+    assert all(trial.outcome.status is Status.OK for trial in trials(events))
+
+
+@pytest.mark.parametrize("fault", ["crash_at=128", "exit_at=128"])
+def test_a_trial_that_kills_its_worker_is_a_result(task: Callable[..., Path], fault: str) -> None:
+    profile, events = run(task(f"{FASTER}, {fault}"))
+    assert Status.CRASHED in [trial.outcome.status for trial in trials(events)]
+    assert profile.recipe.batch_size < 128
+
+
+def test_data_that_hold_fewer_samples_bound_the_batch(task: Callable[..., Path]) -> None:
+    profile, _ = run(task(FASTER + ", samples=100"))
+    assert profile.recipe.batch_size <= 64
+
+
+def test_a_finished_study_answers_at_once_and_fresh_starts_over(
+    task: Callable[..., Path],
+) -> None:
+    path = task()
+    first, _ = run(path)
+    again, events = run(path)
+    assert again == first
+    assert not trials(events)
+    assert any(isinstance(event, Finished) and event.from_study for event in events)
+    _, events = run(path, fresh=True)
+    assert trials(events)
+
+
+def test_a_changed_task_starts_a_study_of_its_own(task: Callable[..., Path]) -> None:
+    run(task())
+    _, events = run(task(FASTER + ", noise=0.02"))
+    assert trials(events)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_other_samplers_find_it_too(task: Callable[..., Path], sampler: str) -> None:
+    profile, events = run(task(), sampler=sampler, trials=8)
+    assert len(trials(events)) == 8
+    fastest = max(trials(events), key=lambda trial: trial.outcome.rate).recipe.policy
+    assert profile.recipe.policy is fastest, profile.evidence.refusals
+
+
+def test_the_grid_measures_every_recipe(task: Callable[..., Path]) -> None:
+    _, events = run(task(), sampler="grid", batch_sizes="32-128")
+    assert len(trials(events)) == 6
