@@ -41,6 +41,10 @@ class Status(StrEnum):
 _GROWS_WORSE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KILLED)
 
 
+#: Ends that say that the batch is too big for this machine.
+_TOO_BIG = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.KILLED)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One finished trial: where it was and what came of it.
@@ -101,7 +105,7 @@ def next_point(
     space: Space, baseline: Point, history: Sequence[Outcome], limits: Limits
 ) -> Next | Stop:
     """Propose the next point to measure, or say why to stop."""
-    if not history:
+    if all(key(outcome.point) != key(baseline) for outcome in history):
         return Next(baseline, "the baseline")
     if limits.trials is not None and len(history) >= limits.trials:
         return Stop(f"the limit of {limits.trials} trials is reached")
@@ -120,6 +124,24 @@ def next_point(
     if not good:
         return Next(_smallest(open_points), "nothing has run yet; the smallest batch next")
     return _most_promising(open_points, good, limits)
+
+
+def settled_baseline(space: Space, baseline: Point, history: Sequence[Outcome]) -> Point | None:
+    """The baseline, or where it does not fit the largest smaller batch that does.
+
+    None where plain float32 fails in another way, or at every batch. A point that was not tried yet
+    is taken for one that runs.
+    """
+    ended = {key(outcome.point): outcome for outcome in history}
+    sizes = sorted((s for s in space.batch_sizes if s <= int(baseline[BATCH])), reverse=True)
+    for size in sizes:
+        point = {**baseline, BATCH: size}
+        outcome = ended.get(key(point))
+        if outcome is None or outcome.rate > 0:
+            return point
+        if outcome.status not in _TOO_BIG:
+            return None
+    return None
 
 
 def _first_of_policy(point: Point, baseline: Point) -> bool:

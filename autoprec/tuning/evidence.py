@@ -61,6 +61,7 @@ class Findings:
     history: tuple[Outcome, ...]
     space: Space
     refusals: list[Refusal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     memory_bytes: int | None = None
     proof_seconds: float = 0.0
     neighbours: float = 0.0
@@ -227,7 +228,7 @@ def _reason(findings: Findings, choice: Choice, bound: Bound, recipe: Recipe) ->
 def _warnings(
     findings: Findings, recipe: Recipe, plain: Recipe, measured: Measurement
 ) -> tuple[str, ...]:
-    found = list(findings.task.warnings)
+    found = [*findings.task.warnings, *findings.notes]
     if findings.task.low_precision:
         found.append(f"the task is not plain float32: {findings.task.low_precision}")
     if recipe.effective_batch != plain.effective_batch:

@@ -15,6 +15,7 @@ from autoprec.core.search import (
     key,
     next_point,
     ruled_out,
+    settled_baseline,
 )
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.tuning.events import Stage, TrialFinished, TrialStarted
@@ -34,13 +35,20 @@ def find(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
 def search(
     work: Work, study: Study, space: Space, baseline: Point, runner: Runner
 ) -> tuple[Outcome, ...]:
-    """Measure recipes until none is worth its time; return every outcome, oldest first."""
+    """Measure recipes until none is worth its time; return every outcome, oldest first.
+
+    Where plain float32 does not fit at the baseline's batch, the largest batch at which it does
+    becomes the baseline (`settled_baseline` of the history says which).
+    """
     work.listener(Stage("search", f"{len(space.points())} recipes"))
     began = time.monotonic()
     repeats = 0
     while True:
         history = study.history()
-        decision = _decide(work, space, baseline, history, repeats, time.monotonic() - began)
+        settled = settled_baseline(space, baseline, history)
+        if settled is None:
+            return history
+        decision = _decide(work, space, settled, history, repeats, time.monotonic() - began)
         if isinstance(decision, Stop):
             work.listener(Stage("search", decision.reason))
             return history
@@ -56,8 +64,10 @@ def search(
         work.listener(TrialStarted(number, recipe, decision.reason))
         outcome = _measure(work, history, point, recipe, runner)
         study.tell(trial, outcome)
-        rates = [each.rate for each in (*history, outcome)]
-        work.listener(TrialFinished(number, recipe, outcome, max(rates), rates[0]))
+        base = find((*history, outcome), settled)
+        best = max(each.rate for each in (*history, outcome))
+        baseline_rate = base.rate if base is not None else 0.0
+        work.listener(TrialFinished(number, recipe, outcome, best, baseline_rate))
 
 
 def _decide(
@@ -71,7 +81,7 @@ def _decide(
     options = work.options
     if options.time_limit is not None and elapsed >= options.time_limit and history:
         return Stop(f"the time limit of {options.time_limit:g} s is reached")
-    if options.sampler == "cost" or not history:
+    if options.sampler == "cost" or find(history, baseline) is None:
         limits = Limits(memory_bytes=work.memory_bytes, trials=options.trials)
         return next_point(space, baseline, history, limits)
     points = len(space.points())

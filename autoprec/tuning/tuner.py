@@ -15,8 +15,8 @@ from pathlib import Path
 from autoprec.core.device import DeviceFacts
 from autoprec.core.profile import Profile
 from autoprec.core.rules import Proposal, Refusal, propose
-from autoprec.core.search import Outcome, Status, shortlist
-from autoprec.core.space import Space
+from autoprec.core.search import Outcome, Status, settled_baseline, shortlist
+from autoprec.core.space import BATCH, Space
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.events import Described, Finished, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
@@ -107,14 +107,20 @@ def _learn(
         memory_bytes=work.memory_bytes,
         space=space,
     )
-    measured = find(history, baseline)
+    settled = settled_baseline(space, baseline, history) or baseline
+    measured = find(history, settled)
+    if settled != baseline:
+        findings.notes.append(
+            f"plain float32 does not fit at batch {baseline[BATCH]}: the baseline is batch "
+            f"{settled[BATCH]}"
+        )
     if measured is None or measured.measurement is None or measured.rate <= 0:
         raise _no_baseline(measured)
     prover = Prover(work, study, task, findings, runner)
     proven = _prove(work, space, prover, findings)
     runner.drop()
     seconds = measured.measurement.step_seconds
-    finish(work, space.recipe(baseline), seconds, proven, findings)
+    finish(work, space.recipe(settled), seconds, proven, findings)
     findings.neighbours = work.watch.worst
     return findings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
+from autoprec.core.recipe import Recipe
 from autoprec.core.search import (
     Limits,
     Next,
@@ -21,6 +23,7 @@ from autoprec.core.search import (
     key,
     next_point,
     ruled_out,
+    settled_baseline,
     shortlist,
 )
 from autoprec.core.space import BATCH, Space, powers_of_two
@@ -277,3 +280,22 @@ def test_among_equally_fast_recipes_of_a_batch_the_simplest_is_first(other):
     history = [measured({**plain, **other}, 101), measured(plain, 100)]
     assert shortlist(history)[0].point == plain
     assert shortlist(history, tolerance=0.0)[0].point == {**plain, **other}
+
+
+def test_the_baseline_settles_at_the_largest_batch_that_fits() -> None:
+    space = Space((Policy.FLOAT32,), (8, 16, 32, 64))
+    start = space.point(Recipe(batch_size=32))
+
+    def ended(batch: int, status: Status) -> Outcome:
+        return Outcome({**start, BATCH: batch}, status)
+
+    assert settled_baseline(space, start, []) == start
+    full = ended(32, Status.OUT_OF_MEMORY)
+    assert settled_baseline(space, start, [full]) == {**start, BATCH: 16}
+    fits = replace(
+        ended(16, Status.OK), measurement=Measurement(1.0, 1.0, 1.0, 5, samples_per_step=16)
+    )
+    assert settled_baseline(space, start, [full, fits]) == {**start, BATCH: 16}
+    everywhere = [ended(batch, Status.KILLED) for batch in (32, 16, 8)]
+    assert settled_baseline(space, start, everywhere) is None
+    assert settled_baseline(space, start, [ended(32, Status.CRASHED)]) is None

@@ -137,6 +137,20 @@ def test_a_recipe_that_would_not_fit_the_budget_is_not_tried(task: Callable[...,
     assert all(trial.outcome.status is Status.OK for trial in trials(events))
 
 
+def test_where_float32_does_not_fit_its_batch_a_smaller_one_is_the_baseline(
+    task: Callable[..., Path],
+) -> None:
+    profile, _ = run(task(FASTER + ", capacity_bytes=300 * 2**20", more="BATCH_SIZE = 256"))
+    assert profile.evidence.baseline.batch_size == 64
+    assert profile.evidence.baseline.accumulation_steps == 4
+    assert any("does not fit at batch 256" in text for text in profile.evidence.warnings)
+
+
+def test_where_float32_crashes_there_is_no_baseline(task: Callable[..., Path]) -> None:
+    with pytest.raises(NoFeasibleRecipe, match="plain float32 does not run"):
+        run(task(FASTER + ", crash_at=8"))
+
+
 @pytest.mark.parametrize("fault", ["crash_at=128", "exit_at=128"])
 def test_a_trial_that_kills_its_worker_is_a_result(task: Callable[..., Path], fault: str) -> None:
     profile, events = run(task(f"{FASTER}, {fault}"))
