@@ -39,6 +39,7 @@ from autoprec.core.statistics import enough, summarize
 _KEPT_BATCHES = 4
 _KEPT_BYTES = 256 * 2**20
 _CHUNK = 8
+_DEVICE_SHARE = 0.92
 
 
 class TorchSession:
@@ -51,6 +52,7 @@ class TorchSession:
         self._report = report
         self._notes: list[str] = []
         self._started = time.perf_counter()
+        _leave_room(self._device)
         self._reset_peak()
         self._globals = contextlib.ExitStack()
         self._globals.enter_context(restored_globals())
@@ -163,6 +165,13 @@ class TorchSession:
         if self._recipe.compile:
             torch.compiler.reset()
         give_back_memory()
+
+
+def _leave_room(device: torch.device) -> None:
+    """Make too much of a CUDA device's free memory an exception before the device runs full."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        torch.cuda.set_per_process_memory_fraction(_DEVICE_SHARE * free / total, device)
 
 
 def _chunk(times: Sequence[float]) -> int:
