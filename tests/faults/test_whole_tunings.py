@@ -1,0 +1,199 @@
+"""Whole tunings under faults: full disks, read-only places, kills at random moments."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import MARK, survivors
+
+from autoprec.documents import write_text
+from autoprec.profiles import load_profile
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="faults are injected by Linux's means"
+)
+
+DRIVER = """
+import sys
+from autoprec import api, cli
+api._measured = lambda facts, frameworks: facts
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+TASK = """
+from autoprec.backends.simulated import SimulatedModel
+
+def build_model():
+    return SimulatedModel(
+        overhead={"float32": 0.004, "mixed_bfloat16": 0.006},
+        per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002},
+        sleep=0.002)
+
+def build_data(batch_size):
+    return []
+"""
+OPTIONS = ("--policies", "float32,mixed_bfloat16", "--batch-sizes", "16-64", "--rounds", "1")
+
+
+def begin(task: Path, mark: str, **settings: object) -> subprocess.Popen[str]:
+    locks = task.parent.parent / "locks"
+    locks.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", DRIVER, "tune", str(task), *OPTIONS],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, MARK: mark, "TMPDIR": str(locks), "COLUMNS": "300"},
+        **settings,  # type: ignore[call-overload]
+    )
+
+
+def tune(task: Path, mark: str, **settings: object) -> tuple[int, str]:
+    child = begin(task, mark, **settings)
+    err = child.communicate(timeout=200)[1]
+    return child.returncode, err
+
+
+def trials(err: str) -> list[str]:
+    lines = [line.strip() for line in err.splitlines() if line.startswith("  trial ")]
+    return [line.split(None, 2)[2].split(": ")[0] for line in lines]
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if "profile" in path.name)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB, really mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    done = mount and subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
+    )
+    if not done or done.returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def remount(place: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(place)], check=True)
+
+
+def fill(place: Path, leave: int) -> Path:
+    ballast = place / "ballast"
+    free = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
+    ballast.write_bytes(b"x" * max(0, free - leave))
+    return ballast
+
+
+def test_a_disk_that_fills_up_loses_nothing_that_was_measured(small_disk: Path, mark: str) -> None:
+    task = small_disk / "task.py"
+    task.write_text(TASK)
+    ballast = fill(small_disk, leave=12 * 1024)
+    code, err = tune(task, mark)
+    assert code == 2, err
+    assert "No space left on device" in err
+    assert "Traceback" not in err
+    assert written(small_disk) == []
+    done = trials(err)
+    ballast.unlink()
+    code, err = tune(task, mark)
+    assert code == 0, err
+    assert not set(done) & set(trials(err))
+    assert load_profile(small_disk / "task.profile.yaml")
+    assert survivors(mark) == []
+
+
+def test_a_full_disk_at_the_first_byte(small_disk: Path, mark: str) -> None:
+    task = small_disk / "task.py"
+    task.write_text(TASK)
+    fill(small_disk, leave=0)
+    code, err = tune(task, mark)
+    assert code == 2
+    assert "Traceback" not in err
+    assert "space" in err
+
+
+def test_a_read_only_place_is_said_before_anything_is_measured(small_disk: Path, mark: str) -> None:
+    task = small_disk / "task.py"
+    task.write_text(TASK)
+    remount(small_disk, "ro")
+    code, err = tune(task, mark)
+    assert code == 2
+    assert "Traceback" not in err
+    assert "not writable" in err or "Read-only" in err
+    assert trials(err) == []
+
+
+def test_a_profile_is_the_old_one_or_the_new_one(small_disk: Path) -> None:
+    path = small_disk / "p.yaml"
+    write_text(path, "old\n")
+    fill(small_disk, leave=4096)
+    with pytest.raises(OSError, match="No space left") as info:
+        write_text(path, "new\n" * 20_000)
+    assert info.value.errno == errno.ENOSPC
+    assert path.read_text() == "old\n"
+    assert {p.name for p in small_disk.iterdir()} == {"p.yaml", "ballast"}
+
+
+def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path, mark: str) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    task = folder / "task.py"
+    task.write_text(TASK)
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
+
+    code, err = tune(task, mark, preexec_fn=limited)
+    assert code == 2, err
+    assert "File too large" in err
+    assert "Traceback" not in err
+    done = trials(err)
+    code, err = tune(task, mark)
+    assert code == 0, err
+    assert not set(done) & set(trials(err))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_at_random_moments_lose_nothing(seed: int, tmp_path: Path, mark: str) -> None:
+    """The long form of this is benchmarks/soak.py."""
+    rng = random.Random(seed)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    task = folder / "task.py"
+    task.write_text(TASK)
+    done: list[str] = []
+    for _ in range(6):
+        child = begin(task, mark)
+        time.sleep(rng.uniform(0.3, 4.0))
+        child.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
+        err = child.communicate(timeout=60)[1]
+        assert not set(done) & set(trials(err))
+        done += trials(err)
+        assert survivors(mark) == []
+        for name in written(folder):
+            load_profile(folder / name)
+    code, err = tune(task, mark)
+    assert code == 0, err
+    assert not set(done) & set(trials(err))
+    recipe = load_profile(folder / "task.profile.yaml").recipe
+    assert (recipe.policy, recipe.batch_size) == ("mixed_bfloat16", 64)
