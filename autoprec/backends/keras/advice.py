@@ -12,7 +12,6 @@ import keras
 
 from autoprec.backends.keras.layers import Placed
 from autoprec.backends.keras.policies import low_precision
-from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 
 #: Below this many weights a step is mostly overhead: TensorFlow's mixed precision guide makes its
@@ -42,10 +41,6 @@ def advise(
     notes += _sixteen_bit_inputs(model)
     if any(policy in low_precision(placed) for policy in ("16-bit weights", "quantised")):
         notes.append(f"left as it is: {low_precision(placed)}")
-    if recipe.policy is Policy.MIXED_FLOAT16 and recipe.loss_scale is None:
-        notes.append(
-            "mixed_float16 without a loss scale: small gradients become zero; give the recipe one"
-        )
     return notes
 
 

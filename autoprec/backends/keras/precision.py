@@ -19,7 +19,7 @@ from keras import ops
 from autoprec.backends.keras import loss_scale as scaling
 from autoprec.backends.keras.padding import PaddedLayer
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
@@ -100,6 +100,13 @@ class Precision:
         return self.recipe.batch_size
 
     @property
+    def loss_scale(self) -> LossScale | None:
+        """How the loss is scaled: always under float16, never otherwise."""
+        if not self.policy.needs_loss_scale:
+            return None
+        return self.recipe.loss_scale or LossScale()
+
+    @property
     def report(self) -> Applied:
         """What was changed, with the warnings; for a subclassed model, complete once it ran."""
         return self._report() if self._report is not None else Applied(self.policy)
@@ -128,7 +135,7 @@ class Precision:
 
     def wrap(self, optimizer: Any) -> Any:
         """Return `optimizer` with what the recipe needs around it, and remember it."""
-        wrapped = scaling.wrap(optimizer, self.recipe.loss_scale, self.recipe.accumulation_steps)
+        wrapped = scaling.wrap(optimizer, self.loss_scale, self.recipe.accumulation_steps)
         if not any(known is wrapped for known in self.optimizers):
             self.optimizers = (*self.optimizers, wrapped)
         return wrapped

@@ -254,7 +254,7 @@ def _scope_of(model: Any) -> AbstractContextManager[Any]:
 
 def _watch(precision: Precision, model: Any) -> None:
     """Look for a scale at its floor now and then, from the host, while `fit` runs."""
-    if precision.recipe.loss_scale is not None and model.train_function is not None:
+    if precision.loss_scale is not None and model.train_function is not None:
         model.train_function = _Watched(model.train_function, weakref.ref(precision))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras_models import LogitsThenOwnCode, Subclassed, compiled, data, softmax_net
 
+from autoprec import apply_profile
 from autoprec.backends.keras.layers import place, resolve
 from autoprec.backends.keras.loss_scale import ScaledOptimizer
 from autoprec.backends.keras.policies import low_precision
@@ -315,3 +316,24 @@ def test_losses_that_layers_add_in_16_bits_are_summed_in_float32():
     apply(BF16, mixed)
     losses = [m.fit(x, y, shuffle=False, verbose=0).history["loss"][0] for m in (plain, mixed)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def test_float16_is_scaled_also_where_the_recipe_says_nothing_and_bfloat16_never_is():
+    assert apply(Recipe(policy=Policy.MIXED_FLOAT16), softmax_net()).scale == LossScale().initial
+    model = softmax_net()
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, loss_scale=LossScale())
+    assert apply(recipe, model).scale == 1.0
+    assert type(model.optimizer) is keras.optimizers.Adam
+
+
+def test_apply_profile_serves_keras():
+    model = softmax_net()
+    x, y = data()
+    precision = apply_profile(BF16, model=model)
+    model.fit(x, y, verbose=0)
+    assert precision.steps == 1
+    with apply_profile(BF16) as before:
+        assert keras.layers.Dense(1).compute_dtype == "bfloat16"
+        built = softmax_net()
+        before.attach(built)
+    assert [layer.dtype_policy.name for layer in built.layers] == ["mixed_bfloat16"] * 3

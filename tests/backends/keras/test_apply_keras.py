@@ -1,0 +1,90 @@
+"""apply_profile on Keras, as a user calls it; profiles that cross between frameworks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from autoprec import Policy, Recipe, apply_profile, load_profile
+from autoprec.errors import AutoprecWarning
+from autoprec.profiles import save_profile
+
+BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)
+WriteProfile = Callable[[Recipe, str], Path]
+
+
+def build() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(4)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss=loss)
+    return model
+
+
+def fit(model: keras.Model) -> list[float]:
+    inputs = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    history = model.fit(
+        inputs, np.arange(64) % 4, batch_size=16, epochs=2, verbose=0, shuffle=False
+    )
+    return [float(loss) for loss in history.history["loss"]]
+
+
+def test_a_profile_applies_to_a_compiled_model_in_place(write_profile: WriteProfile) -> None:
+    expected = fit(build())
+    model = build()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        precision = apply_profile(write_profile(BFLOAT16, "keras"), model=model)
+    assert precision.policy is Policy.MIXED_BFLOAT16
+    assert precision.batch_size == 16
+    assert model.layers[0].compute_dtype == "bfloat16"
+    assert model.layers[0].variable_dtype == "float32"
+    losses = fit(model)
+    assert losses != expected
+    assert losses == pytest.approx(expected, rel=0.02)
+
+
+def test_without_a_model_the_global_policy_is_set_and_can_be_put_back(
+    write_profile: WriteProfile,
+) -> None:
+    before = keras.config.dtype_policy().name
+    with apply_profile(write_profile(BFLOAT16, "keras")):
+        assert keras.layers.Dense(4).compute_dtype == "bfloat16"
+    assert keras.config.dtype_policy().name == before
+
+
+def test_float16_wraps_the_optimizer_with_the_recipes_scale(write_profile: WriteProfile) -> None:
+    recipe = Recipe(policy=Policy.MIXED_FLOAT16, batch_size=16)
+    recipe = replace(recipe.with_policy(Policy.MIXED_FLOAT16))
+    model = build()
+    precision = apply_profile(write_profile(recipe, "keras"), model=model)
+    fit(model)
+    assert precision.scale == recipe.loss_scale.initial
+    assert precision.skipped == 0
+
+
+def test_a_torch_profile_says_what_it_cannot_carry_over(write_profile: WriteProfile) -> None:
+    recipe = replace(BFLOAT16, float32_modules=("encoder.norm",), memory_format="channels_last")
+    model = build()
+    with pytest.warns(AutoprecWarning) as caught:
+        precision = apply_profile(write_profile(recipe, "torch"), model=model)
+    said = " ".join(str(warning.message) for warning in caught)
+    for thing in ("encoder.norm", "channels_last", "batch 16"):
+        assert thing in said
+    assert precision.policy is Policy.MIXED_BFLOAT16
+
+
+def test_a_profile_reads_the_same_under_either_framework(
+    write_profile: WriteProfile, tmp_path: Path
+) -> None:
+    profile = load_profile(write_profile(BFLOAT16, "keras"))
+    save_profile(profile, tmp_path / "again.yaml")
+    assert load_profile(tmp_path / "again.yaml") == profile
