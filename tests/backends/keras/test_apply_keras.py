@@ -41,7 +41,7 @@ def test_a_profile_applies_to_a_compiled_model_in_place(write_profile: WriteProf
     expected = fit(build())
     model = build()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", AutoprecWarning)
         precision = apply_profile(write_profile(BFLOAT16, "keras"), model=model)
     assert precision.policy is Policy.MIXED_BFLOAT16
     assert precision.batch_size == 16
