@@ -21,6 +21,9 @@ from autoprec.errors import UsageError
 HORIZON = 10
 """Numbers that grow are looked ahead for this many times the steps that were seen."""
 
+NOISE_ROUNDOFF = DType.BFLOAT16.limits.unit_roundoff
+"""The format whose rounding the null's noise stands for."""
+
 MIN_STEPS = 5
 """A trajectory shorter than this is not judged: its last fifth would be less than one step."""
 
@@ -159,18 +162,24 @@ def gate(runs: Iterable[Trajectory], tolerance: Tolerance) -> Check:
 
 
 def shadow(
-    points: Sequence[ShadowPoint], noise: Sequence[NoisePoint], tolerance: Tolerance
+    points: Sequence[ShadowPoint],
+    noise: Sequence[NoisePoint],
+    tolerance: Tolerance,
+    roundoff: float = NOISE_ROUNDOFF,
 ) -> Check:
     """Check loss and gradient at the same weights, batch and random numbers.
 
     The loss may deviate by `tolerance.loss` or `tolerance.loss_null` times the null, the gradient
-    by `tolerance.gradient` or what noise allows it, whichever is larger.
+    by `tolerance.gradient` or what noise allows it, whichever is larger. The noise is bfloat16's;
+    a format with a smaller `roundoff` answers for as much less of it.
     """
     if not points:
         return Check(judged=False)
+    finer = min(1.0, roundoff / NOISE_ROUNDOFF)
     scale = LOSS_FLOOR * abs(points[0].reference)
-    null = max((_deviation(p.loss, p.reference, scale) for p in noise), default=0.0)
-    gradient_null = max((_number(p.gradient_error) for p in noise), default=0.0)
+    null = finer * max((_deviation(p.loss, p.reference, scale) for p in noise), default=0.0)
+    errors_of_noise = [(p.step, finer * _number(p.gradient_error)) for p in noise]
+    gradient_null = max((error for _, error in errors_of_noise), default=0.0)
     deviations = [_deviation(p.loss, p.reference, scale) for p in points]
     errors = [_number(p.gradient_error) for p in points]
     numbers = Check(
@@ -181,7 +190,7 @@ def shadow(
     )
     loss_limit = max(tolerance.loss, tolerance.loss_null * null)
     for point, deviation, error in zip(points, deviations, errors, strict=True):
-        gradient_limit = _gradient_limit(point.step, noise, gradient_null, tolerance)
+        gradient_limit = _gradient_limit(point.step, errors_of_noise, tolerance)
         if deviation > loss_limit:
             problem = (
                 f"at the same weights and batch of step {point.step} its loss is "
@@ -197,26 +206,25 @@ def shadow(
     return numbers
 
 
-def _gradient_limit(
-    step: int, noise: Sequence[NoisePoint], null: float, tolerance: Tolerance
-) -> float:
+def _gradient_limit(step: int, noise: Sequence[tuple[int, float]], tolerance: Tolerance) -> float:
     """How far the gradient of a step may be away, relative to float32's.
 
     Noise elsewhere in the run never excuses a gradient that is lost: one that is all zero is away
     by exactly 1. Noise at the step itself may, where hardly any gradient is left to compare with.
     """
-    here = max((_number(p.gradient_error) for p in noise if p.step == step), default=0.0)
-    lost = min(0.9, tolerance.gradient_null * null)
+    here = max((error for other, error in noise if other == step), default=0.0)
+    lost = min(0.9, tolerance.gradient_null * max((error for _, error in noise), default=0.0))
     return max(tolerance.gradient, lost, tolerance.gradient_null * here)
 
 
 def headroom(points: Sequence[ShadowPoint]) -> Check:
     """Check that float16 numbers of the forward pass do not grow out of float16's range.
 
-    Where their largest magnitude grew over the last three checkpoints, it is continued as a power
-    of the step. If it passes 2**16 within `HORIZON` times the steps seen, or has done so already,
-    an overflow is to be expected, although the loss may not show it yet. What is large, or
-    infinite as masks are, from the start is left to the other tests.
+    Where their largest magnitude grew over the last three checkpoints, it is continued as the
+    square of something that grows evenly, as weights under Adam do and squared activations with
+    them. If it passes 2**16 within `HORIZON` times the steps seen, or has done so already, an
+    overflow is to be expected, although the loss may not show it yet. What is large, or infinite
+    as masks are, from the start is left to the other tests.
     """
     seen = [(p.step, _magnitude(p)) for p in points if p.step > 0 and _magnitude(p) > 0]
     if len(seen) < 3:
@@ -227,12 +235,12 @@ def headroom(points: Sequence[ShadowPoint]) -> Check:
     grew = f"the largest float16 number of its forward pass grew from {less:.3g} at step {before}"
     if math.isinf(more):
         return Check(problem=f"{grew} to infinity at step {step}", step=step)
-    power = math.log(more / less) / math.log(step / before)
-    octaves = (DType.FLOAT16.limits.max_exponent + 1 - math.log2(more)) / power
-    if octaves > math.log2(HORIZON):
+    pace = (math.sqrt(more) - math.sqrt(less)) / (step - before)
+    limit = 2.0 ** (DType.FLOAT16.limits.max_exponent + 1)
+    when = step + (math.sqrt(limit) - math.sqrt(more)) / pace
+    if when > HORIZON * (step + 1):
         return Check()
-    when = step * 2.0 ** max(0.0, octaves)
-    problem = f"{grew} to {more:.3g} at step {step}; so it overflows at about step {when:.0f}"
+    problem = f"{grew} to {more:.3g} at step {step}; so it overflows by step {when:.0f}"
     return Check(problem=problem, step=step)
 
 
@@ -289,7 +297,7 @@ def metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was recorded of one candidate."""
+    """All that was recorded of one candidate; `roundoff` is that of the format it computes in."""
 
     shadow: tuple[ShadowPoint, ...] = ()
     noise: tuple[NoisePoint, ...] = ()
@@ -297,6 +305,7 @@ class Evidence:
     seconds: float = 0.0
     not_covered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    roundoff: float = NOISE_ROUNDOFF
 
 
 def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
@@ -306,7 +315,7 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
     gated = _gate_shadow(evidence.shadow)
     if gated.passed:
         gated = gate((run.candidate for run in runs), tolerance)
-    shadowed = shadow(evidence.shadow, evidence.noise, tolerance)
+    shadowed = shadow(evidence.shadow, evidence.noise, tolerance, evidence.roundoff)
     driven = trajectory(runs, tolerance)
     measured = metric(runs, tolerance)
     numbers = Verdict(

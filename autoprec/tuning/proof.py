@@ -88,7 +88,7 @@ class Proof:
                 seeds = ()
             elif known.noise is None:
                 known.noise = self._tracer.noise(draws=NOISE_DRAWS)
-            if until_failure and not self._shadow_passes(points, known):
+            if until_failure and not self._shadow_passes(recipe, points, known):
                 missing.append("trajectories (the shadow test failed already)")
                 seeds = ()
             for index, seed in enumerate(seeds):
@@ -106,11 +106,13 @@ class Proof:
             seconds=time.monotonic() - started,
             not_covered=tuple(missing),
             notes=_notes(known.reference),
+            roundoff=recipe.policy.compute_dtype.limits.unit_roundoff,
         )
         return judging.judge(evidence, self._tolerance)
 
-    def _shadow_passes(self, points: Sequence[ShadowPoint], known: _Known) -> bool:
-        return judging.shadow(points, known.noise or (), self._tolerance).passed
+    def _shadow_passes(self, recipe: Recipe, points: Sequence[ShadowPoint], known: _Known) -> bool:
+        roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
+        return judging.shadow(points, known.noise or (), self._tolerance, roundoff).passed
 
     def _reference(self, recipe: Recipe, missing: list[str]) -> _Known:
         """The float32 run with its checkpoints; the tracer keeps those of the last call only."""

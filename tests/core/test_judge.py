@@ -209,3 +209,12 @@ def test_every_verdict_is_plain_and_comes_back_as_it_was(found):
 def test_the_gate_of_float32_allows_any_skips(skips):
     wide = replace(DEFAULT, skipped=2**31)
     assert gate([run(skipped=tuple(range(min(skips, 30))))], wide).passed
+
+
+def test_a_finer_format_answers_for_less_noise():
+    noisy = (NoisePoint(0, 2.1, 2.0, 0.3),)
+    assert shadow(points(0.05), noisy, DEFAULT).passed
+    finer = shadow(points(0.05), noisy, DEFAULT, roundoff=2.0**-11)
+    assert not finer.passed
+    assert finer.noise == pytest.approx(0.05 / 8)
+    assert finer.gradient_noise == pytest.approx(0.3 / 8)
