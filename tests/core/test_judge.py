@@ -17,6 +17,7 @@ from autoprec.core.judge import (
     Tolerance,
     Verdict,
     gate,
+    headroom,
     judge,
     metric,
     shadow,
@@ -218,3 +219,58 @@ def test_a_finer_format_answers_for_less_noise():
     assert not finer.passed
     assert finer.noise == pytest.approx(0.05 / 8)
     assert finer.gradient_noise == pytest.approx(0.3 / 8)
+
+
+def growing(*largest: float | None) -> tuple[ShadowPoint, ...]:
+    steps = (0, 2, 8, 29)
+    return tuple(
+        ShadowPoint(step, 1.0, 1.0, 0.0, value, value is None)
+        for step, value in zip(steps, largest, strict=True)
+    )
+
+
+def test_float16_numbers_that_grow_towards_the_limit_are_drift():
+    points_ = growing(1000.0, 2000.0, 5000.0, 30000.0)
+    assert "overflows by step" in headroom(points_).problem
+    verdict = judge(Evidence(shadow=points_), DEFAULT)
+    assert (verdict.verdict, verdict.step) == ("drift", 29)
+
+
+def test_float16_numbers_that_grew_to_infinity_are_drift():
+    assert "to infinity at step 29" in headroom(growing(10.0, 2000.0, 5000.0, None)).problem
+
+
+@pytest.mark.parametrize(
+    "largest",
+    [
+        (1.0, 2.0, 2.5, 3.0),  # far from the limit
+        (9e3, 3e4, 2e4, 1e4),  # shrinking
+        (None, None, None, None),  # infinite from the start, as masks are
+    ],
+)
+def test_other_large_numbers_are_left_to_the_other_tests(largest):
+    assert headroom(growing(*largest)).passed
+
+
+def test_growth_is_judged_from_three_checkpoints_on():
+    assert not headroom(growing(1.0, 2e4, 3e4, 6e4)[:3]).judged
+
+
+def test_where_noise_alone_breaks_every_gradient_it_excuses_nothing():
+    noise = tuple(NoisePoint(step, 3.0, 2.0, 1.0) for step in (0, 2, 8, 29))
+    excused = (*noise[:-1], NoisePoint(29, 3.0, 2.0, 0.01))
+    assert not judge(evidence(run(), shadow=points(0.2), noise=noise), DEFAULT).accepted
+    assert judge(evidence(run(), shadow=points(0.2), noise=excused), DEFAULT).accepted
+
+
+def test_a_converged_gradient_is_excused_where_noise_moves_it_too():
+    noise = (NoisePoint(0, 2.0, 2.0, 0.01), NoisePoint(29, 2.0, 2.0, 0.8))
+    late = (ShadowPoint(0, 2.0, 2.0, 0.01), ShadowPoint(29, 2.0, 2.0, 2.1))
+    early = (ShadowPoint(0, 2.0, 2.0, 2.1), ShadowPoint(29, 2.0, 2.0, 0.01))
+    assert shadow(late, noise, DEFAULT).passed
+    assert "step 0" in shadow(early, noise, DEFAULT).problem
+
+
+def test_a_gradient_that_is_lost_is_never_excused_by_noise_elsewhere():
+    noise = (NoisePoint(0, 2.0, 2.0, 0.01), NoisePoint(29, 2.0, 2.0, 3.0))
+    assert not shadow((ShadowPoint(0, 2.0, 2.0, 1.0),), noise, DEFAULT).passed
