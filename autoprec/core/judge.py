@@ -206,6 +206,20 @@ def shadow(
     return numbers
 
 
+def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
+    """Whether float32 itself does not bear noise of bfloat16's size, so that it excuses nothing.
+
+    Chaos and convergence leave the gradient well defined at some checkpoint at least. Where noise
+    moves it everywhere by half of what is allowed, the noise does what a broken precision does: as
+    with a weight that multiplies positions far beyond 256.
+    """
+    largest: dict[int, float] = {}
+    for point in noise:
+        error = 0.0 if point.gradient_error is None else point.gradient_error
+        largest[point.step] = max(largest.get(point.step, 0.0), error)
+    return min(largest.values(), default=0.0) > tolerance.gradient / 2
+
+
 def _gradient_limit(step: int, noise: Sequence[tuple[int, float]], tolerance: Tolerance) -> float:
     """How far the gradient of a step may be away, relative to float32's.
 
