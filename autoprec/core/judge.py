@@ -178,7 +178,7 @@ def shadow(
     finer = min(1.0, roundoff / NOISE_ROUNDOFF)
     scale = LOSS_FLOOR * abs(points[0].reference)
     null = finer * max((_deviation(p.loss, p.reference, scale) for p in noise), default=0.0)
-    errors_of_noise = [(p.step, finer * _number(p.gradient_error)) for p in noise]
+    errors_of_noise = [(p.step, finer * (p.gradient_error or 0.0)) for p in noise]
     gradient_null = max((error for _, error in errors_of_noise), default=0.0)
     deviations = [_deviation(p.loss, p.reference, scale) for p in points]
     errors = [_number(p.gradient_error) for p in points]
@@ -215,8 +215,7 @@ def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
     """
     largest: dict[int, float] = {}
     for point in noise:
-        error = 0.0 if point.gradient_error is None else point.gradient_error
-        largest[point.step] = max(largest.get(point.step, 0.0), error)
+        largest[point.step] = max(largest.get(point.step, 0.0), point.gradient_error or 0.0)
     return min(largest.values(), default=0.0) > tolerance.gradient / 2
 
 
@@ -329,6 +328,9 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
     gated = _gate_shadow(evidence.shadow)
     if gated.passed:
         gated = gate((run.candidate for run in runs), tolerance)
+    if delicate(evidence.noise, tolerance):
+        evidence = replace(evidence, noise=())
+        runs = tuple(replace(run, noisy=None) for run in runs)
     shadowed = shadow(evidence.shadow, evidence.noise, tolerance, evidence.roundoff)
     driven = trajectory(runs, tolerance)
     measured = metric(runs, tolerance)

@@ -274,3 +274,10 @@ def test_a_converged_gradient_is_excused_where_noise_moves_it_too():
 def test_a_gradient_that_is_lost_is_never_excused_by_noise_elsewhere():
     noise = (NoisePoint(0, 2.0, 2.0, 0.01), NoisePoint(29, 2.0, 2.0, 3.0))
     assert not shadow((ShadowPoint(0, 2.0, 2.0, 1.0),), noise, DEFAULT).passed
+
+
+def test_trajectories_alone_are_judged_too():
+    verdict = judge(Evidence(runs=(SeedRun(run(), times(1.001), times(1.001)),)), DEFAULT)
+    assert verdict.accepted
+    assert verdict.loss_deviation is None
+    assert "after 30 steps" in verdict.reason
