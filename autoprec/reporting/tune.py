@@ -164,6 +164,7 @@ class Terminal:
             self._say(f"refused: {refusal.candidate}: {refusal.reason}", "dim")
         for warning in event.profile.evidence.warnings:
             self._say(f"warning: {warning}", "yellow")
+        self._say(_costs(event), "dim")
         self._say(closing_sentence(event.profile), "bold")
         self._say(f"the profile is in {self._output}")
 
@@ -214,6 +215,19 @@ def _row(outcome: Outcome, base: float) -> list[Text]:
         note = "" if measured.finite else "the loss was not finite"
     cells = [str(point["policy"]), str(point[BATCH]), settings, *numbers, note]
     return [Text(printable(cell)) for cell in cells]
+
+
+def _costs(event: Finished) -> str:
+    """What the tuning took: time, the proofs' part of it, and memory of what was allowed."""
+    evidence = event.profile.evidence
+    text = f"{evidence.trials} trials in {evidence.tuning_seconds:.0f} s"
+    if evidence.proof_seconds:
+        text += f", {evidence.proof_seconds:.0f} s of it proofs"
+    peaks = [o.measurement.peak_memory_bytes for o in event.outcomes if o.measurement is not None]
+    if peaks and evidence.memory_budget_bytes:
+        allowed = bytes_text(evidence.memory_budget_bytes)
+        text += f"; at most {bytes_text(max(peaks))} of memory where {allowed} may be used"
+    return text
 
 
 def closing_sentence(profile: Profile) -> str:
