@@ -46,6 +46,8 @@ def observe(machine: Machine | None = None) -> MachineObservation:
         notes.extend(f"{name}: {each}" for each in trouble)
     if not any(device.kind is DeviceKind.CPU for device in devices):
         devices.append(Observation(kind=DeviceKind.CPU))
+    missing, trouble = _bounded(lambda: _unreadable(machine), ())
+    notes.extend((*missing, *(f"{machine.system}: {each}" for each in trouble)))
     nothing: tuple[FrameworkFact, ...] = ()
     frameworks, trouble = _bounded(lambda: find_frameworks(machine), nothing)
     notes.extend(f"frameworks: {each}" for each in trouble)
@@ -56,6 +58,18 @@ def observe(machine: Machine | None = None) -> MachineObservation:
         system=f"{machine.system} {machine.architecture}".strip(),
         python=machine.python,
     )
+
+
+def _unreadable(machine: Machine) -> tuple[str, ...]:
+    """What a Linux that hides its own file systems keeps from every probe."""
+    if machine.system != "Linux":
+        return ()
+    notes = []
+    if machine.read("/proc/self/mountinfo") is None:
+        notes.append("/proc cannot be read: limits of control groups are not known")
+    if not machine.entries("/sys"):
+        notes.append("/sys cannot be read: accelerators without a vendor's library are not seen")
+    return tuple(notes)
 
 
 def _bounded(work: Callable[[], T], fallback: T) -> tuple[T, tuple[str, ...]]:
