@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import logging
 import math
@@ -59,7 +60,13 @@ def tasks(folder: Path, only: list[str]) -> Iterator[tuple[str, Task]]:
     """The task files of a folder: every module that defines build_model."""
     for path in sorted(folder.glob("*.py")):
         if "def build_model" in path.read_text() and (not only or path.stem in only):
-            yield path.stem, load_task(path)
+            yield path.stem, loaded(path)
+
+
+@functools.cache
+def loaded(path: Path) -> Task:
+    """The task of a file, which can be loaded once only."""
+    return load_task(path)
 
 
 def tracer(task: Task) -> TorchTracer:
