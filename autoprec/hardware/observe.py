@@ -46,7 +46,8 @@ def observe(machine: Machine | None = None) -> MachineObservation:
         notes.extend(f"{name}: {each}" for each in trouble)
     if not any(device.kind is DeviceKind.CPU for device in devices):
         devices.append(Observation(kind=DeviceKind.CPU))
-    missing, trouble = _bounded(lambda: _unreadable(machine), ())
+    readable: tuple[str, ...] = ()
+    missing, trouble = _bounded(lambda: _unreadable(machine), readable)
     notes.extend((*missing, *(f"{machine.system}: {each}" for each in trouble)))
     nothing: tuple[FrameworkFact, ...] = ()
     frameworks, trouble = _bounded(lambda: find_frameworks(machine), nothing)
