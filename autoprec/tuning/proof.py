@@ -178,10 +178,17 @@ class Proof:
     def tune_loss_scale(self, recipe: Recipe) -> tuple[LossScale, ScaleEvidence]:
         """Choose a float16 recipe's initial loss scale; see `scaling.tune_loss_scale`.
 
-        The reference runs first, so that gradients are measured along the training, too.
+        The reference runs first, so that gradients are measured along the training, too. Code that
+        raises under the recipe gets the usual scale: it is for the proof to reject it.
         """
         self._reference(recipe, [])
-        return scaling.tune_loss_scale(recipe, self._tracer, seconds=self._seconds / 3)
+        try:
+            return scaling.tune_loss_scale(recipe, self._tracer, seconds=self._seconds / 3)
+        except Exception as error:
+            if not _raised_by_recipe(error):
+                raise
+            self.forget()
+            return scaling.unmeasured(f"the task's own code raises under it: {_first_line(error)}")
 
     def find_islands(self, recipe: Recipe, units: Sequence[Unit]) -> Islands:
         """Look for the few modules that must stay in float32, and prove the mended recipe."""
@@ -210,8 +217,13 @@ class Proof:
         if recipe.loss_scale is None:
             return mended
         self._reference(recipe, [])
-        initial = scaling.analytic(mended, self._tracer)
-        return replace(mended, loss_scale=initial)
+        try:
+            return replace(mended, loss_scale=scaling.analytic(mended, self._tracer))
+        except Exception as error:
+            if not _raised_by_recipe(error):
+                raise
+            self.forget()
+            return mended
 
 
 @dataclass(frozen=True)
@@ -257,12 +269,15 @@ def _raised_by_recipe(error: Exception) -> bool:
     return not isinstance(error, AutoprecError | MemoryError | OSError)
 
 
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
 def _raises(error: Exception, seconds: float) -> Verdict:
-    text = str(error).strip().splitlines()
-    message = text[0][:200] if text else type(error).__name__
     return Verdict(
         "rejected",
-        f"the task's own code raises under it: {message}",
+        f"the task's own code raises under it: {_first_line(error)}",
         seconds=seconds,
         not_covered=("everything after the error",),
     )

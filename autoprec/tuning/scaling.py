@@ -30,6 +30,13 @@ def analytic(recipe: Recipe, tracer: Tracer, batches: int = BATCHES) -> LossScal
     return loss_scale(_evidence(histogram, initial_exponent(histogram)))
 
 
+def unmeasured(note: str) -> tuple[LossScale, ScaleEvidence]:
+    """The usual scale, where nothing could be measured; `note` says why."""
+    histogram = ExponentHistogram(largest=None, smallest=None)
+    evidence = replace(_evidence(histogram, initial_exponent(histogram)), note=note)
+    return loss_scale(evidence), evidence
+
+
 def tune_loss_scale(
     recipe: Recipe, tracer: Tracer, *, seconds: float | None = None
 ) -> tuple[LossScale, ScaleEvidence]:
