@@ -24,6 +24,7 @@ from autoprec.tuning.trials import Runner, run_trial
 from autoprec.tuning.work import Work
 
 _MOST_REPEATS = 20
+_HEADROOM = 0.95
 _SAMPLER_TRIALS = 40
 
 
@@ -82,7 +83,7 @@ def _decide(
     if options.time_limit is not None and elapsed >= options.time_limit and history:
         return Stop(f"the time limit of {options.time_limit:g} s is reached")
     if options.sampler == "cost" or find(history, baseline) is None:
-        limits = Limits(memory_bytes=work.memory_bytes, trials=options.trials)
+        limits = Limits(memory_bytes=_room(work), trials=options.trials)
         return next_point(space, baseline, history, limits)
     points = len(space.points())
     count = options.trials or (points if options.sampler == "grid" else _SAMPLER_TRIALS)
@@ -95,11 +96,16 @@ def _decide(
     return Next(None, f"proposed by {options.sampler}")
 
 
+def _room(work: Work) -> float | None:
+    """What a recipe may be expected to take: less than a worker may, so that it fits every time."""
+    return None if work.memory_bytes is None else _HEADROOM * work.memory_bytes
+
+
 def _measure(
     work: Work, history: tuple[Outcome, ...], point: Point, recipe: Recipe, runner: Runner
 ) -> Outcome:
     """Measure a recipe, unless it is known not to fit (a sampler of Optuna's may propose it)."""
-    why = ruled_out(point, history, Limits(memory_bytes=work.memory_bytes))
+    why = ruled_out(point, history, Limits(memory_bytes=_room(work)))
     if why:
         return Outcome(point, Status.WOULD_NOT_FIT, reason=why)
     runner.load()

@@ -173,18 +173,17 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path, mark: str) -> None
     assert not set(done) & set(trials(err))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_kills_at_random_moments_lose_nothing(seed: int, tmp_path: Path, mark: str) -> None:
+def test_kills_at_random_moments_lose_nothing(tmp_path: Path, mark: str) -> None:
     """The long form of this is benchmarks/soak.py."""
-    rng = random.Random(seed)
+    rng = random.Random(1)
     folder = tmp_path / "here"
     folder.mkdir()
     task = folder / "task.py"
     task.write_text(TASK)
     done: list[str] = []
-    for _ in range(6):
+    for _ in range(5):
         child = begin(task, mark)
-        time.sleep(rng.uniform(0.3, 4.0))
+        time.sleep(rng.uniform(0.3, 3.0))
         child.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
         err = child.communicate(timeout=60)[1]
         assert not set(done) & set(trials(err))
