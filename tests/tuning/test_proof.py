@@ -215,20 +215,20 @@ def test_the_metric_of_a_longer_run_is_not_compared():
 
 def test_the_scale_is_measured_and_confirmed_by_one_trial():
     scale, evidence = Proof(FakeTracer(largest=-2)).tune_loss_scale(FLOAT16)
-    assert scale.initial == 2.0**13
+    assert scale.initial == 2.0**11
     assert scale.floor == 2.0**5
     assert (evidence.largest_safe, evidence.trials, evidence.skipped_steps) == (17, 1, 0)
 
 
 def test_a_scale_that_skips_steps_is_tried_lower():
-    scale, evidence = Proof(FakeTracer(largest=-2, overflow=9.5)).tune_loss_scale(FLOAT16)
-    assert scale.initial == 2.0**7
+    scale, evidence = Proof(FakeTracer(largest=-2, overflow=7.5)).tune_loss_scale(FLOAT16)
+    assert scale.initial == 2.0**5
     assert evidence.skipped_steps == 0
     assert evidence.trials == 3
 
 
 def test_a_scale_that_loses_gradient_is_tried_higher():
-    tracer = FakeTracer(largest=-2, counts={"-36": 0.5, "-5": 0.5})
+    tracer = FakeTracer(largest=-2, counts={"-37": 0.5, "-5": 0.5})
     scale, evidence = Proof(tracer).tune_loss_scale(FLOAT16)
     assert scale.initial > 2.0**11
     assert evidence.underflow == 0.0
@@ -258,3 +258,21 @@ def test_where_nothing_mends_it_the_units_that_were_tried_are_named():
     assert found.recipe is None
     assert found.verdict is None
     assert set(found.tried) == {unit.path for unit in UNITS}
+
+
+def test_code_that_raises_while_its_scale_is_measured_gets_the_usual_one():
+    proof = Proof(FakeTracer(raises=RuntimeError("not implemented for 'Half'\nmore")))
+    scale, evidence = proof.tune_loss_scale(FLOAT16)
+    assert scale.initial == 2.0**16
+    assert evidence.note == "the task's own code raises under it: not implemented for 'Half'"
+    assert evidence.largest_safe is None
+    found = proof.find_islands(FLOAT16, UNITS)
+    assert found.recipe is None
+
+
+@pytest.mark.parametrize("method", ["tune_loss_scale", "find_islands"])
+def test_a_full_memory_while_the_scale_is_measured_goes_on_up(method):
+    proof = Proof(FakeTracer(raises=MemoryError()))
+    arguments = (FLOAT16,) if method == "tune_loss_scale" else (FLOAT16, UNITS)
+    with pytest.raises(MemoryError):
+        getattr(proof, method)(*arguments)

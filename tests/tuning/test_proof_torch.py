@@ -71,3 +71,35 @@ def test_the_culprit_is_kept_in_float32_and_the_rest_is_not():
     assert found.recipe is not None
     assert found.products < 0.5
     assert found.verdict.accepted
+
+
+def test_positions_that_pass_through_a_weight_are_not_excused_by_noise_on_it():
+    assert not proof_of("step_counter").prove(BFLOAT16).accepted
+
+
+def test_an_overflow_to_come_is_seen_in_numbers_that_grow():
+    proof = proof_of("growing_norm")
+    scale, _ = proof.tune_loss_scale(FLOAT16)
+    verdict = proof.prove(Recipe(Policy.MIXED_FLOAT16, 32, loss_scale=scale))
+    assert verdict.verdict == "drift"
+    assert "overflows by step" in verdict.reason
+
+
+def test_code_that_float16_makes_raise_is_rejected_and_mended_by_an_island():
+    task, proof = zoo("masked_fill"), proof_of("masked_fill")
+    scale, evidence = proof.tune_loss_scale(FLOAT16)
+    assert "raises" in evidence.note
+    assert proof.prove(Recipe(Policy.MIXED_FLOAT16, 32, loss_scale=scale)).verdict == "rejected"
+    facts = TorchBackend().describe(task, device="cpu", seed=0, batch_size=32, report=silent)
+    found = proof.find_islands(FLOAT16, facts.units)
+    assert found.recipe is not None
+    assert found.products == 0.0
+
+
+def test_tiny_gradients_train_at_the_tuned_scale_and_not_at_the_usual_one():
+    proof = proof_of("tiny_gradients")
+    usual = Recipe(Policy.MIXED_FLOAT16, 32, loss_scale=LossScale(initial=2.0**16))
+    assert not proof.prove(usual).accepted
+    scale, evidence = proof.tune_loss_scale(usual)
+    assert evidence.exponent > 30
+    assert proof.prove(Recipe(Policy.MIXED_FLOAT16, 32, loss_scale=scale)).accepted
