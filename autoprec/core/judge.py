@@ -27,7 +27,7 @@ NOISE_ROUNDOFF = DType.BFLOAT16.limits.unit_roundoff
 MIN_STEPS = 5
 """A trajectory shorter than this is not judged: its last fifth would be less than one step."""
 
-LOSS_FLOOR = 1e-3
+LOSS_FLOOR = 1e-2
 """Losses below this share of the first one count as this much when they divide."""
 
 
@@ -171,7 +171,8 @@ def shadow(
 
     The loss may deviate by `tolerance.loss` or `tolerance.loss_null` times the null, the gradient
     by `tolerance.gradient` or what noise allows it, whichever is larger. The noise is bfloat16's;
-    a format with a smaller `roundoff` answers for as much less of it.
+    a format with a smaller `roundoff` answers for as much less of it. One of three or more
+    checkpoints that fails where the last does not was passed through: the trajectories judge it.
     """
     if not points:
         return Check(judged=False)
@@ -189,21 +190,20 @@ def shadow(
         gradient_noise=_finite(gradient_null),
     )
     loss_limit = max(tolerance.loss, tolerance.loss_null * null)
+    failed: list[Check] = []
     for point, deviation, error in zip(points, deviations, errors, strict=True):
         gradient_limit = _gradient_limit(point.step, errors_of_noise, tolerance)
-        if deviation > loss_limit:
+        away, limit, what = deviation, loss_limit, "loss"
+        if deviation <= loss_limit:
+            away, limit, what = error, gradient_limit, "gradient"
+        if away > limit:
             problem = (
-                f"at the same weights and batch of step {point.step} its loss is "
-                f"{_percent(deviation)} away from float32's; {_percent(loss_limit)} is allowed"
+                f"at the same weights and batch of step {point.step} its {what} is "
+                f"{_percent(away)} away from float32's; {_percent(limit)} is allowed"
             )
-            return replace(numbers, problem=problem, step=point.step)
-        if error > gradient_limit:
-            problem = (
-                f"at the same weights and batch of step {point.step} its gradient is "
-                f"{_percent(error)} away from float32's; {_percent(gradient_limit)} is allowed"
-            )
-            return replace(numbers, problem=problem, step=point.step)
-    return numbers
+            failed.append(replace(numbers, problem=problem, step=point.step))
+    passing = len(failed) == 1 < len(points) - 1 and failed[0].step != points[-1].step
+    return failed[0] if failed and not passing else numbers
 
 
 def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:

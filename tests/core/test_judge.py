@@ -281,3 +281,15 @@ def test_trajectories_alone_are_judged_too():
     assert verdict.accepted
     assert verdict.loss_deviation is None
     assert "after 30 steps" in verdict.reason
+
+
+def test_a_deviation_that_is_passed_through_is_left_to_the_trajectories():
+    def deviating(*steps: int) -> tuple[ShadowPoint, ...]:
+        return tuple(
+            ShadowPoint(step, 2.1 if step in steps else 2.0, 2.0, 0.01) for step in (0, 2, 8, 29)
+        )
+
+    assert shadow(deviating(0), (), DEFAULT).passed
+    assert not shadow(deviating(0, 2), (), DEFAULT).passed
+    assert not shadow(deviating(29), (), DEFAULT).passed
+    assert not shadow(deviating(0)[:2], (), DEFAULT).passed
