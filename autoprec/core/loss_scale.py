@@ -15,7 +15,10 @@ from autoprec.core.recipe import LossScale
 from autoprec.core.trace import ExponentHistogram
 
 HEADROOM = 4
-"""Octaves left below the largest safe scale, for batches that were not seen."""
+"""Octaves left below the largest safe scale, for batches and steps that were not seen.
+
+The gradient's error is flat for 18 octaves and more below the largest safe scale: they are free.
+"""
 
 FLOOR_OCTAVES = 12
 """A scale this many octaves below the largest safe one is not the scale's fault any more."""
@@ -63,10 +66,17 @@ def initial_exponent(histogram: ExponentHistogram, headroom: int = HEADROOM) -> 
 
 
 def underflow(histogram: ExponentHistogram, exponent: int) -> float:
-    """The share of the gradient that float16 rounds to zero at loss scale 2**exponent."""
+    """The share of the gradient that float16 rounds to zero at loss scale 2**exponent.
+
+    Each element counts by its magnitude: many tiny ones beside a large one are next to nothing.
+    """
     limits = DType.FLOAT16.limits
     smallest = limits.min_exponent - limits.mantissa_bits
-    return sum(share for e, share in histogram.counts.items() if int(e) + exponent < smallest)
+    exponents = {int(key): share for key, share in histogram.counts.items()}
+    largest = max(exponents, default=0)
+    masses = {e: share * 2.0 ** (e - largest) for e, share in exponents.items()}
+    total = sum(masses.values())
+    return sum(mass for e, mass in masses.items() if e + exponent < smallest) / (total or 1.0)
 
 
 def objective(skipped: float, lost: float) -> float:

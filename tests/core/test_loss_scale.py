@@ -45,12 +45,19 @@ def test_the_start_leaves_head_room():
 def test_where_nothing_was_measured_the_usual_start_is_taken():
     assert largest_safe_exponent(NOTHING) is None
     assert initial_exponent(NOTHING) == DEFAULT_EXPONENT
-    assert loss_scale(evidence(16, None)).floor == 2.0**8
+    assert loss_scale(evidence(16, None)).floor == 2.0 ** (16 + HEADROOM - FLOOR_OCTAVES)
 
 
-def test_underflow_counts_what_falls_below_the_smallest_subnormal():
-    assert underflow(MEASURED, 6) == 0.0
-    assert underflow(MEASURED, 5) == 0.25
+def test_underflow_is_the_gradient_below_the_smallest_subnormal():
+    equal = ExponentHistogram(-3, -4, {"-3": 1 / 3, "-4": 2 / 3})
+    assert underflow(equal, -20) == 0.0
+    assert underflow(equal, -21) == pytest.approx(0.5)
+    assert underflow(equal, -22) == 1.0
+    assert underflow(NOTHING, 0) == 0.0
+
+
+def test_tiny_elements_beside_large_ones_are_next_to_nothing():
+    assert underflow(MEASURED, 5) < 1e-6
     assert underflow(MEASURED, -30) == 1.0
 
 
@@ -97,7 +104,7 @@ def test_the_floor_is_twelve_octaves_below_what_is_safe(safe, headroom):
 )
 def test_a_larger_scale_never_loses_more(counts, exponent):
     histogram = ExponentHistogram(0, -60, counts)
-    assert underflow(histogram, exponent + 1) <= underflow(histogram, exponent)
+    assert underflow(histogram, exponent + 1) <= underflow(histogram, exponent) + 1e-12
 
 
 @given(

@@ -215,23 +215,24 @@ def test_the_metric_of_a_longer_run_is_not_compared():
 
 def test_the_scale_is_measured_and_confirmed_by_one_trial():
     scale, evidence = Proof(FakeTracer(largest=-2)).tune_loss_scale(FLOAT16)
-    assert scale.initial == 2.0**11
+    assert scale.initial == 2.0**13
     assert scale.floor == 2.0**5
     assert (evidence.largest_safe, evidence.trials, evidence.skipped_steps) == (17, 1, 0)
 
 
 def test_a_scale_that_skips_steps_is_tried_lower():
-    scale, evidence = Proof(FakeTracer(largest=-2, overflow=7.5)).tune_loss_scale(FLOAT16)
-    assert scale.initial == 2.0**5
+    scale, evidence = Proof(FakeTracer(largest=-2, overflow=9.5)).tune_loss_scale(FLOAT16)
+    assert scale.initial == 2.0**7
     assert evidence.skipped_steps == 0
     assert evidence.trials == 3
 
 
 def test_a_scale_that_loses_gradient_is_tried_higher():
-    tracer = FakeTracer(largest=-2, counts={"-37": 0.5, "-5": 0.5})
+    tracer = FakeTracer(largest=8, counts={"-28": 0.5, "-27": 0.5})
     scale, evidence = Proof(tracer).tune_loss_scale(FLOAT16)
-    assert scale.initial > 2.0**11
+    assert scale.initial == 2.0**5
     assert evidence.underflow == 0.0
+    assert evidence.trials == 2
 
 
 @pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16])
