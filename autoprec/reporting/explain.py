@@ -1,0 +1,95 @@
+"""`autoprec tune --explain`: module by module, how large its numbers are, and why it is an island.
+
+Reads what `Tracer.unit_magnitudes` measured; decides nothing. Magnitudes are exponents of two, and
+are set against what float16 holds: bfloat16 has float32's range, so that range never is its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from autoprec.core.dtypes import DType
+from autoprec.core.recipe import Recipe
+from autoprec.core.trace import UnitTrace
+from autoprec.reporting.text import percent_text, printable
+
+NEAR = 2
+"""Octaves from float16's limit within which a magnitude is called near."""
+
+NOTABLE = 1e-3
+"""A share of the gradient that underflows is said from here on."""
+
+
+def explain_table(units: Sequence[UnitTrace], recipe: Recipe) -> Table:
+    """One row a module in the order given: magnitudes, underflow, float32 or not, and why."""
+    scale = scale_exponent(recipe)
+    table = Table(title=_title(recipe), title_justify="left", box=None, pad_edge=False)
+    table.add_column("module")
+    for name in ("forward", "backward", "underflow"):
+        table.add_column(name, justify="right")
+    table.add_column("runs in")
+    table.add_column("why")
+    for unit in units:
+        row = (
+            unit.path or "the model itself",
+            magnitude_text(unit.forward_largest),
+            magnitude_text(_scaled(unit.backward_largest, scale)),
+            percent_text(unit.underflow) if unit.underflow else "none",
+            "float32" if unit.path in recipe.float32_modules else recipe.policy.compute_dtype.value,
+            why(unit, recipe),
+        )
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
+
+
+def scale_exponent(recipe: Recipe) -> int:
+    """The exponent of the recipe's initial loss scale; 0 without one."""
+    return 0 if recipe.loss_scale is None else round(math.log2(recipe.loss_scale.initial))
+
+
+def magnitude_text(exponent: int | None) -> str:
+    """A magnitude as a power of two: "2^7"."""
+    return "none" if exponent is None else f"2^{exponent}"
+
+
+def why(unit: UnitTrace, recipe: Recipe) -> str:
+    """Why a module is or is not an island, and what float16's range makes of its numbers."""
+    said = [text for text in (_range_text(unit, recipe), _underflow_text(unit, recipe)) if text]
+    if unit.path in recipe.float32_modules:
+        found = "without it, or a neighbour of it, in float32 the model does not train like float32"
+        return "; ".join((found, *said))
+    return "; ".join(said)
+
+
+def _range_text(unit: UnitTrace, recipe: Recipe) -> str:
+    """What float16's range makes of the largest numbers, forward and scaled backward."""
+    if recipe.policy.compute_dtype is not DType.FLOAT16:
+        return ""
+    highest = DType.FLOAT16.limits.max_exponent
+    backward = _scaled(unit.backward_largest, scale_exponent(recipe))
+    said = []
+    for what, exponent in (("outputs", unit.forward_largest), ("gradients", backward)):
+        if exponent is None or exponent < highest - NEAR:
+            continue
+        limit = f"float16's limit of 2^{highest + 1}"
+        said.append(f"{what} {'beyond' if exponent > highest else 'near'} {limit}")
+    return " and ".join(said)
+
+
+def _underflow_text(unit: UnitTrace, recipe: Recipe) -> str:
+    if recipe.policy.compute_dtype is not DType.FLOAT16 or unit.underflow < NOTABLE:
+        return ""
+    return f"{percent_text(unit.underflow)} of its gradient is too small for float16"
+
+
+def _scaled(exponent: int | None, scale: int) -> int | None:
+    return None if exponent is None else exponent + scale
+
+
+def _title(recipe: Recipe) -> str:
+    scaled = "" if recipe.loss_scale is None else f" at loss scale 2^{scale_exponent(recipe)}"
+    return f"largest magnitudes by module under {recipe.policy.value}{scaled}"
