@@ -18,7 +18,7 @@ from autoprec.core.rules import Proposal, Refusal, propose
 from autoprec.core.search import Outcome, Status, settled_baseline, shortlist
 from autoprec.core.space import BATCH, Space
 from autoprec.errors import NoFeasibleRecipe
-from autoprec.tuning.events import Described, Finished, Stage, Started
+from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import finish
 from autoprec.tuning.preflight import baseline_point, build_space, preflight
@@ -47,7 +47,12 @@ def tune(work: Work) -> Profile:
     began = time.monotonic()
     digest = task_digest(work.task)
     folder = Path(tempfile.gettempdir())
-    with DeviceLock(work.place.facts.address, wait=work.options.wait, folder=folder):
+    with DeviceLock(
+        work.place.facts.address,
+        wait=work.options.wait,
+        folder=folder,
+        on_wait=lambda text: work.listener(Note(text)),
+    ):
         study = _open_study(work, digest)
         kept = study.recall("result", Result)
         if kept is not None and kept.limits == repr(work.options.limits()):
