@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,3 +150,22 @@ def test_no_match_is_an_error_with_the_nearest_names():
     with pytest.raises(UsageError) as caught:
         resolve_patterns(["zzz"], (Unit("a", "A"),))
     assert "Did you mean" not in str(caught.value)
+
+
+@given(st.integers(0, 4), st.integers(0, 3), st.data())
+def test_the_answer_is_one_of_the_minimal_sets_that_brute_force_finds(cheap, dear, data):
+    units = model(cheap, dear)
+    paths = [unit.path for unit in units]
+    ways = st.sets(st.sampled_from(paths), min_size=1, max_size=3).map(frozenset)
+    enough = data.draw(st.lists(ways, min_size=1, max_size=3))
+
+    def passes(chosen) -> bool:
+        return any(way <= set(chosen) for way in enough)
+
+    subsets = [frozenset(s) for n in range(len(paths) + 1) for s in combinations(paths, n)]
+    passing = {subset for subset in subsets if passes(subset)}
+    minimal = {s for s in passing if not any(s - {path} in passing for path in s)}
+    found, history = search(units, passes)
+    assert passes(found.paths)
+    if len(history) < MOST_TRIALS:
+        assert frozenset(found.paths) in minimal
