@@ -18,6 +18,10 @@ from autoprec.core.dtypes import DType
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import UsageError
 
+FLIPS = 3 / 8
+"""The share of the noise that the finest format is excused: a choice that flips (a router's, an
+argmax's) flips more seldom in it, but changes no less when it does."""
+
 HORIZON = 10
 """Numbers that grow are looked ahead for this many times the steps that were seen."""
 
@@ -171,12 +175,13 @@ def shadow(
 
     The loss may deviate by `tolerance.loss` or `tolerance.loss_null` times the null, the gradient
     by `tolerance.gradient` or what noise allows it, whichever is larger. The noise is bfloat16's;
-    a format with a smaller `roundoff` answers for as much less of it. One of three or more
-    checkpoints that fails where the last does not was passed through: the trajectories judge it.
+    a format with a smaller `roundoff` answers for less of it, but not for less than `FLIPS`. One of
+    three or more checkpoints that fails where the last does not was passed through: the
+    trajectories judge it.
     """
     if not points:
         return Check(judged=False)
-    finer = min(1.0, roundoff / NOISE_ROUNDOFF)
+    finer = min(1.0, max(FLIPS, roundoff / NOISE_ROUNDOFF))
     scale = LOSS_FLOOR * abs(points[0].reference)
     null = finer * max((_deviation(p.loss, p.reference, scale) for p in noise), default=0.0)
     errors_of_noise = [(p.step, finer * (p.gradient_error or 0.0)) for p in noise]
@@ -209,14 +214,15 @@ def shadow(
 def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
     """Whether float32 itself does not bear noise of bfloat16's size, so that it excuses nothing.
 
-    Chaos and convergence leave the gradient well defined at some checkpoint at least. Where noise
-    moves it everywhere by half of what is allowed, the noise does what a broken precision does: as
-    with a weight that multiplies positions far beyond 256.
+    Chaos and convergence leave the gradient well defined at the earlier checkpoints. Where noise
+    moves it by more than is allowed at most of them, the noise does what a broken precision does:
+    as with a weight that multiplies positions far beyond 256.
     """
     largest: dict[int, float] = {}
     for point in noise:
         largest[point.step] = max(largest.get(point.step, 0.0), point.gradient_error or 0.0)
-    return min(largest.values(), default=0.0) > tolerance.gradient / 2
+    errors = sorted(largest.values())
+    return bool(errors) and errors[(len(errors) - 1) // 2] > tolerance.gradient
 
 
 def _gradient_limit(step: int, noise: Sequence[tuple[int, float]], tolerance: Tolerance) -> float:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.judge import (
+    FLIPS,
     Evidence,
     SeedRun,
     Tolerance,
@@ -214,11 +215,17 @@ def test_the_gate_of_float32_allows_any_skips(skips):
 
 def test_a_finer_format_answers_for_less_noise():
     noisy = (NoisePoint(0, 2.1, 2.0, 0.3),)
-    assert shadow(points(0.05), noisy, DEFAULT).passed
-    finer = shadow(points(0.05), noisy, DEFAULT, roundoff=2.0**-11)
+    assert shadow(points(0.15), noisy, DEFAULT).passed
+    finer = shadow(points(0.15), noisy, DEFAULT, roundoff=2.0**-11)
     assert not finer.passed
-    assert finer.noise == pytest.approx(0.05 / 8)
-    assert finer.gradient_noise == pytest.approx(0.3 / 8)
+    assert finer.noise == pytest.approx(0.05 * FLIPS)
+    assert finer.gradient_noise == pytest.approx(0.3 * FLIPS)
+
+
+def test_a_choice_that_noise_flips_may_flip_in_a_finer_format_too():
+    flipped = (NoisePoint(0, 2.0, 2.0, 0.001), NoisePoint(29, 1.86, 2.0, 0.646))
+    same = (ShadowPoint(0, 2.0, 2.0, 0.001), ShadowPoint(29, 1.86, 2.0, 0.647))
+    assert shadow(same, flipped, DEFAULT, roundoff=2.0**-11).passed
 
 
 def growing(*largest: float | None) -> tuple[ShadowPoint, ...]:
@@ -258,7 +265,7 @@ def test_growth_is_judged_from_three_checkpoints_on():
 
 def test_where_noise_alone_breaks_every_gradient_it_excuses_nothing():
     noise = tuple(NoisePoint(step, 3.0, 2.0, 1.0) for step in (0, 2, 8, 29))
-    excused = (*noise[:-1], NoisePoint(29, 3.0, 2.0, 0.01))
+    excused = (NoisePoint(0, 3.0, 2.0, 0.01), NoisePoint(2, 3.0, 2.0, 0.01), *noise[2:])
     assert not judge(evidence(run(), shadow=points(0.2), noise=noise), DEFAULT).accepted
     assert judge(evidence(run(), shadow=points(0.2), noise=excused), DEFAULT).accepted
 
