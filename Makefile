@@ -3,7 +3,6 @@
 
 PYTHON ?= python3
 PROFILE ?= transformer.profile.yaml
-ROUNDS ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -78,12 +77,17 @@ bench: $(VENV)/.all-installed  ## Run the benchmarks: start-up time, overhead of
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/overhead.py
 
+.PHONY: oracle
+oracle: $(VENV)/.all-installed  ## Compare the tuner with an exhaustive search on real models (long).
+	$(BIN)/python benchmarks/oracle.py
+
 .PHONY: soak
-soak: $(VENV)/.all-installed  ## Repeat the framework-free tests ROUNDS times (default 10).
-	@for round in $$(seq $(ROUNDS)); do \
-	  echo "round $$round of $(ROUNDS)"; \
-	  $(PYTEST) -m "not torch and not keras and not gpu" || exit 1; \
-	done
+soak: $(VENV)/.all-installed  ## Tunings under 220 injected faults; the table of what was lost (long).
+	$(BIN)/python benchmarks/soak.py
+
+.PHONY: fuzz
+fuzz: $(VENV)/.all-installed  ## 100,000 profile and 10,000 catalogue files, mutated.
+	$(BIN)/python benchmarks/fuzz.py
 
 .PHONY: clean
 clean:  ## Remove the environment, caches and build products.

@@ -2,7 +2,11 @@
 
 import sys
 
-from autoprec.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from autoprec.cli import main
+
+        code = main()
+    except KeyboardInterrupt:  # before main could say so itself
+        code = 130
+    sys.exit(code)

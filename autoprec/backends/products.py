@@ -126,7 +126,7 @@ def launch(framework: str, device: str, dtypes: Sequence[DType]) -> Measurements
 
 def _command(framework: str, device: str, dtypes: Sequence[DType]) -> list[str]:
     module = "autoprec.backends.products"
-    return [sys.executable, "-m", module, framework, device, *(d.value for d in dtypes)]
+    return [sys.executable, "-P", "-m", module, framework, device, *(d.value for d in dtypes)]
 
 
 def _lines(child: subprocess.Popen[str]) -> Iterator[Any]:

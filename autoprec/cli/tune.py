@@ -124,6 +124,11 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
         help="accept a recipe that trains, but not like float32",
     )
     group.add_argument(
+        "--explain",
+        action="store_true",
+        help="show how large each module's numbers are under a 16-bit policy, and the islands",
+    )
+    group.add_argument(
         "--float32-modules",
         action="append",
         default=[],
@@ -215,6 +220,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         proof_seconds=arguments.proof_seconds,
         tolerance=arguments.tolerance,
         accept_drift=arguments.accept_drift,
+        explain=arguments.explain,
         float32_modules=tuple(arguments.float32_modules),
         compile=arguments.compile,
         align=arguments.align,

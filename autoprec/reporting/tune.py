@@ -19,6 +19,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.search import Outcome, Status
 from autoprec.core.space import BATCH
+from autoprec.reporting.explain import explain_table
 from autoprec.reporting.grid import grid_table
 from autoprec.reporting.text import (
     bytes_text,
@@ -34,6 +35,7 @@ from autoprec.reporting.text import (
 from autoprec.tuning.events import (
     Described,
     Event,
+    Explained,
     Finished,
     Judged,
     Note,
@@ -121,6 +123,8 @@ class Terminal:
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
                 self._say(f"  {event.recipe.policy}: {event.verdict}: {event.reason}", style)
+            case Explained():
+                self._console.print(explain_table(event.units, event.recipe))
             case Round():
                 first = event.rates[0]
                 others = ", ".join(f"{rate / first:.2f}x" for rate in event.rates[1:])

@@ -14,6 +14,7 @@ from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Proposal
 from autoprec.core.search import Outcome
+from autoprec.core.trace import UnitTrace
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,14 @@ class Judged:
 
 
 @dataclass(frozen=True)
+class Explained:
+    """How large every module's numbers are under a recipe; only where it was asked for."""
+
+    recipe: Recipe
+    units: tuple[UnitTrace, ...]
+
+
+@dataclass(frozen=True)
 class Round:
     """One round of the finish: throughput of every finalist, the baseline first."""
 
@@ -115,6 +124,7 @@ Event = (
     | TrialStarted
     | TrialFinished
     | Judged
+    | Explained
     | Round
     | Note
     | Finished

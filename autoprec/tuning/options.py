@@ -32,6 +32,7 @@ class Options:
     proof_seconds: float = 60.0
     tolerance: float = 1.0
     accept_drift: bool = False
+    explain: bool = False
     float32_modules: tuple[str, ...] = ()
     compile: bool = False
     align: int | None = None

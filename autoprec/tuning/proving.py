@@ -14,7 +14,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.search import Outcome
 from autoprec.core.space import Space
-from autoprec.tuning.events import Judged, Progress, Stage
+from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import WorkerFailure
 from autoprec.tuning.proof import Islands, Proof
@@ -66,7 +66,19 @@ class Prover:
             self._refuse(recipe, f"the proof ended with {failure.kind}: {failure.message[:200]}")
             return None
         self._keep(recipe, proven)
+        self._explain(recipe if proven is None else proven.recipe)
         return proven
+
+    def _explain(self, recipe: Recipe) -> None:
+        """Tell how large each module's numbers are, if that was asked for."""
+        if not self._options.explain or not recipe.policy.mixed:
+            return
+        try:
+            units = self._runner.call("unit_magnitudes", recipe=recipe)
+        except WorkerFailure as failure:
+            self._listener(Note(f"the magnitudes could not be measured: {failure.message[:200]}"))
+        else:
+            self._listener(Explained(recipe, units))
 
     def _prove(self, recipe: Recipe, rate: float, seconds: float, space: Space) -> Proven | None:
         scale_evidence: Mapping[str, Any] | None = None

@@ -372,7 +372,8 @@ def test_a_parent_that_is_a_file_cannot_hold_a_profile(
 # Interruption ------------------------------------------------------------------------------------
 
 DRIVER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from autoprec import api, cli
 api._measured = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))

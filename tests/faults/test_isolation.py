@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import MARK, survivors
 
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
@@ -325,7 +326,6 @@ STUCK = {
 def test_nothing_outlives_the_tuner(
     fault: str, number: signal.Signals, write_task, mark: str, tmp_path: Path
 ) -> None:
-    from conftest import MARK, survivors
 
     sign = tmp_path / "there"
     there = write_task(f"open({str(sign)!r}, 'w').close()\n" + textwrap.dedent(fault))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MARK, survivors
+from processes import MARK, survivors
 
 from autoprec.documents import write_text
 from autoprec.profiles import load_profile
