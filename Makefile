@@ -58,8 +58,8 @@ tests: $(VENV)/.all-installed  ## Run the tests, one process for each framework.
 	$(PYTEST) -m "torch and not gpu"
 	$(PYTEST) -m "keras and not gpu"
 
-# Exit code 5, no test found, is accepted for Keras alone: a TensorFlow that sees the GPU is not
-# part of this environment on every machine.
+# Exit code 5, no test found, is accepted for Keras alone, which has no GPU tests: TensorFlow that sees
+# a GPU is not part of this environment on every machine.
 .PHONY: test-gpu
 test-gpu: $(VENV)/.all-installed  ## Run the tests that need a CUDA device.
 	$(PYTEST) -m "gpu and not keras"

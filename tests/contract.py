@@ -34,7 +34,9 @@ class Subject:
 
 
 class BackendContract:
-    """The tests; a subclass gives the fixture `subject`."""
+    """The tests; a subclass gives the fixture `subject`, and another device if it means one."""
+
+    device = "cpu"
 
     def reports(self) -> tuple[list[tuple[str, int]], Callable[[str, int], None]]:
         seen: list[tuple[str, int]] = []
@@ -43,24 +45,24 @@ class BackendContract:
     def facts(self, subject: Subject, task: Task | None = None) -> TaskFacts:
         _, report = self.reports()
         return subject.backend.describe(
-            task or subject.task, device="cpu", seed=0, batch_size=8, report=report
+            task or subject.task, device=self.device, seed=0, batch_size=8, report=report
         )
 
     def open(self, subject: Subject, recipe: Recipe, task: Task | None = None) -> Any:
         _, report = self.reports()
         return subject.backend.open(
-            task or subject.task, recipe, device="cpu", seed=0, report=report
+            task or subject.task, recipe, device=self.device, seed=0, report=report
         )
 
     def tracer(self, subject: Subject) -> Any:
         _, report = self.reports()
-        return subject.backend.tracer(subject.task, device="cpu", seed=0, report=report)
+        return subject.backend.tracer(subject.task, device=self.device, seed=0, report=report)
 
     def test_names_its_versions_and_devices(self, subject: Subject) -> None:
         versions = dict(subject.backend.versions())
         assert subject.backend.name in versions
         assert all(isinstance(v, str) and v for v in versions.values())
-        assert "cpu" in list(subject.backend.devices())
+        assert self.device in list(subject.backend.devices())
 
     def test_owns_its_models_and_no_others(self, subject: Subject) -> None:
         model = subject.task.build_model()
@@ -83,7 +85,9 @@ class BackendContract:
 
     def test_reports_progress_by_phase(self, subject: Subject) -> None:
         seen, report = self.reports()
-        session = subject.backend.open(subject.task, FLOAT32, device="cpu", seed=0, report=report)
+        session = subject.backend.open(
+            subject.task, FLOAT32, device=self.device, seed=0, report=report
+        )
         session.time_steps(QUICK)
         session.close()
         phases = [phase for phase, _ in seen]
@@ -181,7 +185,7 @@ class BackendContract:
     def test_the_surgeon_returns_what_the_loop_uses(self, subject: Subject) -> None:
         model = subject.task.build_model()
         precision = subject.backend.surgeon().apply(
-            FLOAT32, model=model, optimizers=(), device="cpu"
+            FLOAT32, model=model, optimizers=(), device=self.device
         )
         assert precision.policy is Policy.FLOAT32
         assert precision.batch_size == 8
