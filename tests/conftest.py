@@ -75,7 +75,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def markers_of(path: Path) -> frozenset[str]:
     """Return the markers of the frameworks that loading this file or folder imports."""
     parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
-    folders = {MARKER_OF[part] for part in parts if part in MARKER_OF}
+    words = {word for part in parts for word in part.split("_")}
+    folders = {MARKER_OF[word] for word in words & MARKER_OF.keys()}
     if path.suffix != ".py":
         return frozenset(folders)
     try:
