@@ -15,6 +15,7 @@ import keras
 from keras import ops
 
 from autoprec.core.recipe import LossScale
+from autoprec.errors import UsageError
 
 #: What a `ScaledOptimizer` counts, besides Keras's own scale and growth counter.
 COUNTS = ("attempted", "skips", "drops", "growths", "floor_step")
@@ -230,7 +231,7 @@ def _refuse_replicas() -> None:
 
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
-        raise NotImplementedError(
+        raise UsageError(
             f"gradient accumulation under a strategy of {replicas} replicas was asked for, and is "
             "not supported: give every replica a larger batch, with accumulation_steps=1"
         )

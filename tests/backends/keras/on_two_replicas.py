@@ -11,6 +11,7 @@ from keras_models import data, softmax_net
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
+from autoprec.errors import UsageError
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     seen = (precision.steps, precision.skipped, precision.scale)
     assert seen == (2, 1, 32.0), seen
     precision = KerasSurgeon().apply(Recipe(accumulation_steps=2), model=model)
-    with pytest.raises(NotImplementedError, match="2 replicas"):
+    with pytest.raises(UsageError, match="2 replicas"):
         model.fit(x, y, batch_size=16, verbose=0)
     print("all of it held")
 
