@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.judge import (
-    FLIPS,
     Evidence,
     SeedRun,
     Tolerance,
@@ -24,6 +23,7 @@ from autoprec.core.judge import (
     shadow,
     trajectory,
 )
+from autoprec.core.shadow import FLIPS
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import UsageError
 
@@ -251,7 +251,8 @@ def test_float16_numbers_that_grew_to_infinity_are_drift():
     "largest",
     [
         (1.0, 2.0, 2.5, 3.0),  # far from the limit
-        (9e3, 3e4, 2e4, 1e4),  # shrinking
+        (9e3, 1e4, 9.5e3, 9e3),  # near the limit, but quiet
+        (1.0, 40.0, 20.0, 100.0),  # restless, but far from it
         (None, None, None, None),  # infinite from the start, as masks are
     ],
 )
@@ -293,10 +294,28 @@ def test_trajectories_alone_are_judged_too():
 def test_a_deviation_that_is_passed_through_is_left_to_the_trajectories():
     def deviating(*steps: int) -> tuple[ShadowPoint, ...]:
         return tuple(
-            ShadowPoint(step, 2.1 if step in steps else 2.0, 2.0, 0.01) for step in (0, 2, 8, 29)
+            ShadowPoint(step, 2.03 if step in steps else 2.0, 2.0, 0.01) for step in (0, 2, 8, 29)
         )
 
     assert shadow(deviating(0), (), DEFAULT).passed
     assert not shadow(deviating(0, 2), (), DEFAULT).passed
     assert not shadow(deviating(29), (), DEFAULT).passed
     assert not shadow(deviating(0)[:2], (), DEFAULT).passed
+
+
+def test_float16_numbers_that_vary_much_near_the_limit_are_drift():
+    check = headroom(growing(1300.0, 9000.0, 700.0, 140.0))
+    assert "varies from 140 to 9e+03" in check.problem
+    assert headroom(growing(None, 9000.0, 700.0, 140.0)).passed
+
+
+def test_what_is_far_beyond_the_limit_is_not_passed_through():
+    points_ = tuple(
+        ShadowPoint(step, 2.2 if step == 2 else 2.0, 2.0, 0.01) for step in (0, 2, 8, 29)
+    )
+    assert not shadow(points_, (), DEFAULT).passed
+
+
+def test_a_finer_format_has_half_of_the_loss_tolerance():
+    assert shadow(points(0.008), (), DEFAULT).passed
+    assert not shadow(points(0.008), (), DEFAULT, roundoff=2.0**-11).passed

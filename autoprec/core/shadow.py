@@ -1,0 +1,175 @@
+"""The shadow test: the same weights, batch and random numbers must give the same loss and gradient.
+
+It is calibrated by a null: the same comparison between float32 and float32 with slightly noisy
+weights, so that a task that is sensitive by nature is not blamed on the precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoprec.core.checks import (
+    LOSS_FLOOR,
+    Check,
+    Tolerance,
+    deviation,
+    finite,
+    mean,
+    number,
+    percent,
+    root_mean_square,
+)
+from autoprec.core.dtypes import DType
+from autoprec.core.trace import NoisePoint, ShadowPoint
+
+FLIPS = 3 / 8
+"""The share of the noise that the finest format is excused: a choice that flips (a router's, an
+argmax's) flips more seldom in it, but changes no less when it does."""
+
+PASSED_THROUGH = 2.0
+"""How many times what is allowed a checkpoint may deviate that training passes through."""
+
+NOISE_ROUNDOFF = DType.BFLOAT16.limits.unit_roundoff
+"""The format whose rounding the null's noise stands for."""
+
+HORIZON = 10
+"""Numbers that grow are looked ahead for this many times the steps that were seen."""
+
+SPREADS, NEAR = 8.0, 7.0
+"""Head-room of float16's forward pass, in standard deviations; asked for this near the limit."""
+
+_TOP = DType.FLOAT16.limits.max_exponent + 1
+
+
+def shadow(
+    points: Sequence[ShadowPoint],
+    noise: Sequence[NoisePoint],
+    tolerance: Tolerance,
+    roundoff: float = NOISE_ROUNDOFF,
+) -> Check:
+    """Check loss and gradient at the same weights, batch and random numbers.
+
+    The loss may deviate by `tolerance.loss` or `tolerance.loss_null` times the null, the gradient
+    by `tolerance.gradient` or what noise allows it, whichever is larger. The noise is bfloat16's;
+    a format with a smaller `roundoff` answers for less of it, but not for less than `FLIPS`, and
+    has half of `tolerance.loss`. One of three or more checkpoints that fails, by no more than
+    `PASSED_THROUGH` times, where the last does not was passed through: the trajectories judge it.
+    """
+    if not points:
+        return Check(judged=False)
+    finer = min(1.0, max(FLIPS, roundoff / NOISE_ROUNDOFF))
+    scale = LOSS_FLOOR * abs(points[0].reference)
+    null = finer * max((deviation(p.loss, p.reference, scale) for p in noise), default=0.0)
+    errors_of_noise = [(p.step, finer * (p.gradient_error or 0.0)) for p in noise]
+    gradient_null = max((error for _, error in errors_of_noise), default=0.0)
+    deviations = [deviation(p.loss, p.reference, scale) for p in points]
+    errors = [number(p.gradient_error) for p in points]
+    numbers = Check(
+        deviation=finite(max(deviations)),
+        gradient_error=finite(max(errors)),
+        noise=finite(null),
+        gradient_noise=finite(gradient_null),
+    )
+    loss_limit = max(tolerance.loss * max(0.5, finer), tolerance.loss_null * null)
+    failed: list[Check] = []
+    worst = 0.0
+    for point, difference, error in zip(points, deviations, errors, strict=True):
+        gradient_limit = _gradient_limit(point.step, errors_of_noise, tolerance)
+        away, limit, what = difference, loss_limit, "loss"
+        if difference <= loss_limit:
+            away, limit, what = error, gradient_limit, "gradient"
+        if away > limit:
+            worst = max(worst, away / limit)
+            problem = (
+                f"at the same weights and batch of step {point.step} its {what} is "
+                f"{percent(away)} away from float32's; {percent(limit)} is allowed"
+            )
+            failed.append(replace(numbers, problem=problem, step=point.step))
+    passing = len(failed) == 1 < len(points) - 1 and failed[0].step != points[-1].step
+    if not failed or (passing and worst <= PASSED_THROUGH):
+        return numbers
+    return failed[0]
+
+
+def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
+    """Whether float32 itself does not bear noise of bfloat16's size, so that it excuses nothing.
+
+    Chaos and convergence leave the gradient well defined at the earlier checkpoints. Where noise
+    moves it by more than is allowed at most of them, the noise does what a broken precision does:
+    as with a weight that multiplies positions far beyond 256.
+    """
+    largest: dict[int, float] = {}
+    for point in noise:
+        largest[point.step] = max(largest.get(point.step, 0.0), point.gradient_error or 0.0)
+    errors = sorted(largest.values())
+    return bool(errors) and errors[(len(errors) - 1) // 2] > tolerance.gradient
+
+
+def _gradient_limit(step: int, noise: Sequence[tuple[int, float]], tolerance: Tolerance) -> float:
+    """How far the gradient of a step may be away, relative to float32's.
+
+    Noise elsewhere in the run never excuses a gradient that is lost: one that is all zero is away
+    by exactly 1. Noise at the step itself may, where hardly any gradient is left to compare with.
+    """
+    here = max((error for other, error in noise if other == step), default=0.0)
+    lost = min(0.9, tolerance.gradient_null * max((error for _, error in noise), default=0.0))
+    return max(tolerance.gradient, lost, tolerance.gradient_null * here)
+
+
+def headroom(points: Sequence[ShadowPoint]) -> Check:
+    """Check that float16 numbers of the forward pass stay within float16's range.
+
+    An overflow is to be expected, although the loss may not show it yet, where their largest
+    magnitude grows towards the limit, or is near it and changes much from batch to batch. What is
+    infinite from the start, as masks are, is left to the other tests.
+    """
+    seen = [(p.step, _magnitude(p)) for p in points if _magnitude(p) > 0]
+    late = [(step, magnitude) for step, magnitude in seen if step > 0]
+    if len(late) < 3:
+        return Check(judged=False)
+    problem = _growth(late[-3:]) or _restlessness([magnitude for _, magnitude in seen])
+    return Check(problem=problem, step=late[-1][0] if problem else None)
+
+
+def _growth(seen: Sequence[tuple[int, float]]) -> str:
+    """What is wrong with magnitudes that grow: when they overflow.
+
+    They are continued as the square of something that grows evenly, as weights under Adam do and
+    squared activations with them; within `HORIZON` times the steps seen they must not pass 2**16.
+    """
+    (_, least), (before, less), (step, more) = seen
+    if not least < less < more:
+        return ""
+    grew = f"the largest float16 number of its forward pass grew from {less:.3g} at step {before}"
+    if math.isinf(more):
+        return f"{grew} to infinity at step {step}"
+    pace = (math.sqrt(more) - math.sqrt(less)) / (step - before)
+    when = step + (math.sqrt(2.0**_TOP) - math.sqrt(more)) / pace
+    if when > HORIZON * (step + 1):
+        return ""
+    return f"{grew} to {more:.3g} at step {step}; so it overflows by step {when:.0f}"
+
+
+def _restlessness(magnitudes: Sequence[float]) -> str:
+    """What is wrong with magnitudes near the limit that change much between batches.
+
+    In octaves, their mean must be `SPREADS` standard deviations below 2**16: by Cantelli's
+    inequality, whatever their distribution, one batch in 65 at most is then beyond it.
+    """
+    if any(math.isinf(magnitude) for magnitude in magnitudes):
+        return ""
+    octaves = [math.log2(magnitude) for magnitude in magnitudes]
+    centre = mean(octaves)
+    spread = root_mean_square(octave - centre for octave in octaves)
+    if max(octaves) < _TOP - NEAR or centre + SPREADS * spread < _TOP:
+        return ""
+    return (
+        f"the largest float16 number of its forward pass varies from {min(magnitudes):.3g} to "
+        f"{max(magnitudes):.3g} between batches, and float16 ends at 65504"
+    )
+
+
+def _magnitude(point: ShadowPoint) -> float:
+    return math.inf if point.overflowed else point.largest or 0.0

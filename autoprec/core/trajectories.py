@@ -1,0 +1,142 @@
+"""The tests of whole runs: the gate, the trajectory, and the user's own metric.
+
+The trajectory is calibrated by a null, too: how far small noise in the initial weights drives
+float32 itself, so that chaotic training is not blamed on the precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from autoprec.core.checks import (
+    LOSS_FLOOR,
+    Check,
+    Tolerance,
+    deviation,
+    finite,
+    mean,
+    percent,
+    root_mean_square,
+)
+from autoprec.core.trace import Trajectory
+
+MIN_STEPS = 5
+"""A trajectory shorter than this is not judged: its last fifth would be less than one step."""
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One seed's runs: float32, the candidate, and float32 with noisy weights (None: not run)."""
+
+    reference: Trajectory
+    candidate: Trajectory
+    noisy: Trajectory | None = None
+
+
+def gate(runs: Iterable[Trajectory], tolerance: Tolerance) -> Check:
+    """Check that every loss is finite and that no run throws away more steps than allowed."""
+    skipped = 0
+    for run in runs:
+        skipped += len(run.skipped)
+        for step, loss in enumerate(run.losses):
+            if loss is None or not math.isfinite(loss):
+                return Check(problem=f"the loss is not finite at step {step}", step=step)
+        if len(run.skipped) > tolerance.skipped:
+            return Check(
+                problem=(
+                    f"{len(run.skipped)} of {len(run.losses)} steps were skipped because "
+                    "gradients overflowed"
+                ),
+                step=run.skipped[0],
+                skipped=skipped,
+            )
+    return Check(skipped=skipped)
+
+
+def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
+    """Check that training from the same start stays with float32.
+
+    It fails where the mean loss of the last fifth deviates by more than `tolerance.trajectory` and
+    the root mean square deviation of the whole run is more than `tolerance.trajectory_null` times
+    that of noisy float32 (plus `tolerance.trajectory_slack` of the first loss).
+    """
+    judged = [pair for pair in (_aligned(run) for run in runs) if pair is not None]
+    if not judged:
+        return Check(judged=False)
+    difference = mean(_tail_deviation(pair) for pair in judged)
+    distance = root_mean_square(_relative_distance(p.candidate, p.reference) for p in judged)
+    nulls = [_relative_distance(p.noisy, p.reference) for p in judged if p.noisy]
+    null = root_mean_square(nulls)
+    ratio = distance / (null + tolerance.trajectory_slack)
+    numbers = Check(deviation=finite(difference), ratio=finite(ratio), noise=finite(null))
+    if difference <= tolerance.trajectory or ratio <= tolerance.trajectory_null:
+        return numbers
+    steps = min(len(pair.reference) for pair in judged)
+    problem = (
+        f"after {steps} steps its loss is {percent(difference)} away from float32's, "
+        f"{ratio:.3g} times as far as small noise drives float32"
+    )
+    return replace(numbers, problem=problem, step=_parting(judged, null, tolerance))
+
+
+def metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
+    """Check the user's own metric (higher is better) after an equal number of steps, over seeds."""
+    pairs = [
+        (run.reference.metric, run.candidate.metric, run.noisy.metric if run.noisy else None)
+        for run in runs
+        if len(run.reference.losses) == len(run.candidate.losses)
+    ]
+    known = [(r, c, n) for r, c, n in pairs if r is not None and c is not None]
+    if not known:
+        return Check(judged=False)
+    reference = mean(r for r, _, _ in known)
+    candidate = mean(c for _, c, _ in known)
+    null = max((abs(n - r) for r, _, n in known if n is not None), default=0.0)
+    numbers = Check(value=finite(candidate), reference=finite(reference), noise=finite(null))
+    drop = reference - candidate
+    if drop <= max(tolerance.metric * abs(reference), tolerance.metric_null * null):
+        return numbers
+    problem = f"evaluate(model) gives {candidate:.4g} where float32 reaches {reference:.4g}"
+    return replace(numbers, problem=problem, step=len(runs[0].candidate.losses))
+
+
+@dataclass(frozen=True)
+class _Aligned:
+    """One seed's losses cut to the steps all runs have, relative to the first float32 loss."""
+
+    reference: tuple[float, ...]
+    candidate: tuple[float, ...]
+    noisy: tuple[float, ...]
+
+
+def _aligned(run: SeedRun) -> _Aligned | None:
+    rows = [run.reference, run.candidate] + ([run.noisy] if run.noisy else [])
+    steps = min(len(row.losses) for row in rows)
+    if steps < MIN_STEPS:
+        return None
+    losses = [tuple(math.inf if x is None else x for x in row.losses[:steps]) for row in rows]
+    return _Aligned(losses[0], losses[1], losses[2] if run.noisy else ())
+
+
+def _tail_deviation(pair: _Aligned) -> float:
+    tail = max(1, len(pair.reference) // 5)
+    reference, candidate = mean(pair.reference[-tail:]), mean(pair.candidate[-tail:])
+    return deviation(candidate, reference, LOSS_FLOOR * abs(pair.reference[0]))
+
+
+def _relative_distance(losses: Sequence[float], reference: Sequence[float]) -> float:
+    first = abs(reference[0]) or 1.0
+    return root_mean_square((a - b) / first for a, b in zip(losses, reference, strict=True))
+
+
+def _parting(pairs: Sequence[_Aligned], null: float, tolerance: Tolerance) -> int:
+    """The first step from which a run is further away than allowed."""
+    for step in range(min(len(pair.reference) for pair in pairs)):
+        for pair in pairs:
+            first = abs(pair.reference[0]) or 1.0
+            distance = abs(pair.candidate[step] - pair.reference[step]) / first
+            if distance > tolerance.trajectory_null * (null + tolerance.trajectory_slack):
+                return step
+    return 0
