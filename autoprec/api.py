@@ -96,7 +96,7 @@ def tune(
     except TypeError as error:
         raise UsageError(f"tune: {error}") from error
     path = check_task_path(task)
-    output = check_output(chosen.output or default_path(path))
+    output = check_output(chosen.output or default_path(path), path)
     seen = probe(device=device)
     facts = seen.devices[0].facts
     names = [framework.name for framework in seen.frameworks]
@@ -130,9 +130,14 @@ def _parsed(settings: Mapping[str, Any]) -> dict[str, Any]:
     return parsed
 
 
-def check_output(path: Path) -> Path:
+def check_output(path: Path, task: Path | None = None) -> Path:
     """Where a profile will be written; `UsageError` now rather than after an hour of tuning."""
     folder = path.parent
+    if not path.is_dir() and (path.suffix not in (".yaml", ".yml") or path.resolve() == task):
+        raise UsageError(
+            f"--output {path} given, expected a file ending in .yaml: a profile is YAML, and no "
+            "other file is overwritten"
+        )
     if path.is_dir():
         raise UsageError(f"--output {path} is a folder; give the profile's file name")
     existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
@@ -209,12 +214,15 @@ def apply_profile(
 
 def _framework_without_model(profile: str | Path | Profile | Recipe) -> str:
     """Without a model only Keras can be meant: its policy is read when layers are built."""
+    if isinstance(profile, str | Path) and Path(profile).is_file():
+        profile = load_profile(profile)
     framework = profile.task.framework if isinstance(profile, Profile) else None
     if framework == "simulated":
         return framework
-    if framework == "torch" and "keras" not in sys.modules:
+    if framework == "torch":
         raise UsageError(
-            "apply_profile needs model=... for PyTorch; give the nn.Module to apply it to"
+            "this profile was tuned with PyTorch: apply_profile needs model=... (the nn.Module) "
+            "and optimizer=...; only Keras has a policy to set before a model is built"
         )
     if "torch" in sys.modules and "keras" not in sys.modules:
         raise UsageError(

@@ -48,7 +48,7 @@ def parse_profile(document: object, where: str) -> Profile:
         return from_plain(Profile, document)
     except DecodeError as error:
         raise ProfileError(
-            f"{where}: {error}. Mend the file, or write it anew with `autoprec tune`"
+            f"{where}: {error} (mend the file, or write it anew with `autoprec tune`)"
         ) from error
 
 

@@ -156,6 +156,12 @@ def test_torch_needs_a_model() -> None:
         apply_profile(make_profile(BFLOAT16))
 
 
+def test_a_torch_profile_without_a_model_never_means_keras(tmp_path: Path) -> None:
+    save_profile(make_profile(BFLOAT16), tmp_path / "p.yaml")
+    with pytest.raises(UsageError, match=r"tuned with PyTorch.*model="):
+        apply_profile(tmp_path / "p.yaml")
+
+
 def test_a_missing_profile_is_one_clear_error(tmp_path: Path) -> None:
     model, optimizer = task()
     with pytest.raises(ProfileError, match="there is no such file"):

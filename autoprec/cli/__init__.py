@@ -7,7 +7,9 @@ Data goes to stdout, talk to stderr. Each subcommand is a module with `add_parse
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -51,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(command.run(arguments))
     except AutoprecError as error:
+        _interrupt_no_more()
         if arguments.traceback:
             raise
         if isinstance(error, UserCodeError) and error.frames:
@@ -58,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"autoprec: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        _interrupt_no_more()
         if arguments.traceback:
             raise
         print("autoprec: interrupted", file=sys.stderr)
@@ -65,6 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _let_stdout_go()
         return 0
+
+
+def _interrupt_no_more() -> None:
+    """Say how it ended in peace: a second Ctrl-C has nothing left to stop."""
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _let_stdout_go() -> None:

@@ -36,7 +36,8 @@ examples:
 
 A tuning that was stopped goes on where it stopped when the same command is run again.
 
-exit codes: 0 ok, 1 the task or a trial failed, 2 usage, 3 no feasible recipe, 130 interrupted
+exit codes: 0 ok, 1 the task or a trial failed or the device is busy, 2 usage,
+            3 no feasible recipe, 130 interrupted
 """
 
 
@@ -50,7 +51,13 @@ def add_parser(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("task", metavar="TASK.py", help="the task file")
-    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help="where the profile goes")
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="where the profile goes (default: beside the task)",
+    )
     parser.add_argument(
         "--device", metavar="KIND[:INDEX]", help="cpu, cuda, rocm, xpu, mps or tpu (default: best)"
     )
@@ -67,14 +74,22 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "--policies",
         metavar="P,P",
         help="exactly these policies, whatever the rules refuse: float32, tf32, mixed_bfloat16, "
-        "mixed_float16",
+        "mixed_float16; short names such as bf16 and fp16 are understood",
     )
     group.add_argument(
         "--batch-sizes", metavar="B,B|LOW-HIGH", help="micro-batches to try (default: 8-1024)"
     )
-    group.add_argument("--trials", type=int, metavar="N", help="at most this many trials")
     group.add_argument(
-        "--time-limit", type=float, metavar="SECONDS", help="end the search after so many seconds"
+        "--trials",
+        type=int,
+        metavar="N",
+        help="at most this many trials (default: until none is worth it)",
+    )
+    group.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="end the search after so many seconds (default: no limit)",
     )
     group.add_argument(
         "--compile", action="store_true", help="try torch.compile too (Keras: XLA always is)"
@@ -90,7 +105,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=V,V",
-        help="levels of a further knob, its default first, such as threads=2,1",
+        help="levels of a further knob, its default first, such as threads=2,1 (an unknown name "
+        "lists them all)",
     )
     group.add_argument(
         "--sampler",
@@ -103,13 +119,19 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure every recipe (--sampler grid) and print the step times by batch and policy",
     )
-    group.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds of the finish")
+    group.add_argument(
+        "--rounds", type=int, default=9, metavar="N", help="rounds of the finish (default: 9)"
+    )
 
 
 def _add_proof(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("proof")
     group.add_argument(
-        "--proof-seconds", type=float, default=60.0, metavar="S", help="time for each proof"
+        "--proof-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="time for each proof (default: 60)",
     )
     group.add_argument(
         "--tolerance",
@@ -139,9 +161,13 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
 
 def _add_study(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("study")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of everything drawn")
     group.add_argument(
-        "--storage", metavar="PLACE", help="a journal file's path or an Optuna storage URL"
+        "--seed", type=int, default=0, metavar="N", help="seed of everything drawn (default: 0)"
+    )
+    group.add_argument(
+        "--storage",
+        metavar="PLACE",
+        help="a journal file's path or an Optuna storage URL (default: beside the task)",
     )
     group.add_argument("--fresh", action="store_true", help="forget earlier trials of this study")
     group.add_argument(
@@ -159,7 +185,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = _options(arguments)
     task = check_task_path(arguments.task)
-    output = check_output(options.output or default_path(task))
+    output = check_output(options.output or default_path(task), task)
     listener = (
         Quiet()
         if arguments.quiet

@@ -168,7 +168,8 @@ class Terminal:
             self._say(f"refused: {refusal.candidate}: {refusal.reason}", "dim")
         for warning in event.profile.evidence.warnings:
             self._say(f"warning: {warning}", "yellow")
-        self._say(_costs(event), "dim")
+        if not event.from_study:
+            self._say(_costs(event), "dim")
         self._say(closing_sentence(event.profile), "bold")
         self._say(f"the profile is in {self._output}")
 
@@ -193,7 +194,12 @@ def _trial_line(event: TrialFinished) -> str:
 
 def _table(outcomes: tuple[Outcome, ...]) -> Table:
     """What was tried, fastest first."""
-    table = Table(title="what was tried", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title="what was tried, as the search measured it",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
     for name in ("policy", "batch", "settings", "samples/s", "vs baseline", "step", "memory", ""):
         table.add_column(
             name, justify="right" if name not in ("policy", "settings", "") else "left"
@@ -217,7 +223,10 @@ def _row(outcome: Outcome, base: float) -> list[Text]:
             bytes_text(measured.peak_memory_bytes),
         ]
         note = "" if measured.finite else "the loss was not finite"
-    cells = [str(point["policy"]), str(point[BATCH]), settings, *numbers, note]
+    batch = str(point[BATCH])
+    parts = round(measured.samples_per_step / int(point[BATCH])) if measured is not None else 1
+    batch += f" x {parts}" if parts > 1 else ""
+    cells = [str(point["policy"]), batch, settings, *numbers, note]
     return [Text(printable(cell)) for cell in cells]
 
 

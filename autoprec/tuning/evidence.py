@@ -211,6 +211,14 @@ def _bound(findings: Findings, recipe: Recipe, measured: Measurement) -> Bound:
 
 
 def _reason(findings: Findings, choice: Choice, bound: Bound, recipe: Recipe) -> str:
+    if findings.proven is not None and findings.speedup is not None:
+        gain = findings.speedup
+        name = recipe.policy.value + (", compiled" if recipe.compile else "")
+        return (
+            f"{name} at batch {recipe.batch_size} is {gain.ratio:.2f}x float32 as it was run "
+            f"({gain.low:.2f}-{gain.high:.2f}, {gain.rounds} rounds) and "
+            f"{findings.proven.verdict.reason}; {bound.sentence}"
+        )
     if findings.proven is None or recipe.policy is Policy.FLOAT32:
         why = choice.reason if findings.proven is None else ""
         refused = [r for r in findings.refusals if r.reason != "not requested"]
@@ -233,8 +241,9 @@ def _warnings(
         found.append(f"the task is not plain float32: {findings.task.low_precision}")
     if recipe.effective_batch != plain.effective_batch:
         found.append(
-            f"the batch changed from {plain.effective_batch} to {recipe.effective_batch}: adapt "
-            "the learning rate and its schedule, or set BATCH_SIZE to keep the batch"
+            f"the task names no BATCH_SIZE, so the batch was chosen too: {recipe.effective_batch} "
+            f"(the baseline ran with {plain.effective_batch}). Adapt the learning rate and its "
+            "schedule to it, or set BATCH_SIZE to keep yours"
         )
     found += _advice(findings, recipe, plain, measured)
     if findings.neighbours > BUSY_SHARE:

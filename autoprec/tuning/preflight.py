@@ -108,11 +108,12 @@ def off_alignment(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
 def _batch_sizes(work: Work, task: TaskFacts) -> tuple[int, ...]:
     asked = work.options.batch_sizes
     if task.batch_size is not None:
-        if asked is not None:
-            return asked
         if not task.splittable:
             work.listener(Note(f"BATCH_SIZE = {task.batch_size} is not split: {task.split_reason}"))
-        return micro_batches(task.batch_size, low=SMALLEST_BATCH, splittable=task.splittable)
+            return (task.batch_size,)
+        if asked is not None:
+            return asked
+        return micro_batches(task.batch_size, low=SMALLEST_BATCH)
     if asked is not None:
         return asked
     if task.samples < task.nominal:

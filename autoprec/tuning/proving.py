@@ -97,7 +97,8 @@ class Prover:
     def _judge(self, recipe: Recipe) -> Verdict:
         verdict = self._proof.prove(recipe)
         self._findings.proof_seconds += verdict.seconds
-        self._listener(Judged(recipe, verdict.verdict, verdict.reason))
+        left = f" (not covered: {'; '.join(verdict.not_covered)})" if verdict.not_covered else ""
+        self._listener(Judged(recipe, verdict.verdict, verdict.reason + left))
         return verdict
 
     def _drifts(self, verdict: Verdict) -> bool:

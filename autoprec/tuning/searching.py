@@ -18,7 +18,7 @@ from autoprec.core.search import (
     settled_baseline,
 )
 from autoprec.core.space import BATCH, Point, Space
-from autoprec.tuning.events import Stage, TrialFinished, TrialStarted
+from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.study import Study
 from autoprec.tuning.trials import Runner, run_trial
 from autoprec.tuning.work import Work
@@ -51,7 +51,7 @@ def search(
             return history
         decision = _decide(work, space, settled, history, repeats, time.monotonic() - began)
         if isinstance(decision, Stop):
-            work.listener(Stage("search", decision.reason))
+            work.listener(Note(f"the search ends: {decision.reason}"))
             return history
         trial, point = study.ask(decision.point)
         known = find(history, point)

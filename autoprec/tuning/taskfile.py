@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from autoprec.backends.base import Task
+from autoprec.core.codec import nearest
 from autoprec.errors import TaskError, UsageError, UserCodeError
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -127,6 +128,7 @@ def load_task(path: Path) -> Task:
             raise TaskError(
                 f"{path.name} defines no function {name}; expected "
                 + ("build_model() -> model" if name == "build_model" else _BUILD_DATA)
+                + nearest(name, [n for n, value in vars(module).items() if callable(value)])
             )
     optional = {name: _function(module, path, name) for name in _FUNCTIONS}
     for name, function in (required | optional).items():

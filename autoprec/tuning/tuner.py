@@ -12,12 +12,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoprec.core.device import DeviceFacts
+from autoprec.core.device import DeviceFacts, Support
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.measurement import TaskFacts
 from autoprec.core.profile import Profile
 from autoprec.core.rules import Proposal, Refusal, propose
 from autoprec.core.search import Outcome, Status, settled_baseline, shortlist
 from autoprec.core.space import BATCH, Space
-from autoprec.errors import NoFeasibleRecipe
+from autoprec.errors import NoFeasibleRecipe, UsageError
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import finish
@@ -58,10 +60,11 @@ def tune(work: Work) -> Profile:
         if kept is not None and kept.limits == repr(work.options.limits()):
             work.listener(Finished(kept.profile, study.history(), study.place, from_study=True))
             return kept.profile
-        facts, proposal = _look(work, study)
-        work.listener(Started(str(work.task), facts, proposal, study.place))
         with work.runner() as runner:
-            findings = _learn(work, study, facts, proposal, runner)
+            task = preflight(work, study, runner)
+            facts, proposal = _look(work, study)
+            work.listener(Started(str(work.task), facts, proposal, study.place))
+            findings = _learn(work, study, facts, proposal, task, runner)
         profile = build_profile(
             findings,
             task_file=work.task.name,
@@ -92,13 +95,22 @@ def _look(work: Work, study: Study) -> tuple[DeviceFacts, Proposal]:
         work.listener(Stage("probe", "timing this device's matrix products"))
         facts = work.place.measure(work.place.facts)
         study.remember("facts", facts)
+    if Policy.TF32 in work.options.policies and facts.fact(DType.TF32).support is Support.ABSENT:
+        raise UsageError(
+            f"--policies tf32: {facts.name} has no TF32, so it would be float32 by another name; "
+            "leave it out"
+        )
     return facts, propose(facts, work.options.policies)
 
 
 def _learn(
-    work: Work, study: Study, facts: DeviceFacts, proposal: Proposal, runner: Runner
+    work: Work,
+    study: Study,
+    facts: DeviceFacts,
+    proposal: Proposal,
+    task: TaskFacts,
+    runner: Runner,
 ) -> Findings:
-    task = preflight(work, study, runner)
     space = build_space(work, task, facts, proposal)
     study.use(space, sampler=work.options.sampler, seed=work.options.seed)
     work.listener(Described(task, len(study.history()), len(space.points())))

@@ -116,8 +116,10 @@ def test_the_effective_batch_is_kept(task: Callable[..., Path]) -> None:
 
 
 def test_a_batch_that_may_not_be_split_stays_whole(task: Callable[..., Path]) -> None:
-    _, events = run(task(FASTER + ", splittable=False", more="BATCH_SIZE = 128"))
-    assert {trial.recipe.batch_size for trial in trials(events)} == {128}
+    path = task(FASTER + ", splittable=False", more="BATCH_SIZE = 128")
+    for settings in ({}, {"batch_sizes": "32-128"}):
+        _, events = run(path, **settings)
+        assert {trial.recipe.batch_size for trial in trials(events)} == {128}
 
 
 def test_out_of_memory_is_a_result_and_rules_larger_batches_out(

@@ -60,7 +60,7 @@ class Applied:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(repr=False)
 class Precision:
     """A recipe at work. Made by `KerasSurgeon.apply`.
 
@@ -78,6 +78,12 @@ class Precision:
     _warned: set[int] = field(default_factory=set)
     _nonfinite: Any = None
     _logged: StepCounts = field(default_factory=StepCounts)
+
+    def __repr__(self) -> str:
+        recipe = self.recipe
+        return (
+            f"Precision({recipe.policy}, batch {recipe.batch_size} x {recipe.accumulation_steps})"
+        )
 
     @property
     def policy(self) -> Policy:

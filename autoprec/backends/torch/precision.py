@@ -64,6 +64,9 @@ class Precision:
         self._low_loss_warned = False
         self._losses = FiniteWatch()
 
+    def __repr__(self) -> str:
+        return f"Precision({self.policy}, batch {self.batch_size} x {self.accumulation_steps})"
+
     # What the recipe says ----------------------------------------------------------------------
 
     @property
