@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from autoprec.cli import check, probe, tune
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
@@ -53,28 +53,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(command.run(arguments))
     except AutoprecError as error:
-        _interrupt_no_more()
         if arguments.traceback:
             raise
-        if isinstance(error, UserCodeError) and error.frames:
-            print(error.frames.rstrip(), file=sys.stderr)
-        print(f"autoprec: {error}", file=sys.stderr)
+        with _in_peace():
+            if isinstance(error, UserCodeError) and error.frames:
+                print(error.frames.rstrip(), file=sys.stderr)
+            print(f"autoprec: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        _interrupt_no_more()
         if arguments.traceback:
             raise
-        print("autoprec: interrupted", file=sys.stderr)
+        with _in_peace():
+            print("autoprec: interrupted", file=sys.stderr)
         return Interrupted.exit_code
     except BrokenPipeError:
         _let_stdout_go()
         return 0
 
 
-def _interrupt_no_more() -> None:
-    """Say how it ended in peace: a second Ctrl-C has nothing left to stop."""
-    with contextlib.suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextlib.contextmanager
+def _in_peace() -> Iterator[None]:
+    """Say how it ended without being interrupted: a second Ctrl-C has nothing left to stop."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not in the main thread, where no signal arrives
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _let_stdout_go() -> None:
