@@ -41,7 +41,8 @@ def work(rank: int, folder: str) -> None:
         halves = [(x[rank::2], y[rank::2]) for x, y in batches(STEPS)]
         trained = trained_on(recipe, parallel, halves)
         torch.save([trained, weights(model)], f"{folder}/{name}-{rank}.pt")
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # gloo's threads may abort a process that ends while they still run
 
 
 def trained_on(
