@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -36,8 +35,6 @@ def run(script, **environment):
 
 
 def test_keras_on_torch():
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("Keras on torch needs torch")
     run("on_torch.py", KERAS_BACKEND="torch")
 
 
