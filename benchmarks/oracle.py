@@ -15,19 +15,21 @@ import math
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from autoprec.api import probe, tune
 from autoprec.backends.products import measure_products
-from autoprec.core.codec import to_plain
+from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.measurement import TimingBudget
+from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import propose
-from autoprec.core.search import Outcome, Status
-from autoprec.core.space import Space
+from autoprec.core.search import Outcome, Status, key
+from autoprec.core.space import Point, Space
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.tuning.contest import Contest
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
@@ -40,6 +42,7 @@ from autoprec.tuning.work import Place, Work
 
 TASKS = Path(__file__).parent / "tasks"
 RESULTS = Path(__file__).parent / "results"
+CURVES = Path(__file__).parent / "curves"
 
 
 class Clock:
@@ -47,12 +50,16 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.trials = 0
+        self.trials = self.killed = self.peak = 0
+        self.reason = ""
         self._stage, self._since = "start", time.monotonic()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, TrialFinished):
             self.trials += 1
+            self.killed += event.outcome.status is Status.KILLED
+            if event.outcome.measurement is not None:
+                self.peak = max(self.peak, event.outcome.measurement.peak_memory_bytes)
         if isinstance(event, Stage | Finished):
             now = time.monotonic()
             self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._since
@@ -66,103 +73,184 @@ def make_work(path: Path, folder: Path) -> tuple[Work, Space]:
     names = [framework.name for framework in seen.frameworks]
     facts = measure_products(seen.devices[0].facts, names)
     place = Place(facts, {}, lambda known: known)
-    work = Work(path, place, Options(storage=str(folder / "preflight.journal")), lambda event: None)
+    work = Work(
+        path,
+        place,
+        Options(storage=str(folder / "preflight.journal"), extras=False),
+        lambda event: None,
+    )
     with work.runner() as runner:
         study = Study(work.options.storage or "", "preflight")
         task = preflight(work, study, runner)
     return work, build_space(work, task, facts, propose(facts))
 
 
-def measure_grid(work: Work, space: Space, seconds: float) -> list[tuple[Outcome, float]]:
-    """Every recipe of the space in a process of its own; with the seconds of its steps."""
+def measure_grid(work: Work, space: Space, seconds: float) -> list[Outcome]:
+    """Every recipe of the space in a process of its own, `seconds` of steps each."""
     found = []
+    budget = TimingBudget(seconds=seconds, min_steps=3, max_steps=100_000, precision=0.0)
     for point in space.points():
-        recipe = space.recipe(point)
         with Runner(work.settings(), lambda event: None) as runner:
             runner.load()
-            budget = TimingBudget(seconds=seconds, min_steps=3, max_steps=100_000, precision=0.0)
-            began = time.monotonic()
-            outcome = run_trial(runner, point, recipe, seed=0, budget=budget)
-            found.append((outcome, time.monotonic() - began))
+            outcome = run_trial(runner, point, space.recipe(point), seed=0, budget=budget)
+        found.append(outcome)
         rate = f"{outcome.rate:.0f} samples/s" if outcome.rate else outcome.status.value
-        print(f"    {dict(point)}: {rate}", flush=True)
+        print(f"    {describe(point)}: {rate}", flush=True)
     return found
 
 
-def alternate(work: Work, recipes: Sequence[Recipe], rounds: int) -> list[list[float]]:
-    """Rates of the recipes in alternating rounds."""
+def describe(point: Point) -> str:
+    """A point in a line."""
+    return " ".join(f"{name}={value}" for name, value in point.items())
+
+
+def read_curves(path: Path, space: Space) -> list[Outcome] | None:
+    """A grid recorded before, if it is of this space."""
+    if not path.exists():
+        return None
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    outcomes = [from_plain(Outcome, item) for item in kept["grid"]]
+    same = {key(o.point) for o in outcomes} == {key(point) for point in space.points()}
+    return outcomes if same else None
+
+
+def write_curves(path: Path, head: dict[str, Any], grid: Sequence[Outcome]) -> None:
+    """Keep a grid: what replays and the cost model's tests read."""
+    path.parent.mkdir(exist_ok=True)
+    plain = [to_plain(outcome) for outcome in grid]
+    lines = ",\n".join(f"  {json.dumps(item)}" for item in plain)
+    path.write_text(json.dumps(head)[:-1] + f', "grid": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def alternate(
+    work: Work, recipes: Sequence[Recipe], peaks: Mapping[str, int], rounds: int
+) -> dict[str, list[float]]:
+    """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once."""
+    unique = list({recipe.key(): recipe for recipe in recipes}.values())
+    room = work.memory_bytes or 0
     contest = Contest(
-        recipes,
+        unique,
         work.runner,
         seed=0,
-        together=True,
+        together=sum(peaks.get(recipe.key(), room) for recipe in unique) <= room,
         listener=lambda event: None,
         watch=Watch(print),
     )
     with contest:
-        finals = contest.run(rounds, [0.1] * len(recipes))
-    return [list(final.rates) for final in finals]
+        finals = contest.run(rounds, [0.1] * len(unique))
+    return {final.recipe.key(): list(final.rates) for final in finals}
 
 
-def run_task(name: str, seconds: float, rounds: int) -> dict[str, Any]:
-    """Grid, tuning, and the alternation between what each chose."""
-    path = TASKS / f"{name}.py"
+def tune_from_scratch(path: Path, folder: Path, seed: int) -> tuple[Profile, Clock]:
+    """One tuning with a study of its own; with the seconds of its stages."""
+    clock = Clock()
+    profile = tune(
+        path,
+        device="cpu",
+        listener=clock,
+        storage=str(folder / f"study{seed}.journal"),
+        output=folder / f"profile{seed}.yaml",
+        extras=False,
+        seed=seed,
+    )
+    return profile, clock
+
+
+def run_task(
+    name: str, head: dict[str, Any], seconds: float, rounds: int, again: bool
+) -> dict[str, Any]:
+    """Grid, tuning with two seeds, and the alternation between what each chose."""
+    path, curves = TASKS / f"{name}.py", CURVES / f"{name}.json"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         work, space = make_work(path, folder)
-        grid = measure_grid(work, space, seconds)
-        best = max((outcome for outcome, _ in grid), key=lambda outcome: outcome.rate)
-        clock = Clock()
-        profile = tune(
-            path,
-            device="cpu",
-            listener=clock,
-            storage=str(folder / "study.journal"),
-            output=folder / "profile.yaml",
-        )
-        chosen, oracle = profile.recipe, space.recipe(best.point)
+        grid = None if again else read_curves(curves, space)
+        if grid is None:
+            grid = measure_grid(work, space, seconds)
+            write_curves(curves, {**head, "task": name, "seconds": seconds}, grid)
+        best = max(grid, key=lambda outcome: outcome.rate)
+        profile, clock = tune_from_scratch(path, folder, seed=0)
+        other, _ = tune_from_scratch(path, folder, seed=1)
+        oracle, baseline = space.recipe(best.point), profile.evidence.baseline
         plain = Recipe(
-            batch_size=profile.evidence.baseline.batch_size,
-            accumulation_steps=profile.evidence.baseline.accumulation_steps,
+            batch_size=baseline.batch_size, accumulation_steps=baseline.accumulation_steps
         )
-        rates = alternate(work, [chosen, oracle, plain], rounds)
-    ratio = paired_ratio(rates[0], rates[1])
-    over = paired_ratio(rates[0], rates[2])
-    potential = paired_ratio(rates[1], rates[2])
-    search = clock.seconds.get("search", 0.0)
+        chosen, second = (replace(p.recipe, forced=False) for p in (profile, other))
+        peaks = {
+            space.recipe(o.point).key(): o.measurement.peak_memory_bytes
+            for o in grid
+            if o.measurement is not None
+        }
+        rates = alternate(work, [chosen, oracle, plain, second], peaks, rounds)
+    of = {"chosen": chosen, "best": oracle, "float32": plain, "second": second}
+
+    def ratio(left: str, right: str) -> dict[str, Any]:
+        plainly: dict[str, Any] = to_plain(
+            paired_ratio(rates[of[left].key()], rates[of[right].key()])
+        )
+        return plainly
+
     return {
+        **head,
         "task": name,
-        "grid": [
-            {"point": dict(o.point), "status": o.status, "rate": o.rate, "seconds": s}
-            for o, s in grid
-        ],
         "points": len(grid),
+        "failed": sum(o.status is not Status.OK for o in grid),
+        "killed": clock.killed,
         "grid_seconds": len(grid) * seconds,
-        "chosen": to_plain(chosen),
-        "oracle": to_plain(oracle),
-        "chosen_over_best": to_plain(ratio),
-        "chosen_over_float32": to_plain(over),
-        "best_over_float32": to_plain(potential),
-        "search_seconds": search,
+        "recipes": {label: to_plain(recipe) for label, recipe in of.items()},
+        "chosen_over_best": ratio("chosen", "best"),
+        "chosen_over_float32": ratio("chosen", "float32"),
+        "best_over_float32": ratio("best", "float32"),
+        "second_over_chosen": ratio("second", "chosen"),
+        "reason": clock.reason,
         "stages": clock.seconds,
         "trials": clock.trials,
-        "failed": sum(o.status is not Status.OK for o, _ in grid),
+        "peak_memory_bytes": clock.peak,
     }
+
+
+HEAD = (
+    "task         chosen/best (95 %)     chosen/float32  best/float32  search/grid  trials"
+    "    search   proof  seeds  chosen"
+)
+
+
+def share(result: Mapping[str, Any]) -> float:
+    """The search's time over the grid's."""
+    return max(float(result["stages"].get("search", 0.0)), 1e-3) / float(result["grid_seconds"])
 
 
 def row(result: dict[str, Any]) -> str:
     """One line of the table."""
     best, over = Ratio(**result["chosen_over_best"]), Ratio(**result["chosen_over_float32"])
-    share = result["search_seconds"] / result["grid_seconds"]
+    stages, recipe = result["stages"], result["recipes"]["chosen"]
+    seeds = abs(math.log(result["second_over_chosen"]["ratio"]))
+    proof = stages.get("proof", 0.0) + stages.get("islands", 0.0)
     return (
-        f"{result['task']:12s} {best.ratio:6.3f} ({best.low:.3f}-{best.high:.3f})"
-        f"  {over.ratio:6.2f}x  {share:7.1%}  {result['trials']:3d} of {result['points']:3d}"
+        f"{result['task']:12s} {best.ratio:5.3f} ({best.low:.3f}-{best.high:.3f})"
+        f" {over.ratio:14.2f}x {result['best_over_float32']['ratio']:12.2f}x {share(result):12.1%}"
+        f" {result['trials']:3d} of {result['points']:2d} {stages.get('search', 0.0):7.0f} s"
+        f" {proof:5.0f} s {seeds:6.1%}  {recipe['policy']} {recipe['batch_size']}"
     )
 
 
 def geometric_mean(values: Sequence[float]) -> float:
     """exp of the mean logarithm."""
     return math.exp(sum(math.log(value) for value in values) / len(values))
+
+
+def summary(results: Sequence[dict[str, Any]]) -> str:
+    """The table's last lines: geometric means and the worst of each."""
+    ratios = [result["chosen_over_best"]["ratio"] for result in results]
+    over = [result["chosen_over_float32"]["ratio"] for result in results]
+    best = [result["best_over_float32"]["ratio"] for result in results]
+    kept = [a / b for a, b in zip(over, best, strict=True)]
+    return (
+        f"geometric means: chosen/best {geometric_mean(ratios):.3f} (worst {min(ratios):.3f}), "
+        f"chosen/float32 {geometric_mean(over):.2f}x of {geometric_mean(best):.2f}x "
+        f"({geometric_mean(kept):.3f} of it), "
+        f"search/grid {geometric_mean([share(result) for result in results]):.1%}"
+    )
 
 
 def main() -> None:
@@ -172,6 +260,9 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=known, choices=known)
     parser.add_argument("--seconds", type=float, default=5.0, help="of steps for each recipe")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--grid-again", action="store_true", help="measure grids that are in curves/ anew"
+    )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     facts = probe(device="cpu").devices[0].facts
@@ -184,17 +275,12 @@ def main() -> None:
     output.write_text("")
     for name in arguments.tasks:
         print(name, flush=True)
-        result = run_task(name, arguments.seconds, arguments.rounds)
+        result = run_task(name, head, arguments.seconds, arguments.rounds, arguments.grid_again)
         results.append(result)
         with output.open("a") as file:
-            file.write(json.dumps({**head, **result}) + "\n")
+            file.write(json.dumps(result) + "\n")
         print(row(result), flush=True)
-    print("\ntask         chosen/best             chosen/float32  search/grid  trials")
-    for result in results:
-        print(row(result))
-    ratios = [result["chosen_over_best"]["ratio"] for result in results]
-    shares = [max(r["search_seconds"], 1e-3) / r["grid_seconds"] for r in results]
-    print(f"geometric mean {geometric_mean(ratios):.3f}; search/grid {geometric_mean(shares):.1%}")
+    print("", HEAD, *(row(result) for result in results), summary(results), sep="\n")
 
 
 if __name__ == "__main__":

@@ -109,6 +109,11 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "lists them all)",
     )
     group.add_argument(
+        "--no-extras",
+        action="store_true",
+        help="try no further knobs of autoprec's own choice, only policy, batch, layout and XLA",
+    )
+    group.add_argument(
         "--sampler",
         default="cost",
         metavar="NAME",
@@ -251,6 +256,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         compile=arguments.compile,
         align=arguments.align,
         knobs=dict(_knob(text) for text in arguments.knob),
+        extras=not (arguments.no_extras or arguments.grid),
         sampler="grid" if arguments.grid else arguments.sampler,
         seed=arguments.seed,
         storage=arguments.storage,

@@ -87,7 +87,10 @@ class TaskFacts:
     `splittable` says whether the accumulated gradient of two halves equals the unsplit one;
     `split_reason` why not. `flops_per_sample` counts forward and backward (None: unknown).
     `low_precision` names 16-bit weights or an autocast of the model's own, empty where there are
-    none. `warnings` are for the user, each with what to do.
+    none. `optimizer_share` is the optimizer's part of the step, from 0 to 1, where fused kernels
+    exist for it and the task does not choose between kernels itself; `threads` the framework's
+    intra-op CPU threads and `steps_per_execution` what the task compiled with, 0 where it has none.
+    `warnings` are for the user, each with what to do.
     """
 
     framework: str
@@ -104,6 +107,9 @@ class TaskFacts:
     flops_per_sample: float | None = None
     low_precision: str = ""
     step_seconds: float = 0.0
+    optimizer_share: float = 0.0
+    threads: int = 0
+    steps_per_execution: int = 0
     has_evaluate: bool = False
     dimensions: tuple[Dimension, ...] = ()
     units: tuple[Unit, ...] = ()

@@ -1,9 +1,10 @@
 """The search: which recipe to measure next, as a pure function of what was measured before.
 
 No clock, no globals, no randomness: the same history gives the same proposal, so a resumed search
-goes on where it stopped and a recorded grid can be replayed. The first point is the baseline. After
-it, the point with the most expected improvement per second of measuring is next, until no point is
-likely to improve by more than one per cent.
+goes on where it stopped and a recorded grid can be replayed. The first point is the baseline, the
+next are the baseline under every other policy: no model can guess what a policy is worth on this
+machine. After them, the point with the most expected improvement per second of measuring is next,
+until no point is likely to improve by more than one per cent.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ def next_point(
     good = [outcome for outcome in history if outcome.rate > 0]
     if not good:
         return Next(_smallest(open_points), "nothing has run yet; the smallest batch next")
+    firsts = [point for point in open_points if point["policy"] not in known]
+    if firsts:
+        return Next(firsts[0], "the baseline under another policy")
     return _most_promising(open_points, good, limits)
 
 

@@ -277,9 +277,14 @@ def _advice(findings: Findings, recipe: Recipe, plain: Recipe, measured: Measure
         more = f" and {len(off) - 4} more" if len(off) > 4 else ""
         found.append(
             f"this device wants dimensions in multiples of {multiple}; these are not: {named}"
-            f"{more}. Padding them was measured and did not pay; choosing other sizes may"
+            f"{more}. Padding them {_padding_seen(findings)}; choosing other sizes may"
         )
     return found
+
+
+def _padding_seen(findings: Findings) -> str:
+    tried = [o for o in findings.history if o.rate > 0 and o.point.get("alignment", 1) != 1]
+    return "was measured and did not pay" if tried else "was not worth a trial"
 
 
 def _noise(findings: Findings, plain: Recipe) -> list[str]:

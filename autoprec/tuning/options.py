@@ -20,8 +20,9 @@ class Options:
 
     `policies` empty means what the rules propose. `batch_sizes` None means powers of two from 8 to
     1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name to the levels to try, its
-    default first. `align` overrides the multiple that the device wants. `tolerance` widens (above
-    1) or narrows the proof's tolerances.
+    default first; what else this device makes plausible is tried too, unless `extras` is off.
+    `align` overrides the multiple that the device wants. `tolerance` widens (above 1) or narrows
+    the proof's tolerances.
     """
 
     output: Path | None = None
@@ -37,6 +38,7 @@ class Options:
     compile: bool = False
     align: int | None = None
     knobs: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    extras: bool = True
     sampler: str = "cost"
     seed: int = 0
     storage: str | None = None
@@ -70,6 +72,7 @@ class Options:
             self.compile,
             self.align,
             self.knobs,
+            self.extras,
             self.sampler,
             self.seed,
             self.float32_modules,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from autoprec.core.device import DeviceFacts, DeviceKind, Support
 from autoprec.core.dtypes import Policy
 from autoprec.core.islands import resolve_patterns
+from autoprec.core.knobs import plausible_knobs
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.rules import Proposal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
@@ -72,13 +73,14 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
     patterns = work.options.float32_modules
     multiple = work.options.align or _wanted_multiple(facts, policies)
     off = off_alignment(task, multiple)
+    extras = plausible_knobs(facts, task) if work.options.extras else {}
     return Space(
         policies=tuple(policies),
         batch_sizes=_batch_sizes(work, task),
         effective_batch=task.batch_size,
         memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
         compile=(False, True) if _may_compile(work, task) else (False,),
-        knobs=work.options.knobs,
+        knobs={**extras, **work.options.knobs},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
         alignments=(1, multiple) if off else (1,),
         padded_modules=tuple(dict.fromkeys(dimension.module for dimension in off)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
@@ -18,6 +19,7 @@ from autoprec.core.search import (
     settled_baseline,
 )
 from autoprec.core.space import BATCH, Point, Space
+from autoprec.tuning.drift import DriftGuard
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.study import Study
 from autoprec.tuning.trials import Runner, run_trial
@@ -43,6 +45,7 @@ def search(
     """
     work.listener(Stage("search", f"{len(space.points())} recipes"))
     began = time.monotonic()
+    guard = DriftGuard(work, space)
     repeats = 0
     while True:
         history = study.history()
@@ -63,7 +66,11 @@ def search(
         recipe = space.recipe(point)
         number = len(history)
         work.listener(TrialStarted(number, recipe, decision.reason))
-        outcome = _measure(work, history, point, recipe, runner)
+        outcome = _not_fitting(work, history, point)
+        if outcome is None:
+            runner.load()
+            drift = guard.check(runner, find(history, settled))
+            outcome = replace(_measure(work, history, point, recipe, runner, drift), drift=drift)
         study.tell(trial, outcome)
         base = find((*history, outcome), settled)
         best = max(each.rate for each in (*history, outcome))
@@ -101,18 +108,26 @@ def _room(work: Work) -> float | None:
     return None if work.memory_bytes is None else _HEADROOM * work.memory_bytes
 
 
-def _measure(
-    work: Work, history: tuple[Outcome, ...], point: Point, recipe: Recipe, runner: Runner
-) -> Outcome:
-    """Measure a recipe, unless it is known not to fit (a sampler of Optuna's may propose it)."""
+def _not_fitting(work: Work, history: tuple[Outcome, ...], point: Point) -> Outcome | None:
+    """The outcome of what is known not to fit (a sampler of Optuna's may propose it)."""
     why = ruled_out(point, history, Limits(memory_bytes=_room(work)))
-    if why:
-        return Outcome(point, Status.WOULD_NOT_FIT, reason=why)
-    runner.load()
+    return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
+
+
+def _measure(
+    work: Work,
+    history: tuple[Outcome, ...],
+    point: Point,
+    recipe: Recipe,
+    runner: Runner,
+    drift: float,
+) -> Outcome:
+    """Measure a recipe for a second or two, less where the incumbent is out of reach."""
+    best = max((outcome.rate for outcome in history), default=0.0)
+    hopeless = 1.25 * recipe.effective_batch / (best * drift) if best > 0 else None
+    budget = TimingBudget(seconds=1.5, min_steps=4, max_steps=100, hopeless_seconds=hopeless)
     with work.watch.over(runner.pids):
-        return run_trial(
-            runner, point, recipe, seed=work.options.seed, budget=_budget(history, recipe)
-        )
+        return run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
 
 
 def _next_of_grid(space: Space, history: tuple[Outcome, ...], count: int) -> Next | Stop:
@@ -122,10 +137,3 @@ def _next_of_grid(space: Space, history: tuple[Outcome, ...], count: int) -> Nex
     if not left or len(history) >= count:
         return Stop("the grid is measured" if not left else f"the limit of {count} is reached")
     return Next(left[0], f"{len(left)} recipes of the grid are left")
-
-
-def _budget(history: tuple[Outcome, ...], recipe: Recipe) -> TimingBudget:
-    """A second or two of steps, less where the incumbent is out of reach."""
-    best = max((outcome.rate for outcome in history), default=0.0)
-    hopeless = 1.25 * recipe.effective_batch / best if best > 0 else None
-    return TimingBudget(seconds=1.5, min_steps=4, max_steps=100, hopeless_seconds=hopeless)

@@ -35,6 +35,10 @@ from autoprec.tuning.work import Work
 #: The second-best recipe of a policy is a finalist too if it was this near: machines drift.
 _NEAR = 0.95
 
+#: Below this share of the fastest proven recipe's speed no proof is spent: the search's own errors
+#: are a few per cent.
+_HOPELESS = 0.85
+
 
 @dataclass(frozen=True)
 class Result:
@@ -151,27 +155,35 @@ def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:
 
 
 def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list[Proven]:
-    """Prove the fastest recipe of every policy that may be chosen and could win."""
+    """Prove the fastest recipe of every policy that may be chosen and could win, fastest first.
+
+    A proof costs as much as the search, so what is clearly slower than a recipe that passed is not
+    proven.
+    """
     found: list[Proven] = []
-    floor = 0.0
     allowed = work.options.policies or space.policies
-    if work.float32_allowed:
-        floor = max((o.rate for o in findings.of("float32")), default=0.0)
-    for policy in space.policies:
+    floor = _best_rate(findings, Policy.FLOAT32) if work.float32_allowed else 0.0
+    for policy in sorted(space.policies, key=lambda p: -_best_rate(findings, p)):
         if policy not in allowed:
             continue
         own = findings.of(policy.value)
         best = shortlist(own, count=1)
         if not best:
             findings.refusals.append(Refusal(policy.value, _why_nothing(own)))
-        elif policy.value != "float32" and best[0].rate < floor:
+            continue
+        if policy is not Policy.FLOAT32 and best[0].rate < floor:
             share = best[0].rate / floor
             reason = f"measured {share:.2g}x the speed of the best float32 recipe"
             findings.refusals.append(Refusal(policy.value, reason))
-        else:
-            near = [o for o in shortlist(own, count=2) if o.rate >= _NEAR * best[0].rate]
-            proofs = [prover.prove(space.recipe(o.point), o, space) for o in near]
-            found += [proven for proven in proofs if proven is not None]
+            continue
+        leader = max((p.rate for p in found), default=0.0)
+        near = [o for o in shortlist(own, count=2) if o.rate >= _NEAR * best[0].rate]
+        proofs = [
+            prover.prove(space.recipe(o.point), o, space)
+            for o in near
+            if o.rate >= _HOPELESS * leader
+        ]
+        found += [proven for proven in proofs if proven is not None]
     if not found:
         reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in findings.refusals)
         raise NoFeasibleRecipe(
@@ -179,6 +191,10 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
             "accept what trains differently with --accept-drift"
         )
     return found
+
+
+def _best_rate(findings: Findings, policy: Policy) -> float:
+    return max((outcome.rate for outcome in findings.of(policy.value)), default=0.0)
 
 
 def _why_nothing(own: list[Outcome]) -> str:

@@ -154,8 +154,14 @@ def test_where_nothing_has_run_the_smallest_batch_is_next():
     assert "nothing has run yet" in decision.reason
 
 
-def test_a_point_says_what_gain_is_expected_of_it():
-    decision = next_point(SPACE, BASELINE, [measured(BASELINE, 500)], LIMITS)
+def test_every_policy_is_tried_before_any_larger_batch():
+    """A policy that gains nothing at the baseline's batch may be the best at a larger one."""
+    history = [measured(BASELINE, 500)]
+    for policy in ("mixed_bfloat16", "mixed_float16"):
+        decision = next_point(SPACE, BASELINE, history, LIMITS)
+        assert decision == Next({**BASELINE, "policy": policy}, "the baseline under another policy")
+        history.append(measured(decision.point, 500))
+    decision = next_point(SPACE, BASELINE, history, LIMITS)
     assert isinstance(decision, Next)
     assert decision.reason.startswith("expected gain ")
 

@@ -75,6 +75,7 @@ def describe(
         flops_per_sample=flops / samples if flops else None,
         low_precision=low_precision(placed),
         step_seconds=seconds,
+        steps_per_execution=int(model.steps_per_execution) if on_tensorflow() else 0,
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(placed)),
         units=tuple(_units(placed, counted)),

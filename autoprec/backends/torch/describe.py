@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from autoprec.backends.base import Report, Task
 from autoprec.backends.torch.flops import by_module, counter
+from autoprec.backends.torch.fused import fusable
 from autoprec.backends.torch.running import (
     batches,
     build_model,
@@ -58,7 +59,7 @@ def describe(
     counted, autocasts = _count(task, model, batch, seed)
     splittable, why = _splittable(task, model, batch, seed)
     report("describe", 1)
-    seconds = _one_step(task, model, batch, seed)
+    seconds, share = _one_step(task, model, batch)
     samples = count_samples(batch)
     flops = sum(counted.values())
     parameters = list(model.parameters())
@@ -77,6 +78,8 @@ def describe(
         flops_per_sample=flops / samples if flops else None,
         low_precision=_low_precision(model, autocasts),
         step_seconds=seconds,
+        optimizer_share=share,
+        threads=torch.get_num_threads(),
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(model)),
         units=tuple(_units(model, counted)),
@@ -139,19 +142,32 @@ def _untouched(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(kept[name])
 
 
-def _one_step(task: Task, model: nn.Module, batch: Any, seed: int) -> float:
-    """Seconds of a second optimizer step; the first one warms up."""
+def _one_step(task: Task, model: nn.Module, batch: Any) -> tuple[float, float]:
+    """Seconds of a second optimizer step (the first one warms up), and the optimizer's share.
+
+    The share is 0 where fused kernels are not to be tried.
+    """
     optimizer = build_optimizer(task, model)
-    seconds = 0.0
+    seconds = updating = 0.0
     for _ in range(2):
         start = time.perf_counter()
         loss = compute_loss(task, model, batch, None)
         loss.backward()  # type: ignore[no-untyped-call]
+        loss.item()
+        between = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss.item()
+        _synchronize(batch)
         seconds = time.perf_counter() - start
-    return seconds
+        updating = time.perf_counter() - between
+    return seconds, updating / seconds if fusable(optimizer) else 0.0
+
+
+def _synchronize(batch: Any) -> None:
+    """Wait for the device, so that what was launched counts as done."""
+    device = next(tensors_in(batch)).device
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def _splittable(task: Task, model: nn.Module, batch: Any, seed: int) -> tuple[bool, str]:

@@ -50,6 +50,12 @@ class FusedOptimizers:
         self._before.clear()
 
 
+def fusable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether fused kernels exist for `optimizer` and it was not told which kernels to use."""
+    told = any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
+    return not told and not _why_not(optimizer)
+
+
 def _why_not(optimizer: torch.optim.Optimizer) -> str:
     if "fused" not in optimizer.defaults:
         return "this optimizer has no fused kernels"

@@ -1,0 +1,56 @@
+"""Which further knobs are worth trials: those that this device and this task make plausible.
+
+A knob that cannot pay costs trials for nothing, so each has its condition here. What is plausible
+is only tried; it stays in a recipe where it was measured to be faster, and what changes the
+arithmetic is proven like any other recipe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from autoprec.core.device import DeviceFacts, DeviceKind, Support
+from autoprec.core.dtypes import DType
+from autoprec.core.measurement import TaskFacts
+from autoprec.core.recipe import KnobValue
+
+#: Fused kernels make an optimizer's step two to four times faster on a CPU or a GPU, so below this
+#: share of the whole step they cannot gain 2 %.
+_OPTIMIZER_SHARE = 0.03
+
+#: Calling a training function costs Keras a millisecond or less; longer steps hide it.
+_SHORT_STEP = 0.02
+_STEPS_PER_EXECUTION = 8
+
+
+def plausible_knobs(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tuple[KnobValue, ...]]:
+    """The knobs to try by name, each with its levels: first what holds without the knob."""
+    found: dict[str, tuple[KnobValue, ...]] = {}
+    if task.framework == "torch":
+        if task.optimizer_share >= _OPTIMIZER_SHARE:
+            found["fused_optimizer"] = (False, True)
+        if facts.kind is DeviceKind.CPU:
+            fewer = _fewer_threads(facts, task.threads)
+            if fewer is not None:
+                found["threads"] = (task.threads, fewer)
+            if facts.fact(DType.BFLOAT16).support is Support.NATIVE:
+                found["implicit_bfloat16"] = (False, True)
+        if facts.kind is DeviceKind.CUDA and task.convolutions:
+            found["cudnn_benchmark"] = (False, True)
+    if task.steps_per_execution == 1 and 0 < task.step_seconds < _SHORT_STEP:
+        found["steps_per_execution"] = (1, _STEPS_PER_EXECUTION)
+    return found
+
+
+def _fewer_threads(facts: DeviceFacts, threads: int) -> int | None:
+    """The processors that this process really has, where the framework starts more threads.
+
+    A quota of CPU time stops every thread of a process together, and two threads of one core share
+    its matrix unit.
+    """
+    seen = facts.observation
+    quota = None if seen.core_quota is None else max(1, math.floor(seen.core_quota))
+    known = [count for count in (quota, seen.cores, seen.usable_cores) if count]
+    fewest = min(known, default=threads)
+    return fewest if 0 < fewest < threads else None
