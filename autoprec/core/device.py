@@ -127,8 +127,9 @@ class Match:
 
     `name` and `board` list regular expressions of which one must match somewhere in the text,
     ignoring case; `cpu_family` and `cpu_model` list numbers ("17") and ranges ("16-31");
-    `features` must all be present; the others list texts of which one must be equal. Empty means
-    no condition.
+    `features` must all be present and none of `lacks` (a hypervisor may show another model's
+    number, so what a processor can do is not left to its number); the others list texts of which
+    one must be equal. Empty means no condition.
     """
 
     name: tuple[str, ...] = ()
@@ -143,6 +144,7 @@ class Match:
     part: tuple[str, ...] = ()
     board: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for text in (*self.cpu_family, *self.cpu_model):

@@ -174,11 +174,11 @@ def _expect(facts: DeviceFacts, accepted: tuple[Candidate, ...]) -> str:
         return "no speed-up over float32 is to be expected: no faster dtype is native here"
     ratio = facts.measured_ratio(best.compute_dtype)
     if ratio is not None:
-        return f"{best}: matrix products run {ratio:.2g}x float32's speed (measured); {_LESS}"
+        return f"matrix products run {ratio:.2g}x float32's speed (measured); {_LESS}"
     gain = _peak_ratio(facts, best.compute_dtype)
     if gain is not None:
-        return f"{best}: matrix products up to {gain:.2g}x float32 by the vendor's peaks; {_LESS}"
-    return f"{best}: faster than float32 where matrix products dominate; only measuring tells"
+        return f"matrix products up to {gain:.2g}x float32 by the vendor's peaks; {_LESS}"
+    return "faster than float32 where matrix products dominate; only measuring tells"
 
 
 def _peak_ratio(facts: DeviceFacts, dtype: DType) -> float | None:

@@ -29,6 +29,7 @@ def matches(family: Family, seen: Observation) -> bool:
         and _within(match.cpu_family, seen.cpu_family)
         and _within(match.cpu_model, seen.cpu_model)
         and seen.features.issuperset(match.features)
+        and seen.features.isdisjoint(match.lacks)
     )
 
 

@@ -78,6 +78,14 @@ def test_what_is_emulated_says_why(family):
 
 
 @each_family
+def test_a_processor_without_bfloat16_is_not_known_by_its_number_alone(family):
+    """A hypervisor may show the number of a model that has less than the processor behind it."""
+    row = family.dtypes[DType.BFLOAT16]
+    if family.match.cpu_family and row.support is Support.EMULATED:
+        assert {"amx_bf16", "avx512_bf16"} <= set(family.match.lacks)
+
+
+@each_family
 def test_a_family_wants_at_least_what_its_parent_wants(family):
     if not family.ancestors:
         assert family.name == "generic-" + family.kind.value
