@@ -67,8 +67,11 @@ class Clock:
             self._since = now
 
 
-def make_work(path: Path, folder: Path) -> tuple[Work, Space]:
-    """The work order and the space that the tuner would search for a task."""
+def make_work(path: Path, folder: Path, wide: bool = False) -> tuple[Work, Space]:
+    """The work order and the space that the tuner would search for a task.
+
+    `wide` takes further knobs in as well.
+    """
     seen = probe(device="cpu")
     names = [framework.name for framework in seen.frameworks]
     facts = measure_products(seen.devices[0].facts, names)
@@ -76,7 +79,7 @@ def make_work(path: Path, folder: Path) -> tuple[Work, Space]:
     work = Work(
         path,
         place,
-        Options(storage=str(folder / "preflight.journal"), extras=False),
+        Options(storage=str(folder / "preflight.journal"), extras=wide),
         lambda event: None,
     )
     with work.runner() as runner:
@@ -154,6 +157,16 @@ def tune_from_scratch(path: Path, folder: Path, seed: int) -> tuple[Profile, Clo
         seed=seed,
     )
     return profile, clock
+
+
+def record_grid(name: str, head: dict[str, Any], seconds: float, wide: bool) -> None:
+    """Measure a task's grid and keep it, where it was not recorded before."""
+    curves = CURVES / (f"{name}-wide.json" if wide else f"{name}.json")
+    with tempfile.TemporaryDirectory() as temporary:
+        work, space = make_work(TASKS / f"{name}.py", Path(temporary), wide)
+        if read_curves(curves, space) is None:
+            grid = measure_grid(work, space, seconds)
+            write_curves(curves, {**head, "task": name, "seconds": seconds}, grid)
 
 
 def run_task(
@@ -263,6 +276,12 @@ def main() -> None:
     parser.add_argument(
         "--grid-again", action="store_true", help="measure grids that are in curves/ anew"
     )
+    parser.add_argument(
+        "--grids-only", action="store_true", help="record the grids that are missing; tune nothing"
+    )
+    parser.add_argument(
+        "--wide", action="store_true", help="with --grids-only: with every plausible further knob"
+    )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     facts = probe(device="cpu").devices[0].facts
@@ -271,6 +290,11 @@ def main() -> None:
     head = {"date": day, "device": facts.name, "family": facts.family}
     head |= {"python": platform.python_version()}
     head |= {f.name: f.version for f in probe().frameworks}
+    if arguments.grids_only:
+        for name in arguments.tasks:
+            print(name, flush=True)
+            record_grid(name, head, arguments.seconds, arguments.wide)
+        return
     results = []
     output.write_text("")
     for name in arguments.tasks:

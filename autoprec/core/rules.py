@@ -102,6 +102,8 @@ def objections(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
         return (f"{dtype} products are slower than float32's (measured: {ratio:.2g}x float32)",)
     if fact.support is Support.EMULATED:
         return (_with(f"{dtype} is emulated", fact.reason),)
+    if facts.kind is DeviceKind.CPU and ratio is not None and ratio < _SAME_SPEED:
+        return (f"{dtype} products are no faster than float32's (measured: {ratio:.2g}x float32)",)
     if facts.kind is DeviceKind.CPU and ratio is None:
         return _unproven_on_cpu(facts, dtype)
     return ()

@@ -231,3 +231,11 @@ def test_native_candidates_go_before_float32_and_unknown_ones_after(device):
 def test_objections_are_empty_for_what_is_allowed(policy):
     everything = {dtype: fact(N) for dtype in DType}
     assert objections(DeviceFacts(Observation(DeviceKind.CUDA), "f", "t", everything), policy) == ()
+
+
+def test_a_cpu_dtype_measured_as_fast_as_float32_is_not_tried():
+    """Measurements of one product differ by a few per cent: at the border a policy would flicker."""
+    known = facts(DeviceKind.CPU, float32=fact(N, gflops=200.0), float16=fact(N, gflops=208.0))
+    assert "no faster than float32's" in objections(known, F16)[0]
+    faster = facts(DeviceKind.CPU, float32=fact(N, gflops=200.0), float16=fact(N, gflops=300.0))
+    assert objections(faster, F16) == ()
