@@ -33,8 +33,8 @@ _SCALES: Mapping[str, tuple[float, float]] = {
 }
 _OTHER_SCALE = (0.08, 0.03)
 _COMMON_DRIFT = 0.12
-_INTERACTION = 0.03
-_OCTAVES = 3.0
+_OCTAVES = 4.0
+_ROUGHNESS, _ROUGH_OCTAVES = 0.03, 1.5
 _NOISE = 0.015
 _LEVEL = 10.0
 _HALF_BATCHES = (0.01, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
@@ -72,7 +72,7 @@ def _law(batch: float, half: float) -> float:
 
 def _covariance(left: Point, right: Point) -> float:
     octaves = abs(math.log2(float(left[BATCH]) / float(right[BATCH])))
-    near = math.exp(-octaves / _OCTAVES)
+    near = _smooth(octaves / _OCTAVES)
     total = _LEVEL**2 + _COMMON_DRIFT**2 * near
     same_arm = True
     for name, value in left.items():
@@ -83,7 +83,14 @@ def _covariance(left: Point, right: Point) -> float:
             total += offset**2 + drift**2 * near
         else:
             same_arm = False
-    return total + (_INTERACTION**2 * near if same_arm else 0.0)
+    rough = _ROUGHNESS**2 * math.exp(-octaves / _ROUGH_OCTAVES)
+    return total + (rough if same_arm else 0.0)
+
+
+def _smooth(distance: float) -> float:
+    """The Matern 5/2 kernel: throughput is a smooth function of the batch's logarithm."""
+    scaled = math.sqrt(5) * distance
+    return (1 + scaled + scaled**2 / 3) * math.exp(-scaled)
 
 
 def _cholesky(matrix: list[list[float]]) -> list[list[float]]:

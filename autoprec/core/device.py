@@ -251,6 +251,15 @@ class DeviceFacts:
             return self.kind.value
         return f"{self.kind.value}:{self.observation.index}"
 
+    @property
+    def identity(self) -> str:
+        """What tells the device from the others of this machine in every process.
+
+        Visibility variables renumber devices, so "cuda:0" may be two devices in two processes.
+        """
+        uuid = self.observation.uuid
+        return f"{self.kind.value}:{uuid}" if uuid else self.address
+
     def fact(self, dtype: DType) -> DTypeFact:
         """What is known of `dtype`; support unknown where nothing is."""
         return self.dtypes.get(dtype, DTypeFact())

@@ -61,7 +61,8 @@ class Chosen:
 
     `peak_share` is the share of the device's measured matrix-product rate in the compute dtype
     that the step reaches (None: not known); `bound` what limits it. `data_seconds` is the loader's
-    own time for one step.
+    own time for one step. `break_even_steps` is after how many steps a compiled recipe has won back
+    what its compilation took (None: not compiled, or no uncompiled recipe was measured).
     """
 
     samples_per_second: float = bounded(low=0.0, high=_FASTEST)
@@ -71,6 +72,7 @@ class Chosen:
     bound: str = ""
     data_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
     warmup_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
+    break_even_steps: int | None = bounded(default=None, low=0, high=_LARGEST)
 
 
 @dataclass(frozen=True)

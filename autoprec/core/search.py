@@ -71,7 +71,8 @@ class Outcome:
 class Limits:
     """What bounds the search: memory in bytes, trials, and when a gain is too small to look for.
 
-    `setup_seconds` is the cost of a trial besides its steps, `steps` how many it times.
+    `setup_seconds` is the cost of a trial besides its steps, which it times for `timed_seconds`,
+    and for `steps` steps with the warm-up at least.
     """
 
     memory_bytes: float | None = None
@@ -79,7 +80,8 @@ class Limits:
     gain: float = 0.01
     doubt: float = 1.3
     setup_seconds: float = 1.0
-    steps: int = 8
+    timed_seconds: float = 1.0
+    steps: int = 5
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def _most_promising(
 def _cost(point: Point, prediction: Prediction, limits: Limits) -> float:
     """Seconds the trial will take: its setup and its steps at the predicted throughput."""
     step = float(point[BATCH]) / math.exp(prediction.mean)
-    return limits.setup_seconds + limits.steps * step
+    return limits.setup_seconds + max(limits.timed_seconds, limits.steps * step)
 
 
 def _seen(outcome: Outcome) -> Seen:

@@ -24,7 +24,7 @@ from autoprec.core.profile import (
 )
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
-from autoprec.core.search import Outcome
+from autoprec.core.search import Outcome, key
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.core.statistics import Ratio, median, relative_spread
 from autoprec.tuning.neighbours import BUSY_SHARE
@@ -60,6 +60,7 @@ class Findings:
     task: TaskFacts
     history: tuple[Outcome, ...]
     space: Space
+    alignment: int = 1
     refusals: list[Refusal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     memory_bytes: int | None = None
@@ -137,6 +138,7 @@ def build_profile(
             bound=bound.name,
             data_seconds=_round(chosen.data_seconds),
             warmup_seconds=_round(chosen.warmup_seconds),
+            break_even_steps=_break_even(findings, choice.recipe),
         ),
         speedup=_rounded(findings.speedup if proven is not None else None) or none,
         speedup_same_batch=_rounded(findings.speedup_same_batch if proven is not None else None),
@@ -166,15 +168,9 @@ def build_profile(
 
 
 def _padding(findings: Findings) -> tuple[Mapping[str, Any], ...]:
-    """Every dimension off the alignment, and the best speed with and without padding."""
-    multiple = findings.space.alignments[-1]
-    if multiple == 1:
-        return ()
-    with_padding, without = (
-        max((o.rate for o in findings.history if o.point["alignment"] == level), default=0.0)
-        for level in (multiple, 1)
-    )
-    gain = _round(with_padding / without) if with_padding and without else None
+    """Every dimension off the alignment, and the speed with and without padding, if measured."""
+    multiple = findings.alignment
+    gain = _padding_gain(findings)
     return tuple(
         {
             "module": d.module,
@@ -182,11 +178,24 @@ def _padding(findings: Findings) -> tuple[Mapping[str, Any], ...]:
             "dimension": d.name,
             "size": d.size,
             "padded_to": -(-d.size // multiple) * multiple,
-            "best_speed_with_over_without": gain,
+            "speed_with_over_without": gain,
         }
         for d in findings.task.dimensions
         if d.size % multiple
     )
+
+
+def _padding_gain(findings: Findings) -> float | None:
+    """The best ratio among trials that differ in the padding alone; None where there are none."""
+    rates = {key(o.point): o.rate for o in findings.history if o.rate > 0}
+    ratios = [
+        o.rate / plain
+        for o in findings.history
+        if o.rate > 0
+        and o.point.get("alignment", 1) != 1
+        and (plain := rates.get(key({**o.point, "alignment": 1})))
+    ]
+    return _round(max(ratios)) if ratios else None
 
 
 def _bound(findings: Findings, recipe: Recipe, measured: Measurement) -> Bound:
@@ -208,6 +217,22 @@ def _bound(findings: Findings, recipe: Recipe, measured: Measurement) -> Bound:
         data_seconds=measured.data_seconds,
         curve=[] if recipe.accumulation_steps > 1 else curve,
     )
+
+
+def _break_even(findings: Findings, recipe: Recipe) -> int | None:
+    """Steps after which a compiled recipe is ahead of the fastest uncompiled one."""
+    if not recipe.compile:
+        return None
+    own = next((o for o in findings.history if _same(findings.space, o.point, recipe)), None)
+    plain = [o for o in findings.history if o.rate > 0 and not o.point["compile"]]
+    if own is None or own.measurement is None or not plain:
+        return None
+    rival = max(plain, key=lambda o: o.rate)
+    if rival.measurement is None or rival.rate >= own.rate:
+        return None
+    spent = max(0.0, own.measurement.warmup_seconds - rival.measurement.warmup_seconds)
+    samples = spent / (1 / rival.rate - 1 / own.rate)
+    return math.ceil(samples / own.measurement.samples_per_step)
 
 
 def _reason(findings: Findings, choice: Choice, bound: Bound, recipe: Recipe) -> str:
@@ -270,7 +295,7 @@ def _advice(findings: Findings, recipe: Recipe, plain: Recipe, measured: Measure
             f"{recipe.policy} needs {1 - measured.peak_memory_bytes / base:.0%} less memory than "
             "float32: a batch of twice the size is likely to fit; try BATCH_SIZE * 2"
         )
-    multiple = findings.space.alignments[-1]
+    multiple = findings.alignment
     off = [d for d in findings.task.dimensions if d.size % multiple]
     if off and not recipe.alignment.modules:
         named = ", ".join(f"{d.module} {d.name} {d.size}" for d in off[:4])
@@ -283,8 +308,10 @@ def _advice(findings: Findings, recipe: Recipe, plain: Recipe, measured: Measure
 
 
 def _padding_seen(findings: Findings) -> str:
-    tried = [o for o in findings.history if o.rate > 0 and o.point.get("alignment", 1) != 1]
-    return "was measured and did not pay" if tried else "was not worth a trial"
+    gain = _padding_gain(findings)
+    if gain is None:
+        return "was not worth a trial"
+    return f"was measured at {gain:.2f}x and not chosen"
 
 
 def _noise(findings: Findings, plain: Recipe) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autoprec.core.choice import Choice, Finalist, choose
-from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
@@ -22,13 +21,19 @@ _FEWEST_ROUNDS = 5
 
 
 def finish(
-    work: Work, plain: Recipe, seconds: float, proven: Sequence[Proven], findings: Findings
+    work: Work,
+    plain: Recipe,
+    seconds: float,
+    proven: Sequence[Proven],
+    findings: Findings,
+    substitute: Callable[[Recipe], Proven | None],
 ) -> None:
     """Choose the recipe; leave the choice and its ratios in `findings`.
 
     `plain` is the baseline's recipe and `seconds` its step. The choice among several finalists and
     the ratio that the profile reports come from different rounds, so that the winner's luck in the
-    first does not flatter it in the second.
+    first does not flatter it in the second. A finalist that fails now is out, and `substitute` may
+    name a proven recipe in its place.
     """
     left = sorted(proven, key=lambda p: -p.rate)
     while True:
@@ -46,6 +51,9 @@ def finish(
                 )
             )
             left = [p for p in left if p.recipe.key() != failed.recipe.key()]
+            instead = substitute(failed.recipe)
+            if instead is not None and all(p.recipe.key() != instead.recipe.key() for p in left):
+                left = sorted([*left, instead], key=lambda p: -p.rate)
         else:
             return
 
@@ -86,21 +94,21 @@ def _confirm(work: Work, plain: Recipe, seconds: float, winner: Proven, findings
         batch_size=winner.recipe.batch_size,
         accumulation_steps=winner.recipe.accumulation_steps,
     )
-    reduced = winner.recipe.policy is not Policy.FLOAT32
-    beside = [same] if reduced and same.key() != plain.key() else []
+    differs = winner.recipe.key() != same.key()  # in more than its batch
+    beside = [same] if differs and same.key() != plain.key() else []
     try:
         finals = _alternate(work, [plain, winner.recipe, *beside], seconds, winner, findings)
     except FinalistFailed as failed:
         if not beside or failed.recipe.key() != same.key():
             raise
-        reduced, beside = False, []  # float32 does not run at this batch: nothing to compare with
+        differs, beside = False, []  # float32 does not run at this batch: nothing to compare with
         finals = _alternate(work, [plain, winner.recipe], seconds, winner, findings)
     findings.choice = _choose(work, finals[:2])
     if findings.choice.recipe.key() == plain.key():
         return
     findings.proven = winner
     findings.speedup = paired_ratio(finals[1].rates, finals[0].rates)
-    if reduced:
+    if differs:
         rival = finals[2] if beside else finals[0]
         findings.speedup_same_batch = paired_ratio(finals[1].rates, rival.rates)
 

@@ -20,6 +20,9 @@ from autoprec.tuning.trials import Runner, raise_user_error
 from autoprec.tuning.work import Work
 
 SMALLEST_BATCH = 8
+
+#: Padding is tried where the modules off the alignment do at least this share of the products.
+_PADDED_SHARE = 0.1
 _LARGEST_BATCH = {DeviceKind.CPU: 1024}
 _LARGEST_BATCH_ELSEWHERE = 4096
 
@@ -71,7 +74,7 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
     for warning in task.warnings:
         work.listener(Note(warning, warning=True))
     patterns = work.options.float32_modules
-    multiple = work.options.align or _wanted_multiple(facts, policies)
+    multiple = wanted_multiple(work, facts, policies)
     off = off_alignment(task, multiple)
     extras = plausible_knobs(facts, task) if work.options.extras else {}
     return Space(
@@ -82,7 +85,7 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
         compile=(False, True) if _may_compile(work, task) else (False,),
         knobs={**extras, **work.options.knobs},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
-        alignments=(1, multiple) if off else (1,),
+        alignments=(1, multiple) if _padding_may_pay(work, task, off) else (1,),
         padded_modules=tuple(dict.fromkeys(dimension.module for dimension in off)),
     )
 
@@ -96,8 +99,13 @@ def _may_compile(work: Work, task: TaskFacts) -> bool:
     return work.options.compile or task.framework == "keras"
 
 
-def _wanted_multiple(facts: DeviceFacts, policies: Sequence[Policy]) -> int:
-    """The largest alignment among the dtypes that the device has hardware for."""
+def wanted_multiple(work: Work, facts: DeviceFacts, policies: Sequence[Policy]) -> int:
+    """The largest alignment among the dtypes that the device has hardware for, or what was asked.
+
+    In elements; 1 where nothing is wanted.
+    """
+    if work.options.align:
+        return work.options.align
     known = [facts.fact(policy.compute_dtype) for policy in policies]
     return max((f.alignment for f in known if f.support is Support.NATIVE), default=1)
 
@@ -105,6 +113,16 @@ def _wanted_multiple(facts: DeviceFacts, policies: Sequence[Policy]) -> int:
 def off_alignment(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
     """The dimensions of the model that are no multiple of what the device wants."""
     return tuple(dimension for dimension in task.dimensions if dimension.size % multiple)
+
+
+def _padding_may_pay(work: Work, task: TaskFacts, off: Sequence[Dimension]) -> bool:
+    """Whether enough of the work is off the alignment (an image's 3 channels seldom are)."""
+    if not off or work.options.align:
+        return bool(off)
+    modules = {dimension.module for dimension in off}
+    shares = [unit.products for unit in task.units if unit.path in modules]
+    known = any(unit.products for unit in task.units)
+    return not known or sum(shares) >= _PADDED_SHARE
 
 
 def _batch_sizes(work: Work, task: TaskFacts) -> tuple[int, ...]:

@@ -122,10 +122,10 @@ def _measure(
     runner: Runner,
     drift: float,
 ) -> Outcome:
-    """Measure a recipe for a second or two, less where the incumbent is out of reach."""
+    """Measure a recipe for a second, less where the incumbent is out of reach."""
     best = max((outcome.rate for outcome in history), default=0.0)
     hopeless = 1.25 * recipe.effective_batch / (best * drift) if best > 0 else None
-    budget = TimingBudget(seconds=1.5, min_steps=4, max_steps=100, hopeless_seconds=hopeless)
+    budget = TimingBudget(seconds=1.0, min_steps=3, max_steps=100, hopeless_seconds=hopeless)
     with work.watch.over(runner.pids):
         return run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
 

@@ -16,6 +16,7 @@ from autoprec.core.device import DeviceFacts, Support
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.profile import Profile
+from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Proposal, Refusal, propose
 from autoprec.core.search import Outcome, Status, settled_baseline, shortlist
 from autoprec.core.space import BATCH, Space
@@ -23,7 +24,7 @@ from autoprec.errors import NoFeasibleRecipe, UsageError
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import finish
-from autoprec.tuning.preflight import baseline_point, build_space, preflight
+from autoprec.tuning.preflight import baseline_point, build_space, preflight, wanted_multiple
 from autoprec.tuning.proving import Prover
 from autoprec.tuning.searching import find, search
 from autoprec.tuning.storage import DeviceLock, default_journal
@@ -54,7 +55,7 @@ def tune(work: Work) -> Profile:
     digest = task_digest(work.task)
     folder = Path(tempfile.gettempdir())
     with DeviceLock(
-        work.place.facts.address,
+        work.place.facts.identity,
         wait=work.options.wait,
         folder=folder,
         on_wait=lambda text: work.listener(Note(text)),
@@ -127,6 +128,7 @@ def _learn(
         refusals=list(proposal.refusals),
         memory_bytes=work.memory_bytes,
         space=space,
+        alignment=wanted_multiple(work, facts, space.policies),
     )
     settled = settled_baseline(space, baseline, history) or baseline
     measured = find(history, settled)
@@ -140,8 +142,14 @@ def _learn(
     prover = Prover(work, study, task, findings, runner)
     proven = _prove(work, space, prover, findings)
     runner.drop()
+
+    def substitute(failed: Recipe) -> Proven | None:
+        found = _smaller(failed, space, prover, findings)
+        runner.drop()
+        return found
+
     seconds = measured.measurement.step_seconds
-    finish(work, space.recipe(settled), seconds, proven, findings)
+    finish(work, space.recipe(settled), seconds, proven, findings, substitute)
     findings.neighbours = work.watch.worst
     return findings
 
@@ -191,6 +199,13 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
             "accept what trains differently with --accept-drift"
         )
     return found
+
+
+def _smaller(failed: Recipe, space: Space, prover: Prover, findings: Findings) -> Proven | None:
+    """Prove the fastest recipe of the same policy at a smaller batch than the one that failed."""
+    own = findings.of(failed.policy.value)
+    best = shortlist([o for o in own if int(o.point[BATCH]) < failed.batch_size], count=1)
+    return prover.prove(space.recipe(best[0].point), best[0], space) if best else None
 
 
 def _best_rate(findings: Findings, policy: Policy) -> float:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-#: Two seconds on an idle machine; a test machine may be busy with much else.
-SECONDS = 30
+#: Two seconds are promised on an idle machine; a test machine may be busy with much else.
+#: AUTOPREC_PROBE_SECONDS=2 in the environment holds the probe to its promise.
+SECONDS = float(os.environ.get("AUTOPREC_PROBE_SECONDS", "30"))
 
 FAKE_NVML = """
 class NVMLError(Exception):

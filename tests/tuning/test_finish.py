@@ -1,0 +1,135 @@
+"""The finish when a finalist fails that ran before: something smaller takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from autoprec.core.choice import Finalist
+from autoprec.core.device import DeviceKind
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.recipe import Recipe
+from autoprec.core.search import Outcome, Status
+from autoprec.core.space import Space
+from autoprec.errors import TaskError
+from autoprec.tuning import finish as module
+from autoprec.tuning.contest import FinalistFailed
+from autoprec.tuning.events import silent
+from autoprec.tuning.evidence import REFERENCE, Findings, Proven
+from autoprec.tuning.failures import FailureKind, WorkerFailure
+from tests.core.test_rules import facts as device
+
+SPACE = Space(policies=(Policy.MIXED_BFLOAT16, Policy.FLOAT32), batch_sizes=(16, 32, 64))
+PLAIN = Recipe(batch_size=32)
+FAST = {size: Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=size) for size in (32, 64)}
+WORK = cast(
+    Any,
+    SimpleNamespace(
+        options=SimpleNamespace(rounds=5, seed=0),
+        listener=silent,
+        memory_bytes=None,
+        float32_allowed=True,
+        runner=None,
+        watch=None,
+    ),
+)
+
+
+def proven(recipe: Recipe) -> Proven:
+    return Proven(recipe, REFERENCE, rate=10.0 * recipe.batch_size, step_seconds=0.1)
+
+
+class Stage:
+    """A contest in which some recipes fail; everybody's rate goes with the batch and policy."""
+
+    failing: tuple[str, ...] = ()
+
+    def __init__(self, recipes: Sequence[Recipe], *_: object, **__: object) -> None:
+        self.recipes = recipes
+        self.measured = [[Measurement(0.1, 0.1, 0.1, 5, self.rate(r) / 10)] for r in recipes]
+
+    @staticmethod
+    def rate(recipe: Recipe) -> float:
+        return recipe.batch_size * (2.0 if recipe.policy.mixed else 1.0)
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, rounds: int, seconds: Sequence[float]) -> tuple[Finalist, ...]:
+        for recipe in self.recipes:
+            if recipe.key() in self.failing:
+                raise FinalistFailed(recipe, WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room"))
+        return tuple(Finalist(r, (self.rate(r),) * rounds) for r in self.recipes)
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> Findings:
+    monkeypatch.setattr(module, "Contest", Stage)
+    monkeypatch.setattr(Stage, "failing", ())
+    outcomes = tuple(
+        Outcome(point, Status.OK, Measurement(0.1, 0.1, 0.1, 5, 1.0)) for point in SPACE.points()
+    )
+    return Findings(device(DeviceKind.CPU), TaskFacts("torch", {}, 32, 32, 1000), outcomes, SPACE)
+
+
+def test_a_smaller_batch_takes_the_place_of_one_that_fails(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stage, "failing", (FAST[64].key(),))
+    asked = []
+
+    def substitute(failed: Recipe) -> Proven:
+        asked.append(failed.batch_size)
+        return proven(FAST[32])
+
+    module.finish(WORK, PLAIN, 0.1, [proven(FAST[64])], findings, substitute)
+    assert asked == [64]
+    assert findings.choice is not None
+    assert findings.choice.recipe == FAST[32]
+    assert "failed in the finish" in findings.refusals[0].reason
+
+
+def test_without_a_substitute_the_baseline_is_the_answer(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stage, "failing", (FAST[64].key(),))
+    module.finish(WORK, PLAIN, 0.1, [proven(FAST[64])], findings, lambda failed: None)
+    assert findings.choice is not None
+    assert findings.choice.recipe == PLAIN
+
+
+def test_a_baseline_that_fails_now_ends_the_tuning(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stage, "failing", (PLAIN.key(),))
+    with pytest.raises(TaskError, match="baseline ran before but failed"):
+        module.finish(WORK, PLAIN, 0.1, [proven(FAST[32])], findings, lambda failed: None)
+
+
+def test_a_float32_winner_with_other_settings_is_compared_at_its_own_batch(
+    findings: Findings,
+) -> None:
+    """Otherwise nobody could tell whether the larger batch or the compiler helped."""
+    compiled = replace(PLAIN, batch_size=64, compile=True)
+    module.finish(WORK, PLAIN, 0.1, [proven(compiled)], findings, lambda failed: None)
+    assert findings.speedup is not None
+    assert findings.speedup.ratio == pytest.approx(2.0)
+    assert findings.speedup_same_batch is not None
+    assert findings.speedup_same_batch.ratio == pytest.approx(1.0)
+
+
+def test_a_larger_batch_alone_has_no_other_float32_to_be_compared_with(
+    findings: Findings,
+) -> None:
+    module.finish(
+        WORK, PLAIN, 0.1, [proven(replace(PLAIN, batch_size=64))], findings, lambda failed: None
+    )
+    assert findings.speedup is not None
+    assert findings.speedup_same_batch is None
