@@ -7,7 +7,7 @@ octaves, so head-room costs nothing; above it steps are thrown away. Nothing her
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoprec.core.dtypes import DType
@@ -30,12 +30,21 @@ DEFAULT_EXPONENT = 16
 """Used where nothing was measured: torch.amp.GradScaler's initial scale is 2**16."""
 
 
+GROWTH_INTERVAL = 2000
+"""Good steps before the scale doubles, as in torch.amp.GradScaler and Keras."""
+
+_STEPS_PER_SKIP = 1000
+"""A scale that grew too far may cost at most one step in so many."""
+
+
 @dataclass(frozen=True)
 class ScaleEvidence:
     """What the choice of a loss scale rests on; all magnitudes are exponents of two.
 
     `largest_safe` is the largest scale at which nothing overflowed (None: not known); `underflow`
     the share of the gradient, weighted by each tensor's norm, that float16 loses at `exponent`.
+    `overflow_exponent` is the scale at which a training that doubles it every step first skipped
+    one (None: it never did), and `skips_per_overflow` how many steps in a row that cost.
     """
 
     exponent: int
@@ -48,6 +57,9 @@ class ScaleEvidence:
     trials: int = 0
     batches: int = 0
     note: str = ""
+    overflow_exponent: int | None = None
+    skips_per_overflow: int = 0
+    growth_interval: int = GROWTH_INTERVAL
 
 
 def largest_safe_exponent(histogram: ExponentHistogram) -> int | None:
@@ -90,12 +102,27 @@ def floor_exponent(largest_safe: int | None, exponent: int) -> int:
     return max(LOWEST, min(exponent, base - FLOOR_OCTAVES))
 
 
-def loss_scale(evidence: ScaleEvidence, growth_interval: int = 2000) -> LossScale:
+def longest_run(steps: Sequence[int]) -> int:
+    """How many of these steps follow each other at most."""
+    longest = current = 0
+    previous = None
+    for step in sorted(steps):
+        current = current + 1 if previous is not None and step == previous + 1 else 1
+        longest, previous = max(longest, current), step
+    return longest
+
+
+def growth_interval(skips_per_overflow: int) -> int:
+    """The usual interval, or a longer one where an overflow costs more than two steps in a row."""
+    return max(GROWTH_INTERVAL, _STEPS_PER_SKIP * skips_per_overflow)
+
+
+def loss_scale(evidence: ScaleEvidence) -> LossScale:
     """The recipe's loss scale, dynamic from the chosen start."""
     return LossScale(
         mode="dynamic",
         initial=2.0**evidence.exponent,
-        growth_interval=growth_interval,
+        growth_interval=evidence.growth_interval,
         floor=2.0 ** floor_exponent(evidence.largest_safe, evidence.exponent),
     )
 

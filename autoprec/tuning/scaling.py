@@ -9,8 +9,10 @@ from autoprec.core.loss_scale import (
     HIGHEST,
     LOWEST,
     ScaleEvidence,
+    growth_interval,
     initial_exponent,
     largest_safe_exponent,
+    longest_run,
     loss_scale,
     next_exponent,
     objective,
@@ -22,6 +24,7 @@ from autoprec.core.trace import ExponentHistogram, Trajectory
 BATCHES = 8
 STEPS = 20
 TRIALS = 4
+GROWTH_STEPS = 12
 
 
 def analytic(recipe: Recipe, tracer: Tracer, batches: int = BATCHES) -> LossScale:
@@ -72,12 +75,40 @@ def tune_loss_scale(
     finally:
         optuna.logging.set_verbosity(before)
     evidence = replace(
-        _evidence(histogram, best),
+        _growth(recipe, tracer, _evidence(histogram, best), seconds),
         skipped_steps=len(runs[best].skipped),
         steps=len(runs[best].losses),
         trials=len(tried),
     )
     return loss_scale(evidence), evidence
+
+
+def _growth(
+    recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence, seconds: float | None
+) -> ScaleEvidence:
+    """Let the scale double every step, and see what growing too far costs.
+
+    In a real training it doubles every 2000 good steps, so that each overflow is as rare; a few
+    steps tell what one costs.
+    """
+    if evidence.exponent + GROWTH_STEPS > HIGHEST:
+        return evidence
+    growing = LossScale(initial=2.0**evidence.exponent, growth_interval=1)
+    run = tracer.trajectory(
+        recipe=replace(recipe, loss_scale=growing),
+        seed=0,
+        steps=GROWTH_STEPS,
+        seconds=None if seconds is None else seconds / TRIALS,
+    )
+    if not run.skipped:
+        return evidence
+    skips = longest_run(run.skipped)
+    return replace(
+        evidence,
+        overflow_exponent=evidence.exponent + run.skipped[0],
+        skips_per_overflow=skips,
+        growth_interval=growth_interval(skips),
+    )
 
 
 def _evidence(histogram: ExponentHistogram, exponent: int) -> ScaleEvidence:

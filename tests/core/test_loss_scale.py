@@ -14,8 +14,10 @@ from autoprec.core.loss_scale import (
     LOWEST,
     ScaleEvidence,
     floor_exponent,
+    growth_interval,
     initial_exponent,
     largest_safe_exponent,
+    longest_run,
     loss_scale,
     next_exponent,
     objective,
@@ -115,3 +117,16 @@ def test_a_larger_scale_never_loses_more(counts, exponent):
 )
 def test_no_exponent_is_proposed_twice(start, tried):
     assert next_exponent(start, tried) not in tried
+
+
+@pytest.mark.parametrize(
+    ("steps", "longest"),
+    [([], 0), ([3], 1), ([1, 3, 5], 1), ([0, 1, 2, 7, 8], 3), ([8, 7, 1], 2)],
+)
+def test_the_longest_run_of_skipped_steps(steps, longest):
+    assert longest_run(steps) == longest
+
+
+def test_the_growth_interval_follows_from_what_an_overflow_costs():
+    assert growth_interval(0) == growth_interval(1) == growth_interval(2) == 2000
+    assert growth_interval(4) == 4000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,7 +32,7 @@ class FakeTracer:
         self.error, self.shadow_error = error, shadow
         self.culprits = frozenset(known.get("culprits", ("none such",)))
         self.largest, self.counts = known.get("largest", -2), known.get("counts", {})
-        self.overflow = known.get("overflow", 99)
+        self.overflow, self.recovery = known.get("overflow", 99), known.get("recovery", 1)
         self.step_seconds = known.get("step_seconds", 0.001)
         self.raises: Exception | None = known.get("raises")
         self.reproducible = known.get("reproducible", True)
@@ -86,8 +87,20 @@ class FakeTracer:
         skipped = ()
         if recipe.loss_scale is not None and recipe.loss_scale.initial > 2.0**self.overflow:
             skipped = (0, 1, 2)
+        elif recipe.loss_scale is not None and recipe.loss_scale.growth_interval < steps:
+            skipped = tuple(self._overflows(recipe.loss_scale, steps))
         error = 1e-6 if noisy else self.error if self._off(recipe) else 0.0
         return self._run(error, steps, seconds, seed=seed, skipped=skipped)
+
+    def _overflows(self, scale, steps):
+        """The steps that a scale which doubles after every good step throws away."""
+        exponent = math.log2(scale.initial)
+        for step in range(steps):
+            if exponent > self.overflow:
+                yield step
+                exponent -= self.recovery
+            else:
+                exponent += 1
 
     def backward_exponents(self, *, recipe, batches):
         self._note("exponents", recipe)
@@ -233,6 +246,25 @@ def test_a_scale_that_loses_gradient_is_tried_higher():
     assert scale.initial == 2.0**5
     assert evidence.underflow == 0.0
     assert evidence.trials == 2
+
+
+def test_what_growing_too_far_costs_is_measured():
+    scale, evidence = Proof(FakeTracer(largest=-2, overflow=17.0)).tune_loss_scale(FLOAT16)
+    assert (evidence.overflow_exponent, evidence.skips_per_overflow) == (18, 1)
+    assert scale.growth_interval == 2000
+
+
+def test_a_scale_that_needs_many_steps_to_come_back_grows_less_often():
+    tracer = FakeTracer(largest=-2, overflow=17.0, recovery=0.25)
+    scale, evidence = Proof(tracer).tune_loss_scale(FLOAT16)
+    assert evidence.skips_per_overflow == 4
+    assert scale.growth_interval == 4000
+
+
+def test_a_scale_that_never_overflows_keeps_the_usual_interval():
+    scale, evidence = Proof(FakeTracer(largest=-2)).tune_loss_scale(FLOAT16)
+    assert evidence.overflow_exponent is None
+    assert scale.growth_interval == 2000
 
 
 @pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16])
