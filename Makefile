@@ -73,13 +73,24 @@ format: $(VENV)/.all-installed  ## Format the code and mend what lint can mend.
 # -- measurements ---------------------------------------------------------------------------------
 
 .PHONY: bench
-bench: $(VENV)/.all-installed  ## Run the benchmarks: start-up time, overhead of a step.
+bench: $(VENV)/.all-installed  ## Start-up, overhead of a step, replays, and the oracle (20 minutes or more).
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/oracle.py
 
 .PHONY: oracle
-oracle: $(VENV)/.all-installed  ## Compare the tuner with an exhaustive search on real models (long).
-	$(BIN)/python benchmarks/oracle.py
+oracle: $(VENV)/.all-installed  ## The tuner against an exhaustive search, every grid measured anew (hours).
+	$(BIN)/python benchmarks/oracle.py --grid-again
+
+.PHONY: peers
+peers: $(VENV)/.all-installed  ## The tuner beside Lightning, accelerate and pytorch-autotune (long).
+	$(INSTALL) -e '.[peers]'
+	$(BIN)/python benchmarks/peers.py
+
+.PHONY: growth
+growth: $(VENV)/.all-installed  ## How tuning time grows with the model, the knobs and the batches (long).
+	$(BIN)/python benchmarks/growth.py
 
 .PHONY: soak
 soak: $(VENV)/.all-installed  ## Tunings under 220 injected faults; the table of what was lost (long).

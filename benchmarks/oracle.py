@@ -107,11 +107,13 @@ def describe(point: Point) -> str:
     return " ".join(f"{name}={value}" for name, value in point.items())
 
 
-def read_curves(path: Path, space: Space) -> list[Outcome] | None:
-    """A grid recorded before, if it is of this space."""
+def read_curves(path: Path, space: Space, head: Mapping[str, Any]) -> list[Outcome] | None:
+    """A grid recorded before, if it is of this space, device and software."""
     if not path.exists():
         return None
     kept = json.loads(path.read_text(encoding="utf-8"))
+    if any(kept.get(name) != value for name, value in head.items() if name != "date"):
+        return None
     outcomes = [from_plain(Outcome, item) for item in kept["grid"]]
     same = {key(o.point) for o in outcomes} == {key(point) for point in space.points()}
     return outcomes if same else None
@@ -164,7 +166,7 @@ def record_grid(name: str, head: dict[str, Any], seconds: float, wide: bool) -> 
     curves = CURVES / (f"{name}-wide.json" if wide else f"{name}.json")
     with tempfile.TemporaryDirectory() as temporary:
         work, space = make_work(TASKS / f"{name}.py", Path(temporary), wide)
-        if read_curves(curves, space) is None:
+        if read_curves(curves, space, head) is None:
             grid = measure_grid(work, space, seconds)
             write_curves(curves, {**head, "task": name, "seconds": seconds}, grid)
 
@@ -177,7 +179,7 @@ def run_task(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         work, space = make_work(path, folder)
-        grid = None if again else read_curves(curves, space)
+        grid = None if again else read_curves(curves, space, head)
         if grid is None:
             grid = measure_grid(work, space, seconds)
             write_curves(curves, {**head, "task": name, "seconds": seconds}, grid)

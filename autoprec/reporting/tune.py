@@ -73,6 +73,8 @@ class Terminal:
         self._console: Console = console or _console()
         self._live: LiveStatus | None = None
         self._doing = ""
+        self._points, self._best = 0, 0.0
+        self._refused: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Terminal:
         if self._console.is_terminal:
@@ -113,12 +115,15 @@ class Terminal:
             case Described():
                 self._described(event)
             case TrialStarted():
-                self._now(f"trial {event.number + 1}: {recipe_text(event.recipe)}")
+                best = f"; best so far {self._best:.2f}x" if self._best else ""
+                of = f" of at most {self._points}" if self._points else ""
+                self._now(f"trial {event.number + 1}{of}: {recipe_text(event.recipe)}{best}")
             case Progress():
                 if self._live is not None:
                     where = f"{event.phase} {event.step}" if event.step else event.phase
                     self._live.update(Text(printable(f"{self._doing}  [{where}]")))
             case TrialFinished():
+                self._best = event.best / event.baseline if event.baseline else 0.0
                 self._say(_trial_line(event))
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
@@ -143,10 +148,12 @@ class Terminal:
         for candidate in event.proposal.candidates:
             self._say(f"  {candidate.policy}: {'; '.join(candidate.reasons)}")
         for refusal in event.proposal.refusals:
+            self._refused.add((refusal.candidate, refusal.reason))
             self._say(f"  {refusal.candidate} refused: {refusal.reason}", "dim")
 
     def _described(self, event: Described) -> None:
         facts = event.facts
+        self._points = event.points
         resumed = f"; {event.resumed} finished trials are known" if event.resumed else ""
         batch = "" if facts.batch_size is None else f", BATCH_SIZE = {facts.batch_size}"
         self._say(
@@ -163,8 +170,11 @@ class Terminal:
         self._console.print(_table(event.outcomes))
         if self._grid:
             self._console.print(grid_table(event.outcomes))
-        refusals = [r for r in event.profile.evidence.refusals if r.reason != "not requested"]
-        for refusal in refusals:
+        for refusal in event.profile.evidence.refusals:
+            if refusal.reason == "not requested":
+                continue
+            if (refusal.candidate, refusal.reason) in self._refused:
+                continue  # said at the start
             self._say(f"refused: {refusal.candidate}: {refusal.reason}", "dim")
         for warning in event.profile.evidence.warnings:
             self._say(f"warning: {warning}", "yellow")

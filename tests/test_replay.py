@@ -1,0 +1,101 @@
+"""The search and the cost model against grids recorded from real models (benchmarks/curves/)."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprec.core.cost import MemorySeen, Seen, ThroughputModel, predict_memory
+from autoprec.core.search import Limits
+from autoprec.core.space import BATCH
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "replay.py"
+
+
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("autoprec_replay", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+replaying = load()
+GRIDS = list(replaying.read_grids())
+each_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
+
+
+def arms(grid: Any) -> list[list[Any]]:
+    """The outcomes that differ in the batch alone, smallest first; only arms of four or more."""
+    found: dict[object, list[Any]] = {}
+    for outcome in grid.outcomes.values():
+        rest = tuple((k, v) for k, v in sorted(outcome.point.items()) if k != BATCH)
+        if outcome.rate > 0:
+            found.setdefault(rest, []).append(outcome)
+    ordered = [sorted(arm, key=lambda o: o.point[BATCH]) for arm in found.values()]
+    return [arm for arm in ordered if len(arm) >= 4]
+
+
+def seen(outcome: Any) -> Seen:
+    return Seen(outcome.point, math.log(outcome.rate))
+
+
+def test_there_are_grids_and_large_ones_among_them() -> None:
+    assert len(GRIDS) >= 8
+    assert any(len(grid.outcomes) >= 60 for grid in GRIDS)
+
+
+@each_grid
+def test_the_search_finds_nearly_the_best(grid: Any) -> None:
+    row = replaying.run(grid, "cost", seeds=10)
+    assert row["mean_regret"] <= 0.015
+    if len(grid.outcomes) >= 60:
+        assert row["most_trials"] <= len(grid.outcomes) / 4
+
+
+def test_a_replay_can_fail() -> None:
+    """A search that stops at the baseline regrets it."""
+    grid = next(grid for grid in GRIDS if grid.name == "mlp")
+    ask = replaying.by_cost(grid, Limits(trials=1))
+    regret, trials, _ = replaying.replay(grid, ask, 0)
+    assert trials == 1
+    assert regret > 0.5
+
+
+def test_the_predictions_errors_are_as_large_as_it_says() -> None:
+    """From both ends and the middle of an arm: what lies between is within what is foreseen."""
+    within, total = 0, 0
+    for grid in GRIDS:
+        for arm in arms(grid):
+            known = [arm[0], arm[len(arm) // 2], arm[-1]]
+            model = ThroughputModel([seen(outcome) for outcome in known])
+            for outcome in arm:
+                if outcome in known:
+                    continue
+                guess = model.predict(outcome.point)
+                within += abs(math.log(outcome.rate) - guess.mean) <= 2 * guess.deviation
+                total += 1
+    assert total >= 50
+    assert within / total >= 0.85
+
+
+@each_grid
+def test_memory_is_foreseen_and_seldom_by_far_too_much(grid: Any) -> None:
+    for arm in arms(grid):
+        peaks = [
+            MemorySeen(o.point, o.measurement.peak_memory_bytes)
+            for o in arm
+            if o.measurement.peak_memory_bytes > 0
+        ]
+        if len(peaks) < 3:
+            continue
+        foreseen = predict_memory(peaks[-1].point, peaks[:-1])
+        assert foreseen is not None
+        assert 0.95 * peaks[-1].peak_bytes <= foreseen <= 2.5 * peaks[-1].peak_bytes
