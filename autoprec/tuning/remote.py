@@ -66,8 +66,8 @@ OnProgress = Callable[[str, int], None]
 class WorkerSettings:
     """How a worker is started: its task, device, memory limit and environment.
 
-    `memory_bytes` limits main memory, `device_memory_bytes` the device's own. Without the first the
-    worker is only kept from taking what the machine has left.
+    `memory_bytes` limits main memory; without it the worker is only kept from taking what the
+    machine has left. A device's own memory is the session's to limit.
     """
 
     task: Path
@@ -75,7 +75,6 @@ class WorkerSettings:
     memory_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     step_seconds: float = STEP_SECONDS
-    device_memory_bytes: int | None = None
 
 
 def patience() -> float:
@@ -153,7 +152,6 @@ class Worker:
                 on_progress=on_progress,
                 path=str(self.settings.task),
                 device=self.settings.device,
-                device_memory_bytes=self.settings.device_memory_bytes,
             )
         return self.loaded
 

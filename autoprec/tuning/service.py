@@ -43,20 +43,14 @@ class Service:
         self._sessions: dict[str, Session] = {}
         self._tracers: dict[int, Tracer] = {}
 
-    def load(self, *, path: str, device: str, device_memory_bytes: int | None = None) -> Loaded:
-        """Run the task file and find its framework from what build_model returns.
-
-        A backend that has a method `limit_device_memory(device, limit_bytes)` is told the limit.
-        """
+    def load(self, *, path: str, device: str) -> Loaded:
+        """Run the task file and find its framework from what build_model returns."""
         self._report("load", 0)
         task = load_task(Path(path))
         self._report("build", 0)
         name = registry.owner(task.build_model())
         backend = registry.load(name)
         self._task, self._backend, self._device = task, backend, device
-        limit_device_memory = getattr(backend, "limit_device_memory", None)
-        if device_memory_bytes is not None and limit_device_memory is not None:
-            limit_device_memory(device, device_memory_bytes)
         if task.loss_fn is None and task.training_step is None and name == "torch":
             raise TaskError(
                 f"{task.name} defines neither loss_fn nor training_step; expected "
