@@ -34,7 +34,7 @@ NOISE, FINAL_NOISE = 0.03, 0.01
 FINALISTS = 4
 
 #: What a trial costs besides its steps, and how long it times: the tuner's own figures.
-SETUP, TIMED, STEPS = 1.0, 1.0, 5
+SETUP, TIMED, STEPS = 0.5, 1.0, 4
 _OWN = ("policy", "memory_format", "compile", "alignment", BATCH)
 
 

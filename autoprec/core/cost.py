@@ -22,7 +22,8 @@ from functools import cached_property
 from autoprec.core.recipe import KnobValue
 from autoprec.core.space import BATCH, Point
 
-#: (offset, drift) of a factor's levels, as standard deviations of log throughput.
+#: (offset, drift) of a factor's levels, as standard deviations of log throughput. `_COMPILED` is
+#: the same for policy and compiler together: a compiler may lose what a policy wins.
 _SCALES: Mapping[str, tuple[float, float]] = {
     "policy": (0.6, 0.45),
     "memory_format": (0.15, 0.05),
@@ -34,6 +35,7 @@ _SCALES: Mapping[str, tuple[float, float]] = {
 _OTHER_SCALE = (0.08, 0.03)
 _COMMON_DRIFT = 0.12
 _OCTAVES = 4.0
+_COMPILED = (0.15, 0.15)
 _ROUGHNESS, _ROUGH_OCTAVES = 0.03, 1.5
 _NOISE = 0.015
 _LEVEL = 10.0
@@ -83,6 +85,8 @@ def _covariance(left: Point, right: Point) -> float:
             total += offset**2 + drift**2 * near
         else:
             same_arm = False
+    if all(left[name] == right[name] for name in ("policy", "compile")):
+        total += _COMPILED[0] ** 2 + _COMPILED[1] ** 2 * near
     rough = _ROUGHNESS**2 * math.exp(-octaves / _ROUGH_OCTAVES)
     return total + (rough if same_arm else 0.0)
 

@@ -4,7 +4,10 @@ No clock, no globals, no randomness: the same history gives the same proposal, s
 goes on where it stopped and a recorded grid can be replayed. The first point is the baseline, the
 next are the baseline under every other policy: no model can guess what a policy is worth on this
 machine. After them, the point with the most expected improvement per second of measuring is next,
-until no point is likely to improve by more than one per cent.
+until no point is likely to improve by more than one per cent. Batches grow at most eightfold from
+one that ran, so that memory and step time are never guessed from afar; and since libraries change
+their kernels at some batch, the search ends only when the batches beside the fastest recipe's own
+were tried.
 """
 
 from __future__ import annotations
@@ -42,6 +45,13 @@ class Status(StrEnum):
 _GROWS_WORSE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KILLED)
 
 
+#: How much larger a batch may be than the largest that ran.
+_REACH = 8
+
+#: By how much, as a logarithm, a library's other kernels may beat what the model expects.
+_CLIFF = 0.25
+
+
 #: Ends that say that the batch is too big for this machine.
 _TOO_BIG = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.KILLED)
 
@@ -72,16 +82,20 @@ class Limits:
     """What bounds the search: memory in bytes, trials, and when a gain is too small to look for.
 
     `setup_seconds` is the cost of a trial besides its steps, which it times for `timed_seconds`,
-    and for `steps` steps with the warm-up at least.
+    and for `steps` steps with the warm-up at least. A trial must promise an expected gain of
+    `gain_per_second` for every second that it takes; trials of up to `cheap_seconds` are spent on
+    what the model cannot know.
     """
 
     memory_bytes: float | None = None
     trials: int | None = None
     gain: float = 0.01
     doubt: float = 1.3
-    setup_seconds: float = 1.0
+    setup_seconds: float = 0.5
     timed_seconds: float = 1.0
-    steps: int = 5
+    steps: int = 4
+    gain_per_second: float = 5e-4
+    cheap_seconds: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,7 @@ def next_point(
         for point in space.points()
         if key(point) not in tried
         and (point["policy"] in known or _first_of_policy(point, baseline))
+        and _within_reach(point, history)
         and not ruled_out(point, history, limits)
     ]
     if not open_points:
@@ -129,7 +144,10 @@ def next_point(
     firsts = [point for point in open_points if point["policy"] not in known]
     if firsts:
         return Next(firsts[0], "the baseline under another policy")
-    return _most_promising(open_points, good, limits)
+    decision = _most_promising(open_points, good, limits)
+    if isinstance(decision, Stop):
+        return _unsure(space, open_points, good, limits) or decision
+    return decision
 
 
 def settled_baseline(space: Space, baseline: Point, history: Sequence[Outcome]) -> Point | None:
@@ -150,6 +168,42 @@ def settled_baseline(space: Space, baseline: Point, history: Sequence[Outcome]) 
     return None
 
 
+def _within_reach(point: Point, history: Sequence[Outcome]) -> bool:
+    """Whether a batch is at most eight times one that ran, of the same policy if there is one."""
+    good = [outcome.point for outcome in history if outcome.rate > 0]
+    own = [other for other in good if other["policy"] == point["policy"]]
+    largest = max((int(other[BATCH]) for other in own or good), default=int(point[BATCH]))
+    return int(point[BATCH]) <= _REACH * largest
+
+
+def _unsure(
+    space: Space, open_points: Sequence[Point], good: Sequence[Outcome], limits: Limits
+) -> Next | None:
+    """An untried batch of the fastest recipe beside it, or between tried ones and nearly as fast.
+
+    Where a library changes its kernels, throughput is no smooth function of the batch, and no model
+    of it can know. Only trials that take a few seconds are spent on this doubt.
+    """
+    fastest = max(good, key=lambda outcome: outcome.rate)
+    model = ThroughputModel([_seen(outcome) for outcome in good])
+    sizes = space.batch_sizes
+    at = sizes.index(int(fastest.point[BATCH]))
+    tried = [int(o.point[BATCH]) for o in good if _same_arm(o.point, fastest.point)]
+    found = []
+    for index, size in enumerate(sizes):
+        point = {**fastest.point, BATCH: size}
+        prediction = model.predict(point)
+        beside = abs(index - at) == 1
+        between = min(tried) < size < max(tried)
+        near = prediction.mean > math.log(fastest.rate) - _CLIFF
+        cheap = _cost(point, prediction, limits) <= limits.cheap_seconds
+        if point in open_points and cheap and (beside or (between and near)):
+            found.append((prediction.mean, point))
+    if not found:
+        return None
+    return Next(max(found, key=lambda item: item[0])[1], "a batch beside the fastest recipe's")
+
+
 def _first_of_policy(point: Point, baseline: Point) -> bool:
     """Whether this is where a policy is first tried: at the baseline, but for the policy.
 
@@ -167,9 +221,10 @@ def _most_promising(
     ranked = []
     for index, point in enumerate(open_points):
         prediction = model.predict(point)
-        if prediction.mean + limits.doubt * prediction.deviation > best + limits.gain:
-            gain = prediction.expected_gain(best)
-            ranked.append((gain / _cost(point, prediction, limits), -index, point, gain))
+        gain, cost = prediction.expected_gain(best), _cost(point, prediction, limits)
+        likely = prediction.mean + limits.doubt * prediction.deviation > best + limits.gain
+        if likely and gain > limits.gain_per_second * cost:
+            ranked.append((gain / cost, -index, point, gain))
     if not ranked:
         return Stop(f"no untried point is likely to be more than {limits.gain:.0%} faster")
     _, _, point, gain = max(ranked, key=lambda item: item[:2])

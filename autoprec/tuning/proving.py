@@ -23,14 +23,16 @@ from autoprec.tuning.trials import RemoteTracer, Runner, raise_user_error, run_t
 from autoprec.tuning.work import Work
 
 
+def keeps_arithmetic(recipe: Recipe) -> bool:
+    """Whether a recipe changes nothing of the arithmetic besides its policy."""
+    return not (
+        recipe.compile or recipe.alignment.modules or recipe.knobs.get("implicit_bfloat16", False)
+    )
+
+
 def is_reference(recipe: Recipe) -> bool:
     """Whether a recipe computes exactly what plain float32 computes, only elsewhere or faster."""
-    return (
-        recipe.policy is Policy.FLOAT32
-        and not recipe.compile
-        and not recipe.alignment.modules
-        and not recipe.knobs.get("implicit_bfloat16", False)
-    )
+    return recipe.policy is Policy.FLOAT32 and keeps_arithmetic(recipe)
 
 
 class Prover:

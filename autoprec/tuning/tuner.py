@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import finish
 from autoprec.tuning.preflight import baseline_point, build_space, preflight, wanted_multiple
-from autoprec.tuning.proving import Prover
+from autoprec.tuning.proving import Prover, keeps_arithmetic
 from autoprec.tuning.searching import find, search
 from autoprec.tuning.storage import DeviceLock, default_journal
 from autoprec.tuning.study import Study, study_name
@@ -186,12 +187,11 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
             continue
         leader = max((p.rate for p in found), default=0.0)
         near = [o for o in shortlist(own, count=2) if o.rate >= _NEAR * best[0].rate]
-        proofs = [
-            prover.prove(space.recipe(o.point), o, space)
-            for o in near
-            if o.rate >= _HOPELESS * leader
-        ]
-        found += [proven for proven in proofs if proven is not None]
+        plain = shortlist([o for o in own if keeps_arithmetic(space.recipe(o.point))], count=1)
+        passed = _proofs(near, space, prover, leader)
+        if not passed:  # what a compiler or a knob broke, the policy by itself may not
+            passed = _proofs([o for o in plain if o not in near], space, prover, leader)
+        found += passed
     if not found:
         reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in findings.refusals)
         raise NoFeasibleRecipe(
@@ -199,6 +199,15 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
             "accept what trains differently with --accept-drift"
         )
     return found
+
+
+def _proofs(
+    outcomes: Sequence[Outcome], space: Space, prover: Prover, leader: float
+) -> list[Proven]:
+    """Prove these, but for those that are clearly slower than the fastest proven recipe."""
+    worth = [o for o in outcomes if o.rate >= _HOPELESS * leader]
+    proofs = [prover.prove(space.recipe(o.point), o, space) for o in worth]
+    return [proven for proven in proofs if proven is not None]
 
 
 def _smaller(failed: Recipe, space: Space, prover: Prover, findings: Findings) -> Proven | None:

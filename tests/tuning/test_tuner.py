@@ -77,6 +77,25 @@ def test_the_baseline_is_measured_first(task: Callable[..., Path]) -> None:
     assert (first.recipe.policy, first.recipe.batch_size) == (Policy.FLOAT32, 32)
 
 
+def test_what_a_compiler_breaks_is_tried_without_it(task: Callable[..., Path]) -> None:
+    path = task(f"{FASTER}, compiled=0.4, compiler_breaks=True")
+    profile, events = run(path, compile=True, batch_sizes=(32,))
+    assert any(event.recipe.compile for event in trials(events))
+    assert profile.recipe.policy is Policy.MIXED_BFLOAT16
+    assert not profile.recipe.compile
+    assert "mixed_bfloat16" in {r.candidate for r in profile.evidence.refusals}
+
+
+def test_a_compiled_float32_that_trains_otherwise_leaves_the_plain_one(
+    task: Callable[..., Path],
+) -> None:
+    """Float32 is the reference: it can never be missing among the answers."""
+    path = task("compiled=0.4, compiler_breaks=True")
+    profile, _ = run(path, policies=("float32",), compile=True, batch_sizes=(32,))
+    assert profile.recipe.policy is Policy.FLOAT32
+    assert not profile.recipe.compile
+
+
 def test_a_policy_that_brings_nothing_is_refused_with_its_number(
     task: Callable[..., Path],
 ) -> None:

@@ -194,8 +194,8 @@ class SimulatedTracer:
         rounding = _ROUNDING.get(recipe.policy, 2e-3)
         if self._fails(recipe, self._model.nonfinite):
             return tuple(ShadowPoint(step, None, 1.0, None) for step in self._checkpoints)
-        factor = 1.5 if self._fails(recipe, self._model.broken) else 1.0 + rounding
-        error = 0.9 if self._fails(recipe, self._model.broken) else 5 * rounding
+        factor = 1.5 if self._breaks(recipe) else 1.0 + rounding
+        error = 0.9 if self._breaks(recipe) else 5 * rounding
         return tuple(
             ShadowPoint(step, factor * self._loss(0, step), self._loss(0, step), error)
             for step in self._checkpoints
@@ -222,7 +222,7 @@ class SimulatedTracer:
         self._report("trace", 1)
         if self._fails(recipe, self._model.nonfinite):
             return Trajectory((None,) * steps, seed=seed)
-        factor = 1.5 if self._fails(recipe, self._model.broken) else 1.0
+        factor = 1.5 if self._breaks(recipe) else 1.0
         return Trajectory(self._losses(seed, steps, factor), seed=seed)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
@@ -233,6 +233,10 @@ class SimulatedTracer:
     def unit_magnitudes(self, *, recipe: Recipe) -> tuple[UnitTrace, ...]:
         """See `Tracer.unit_magnitudes`."""
         return tuple(UnitTrace(unit, 3, -2, 0.0) for unit in self._model.units)
+
+    def _breaks(self, recipe: Recipe) -> bool:
+        compiler = recipe.compile and self._model.compiler_breaks
+        return compiler or self._fails(recipe, self._model.broken)
 
     def _fails(self, recipe: Recipe, policies: tuple[str, ...]) -> bool:
         mended = bool(self._model.culprit) and self._model.culprit in recipe.float32_modules

@@ -19,10 +19,10 @@ class SimulatedModel:
     `channels_last` and `compiled` where these are on, times a noise of relative size `noise`.
     Memory is `base_bytes + bytes_per_sample * b`; above `capacity_bytes` the step is out of memory.
     `broken` policies train visibly worse than float32, `nonfinite` ones give NaN; either is mended
-    if `culprit` is kept in float32. `crash_at`, `hang_at` and `exit_at` name a batch from which on
-    the process dies by SIGSEGV, hangs, or exits. `sleep` makes a step really take so many seconds,
-    and after `hang_after` steps of one timing no further one ends. With `allocate` the memory is
-    really taken, page by page.
+    if `culprit` is kept in float32. With `compiler_breaks` every compiled recipe trains worse.
+    `crash_at`, `hang_at` and `exit_at` name a batch from which on the process dies by SIGSEGV,
+    hangs, or exits. `sleep` makes a step really take so many seconds, and after `hang_after` steps
+    of one timing no further one ends. With `allocate` the memory is really taken, page by page.
     """
 
     overhead: Mapping[str, float] = field(default_factory=lambda: {"float32": 0.002})
@@ -34,6 +34,7 @@ class SimulatedModel:
     bytes_per_sample: int = 2**20
     capacity_bytes: int = 8 * 2**30
     broken: tuple[str, ...] = ()
+    compiler_breaks: bool = False
     nonfinite: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
     culprit: str = ""
