@@ -166,6 +166,75 @@ def test_every_policy_is_tried_before_any_larger_batch():
     assert decision.reason.startswith("expected gain ")
 
 
+def test_batches_grow_at_most_eightfold():
+    history, _ = search(Machine())
+    for index, outcome in enumerate(history[1:], start=1):
+        ran = [int(o.point[BATCH]) for o in history[:index] if o.rate > 0]
+        assert int(outcome.point[BATCH]) <= 8 * max(ran)
+
+
+class Cliff(Machine):
+    """A library whose kernels are twice as fast at batch 128 alone."""
+
+    def run(self, point):
+        outcome = super().run(point)
+        return measured(point, outcome.rate * (2 if point[BATCH] == 128 else 1), peak=1000)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_cliff_that_no_model_foresees_is_found(seed):
+    history, _ = search(Cliff(seed, noise=0.02))
+    best = max(history, key=lambda outcome: outcome.rate)
+    assert best.point[BATCH] == 128
+
+
+def test_the_batches_beside_the_fastest_are_tried_before_the_end():
+    history, _ = search(Machine(3, noise=0.02))
+    fastest = max(history, key=lambda outcome: outcome.rate).point
+    sizes = SPACE.batch_sizes
+    at = sizes.index(int(fastest[BATCH]))
+    tried = {key(outcome.point) for outcome in history}
+    for size in (*sizes[at + 1 : at + 2], *sizes[max(0, at - 1) : at]):
+        assert key({**fastest, BATCH: size}) in tried
+
+
+def test_no_long_trial_is_spent_on_a_small_gain():
+    """At minutes a step, what is only a per cent or two better is not looked for."""
+    slow = Outcome(BASELINE, Status.OK, Measurement(100.0, 99.0, 101.0, 4, 32.0))
+    history = [slow]
+    for policy in ("mixed_bfloat16", "mixed_float16"):
+        point = {**BASELINE, "policy": policy}
+        history.append(Outcome(point, Status.OK, Measurement(400.0, 399.0, 401.0, 4, 32.0)))
+    quick = [
+        Outcome(
+            o.point,
+            o.status,
+            replace(
+                o.measurement,
+                step_seconds=o.measurement.step_seconds / 1000,
+                low=o.measurement.low / 1000,
+                high=o.measurement.high / 1000,
+            ),
+        )
+        for o in history
+    ]
+
+    def count(found):
+        while isinstance(decision := next_point(SPACE, BASELINE, found, LIMITS), Next):
+            law = found[0].measurement.step_seconds * int(decision.point[BATCH]) / 32
+            step = law * (1 if decision.point["policy"] == "float32" else 4)
+            found.append(
+                Outcome(
+                    decision.point,
+                    Status.OK,
+                    Measurement(step, step * 0.99, step * 1.01, 4, int(decision.point[BATCH])),
+                )
+            )
+        return len(found)
+
+    assert count(list(history)) < count(list(quick))
+
+
 @pytest.mark.parametrize("low", [0.0, 0.05])
 def test_a_wide_or_unknown_interval_does_not_stop_the_search(low):
     outcome = Outcome(BASELINE, Status.OK, Measurement(0.1, low, 0.2, 8, 32))
