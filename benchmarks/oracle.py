@@ -128,9 +128,16 @@ def write_curves(path: Path, head: dict[str, Any], grid: Sequence[Outcome]) -> N
 
 
 def alternate(
-    work: Work, recipes: Sequence[Recipe], peaks: Mapping[str, int], rounds: int
+    work: Work,
+    recipes: Sequence[Recipe],
+    peaks: Mapping[str, int],
+    rounds: int,
+    steps: Mapping[str, float] | None = None,
 ) -> dict[str, list[float]]:
-    """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once."""
+    """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once.
+
+    `peaks` are their bytes and `steps` the seconds of a step, by the same keys, where known.
+    """
     unique = list({recipe.key(): recipe for recipe in recipes}.values())
     room = work.memory_bytes or 0
     contest = Contest(
@@ -142,7 +149,7 @@ def alternate(
         watch=Watch(print),
     )
     with contest:
-        finals = contest.run(rounds, [0.1] * len(unique))
+        finals = contest.run(rounds, [(steps or {}).get(r.key(), 0.1) for r in unique])
     return {final.recipe.key(): list(final.rates) for final in finals}
 
 
@@ -196,7 +203,12 @@ def run_task(
             for o in grid
             if o.measurement is not None
         }
-        rates = alternate(work, [chosen, oracle, plain, second], peaks, rounds)
+        steps = {
+            space.recipe(o.point).key(): o.measurement.step_seconds
+            for o in grid
+            if o.measurement is not None
+        }
+        rates = alternate(work, [chosen, oracle, plain, second], peaks, rounds, steps)
     of = {"chosen": chosen, "best": oracle, "float32": plain, "second": second}
 
     def ratio(left: str, right: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from autoprec.core.statistics import paired_ratio
 TASKS = Path(__file__).parent / "tasks"
 RESULTS = Path(__file__).parent / "results"
 USERS_BATCH, LARGEST = 32, 1024
-LIMIT_SECONDS = 240.0
+LIMIT_SECONDS = 120.0
 STEPS = 3
 
 
@@ -95,7 +95,7 @@ def lightning(task: str) -> tuple[Recipe, str]:
             return loaded.loss_fn(self.model(inputs), targets)
 
         def train_dataloader(self) -> Any:
-            TRIED.append(self.batch_size)
+            trying(self.batch_size)
             return DataLoader(Endless(self.batch_size), batch_size=None)
 
         def configure_optimizers(self) -> Any:
@@ -128,7 +128,7 @@ def accelerate(task: str) -> tuple[Recipe, str]:
 
     @find_executable_batch_size(starting_batch_size=LARGEST)  # type: ignore[untyped-decorator]
     def train(batch_size: int) -> int:
-        TRIED.append(batch_size)
+        trying(batch_size)
         accelerator.free_memory()
         torch.manual_seed(0)
         model = loaded.build_model()
@@ -233,14 +233,31 @@ def search_apart(peer: str, task: str, memory: int) -> dict[str, Any]:
     limit = LIMIT_SECONDS if peer != "autoprec" else None
     try:
         ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return {"note": f"not finished in {LIMIT_SECONDS:.0f} s", "seconds": LIMIT_SECONDS}
+    except subprocess.TimeoutExpired as late:
+        return unfinished(str(late.stderr.decode() if late.stderr else ""))
     lines = ended.stdout.strip().splitlines()
     if ended.returncode or not lines:
         why = (ended.stderr.strip().splitlines() or [""])[-1][:160]
         return {"note": f"ended with code {ended.returncode}: {why}", "seconds": None}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
+
+
+def unfinished(said: str) -> dict[str, Any]:
+    """A search that was cut: its choice is the last batch but one, which it had passed."""
+    tried = [int(line.split()[1]) for line in said.splitlines() if line.startswith("tried ")]
+    found: dict[str, Any] = {"note": f"not finished in {LIMIT_SECONDS:.0f} s"}
+    if len(tried) > 1:
+        recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=tried[-2])
+        found |= {"recipe": to_plain(recipe), "tried": tried}
+        found["note"] += f"; batch {tried[-2]} had passed"
+    return {**found, "seconds": LIMIT_SECONDS}
+
+
+def trying(batch: int) -> None:
+    """Note that a peer tries a batch, for the parent process too."""
+    TRIED.append(batch)
+    print(f"tried {batch}", file=sys.stderr, flush=True)
 
 
 def compare(task: str, peers: Sequence[str], rounds: int, folder: Path) -> dict[str, Any]:
@@ -256,7 +273,9 @@ def compare(task: str, peers: Sequence[str], rounds: int, folder: Path) -> dict[
     rates: dict[str, list[float]] = {}
     while True:
         try:
-            rates = alternate(work, list(chosen.values()), {}, rounds)
+            peaks = {r.key(): found[p].get("peak_memory_bytes", 2**62) for p, r in chosen.items()}
+            steps = {r.key(): 0.001 * r.batch_size for r in chosen.values()}
+            rates = alternate(work, list(chosen.values()), peaks, rounds, steps)
             break
         except Exception as error:  # a choice that does not train is the peer's result
             recipe = getattr(error, "recipe", None)
