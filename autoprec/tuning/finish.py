@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autoprec.core.choice import Choice, Finalist, choose
+from autoprec.core.choice import SAME_SPEED, Choice, Finalist, choose
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
@@ -76,10 +76,19 @@ def _finish(
             rounds,
             findings,
         )
-        findings.choice = _choose(work, finals)
-        others = [p for p in others if p.recipe.key() == findings.choice.recipe.key()]
+        leader = choose(finals[0], finals[1:], baseline_allowed=False)
+        if work.float32_allowed and leader.ratio.high < 1.0:
+            findings.choice = _choose(work, finals)
+            return
+        others = [p for p in others if p.recipe.key() == leader.recipe.key()]
     if others:
         _confirm(work, plain, seconds, others[0], findings)
+
+
+def _undecided(finals: Sequence[Finalist]) -> bool:
+    """Whether the winner seems faster than the baseline, but a few bad rounds may say otherwise."""
+    ratio = paired_ratio(finals[1].rates, finals[0].rates)
+    return ratio.low <= 1.0 < ratio.ratio - SAME_SPEED
 
 
 def _choose(work: Work, finals: tuple[Finalist, ...]) -> Choice:
@@ -103,6 +112,13 @@ def _confirm(work: Work, plain: Recipe, seconds: float, winner: Proven, findings
             raise
         differs, beside = False, []  # float32 does not run at this batch: nothing to compare with
         finals = _alternate(work, [plain, winner.recipe], seconds, winner, findings)
+    if _undecided(finals):
+        recipes = [final.recipe for final in finals]
+        more = _alternate(work, recipes, seconds, winner, findings)
+        finals = tuple(
+            replace(one, rates=one.rates + other.rates)
+            for one, other in zip(finals, more, strict=True)
+        )
     findings.choice = _choose(work, finals[:2])
     if findings.choice.recipe.key() == plain.key():
         return

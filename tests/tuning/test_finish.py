@@ -133,3 +133,53 @@ def test_a_larger_batch_alone_has_no_other_float32_to_be_compared_with(
     )
     assert findings.speedup is not None
     assert findings.speedup_same_batch is None
+
+
+class Disturbed(Stage):
+    """In two contests there is a round in which a neighbour slows all but the baseline."""
+
+    contests = 0
+
+    def run(self, rounds: int, seconds: Sequence[float]) -> tuple[Finalist, ...]:
+        finals = super().run(rounds, seconds)
+        Disturbed.contests += 1
+        if Disturbed.contests > 2:
+            return finals
+        return tuple(
+            replace(f, rates=(f.rates[0] / 4, *f.rates[1:])) if f.recipe != PLAIN else f
+            for f in finals
+        )
+
+
+def test_one_disturbed_round_does_not_make_a_fast_recipe_lose(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Contest", Disturbed)
+    monkeypatch.setattr(Disturbed, "contests", 0)
+    module.finish(
+        WORK, PLAIN, 0.1, [proven(FAST[64]), proven(FAST[32])], findings, lambda failed: None
+    )
+    assert findings.choice is not None
+    assert findings.choice.recipe == FAST[64]
+    assert findings.speedup is not None
+    assert findings.speedup.rounds == 10  # five were not enough to tell
+
+
+def test_finalists_that_are_all_slower_are_not_measured_again(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stage, "rate", staticmethod(lambda r: 1.0 if r.policy.mixed else 2.0))
+    asked: list[int] = []
+    plainly = Stage.run
+
+    def run(self: Stage, rounds: int, seconds: Sequence[float]) -> tuple[Finalist, ...]:
+        asked.append(rounds)
+        return plainly(self, rounds, seconds)
+
+    monkeypatch.setattr(Stage, "run", run)
+    module.finish(
+        WORK, PLAIN, 0.1, [proven(FAST[64]), proven(FAST[32])], findings, lambda failed: None
+    )
+    assert findings.choice is not None
+    assert findings.choice.recipe == PLAIN
+    assert len(asked) == 1
