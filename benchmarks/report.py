@@ -87,8 +87,8 @@ def oracle(path: Path) -> Iterator[str]:
         f"TensorFlow {first['tensorflow']}. The best of an exhaustive grid (batch 8 to 1024, "
         "policy, layout, XLA; 5 s and a fresh process for each recipe) against what "
         "`autoprec tune` chose, measured in alternation with 95 % intervals. search/grid leaves "
-        "out the start of the grid's processes, and the proof, which is shown apart. Where 1.000 has "
-        "no interval, both are the same recipe."
+        "out the start of the grid's processes, and the proof, which is shown apart. Where 1.000 "
+        "has no interval, both are the same recipe."
     )
     yield ""
     yield (
