@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import KnobValue, Recipe
 from autoprec.core.space import BATCH, Point
 from autoprec.core.statistics import Ratio
 
@@ -25,7 +25,7 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append("compiled")
     if recipe.alignment.modules:
         parts.append(f"padded to {recipe.alignment.multiple}")
-    parts += [f"{name}={value}" for name, value in recipe.knobs.items()]
+    parts += [_knob_text(name, value) for name, value in recipe.knobs.items()]
     if recipe.float32_modules:
         shown = ", ".join(path or "the root" for path in recipe.float32_modules[:3])
         more = len(recipe.float32_modules) - 3
@@ -40,8 +40,13 @@ def settings_text(point: Point) -> str:
     if int(point.get("alignment", 1)) > 1:
         parts.append(f"padded to {point['alignment']}")
     known = ("policy", "memory_format", "compile", "alignment", BATCH)
-    parts += [f"{name}={value}" for name, value in point.items() if name not in known]
+    knobs = {name: value for name, value in point.items() if name not in known}
+    parts += [_knob_text(name, value) for name, value in knobs.items() if value is not False]
     return ", ".join(parts)
+
+
+def _knob_text(name: str, value: KnobValue) -> str:
+    return name if value is True else f"{name}={value}"
 
 
 def rate_text(rate: float) -> str:

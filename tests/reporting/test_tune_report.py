@@ -128,8 +128,8 @@ def test_the_grid_has_policies_side_by_side_and_names_what_did_not_run() -> None
         ),
         (settings_text(point()), ""),
         (
-            settings_text(point(compile=True, alignment=8, threads=2)),
-            "compiled, padded to 8, threads=2",
+            settings_text(point(compile=True, alignment=8, threads=2, fused_optimizer=True)),
+            "compiled, padded to 8, threads=2, fused_optimizer",
         ),
         (rate_text(1450.4), "1450 samples/s"),
         (rate_text(9.876), "9.88 samples/s"),
