@@ -33,12 +33,17 @@ _SCALES: Mapping[str, tuple[float, float]] = {
     "alignment": (0.15, 0.05),
 }
 _OTHER_SCALE = (0.08, 0.03)
+
+#: Factors that can decide a search by themselves.
+FACTORS = ("policy", "memory_format", "compile")
 _COMMON_DRIFT = 0.12
 _OCTAVES = 4.0
 _COMPILED = (0.15, 0.15)
 _ROUGHNESS, _ROUGH_OCTAVES = 0.03, 1.5
 _NOISE = 0.015
 _LEVEL = 10.0
+#: How much faster than another arm's an arm's memory may grow with the batch.
+_OTHER_ARM = 2.0
 _HALF_BATCHES = (0.01, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 
 
@@ -187,15 +192,28 @@ def predict_memory(point: Point, seen: Sequence[MemorySeen], margin: float = 0.1
     """An upper estimate of a point's peak memory in bytes; None where nothing was measured.
 
     Peak memory is affine in the micro-batch. From two batches of the same arm the line is known;
-    from one, or from other arms, memory grows at most in proportion to the batch. `margin` is added
-    to what is extrapolated.
+    from one, memory grows at most in proportion to the batch, and at most twice as fast as in other
+    arms. `margin` is added to what is extrapolated.
     """
     batch = float(point[BATCH])
     arm = _memory_arm(point)
     own = _arms([item for item in seen if _memory_arm(item.point) == arm])
     if own:
-        return _extrapolate(batch, own[0], margin)
+        bound = _extrapolate(batch, own[0], margin)
+        slopes = [_slope(arm) for arm in _arms(seen) if arm[0][0] < arm[-1][0]]
+        largest, peak = own[0][-1]
+        if len(own[0]) == 1 and slopes and batch > largest:
+            # Most of one point may be what every process takes; others tell how memory grows.
+            grown = peak + _OTHER_ARM * max(slopes) * (batch - largest)
+            return min(bound, grown * (1 + margin))
+        return bound
     return max((_extrapolate(batch, arm, margin) for arm in _arms(seen)), default=None)
+
+
+def _slope(arm: Sequence[tuple[float, int]]) -> float:
+    """Bytes for each further sample."""
+    (low, low_bytes), (high, high_bytes) = arm[0], arm[-1]
+    return max(0.0, (high_bytes - low_bytes) / (high - low))
 
 
 def _memory_arm(point: Point) -> tuple[KnobValue, ...]:

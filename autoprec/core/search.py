@@ -6,8 +6,8 @@ next are the baseline under every other policy: no model can guess what a policy
 machine. After them, the point with the most expected improvement per second of measuring is next,
 until no point is likely to improve by more than one per cent. Batches grow at most eightfold from
 one that ran, so that memory and step time are never guessed from afar; and since libraries change
-their kernels at some batch, the search ends only when the batches beside the fastest recipe's own
-were tried.
+their kernels at some batch, and a compiler may lose what a policy wins, the search ends only when
+the recipes beside the fastest one were tried.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autoprec.core.cost import (
+    FACTORS,
     MemorySeen,
     Prediction,
     Seen,
@@ -50,6 +51,9 @@ _REACH = 8
 
 #: By how much, as a logarithm, a library's other kernels may beat what the model expects.
 _CLIFF = 0.25
+
+#: A factor's other level may cost so many times more: what the model expects of it is a guess.
+_DEAR = 4.0
 
 
 #: Ends that say that the batch is too big for this machine.
@@ -179,10 +183,12 @@ def _within_reach(point: Point, history: Sequence[Outcome]) -> bool:
 def _unsure(
     space: Space, open_points: Sequence[Point], good: Sequence[Outcome], limits: Limits
 ) -> Next | None:
-    """An untried batch of the fastest recipe beside it, or between tried ones and nearly as fast.
+    """An untried recipe near the fastest one, of which no model can know enough.
 
-    Where a library changes its kernels, throughput is no smooth function of the batch, and no model
-    of it can know. Only trials that take a few seconds are spent on this doubt.
+    Libraries change their kernels at some batch: an untried batch beside the fastest recipe's, or
+    between tried ones and nearly as fast. Factors work on each other (a compiler may lose what a
+    policy wins): the fastest recipe with one factor changed. Only trials that take a few seconds
+    are spent on these doubts.
     """
     fastest = max(good, key=lambda outcome: outcome.rate)
     model = ThroughputModel([_seen(outcome) for outcome in good])
@@ -190,18 +196,24 @@ def _unsure(
     at = sizes.index(int(fastest.point[BATCH]))
     tried = [int(o.point[BATCH]) for o in good if _same_arm(o.point, fastest.point)]
     found = []
-    for index, size in enumerate(sizes):
-        point = {**fastest.point, BATCH: size}
+    for point in open_points:
         prediction = model.predict(point)
-        beside = abs(index - at) == 1
-        between = min(tried) < size < max(tried)
-        near = prediction.mean > math.log(fastest.rate) - _CLIFF
-        cheap = _cost(point, prediction, limits) <= limits.cheap_seconds
-        if point in open_points and cheap and (beside or (between and near)):
+        cost = _cost(point, prediction, limits)
+        if _same_arm(point, fastest.point):
+            size = int(point[BATCH])
+            near = prediction.mean > math.log(fastest.rate) - _CLIFF
+            between = min(tried) < size < max(tried) and near
+            beside = abs(sizes.index(size) - at) == 1
+            doubtful = (beside or between) and cost <= limits.cheap_seconds
+        else:
+            changed = [name for name, value in fastest.point.items() if point[name] != value]
+            other = len(changed) == 1 and changed[0] in FACTORS
+            doubtful = other and cost <= _DEAR * limits.cheap_seconds
+        if doubtful:
             found.append((prediction.mean, point))
     if not found:
         return None
-    return Next(max(found, key=lambda item: item[0])[1], "a batch beside the fastest recipe's")
+    return Next(max(found, key=lambda item: item[0])[1], "beside the fastest")
 
 
 def _first_of_policy(point: Point, baseline: Point) -> bool:

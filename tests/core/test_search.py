@@ -198,6 +198,26 @@ def test_the_batches_beside_the_fastest_are_tried_before_the_end():
         assert key({**fastest, BATCH: size}) in tried
 
 
+class Losing(Machine):
+    """A compiler that doubles float32's speed and takes all from bfloat16, which is the fastest."""
+
+    def run(self, point):
+        law = int(point[BATCH]) / (int(point[BATCH]) + 200)
+        speed = {"float32": 1.0, "mixed_bfloat16": 4.0, "mixed_float16": 0.5}[point["policy"]]
+        return measured(point, 1000 * law * (1.8 if point["compile"] else speed))
+
+
+@pytest.mark.parametrize("batch", [8, 32])
+def test_a_compiler_that_loses_what_a_policy_wins_does_not_hide_the_policy(batch):
+    space = replace(SPACE, compile=(False, True))
+    base = {**BASELINE, BATCH: batch}
+    history = []
+    while isinstance(decision := next_point(space, base, history, LIMITS), Next):
+        history.append(Losing().run(decision.point))
+    best = max(history, key=lambda outcome: outcome.rate).point
+    assert (best["policy"], best["compile"]) == ("mixed_bfloat16", False)
+
+
 def test_no_long_trial_is_spent_on_a_small_gain():
     """At minutes a step, what is only a per cent or two better is not looked for."""
     slow = Outcome(BASELINE, Status.OK, Measurement(100.0, 99.0, 101.0, 4, 32.0))
