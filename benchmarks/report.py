@@ -32,8 +32,8 @@ command that prints it. Two machines were at hand, both virtual with 2 cores and
   than float32's, so the right answer for speed is float32 everywhere; the numerics are the same as
   elsewhere, because emulated arithmetic rounds like real one.
 
-No GPU and no TPU was measured. The tables of the search say which machine they are from; the cost of
-a step, start-up, numerics and the soak are from the Zen 3.
+No GPU and no TPU was measured. The tables of the search say which machine they are from; the cost
+of a step, start-up, numerics and the soak are from the Zen 3.
 """
 
 
