@@ -44,9 +44,6 @@ TASKS = Path(__file__).parent / "tasks"
 RESULTS = Path(__file__).parent / "results"
 CURVES = Path(__file__).parent / "curves"
 
-#: Seconds for the proofs of the second seed, whose search alone is of interest.
-SECOND_PROOF = 10.0
-
 
 class Clock:
     """Times the tuner's stages from its events."""
@@ -156,7 +153,7 @@ def alternate(
     return {final.recipe.key(): list(final.rates) for final in finals}
 
 
-def tune_from_scratch(path: Path, folder: Path, seed: int, proof: float) -> tuple[Profile, Clock]:
+def tune_from_scratch(path: Path, folder: Path, seed: int) -> tuple[Profile, Clock]:
     """One tuning with a study of its own; with the seconds of its stages."""
     clock = Clock()
     profile = tune(
@@ -166,7 +163,6 @@ def tune_from_scratch(path: Path, folder: Path, seed: int, proof: float) -> tupl
         storage=str(folder / f"study{seed}.journal"),
         output=folder / f"profile{seed}.yaml",
         extras=False,
-        proof_seconds=proof,
         seed=seed,
     )
     return profile, clock
@@ -195,8 +191,8 @@ def run_task(
             grid = measure_grid(work, space, seconds)
             write_curves(curves, {**head, "task": name, "seconds": seconds}, grid)
         best = max(grid, key=lambda outcome: outcome.rate)
-        profile, clock = tune_from_scratch(path, folder, seed=0, proof=60.0)
-        other, _ = tune_from_scratch(path, folder, seed=1, proof=SECOND_PROOF)
+        profile, clock = tune_from_scratch(path, folder, seed=0)
+        other, _ = tune_from_scratch(path, folder, seed=1)
         oracle, baseline = space.recipe(best.point), profile.evidence.baseline
         plain = Recipe(
             batch_size=baseline.batch_size, accumulation_steps=baseline.accumulation_steps

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from autoprec.core.statistics import paired_ratio
 TASKS = Path(__file__).parent / "tasks"
 RESULTS = Path(__file__).parent / "results"
 USERS_BATCH, LARGEST = 32, 1024
-LIMIT_SECONDS = 120.0
 STEPS = 3
 
 
@@ -164,7 +164,7 @@ def autotune(task: str) -> tuple[Recipe, str]:
             loss_fn=loaded.loss_fn,
             optimizer=spec,
             device="cpu",
-            budget=int(LIMIT_SECONDS / 2),
+            budget=60,
             cache=False,
         ).config
     policies = {"amp_bf16": Policy.MIXED_BFLOAT16, "amp_fp16": Policy.MIXED_FLOAT16}
@@ -227,31 +227,51 @@ def search_here(peer: str, task: str, memory: int) -> dict[str, Any]:
     }
 
 
-def search_apart(peer: str, task: str, memory: int) -> dict[str, Any]:
-    """Run one peer's search in a process of its own; a crash or a hang is a result too."""
+def search_apart(peer: str, task: str, memory: int, limit: float) -> dict[str, Any]:
+    """Run one peer's search in a process of its own; a crash or a hang is a result too.
+
+    `limit` are the seconds a peer may search; autoprec's own search has no limit.
+    """
     command = [sys.executable, __file__, "--one", peer, "--tasks", task, "--memory", str(memory)]
-    limit = LIMIT_SECONDS if peer != "autoprec" else None
-    try:
-        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired as late:
-        return unfinished(str(late.stderr.decode() if late.stderr else ""))
-    lines = ended.stdout.strip().splitlines()
-    if ended.returncode or not lines:
-        why = (ended.stderr.strip().splitlines() or [""])[-1][:160]
-        return {"note": f"ended with code {ended.returncode}: {why}", "seconds": None}
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as told:
+        child = subprocess.Popen(command, stdout=told, stderr=said)
+        try:
+            child.wait(None if peer == "autoprec" else limit)
+        except subprocess.TimeoutExpired:
+            peak = highest_memory(child.pid)
+            child.kill()
+            child.wait()
+            said.seek(0)
+            return {**unfinished(said.read(), limit), "peak_memory_bytes": peak}
+        said.seek(0)
+        told.seek(0)
+        errors, lines = said.read().strip().splitlines(), told.read().strip().splitlines()
+    if child.returncode or not lines:
+        why = (errors or [""])[-1][:160]
+        return {"note": f"ended with code {child.returncode}: {why}", "seconds": None}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
-def unfinished(said: str) -> dict[str, Any]:
-    """A search that was cut: its choice is the last batch but one, which it had passed."""
+def highest_memory(process: int) -> int | None:
+    """The most bytes a running process ever had resident, where the system tells."""
+    status = Path(f"/proc/{process}/status")
+    if not status.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+    return int(lines["VmHWM"].split()[0]) * 1024
+
+
+def unfinished(said: str, limit: float) -> dict[str, Any]:
+    """A search that was cut: its choice is the last batch after which it tried a larger one."""
     tried = [int(line.split()[1]) for line in said.splitlines() if line.startswith("tried ")]
-    found: dict[str, Any] = {"note": f"not finished in {LIMIT_SECONDS:.0f} s"}
-    if len(tried) > 1:
-        recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=tried[-2])
-        found |= {"recipe": to_plain(recipe), "tried": tried}
-        found["note"] += f"; batch {tried[-2]} had passed"
-    return {**found, "seconds": LIMIT_SECONDS}
+    passed = [size for size, after in pairwise(tried) if after > size]
+    found: dict[str, Any] = {"note": f"not finished in {limit:.0f} s", "tried": tried}
+    if passed:
+        recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=passed[-1])
+        found |= {"recipe": to_plain(recipe)}
+        found["note"] += f"; batch {passed[-1]} had passed"
+    return {**found, "seconds": limit}
 
 
 def trying(batch: int) -> None:
@@ -260,14 +280,16 @@ def trying(batch: int) -> None:
     print(f"tried {batch}", file=sys.stderr, flush=True)
 
 
-def compare(task: str, peers: Sequence[str], rounds: int, folder: Path) -> dict[str, Any]:
+def compare(
+    task: str, peers: Sequence[str], rounds: int, limit: float, folder: Path
+) -> dict[str, Any]:
     """Every peer's search, then all choices in alternation."""
     from oracle import alternate, make_work
 
     work, _ = make_work(TASKS / f"{task}.py", folder)
     found = {}
     for peer in peers:
-        found[peer] = search_apart(peer, task, work.memory_bytes or 2**62)
+        found[peer] = search_apart(peer, task, work.memory_bytes or 2**62, limit)
         print(f"  {peer}: {describe(found[peer])}", flush=True)
     chosen = {p: from_plain(Recipe, r["recipe"]) for p, r in found.items() if "recipe" in r}
     rates: dict[str, list[float]] = {}
@@ -312,6 +334,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=known, choices=known)
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds a peer may search")
     parser.add_argument("--one", choices=list(PEERS), help=argparse.SUPPRESS)
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path)
@@ -330,7 +353,7 @@ def main() -> None:
     for task in arguments.tasks:
         print(task, flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            result = compare(task, arguments.peers, arguments.rounds, Path(folder))
+            result = compare(task, arguments.peers, arguments.rounds, arguments.limit, Path(folder))
         results.append(result)
         with output.open("a") as file:
             file.write(json.dumps({**head, **result}) + "\n")

@@ -221,6 +221,24 @@ def numerics(path: Path) -> Iterator[str]:
     )
 
 
+def islands(path: Path) -> Iterator[str]:
+    found = json.loads(path.read_text())
+    yield (
+        f"{found['date']}, Xeon with AMX, torch {found['torch']}. Models large enough to gain from "
+        "bfloat16 and broken by it: what they gain with the islands that the tuner found."
+    )
+    yield ""
+    yield "| task | islands | products in float32 | with islands | plain (wrong) | gain kept |"
+    yield "|---|---|---|---|---|---|"
+    for r in found["rows"]:
+        share, names = r["share_of_products"], ", ".join(r["islands"]) or "none"
+        yield (
+            f"| {r['task']} | {names} | {'-' if share is None else f'{share:.1%}'} | "
+            f"{ratio_text(r['mended_over_float32'])} | "
+            f"{ratio_text(r['plain_over_float32'])} | {r['speed_up_kept']:.0%} |"
+        )
+
+
 def share_of(pair: list[int]) -> str:
     return f"{pair[0]} of {pair[1]} ({pair[0] / pair[1]:.1%})"
 
@@ -244,6 +262,7 @@ SECTIONS: tuple[tuple[str, str, str, str, Callable[[Path], Iterator[str]]], ...]
     ("Samplers replayed", "replay", "json", "benchmarks/replay.py", replay),
     ("How tuning time grows", "growth", "json", "benchmarks/growth.py", growth),
     ("Numerics: the zoo", "numerics", "json", "benchmarks/numerics.py", numerics),
+    ("Speed kept by islands", "islands", "json", "benchmarks/islands_speed.py", islands),
     ("Faults: the soak", "soak", "json", "benchmarks/soak.py", soak),
 )
 

@@ -56,6 +56,7 @@ def shadow(
     a format with a smaller `roundoff` answers for less of it, but not for less than `FLIPS`, and
     has half of `tolerance.loss`. One of three or more checkpoints that fails, by no more than
     `PASSED_THROUGH` times, where the last does not was passed through: the trajectories judge it.
+    Any other that fails alone is `lone`: other weights and batches may tell whether it was chance.
     """
     if not points:
         return Check(judged=False)
@@ -90,7 +91,7 @@ def shadow(
     passing = len(failed) == 1 < len(points) - 1 and failed[0].step != points[-1].step
     if not failed or (passing and worst <= PASSED_THROUGH):
         return numbers
-    return failed[0]
+    return replace(failed[0], lone=len(failed) == 1 < len(points))
 
 
 def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
