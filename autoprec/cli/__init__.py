@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from autoprec.cli import check, probe, tune
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
@@ -30,9 +33,40 @@ exit codes:
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors name the nearest word there is."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2."""
+        known = _words(self)
+        near = {word: difflib.get_close_matches(word, known, n=1) for word in _unknown(message)}
+        hints = [f"{word}: did you mean {found[0]}?" for word, found in near.items() if found]
+        super().error("; ".join([message, *hints]))
+
+
+def _unknown(message: str) -> list[str]:
+    """The words that argparse did not know, from what it says of them."""
+    if message.startswith("unrecognized arguments: "):
+        words = message.removeprefix("unrecognized arguments: ").split()
+        return [word.partition("=")[0] for word in words if word.startswith("-")]
+    return re.findall(r"invalid choice: '([^']*)'", message)
+
+
+def _words(parser: argparse.ArgumentParser) -> list[str]:
+    """Every option and choice of a parser and of its subcommands."""
+    words: list[str] = []
+    for action in parser._actions:
+        words += action.option_strings
+        for name in action.choices or ():
+            words.append(str(name))
+            if isinstance(action.choices, dict):
+                words += _words(action.choices[name])
+    return words
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of `autoprec` with all its subcommands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="autoprec",
         description="Find the fastest training precision that still trains like float32.",
         epilog=_EXIT_CODES,
