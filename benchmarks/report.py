@@ -142,7 +142,7 @@ def peers(path: Path) -> Iterator[str]:
             recipe, seconds = found.get("recipe"), found.get("seconds")
             chose = f"{recipe['policy']}, batch {recipe['batch_size']}" if recipe else "nothing"
             memory = found.get("peak_memory_bytes")
-            ratio = found.get("ours_over")
+            ratio = found.get("ours_over") if peer != "autoprec" else None
             yield (
                 f"| {r['task']} | {peer} | {chose} | "
                 + (f"{seconds:.0f} s | " if seconds is not None else "- | ")
