@@ -50,7 +50,10 @@ _GROWS_WORSE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Stat
 _REACH = 8
 
 #: By how much, as a logarithm, a library's other kernels may beat what the model expects.
-_CLIFF = 0.25
+_CLIFF = 0.35
+
+#: Standard deviations by which a recipe must be slower not to be tried.
+_SURE = 3.0
 
 #: A factor's other level may cost so many times more: what the model expects of it is a guess.
 _DEAR = 4.0
@@ -194,13 +197,15 @@ def _unsure(
     model = ThroughputModel([_seen(outcome) for outcome in good])
     sizes = space.batch_sizes
     at = sizes.index(int(fastest.point[BATCH]))
-    tried = [int(o.point[BATCH]) for o in good if _same_arm(o.point, fastest.point)]
+    tried = {int(o.point[BATCH]) for o in good if _same_kernels(o.point, fastest.point)}
     found = []
     for point in open_points:
         prediction = model.predict(point)
         cost = _cost(point, prediction, limits)
+        size = int(point[BATCH])
         if _same_arm(point, fastest.point):
-            size = int(point[BATCH])
+            if size in tried:  # with other knobs, which move no cliff
+                continue
             near = prediction.mean > math.log(fastest.rate) - _CLIFF
             between = min(tried) < size < max(tried) and near
             beside = abs(sizes.index(size) - at) == 1
@@ -208,7 +213,8 @@ def _unsure(
         else:
             changed = [name for name, value in fastest.point.items() if point[name] != value]
             other = len(changed) == 1 and changed[0] in FACTORS
-            doubtful = other and cost <= _DEAR * limits.cheap_seconds
+            slower = prediction.mean + _SURE * prediction.deviation < math.log(fastest.rate)
+            doubtful = other and not slower and cost <= _DEAR * limits.cheap_seconds
         if doubtful:
             found.append((prediction.mean, point))
     if not found:
@@ -234,6 +240,8 @@ def _most_promising(
     for index, point in enumerate(open_points):
         prediction = model.predict(point)
         gain, cost = prediction.expected_gain(best), _cost(point, prediction, limits)
+        if cost > limits.cheap_seconds and _leaps(point, open_points, good):
+            continue
         likely = prediction.mean + limits.doubt * prediction.deviation > best + limits.gain
         if likely and gain > limits.gain_per_second * cost:
             ranked.append((gain / cost, -index, point, gain))
@@ -241,6 +249,16 @@ def _most_promising(
         return Stop(f"no untried point is likely to be more than {limits.gain:.0%} faster")
     _, _, point, gain = max(ranked, key=lambda item: item[:2])
     return Next(point, f"expected gain {math.expm1(gain):.1%}")
+
+
+def _leaps(point: Point, open_points: Sequence[Point], good: Sequence[Outcome]) -> bool:
+    """Whether a smaller batch is left out that is larger than all that ran with these kernels."""
+    ran = [int(o.point[BATCH]) for o in good if _same_kernels(o.point, point)]
+    return any(
+        max(ran, default=0) < int(other[BATCH]) < int(point[BATCH])
+        for other in open_points
+        if _same_arm(other, point)
+    )
 
 
 def _cost(point: Point, prediction: Prediction, limits: Limits) -> float:
@@ -292,6 +310,11 @@ def ruled_out(point: Point, history: Sequence[Outcome], limits: Limits) -> str:
 
 def _same_arm(left: Point, right: Point) -> bool:
     return all(right[name] == value for name, value in left.items() if name != BATCH)
+
+
+def _same_kernels(left: Point, right: Point) -> bool:
+    """Whether two points compute with the same kernels: what further knobs hardly change."""
+    return all(left[name] == right[name] for name in FACTORS if name in left)
 
 
 def shortlist(

@@ -188,6 +188,40 @@ def test_a_cliff_that_no_model_foresees_is_found(seed):
     assert best.point[BATCH] == 128
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_further_knobs_hide_no_cliff(seed):
+    knobs = {"fused_optimizer": (False, True), "implicit_bfloat16": (False, True)}
+    space = replace(SPACE, memory_formats=("contiguous",), knobs=knobs)
+    machine = Cliff(seed, noise=0.02)
+    history = []
+    base = {**BASELINE, **dict.fromkeys(knobs, False)}
+    while isinstance(decision := next_point(space, base, history, LIMITS), Next):
+        outcome = machine.run(decision.point)
+        faster = 1.0 + 0.04 * decision.point["fused_optimizer"]
+        history.append(measured(outcome.point, outcome.rate * faster, peak=1000))
+    assert max(history, key=lambda outcome: outcome.rate).point[BATCH] == 128
+    assert len(history) <= len(list(space.points())) // 3
+
+
+def test_batches_of_dear_steps_grow_one_size_at_a_time():
+    class Slow(Machine):
+        def run(self, point):
+            return measured(point, true_rate(point) / 200, peak=1000)
+
+    history, _ = search(Slow())
+    assert len({outcome.point[BATCH] for outcome in history}) > 2
+    largest = {}
+    for outcome in history:
+        place, size = (
+            (outcome.point["policy"], outcome.point["memory_format"]),
+            outcome.point[BATCH],
+        )
+        before = largest.get(place)
+        if before is not None and size > before:
+            assert size == 2 * before
+        largest[place] = max(size, before or 0)
+
+
 def test_the_batches_beside_the_fastest_are_tried_before_the_end():
     history, _ = search(Machine(3, noise=0.02))
     fastest = max(history, key=lambda outcome: outcome.rate).point
