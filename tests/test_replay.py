@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoprec.core.cost import MemorySeen, Seen, ThroughputModel, predict_memory
-from autoprec.core.search import Limits
+from autoprec.core.search import Limits, key
 from autoprec.core.space import BATCH
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "replay.py"
@@ -55,6 +57,39 @@ def test_there_are_grids() -> None:
 def test_the_search_finds_nearly_the_best(grid: Any) -> None:
     row = replaying.run(grid, "cost", seeds=10)
     assert row["mean_regret"] <= 0.015
+
+
+#: What further knobs make of a recorded rate: two that hardly matter and one that costs much.
+KNOBS = {
+    "fused_optimizer": {False: 1.0, True: 1.04},
+    "implicit_bfloat16": {False: 1.0, True: 1.01},
+    "threads": {2: 1.0, 1: 0.62},
+}
+
+
+def widened(grid: Any) -> Any:
+    """A recorded grid times further knobs: eight times as many points, with the same cliffs."""
+    outcomes = {}
+    for outcome in grid.outcomes.values():
+        for chosen in itertools.product(*KNOBS.values()):
+            named = dict(zip(KNOBS, chosen, strict=True))
+            faster = math.prod(KNOBS[name][value] for name, value in named.items())
+            measured = outcome.measurement
+            if measured is not None:
+                steps = {n: getattr(measured, n) / faster for n in ("step_seconds", "low", "high")}
+                measured = replace(measured, **steps)
+            point = {**outcome.point, **named}
+            outcomes[key(point)] = replace(outcome, point=point, measurement=measured)
+    points = [outcome.point for outcome in outcomes.values()]
+    return replaying.Grid(grid.name, replaying.space_of(points), outcomes, grid.seconds)
+
+
+@each_grid
+def test_further_knobs_hide_nothing_and_cost_few_trials(grid: Any) -> None:
+    wide = widened(grid)
+    row = replaying.run(wide, "cost", seeds=5)
+    assert row["mean_regret"] <= 0.015
+    assert row["share_of_points"] <= 0.25
 
 
 def test_a_replay_can_fail() -> None:

@@ -188,21 +188,6 @@ def test_a_cliff_that_no_model_foresees_is_found(seed):
     assert best.point[BATCH] == 128
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_further_knobs_hide_no_cliff(seed):
-    knobs = {"fused_optimizer": (False, True), "implicit_bfloat16": (False, True)}
-    space = replace(SPACE, memory_formats=("contiguous",), knobs=knobs)
-    machine = Cliff(seed, noise=0.02)
-    history = []
-    base = {**BASELINE, **dict.fromkeys(knobs, False)}
-    while isinstance(decision := next_point(space, base, history, LIMITS), Next):
-        outcome = machine.run(decision.point)
-        faster = 1.0 + 0.04 * decision.point["fused_optimizer"]
-        history.append(measured(outcome.point, outcome.rate * faster, peak=1000))
-    assert max(history, key=lambda outcome: outcome.rate).point[BATCH] == 128
-    assert len(history) <= len(list(space.points())) // 3
-
-
 def test_batches_of_dear_steps_grow_one_size_at_a_time():
     class Slow(Machine):
         def run(self, point):
