@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import math
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -23,6 +24,7 @@ from autoprec.core.codec import nearest
 from autoprec.errors import TaskError, UsageError, UserCodeError
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_FRAMEWORK = re.compile(r"[\\/](site|dist)-packages[\\/](torch|keras|tensorflow)[\\/]")
 _LONGEST_LINE = 200
 _FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate")
 
@@ -235,13 +237,19 @@ def _positive(module: ModuleType, path: Path, name: str, kind: type) -> Any:
 
 
 def user_frames(error: BaseException) -> str:
-    """The traceback of `error` without autoprec's own frames and the import machinery's."""
+    """The traceback of `error` without frames that are not the user's to change.
+
+    Left out are autoprec's own frames, the import machinery's, and those of a framework, but for
+    the last: it says which of its functions complained.
+    """
     lines: list[str] = []
     for part in _chain(error):
+        stack = traceback.extract_tb(part.__traceback__)
         frames = [
             frame
-            for frame in traceback.extract_tb(part.__traceback__)
+            for frame in stack
             if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))
+            and (frame is stack[-1] or not _FRAMEWORK.search(frame.filename))
         ]
         if frames and lines:
             lines.append("\n")

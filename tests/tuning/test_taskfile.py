@@ -265,6 +265,19 @@ def test_a_folder_whose_name_begins_like_ours_is_the_users() -> None:
     assert not is_ours(error)
 
 
+def test_of_a_frameworks_frames_only_the_last_is_shown() -> None:
+    folder = "/opt/python/site-packages/torch/nn"
+    inner = compile("def forward(): return 1 / 0", f"{folder}/linear.py", "exec")
+    outer = compile("def call(forward): return forward()", f"{folder}/module.py", "exec")
+    names: dict[str, Callable[..., object]] = {}
+    exec(inner, names)
+    exec(outer, names)
+    shown = user_frames(caught(lambda: names["call"](names["forward"])))
+    assert "linear.py" in shown
+    assert "module.py" not in shown
+    assert Path(__file__).name in shown
+
+
 def test_an_exception_without_words_has_frames() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
