@@ -52,7 +52,7 @@ _REACH = 8
 #: By how much, as a logarithm, a library's other kernels may beat what the model expects.
 _CLIFF = 0.35
 
-#: Standard deviations by which a recipe must be slower not to be tried.
+#: Standard deviations by which a recipe between measured ones must be slower not to be tried.
 _SURE = 3.0
 
 #: A factor's other level may cost so many times more: what the model expects of it is a guess.
@@ -211,15 +211,37 @@ def _unsure(
             beside = abs(sizes.index(size) - at) == 1
             doubtful = (beside or between) and cost <= limits.cheap_seconds
         else:
-            changed = [name for name, value in fastest.point.items() if point[name] != value]
-            other = len(changed) == 1 and changed[0] in FACTORS
             slower = prediction.mean + _SURE * prediction.deviation < math.log(fastest.rate)
-            doubtful = other and not slower and cost <= _DEAR * limits.cheap_seconds
+            known = slower and _surrounded(point, good)
+            other = _one_factor_away(point, fastest.point, open_points, good)
+            doubtful = other and not known and cost <= _DEAR * limits.cheap_seconds
         if doubtful:
             found.append((prediction.mean, point))
     if not found:
         return None
     return Next(max(found, key=lambda item: item[0])[1], "beside the fastest")
+
+
+def _one_factor_away(
+    point: Point, fastest: Point, open_points: Sequence[Point], good: Sequence[Outcome]
+) -> bool:
+    """Whether this is the fastest recipe with one factor changed, or a step towards it.
+
+    The other level may have run at small batches only: then its largest batch within reach.
+    """
+    changed = [name for name, value in fastest.items() if name != BATCH and point[name] != value]
+    if len(changed) != 1 or changed[0] not in FACTORS:
+        return False
+    size, wanted = int(point[BATCH]), int(fastest[BATCH])
+    left = [int(p[BATCH]) for p in open_points if _same_arm(p, point) and int(p[BATCH]) <= wanted]
+    ran = [int(o.point[BATCH]) for o in good if _same_kernels(o.point, point)]
+    return size == max(left, default=0) and (size == wanted or size > max(ran, default=0))
+
+
+def _surrounded(point: Point, good: Sequence[Outcome]) -> bool:
+    """Whether smaller and larger batches than this ran with the same kernels."""
+    ran = [int(o.point[BATCH]) for o in good if _same_kernels(o.point, point)]
+    return min(ran, default=0) < int(point[BATCH]) < max(ran, default=0)
 
 
 def _first_of_policy(point: Point, baseline: Point) -> bool:

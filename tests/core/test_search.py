@@ -188,6 +188,25 @@ def test_a_cliff_that_no_model_foresees_is_found(seed):
     assert best.point[BATCH] == 128
 
 
+@pytest.mark.parametrize("half", [100, 300, 600, 1200])
+@pytest.mark.parametrize("knobs", [{}, {"fused_optimizer": (False, True)}])
+def test_a_policy_that_wins_at_large_batches_only_is_found(half, knobs):
+    class Crossing(Machine):
+        def run(self, point):
+            size = int(point[BATCH])
+            low = point["policy"] == "mixed_bfloat16"
+            rate = 4000 * size / (size + half) if low else 1000 * size / (size + 32)
+            return measured(point, rate, peak=1000)
+
+    space = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), powers_of_two(8, 1024), knobs=knobs)
+    base = {**BASELINE, **dict.fromkeys(knobs, False)}
+    history = []
+    while isinstance(decision := next_point(space, base, history, LIMITS), Next):
+        history.append(Crossing().run(decision.point))
+    best = max(history, key=lambda outcome: outcome.rate).point
+    assert (best["policy"], best[BATCH]) == ("mixed_bfloat16", 1024)
+
+
 def test_batches_of_dear_steps_grow_one_size_at_a_time():
     class Slow(Machine):
         def run(self, point):
