@@ -28,7 +28,8 @@ class FinalistFailed(Exception):
         self.recipe, self.failure = recipe, failure
 
 
-_ROUND_SECONDS = 0.6
+ROUND_SECONDS = 0.6
+"""What a recipe's turn in a round takes, where its steps are not longer."""
 _NAME = "final"
 
 
@@ -106,9 +107,9 @@ class Contest:
         """A few steps: the first one after a wait is not counted."""
         if not self._together:
             self._open(index)
-        steps = max(3, min(60, round(_ROUND_SECONDS / max(step, 1e-6))))
+        steps = max(3, min(60, round(ROUND_SECONDS / max(step, 1e-6))))
         budget = TimingBudget(
-            seconds=4 * _ROUND_SECONDS, min_steps=steps, max_steps=steps, precision=0.0
+            seconds=4 * ROUND_SECONDS, min_steps=steps, max_steps=steps, precision=0.0
         )
         measured: Measurement = self._call(index, "time", budget=budget)
         if not self._together:

@@ -60,6 +60,7 @@ class Findings:
     task: TaskFacts
     history: tuple[Outcome, ...]
     space: Space
+    ranking: tuple[Outcome, ...] = ()
     alignment: int = 1
     refusals: list[Refusal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -74,8 +75,8 @@ class Findings:
     finals: dict[str, list[Measurement]] = field(default_factory=dict)
 
     def of(self, policy: str) -> list[Outcome]:
-        """The outcomes of one policy."""
-        return [o for o in self.history if o.point["policy"] == policy]
+        """The outcomes of one policy, as the heats ranked them."""
+        return [o for o in self.ranking or self.history if o.point["policy"] == policy]
 
     def peak_of(self, recipe: Recipe) -> int:
         """The peak memory measured nearest to a recipe, in bytes."""

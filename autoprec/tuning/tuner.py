@@ -1,4 +1,4 @@
-"""The tuning, stage by stage: preflight, search, proof, finish, profile.
+"""The tuning, stage by stage: preflight, search, heats, proof, finish, profile.
 
 `tune` is the whole story; every stage reads what the ones before it learned, and what a stage
 learned is kept in the study, so that a stopped tuning goes on where it stopped. Decisions are
@@ -25,6 +25,7 @@ from autoprec.errors import NoFeasibleRecipe, UsageError
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import finish
+from autoprec.tuning.heats import rank
 from autoprec.tuning.preflight import baseline_point, build_space, preflight, wanted_multiple
 from autoprec.tuning.proving import Prover, keeps_arithmetic
 from autoprec.tuning.searching import find, search
@@ -141,6 +142,8 @@ def _learn(
         )
     if measured is None or measured.measurement is None or measured.rate <= 0:
         raise _no_baseline(measured)
+    runner.drop()
+    findings.ranking = rank(work, study, space, findings)
     prover = Prover(work, study, task, findings, runner)
     proven = _prove(work, space, prover, findings)
     runner.drop()
@@ -187,7 +190,7 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
             findings.refusals.append(Refusal(policy.value, reason))
             continue
         leader = max((p.rate for p in found), default=0.0)
-        near = [o for o in shortlist(own, count=2) if o.rate >= _NEAR * best[0].rate]
+        near = [o for o in _leaders(own, findings) if o.rate >= _NEAR * best[0].rate]
         plain = shortlist([o for o in own if keeps_arithmetic(space.recipe(o.point))], count=1)
         passed = _proofs(near, space, prover, leader)
         if not passed:  # what a compiler or a knob broke, the policy by itself may not
@@ -200,6 +203,11 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
             "accept what trains differently with --accept-drift"
         )
     return found
+
+
+def _leaders(own: Sequence[Outcome], findings: Findings) -> tuple[Outcome, ...]:
+    """The fastest of one policy: one where the heats decided it, two where they could not."""
+    return shortlist(own, count=1 if findings.ranking != findings.history else 2)
 
 
 def _proofs(

@@ -1,0 +1,149 @@
+"""The heats: what the search measured by luck is put right before anything is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+
+import pytest
+
+from autoprec.core.choice import Finalist
+from autoprec.core.device import DeviceKind
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.recipe import Recipe
+from autoprec.core.search import Outcome, Status
+from autoprec.core.space import BATCH, Space
+from autoprec.tuning import heats as module
+from autoprec.tuning.contest import FinalistFailed
+from autoprec.tuning.events import silent
+from autoprec.tuning.evidence import Findings
+from autoprec.tuning.failures import FailureKind, WorkerFailure
+from tests.core.test_rules import facts as device
+
+SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(16, 32, 64, 128))
+
+#: Samples per second by batch, under bfloat16: what the search saw, and what is true.
+SEEN = {16: 400.0, 32: 950.0, 64: 1000.0, 128: 980.0}
+TRUE = {16: 400.0, 32: 700.0, 64: 900.0, 128: 1100.0}
+
+
+class Rounds:
+    """A contest in which everybody runs as fast as is true."""
+
+    failing: tuple[int, ...] = ()
+    ran: ClassVar[list[list[int]]] = []
+
+    def __init__(self, recipes: Sequence[Recipe], *_: object, **__: object) -> None:
+        self.recipes = recipes
+        Rounds.ran.append([recipe.batch_size for recipe in recipes])
+
+    def __enter__(self) -> Rounds:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, rounds: int, seconds: Sequence[float]) -> tuple[Finalist, ...]:
+        for recipe in self.recipes:
+            if recipe.batch_size in self.failing:
+                raise FinalistFailed(recipe, WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room"))
+        return tuple(Finalist(r, (TRUE[r.batch_size],) * rounds) for r in self.recipes)
+
+
+class Notes:
+    """A study that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, object] = {}
+
+    def remember(self, name: str, value: object) -> None:
+        self.kept[name] = value
+
+    def recall(self, name: str, kind: type) -> Any:
+        return self.kept.get(name)
+
+
+@pytest.fixture(autouse=True)
+def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Contest", Rounds)
+    monkeypatch.setattr(Rounds, "failing", ())
+    monkeypatch.setattr(Rounds, "ran", [])
+
+
+def seen(batch: int, policy: str, rate: float) -> Outcome:
+    point = {**next(iter(SPACE.points())), "policy": policy, BATCH: batch}
+    step = batch / rate
+    return Outcome(point, Status.OK, Measurement(step, step, step, 5, batch, peak_memory_bytes=1))
+
+
+def findings(scale: float = 1.0) -> Findings:
+    history = [seen(32, "float32", 300.0 * scale)]
+    history += [seen(batch, "mixed_bfloat16", rate * scale) for batch, rate in SEEN.items()]
+    facts = TaskFacts("torch", {}, 32, 32, 1000)
+    return Findings(device(DeviceKind.CPU), facts, tuple(history), SPACE)
+
+
+def work(policies: tuple[Policy, ...] = ()) -> Any:
+    options = SimpleNamespace(seed=0, policies=policies)
+    return SimpleNamespace(
+        options=options, listener=silent, memory_bytes=None, runner=None, watch=None
+    )
+
+
+def rank(found: Findings, notes: Notes | None = None, **kwargs: Any) -> dict[int, Outcome]:
+    ranking = module.rank(work(**kwargs), cast(Any, notes or Notes()), SPACE, found)
+    assert [o.point for o in ranking] == [o.point for o in found.history]
+    return {int(o.point[BATCH]): o for o in ranking if o.point["policy"] == "mixed_bfloat16"}
+
+
+def test_the_truly_fastest_leads_and_the_others_stay_as_they_were() -> None:
+    ranking = rank(findings())
+    assert Rounds.ran == [[64, 128, 32]]
+    assert max(ranking, key=lambda batch: ranking[batch].rate) == 128
+    assert ranking[128].rate / ranking[64].rate == pytest.approx(1100 / 900)
+    assert ranking[16].rate == 400.0
+
+
+def test_rates_stay_on_the_searches_scale() -> None:
+    """Or a machine that is faster now would flatter whoever ran again."""
+    ranking = rank(findings(scale=0.5))
+    product = ranking[32].rate * ranking[64].rate * ranking[128].rate
+    assert product == pytest.approx(475.0 * 500.0 * 490.0)
+
+
+def test_what_fails_now_is_out_and_the_rest_run_without_it(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Rounds, "failing", (128,))
+    found = findings()
+    ranking = rank(found)
+    assert Rounds.ran == [[64, 128, 32], [64, 32]]
+    assert ranking[128].rate == 0.0
+    assert "failed in the finish" in found.refusals[0].reason
+
+
+def test_one_that_leads_by_far_runs_alone_in_no_heat() -> None:
+    found = findings()
+    found.history = found.history[:2]
+    rank(found)
+    assert Rounds.ran == []
+
+
+def test_steps_too_dear_for_rounds_leave_the_searches_word() -> None:
+    found = findings(scale=0.01)
+    assert rank(found)[64].rate == 10.0
+    assert Rounds.ran == []
+
+
+def test_only_policies_that_may_be_chosen_run() -> None:
+    rank(findings(), policies=(Policy.FLOAT32,))
+    assert Rounds.ran == []
+
+
+def test_a_stopped_tuning_does_not_run_them_again() -> None:
+    notes, found = Notes(), findings()
+    first = rank(found, notes)
+    assert rank(found, notes) == first
+    assert len(Rounds.ran) == 1
+    found.history = found.history[:-1]  # another search: other heats
+    rank(found, notes)
+    assert len(Rounds.ran) == 2
