@@ -197,6 +197,7 @@ def _unsure(
     model = ThroughputModel([_seen(outcome) for outcome in good])
     sizes = space.batch_sizes
     at = sizes.index(int(fastest.point[BATCH]))
+    ran = [int(o.point[BATCH]) for o in good]
     tried = {int(o.point[BATCH]) for o in good if _same_kernels(o.point, fastest.point)}
     found = []
     for point in open_points:
@@ -207,7 +208,7 @@ def _unsure(
             if size in tried:  # with other knobs, which move no cliff
                 continue
             near = prediction.mean > math.log(fastest.rate) - _CLIFF
-            between = min(tried) < size < max(tried) and near
+            between = min(ran) < size < max(ran) and near
             beside = abs(sizes.index(size) - at) == 1
             doubtful = (beside or between) and cost <= limits.cheap_seconds
         else:
