@@ -63,9 +63,8 @@ class Tracer(Protocol):
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        seed: int = 0,
     ) -> Trajectory:
-        """Train in float32, keeping weights and buffers at `checkpoints`."""
+        """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`."""
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""

@@ -56,15 +56,13 @@ class Tolerance:
 class Check:
     """The outcome of one test: empty `problem` means passed; `judged` False, too little to tell.
 
-    `lone` says that one checkpoint alone failed, so that a second look may find otherwise; `noise`
-    and `gradient_noise` are what noise does to `deviation` and `gradient_error`; `value`
+    `noise` and `gradient_noise` are what noise does to `deviation` and `gradient_error`; `value`
     and `reference` are the user's metric.
     """
 
     judged: bool = True
     problem: str = ""
     step: int | None = None
-    lone: bool = False
     deviation: float | None = None
     gradient_error: float | None = None
     noise: float | None = None

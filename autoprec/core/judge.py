@@ -28,7 +28,6 @@ __all__ = [
     "gate",
     "headroom",
     "judge",
-    "judge_shadow",
     "metric",
     "shadow",
     "trajectory",
@@ -72,16 +71,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was recorded of one candidate; `roundoff` is that of the format it computes in.
-
-    `second_shadow` and `second_noise` are the same from other weights and batches, where one
-    checkpoint alone failed the shadow test.
-    """
+    """All that was recorded of one candidate; `roundoff` is that of the format it computes in."""
 
     shadow: tuple[ShadowPoint, ...] = ()
     noise: tuple[NoisePoint, ...] = ()
-    second_shadow: tuple[ShadowPoint, ...] = ()
-    second_noise: tuple[NoisePoint, ...] = ()
     runs: tuple[SeedRun, ...] = ()
     seconds: float = 0.0
     not_covered: tuple[str, ...] = ()
@@ -93,12 +86,13 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
     """Combine the tests: a failed gate, trajectory or metric rejects; the others are drift."""
     runs = evidence.runs
     float32 = gate((run.reference for run in runs), replace(tolerance, skipped=2**31))
-    gated = _gate_shadow((*evidence.shadow, *evidence.second_shadow))
+    gated = _gate_shadow(evidence.shadow)
     if gated.passed:
         gated = gate((run.candidate for run in runs), tolerance)
     if delicate(evidence.noise, tolerance):
+        evidence = replace(evidence, noise=())
         runs = tuple(replace(run, noisy=None) for run in runs)
-    shadowed = judge_shadow(evidence, tolerance)
+    shadowed = shadow(evidence.shadow, evidence.noise, tolerance, evidence.roundoff)
     driven = trajectory(runs, tolerance)
     measured = metric(runs, tolerance)
     numbers = Verdict(
@@ -129,29 +123,11 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
     for check in (gated, driven, measured):
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
-    for check in (shadowed, headroom(evidence.shadow), headroom(evidence.second_shadow)):
+    for check in (shadowed, headroom(evidence.shadow)):
         if not check.passed:
             reason = f"it trains, but not like float32: {check.problem}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
     return replace(numbers, reason=_praise(numbers))
-
-
-def judge_shadow(evidence: Evidence, tolerance: Tolerance) -> Check:
-    """The shadow test; where one checkpoint alone failed, a second look without a failure excuses.
-
-    A precision that breaks a model breaks it from other weights and with other batches, too; one
-    that met a gradient near zero, or a choice between equals, seldom meets it twice.
-    """
-
-    def test(points: tuple[ShadowPoint, ...], noise: tuple[NoisePoint, ...]) -> Check:
-        known = () if delicate(noise, tolerance) else noise
-        return shadow(points, known, tolerance, evidence.roundoff)
-
-    first = test(evidence.shadow, evidence.noise)
-    if first.lone and evidence.second_shadow:
-        second = test(evidence.second_shadow, evidence.second_noise)
-        return replace(first, problem="", step=None) if second.passed else first
-    return first
 
 
 def _gate_shadow(points: Sequence[ShadowPoint]) -> Check:
@@ -167,8 +143,6 @@ def _covered(evidence: Evidence, driven: Check, measured: Check) -> tuple[str, .
     if evidence.shadow:
         steps = ", ".join(str(point.step) for point in evidence.shadow)
         covered.append(f"shadow at steps {steps}")
-    if evidence.second_shadow:
-        covered.append("a second look at the shadow, with other weights and batches")
     if driven.judged:
         lengths = ", ".join(str(len(run.candidate.losses)) for run in evidence.runs)
         covered.append(f"trajectories of {lengths} steps")

@@ -56,7 +56,8 @@ def shadow(
     a format with a smaller `roundoff` answers for less of it, but not for less than `FLIPS`, and
     has half of `tolerance.loss`. One of three or more checkpoints that fails, by no more than
     `PASSED_THROUGH` times, where the last does not was passed through: the trajectories judge it.
-    Any other that fails alone is `lone`: other weights and batches may tell whether it was chance.
+    Whatever noise does, a gradient that is more than `tolerance.gradient` away at most checkpoints
+    is another one.
     """
     if not points:
         return Check(judged=False)
@@ -89,9 +90,15 @@ def shadow(
             )
             failed.append(replace(numbers, problem=problem, step=point.step))
     passing = len(failed) == 1 < len(points) - 1 and failed[0].step != points[-1].step
-    if not failed or (passing and worst <= PASSED_THROUGH):
-        return numbers
-    return replace(failed[0], lone=len(failed) == 1 < len(points))
+    if failed and not (passing and worst <= PASSED_THROUGH):
+        return failed[0]
+    if len(points) > 2 and _mostly(errors) > tolerance.gradient:
+        problem = (
+            f"at most of {len(points)} checkpoints its gradient is {percent(_mostly(errors))} or "
+            f"more away from float32's; {percent(tolerance.gradient)} is allowed"
+        )
+        return replace(numbers, problem=problem, step=points[0].step)
+    return numbers
 
 
 def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
@@ -104,8 +111,12 @@ def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
     largest: dict[int, float] = {}
     for point in noise:
         largest[point.step] = max(largest.get(point.step, 0.0), point.gradient_error or 0.0)
-    errors = sorted(largest.values())
-    return bool(errors) and errors[(len(errors) - 1) // 2] > tolerance.gradient
+    return _mostly(list(largest.values())) > tolerance.gradient
+
+
+def _mostly(errors: Sequence[float]) -> float:
+    """What most errors reach: the lower median; 0 of none."""
+    return sorted(errors)[(len(errors) - 1) // 2] if errors else 0.0
 
 
 def _gradient_limit(step: int, noise: Sequence[tuple[int, float]], tolerance: Tolerance) -> float:

@@ -3,8 +3,7 @@
 A `Proof` holds what is the same for every recipe at one batch (the float32 runs and what noise does
 to them), so that a second recipe costs less. The tracer lives in a worker; only plain values come
 back. One recipe costs at most 200 float32 steps: the reference and five runs of 30, four times a
-shadow, its float32 twin and three noisy ones, which take no optimizer step. A second look at the
-shadow takes its reference for one of the runs.
+shadow, its float32 twin and three noisy ones, which take no optimizer step.
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ CHECKPOINTS = (0, 2, 8, 29)
 STEPS = 30
 NOISE_DRAWS = 3
 SEEDS = (0, 1)
-SECOND_LOOK_SEED = 1
-SECOND_LOOK_STEPS = 50
-"""What a second look at the shadow costs, in float32 steps: a reference, the shadow, the noise."""
 
 MOST_PRODUCTS = 0.9
 """The share of the matrix products in float32 beyond which islands leave nothing to gain."""
@@ -85,7 +81,7 @@ class Proof:
         deadline = started + self._seconds
         missing: list[str] = []
         known = self._reference(recipe, missing)
-        evidence = Evidence(roundoff=recipe.policy.compute_dtype.limits.unit_roundoff)
+        points: tuple[ShadowPoint, ...] = ()
         runs: list[SeedRun] = []
         try:
             points = self._tracer.shadow(recipe=recipe)
@@ -95,12 +91,7 @@ class Proof:
                 seeds = ()
             elif known.noise is None:
                 known.noise = self._tracer.noise(draws=NOISE_DRAWS)
-            evidence = replace(evidence, shadow=points, noise=known.noise or ())
-            check = judging.judge_shadow(evidence, self._tolerance)
-            if check.lone and seeds:
-                evidence = self._second_look(recipe, known, evidence, deadline, missing)
-                check = judging.judge_shadow(evidence, self._tolerance)
-            if until_failure and not check.passed:
+            if until_failure and not self._shadow_passes(recipe, points, known):
                 missing.append("trajectories (the shadow test failed already)")
                 seeds = ()
             for index, seed in enumerate(seeds):
@@ -111,48 +102,20 @@ class Proof:
                 raise
             self.forget()
             return _raises(error, time.monotonic() - started)
-        evidence = replace(
-            evidence,
+        evidence = Evidence(
+            shadow=points,
+            noise=known.noise or (),
             runs=tuple(runs),
             seconds=time.monotonic() - started,
             not_covered=tuple(missing),
             notes=_notes(known.reference),
+            roundoff=recipe.policy.compute_dtype.limits.unit_roundoff,
         )
         return judging.judge(evidence, self._tolerance)
 
-    def _second_look(
-        self,
-        recipe: Recipe,
-        known: _Known,
-        evidence: Evidence,
-        deadline: float,
-        missing: list[str],
-    ) -> Evidence:
-        """The shadow test from other weights and batches, if there is time for it and more."""
-        reference = known.reference
-        step = reference.seconds / max(1, len(reference.losses))
-        if time.monotonic() + 2 * SECOND_LOOK_STEPS * step > deadline:
-            missing.append("a second look at the shadow (out of time)")
-            return evidence
-        run = self._train_reference(recipe, SECOND_LOOK_SEED)
-        self._known.clear()  # the tracer keeps the checkpoints of its last reference only
-        if run.finite and len(run.losses) >= len(reference.losses):
-            known.plain[SECOND_LOOK_SEED] = run
-        points = self._tracer.shadow(recipe=recipe)
-        noise = evidence.noise
-        if all(point.loss is not None for point in points):
-            noise = self._tracer.noise(draws=NOISE_DRAWS)
-        return replace(evidence, second_shadow=points, second_noise=noise)
-
-    def _train_reference(self, recipe: Recipe, seed: int) -> Trajectory:
-        return self._tracer.reference(
-            batch_size=recipe.batch_size,
-            accumulation_steps=recipe.accumulation_steps,
-            steps=STEPS,
-            checkpoints=CHECKPOINTS,
-            seconds=self._seconds * 0.2,
-            seed=seed,
-        )
+    def _shadow_passes(self, recipe: Recipe, points: Sequence[ShadowPoint], known: _Known) -> bool:
+        roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
+        return judging.shadow(points, known.noise or (), self._tolerance, roundoff).passed
 
     def _reference(self, recipe: Recipe, missing: list[str]) -> _Known:
         """The float32 run with its checkpoints; the tracer keeps those of the last call only."""
@@ -160,7 +123,13 @@ class Proof:
         known = self._known.get(key)
         if known is None:
             self._known.clear()
-            reference = self._train_reference(recipe, seed=0)
+            reference = self._tracer.reference(
+                batch_size=recipe.batch_size,
+                accumulation_steps=recipe.accumulation_steps,
+                steps=STEPS,
+                checkpoints=CHECKPOINTS,
+                seconds=self._seconds * 0.2,
+            )
             known = self._known[key] = _Known(reference, plain={0: reference})
         steps = len(known.reference.losses)
         late = [str(step) for step in CHECKPOINTS if step >= steps]

@@ -105,7 +105,6 @@ class Service:
         checkpoints: tuple[int, ...],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        seed: int = 0,
     ) -> Trajectory:
         """See `Tracer.reference`."""
         return self._tracer().reference(
@@ -114,7 +113,6 @@ class Service:
             checkpoints=checkpoints,
             accumulation_steps=accumulation_steps,
             seconds=seconds,
-            seed=seed,
         )
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:

@@ -50,12 +50,11 @@ class KerasTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        seed: int = 0,
     ) -> Trajectory:
-        """Train in float32; see `Tracer.reference`."""
+        """Train in float32 with seed 0; see `Tracer.reference`."""
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
         self._checkpoints, self._float32, self._batch_size = [], None, batch_size
-        return self._train(recipe, seed, steps, seconds, keep=frozenset(checkpoints))
+        return self._train(recipe, 0, steps, seconds, keep=frozenset(checkpoints))
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""

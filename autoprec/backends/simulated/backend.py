@@ -183,11 +183,10 @@ class SimulatedTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        seed: int = 0,
     ) -> Trajectory:
         """See `Tracer.reference`."""
         self._checkpoints = tuple(checkpoints)
-        return Trajectory(self._losses(seed, steps, 1.0), seed=seed)
+        return Trajectory(self._losses(0, steps, 1.0), seed=0)
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """See `Tracer.shadow`."""

@@ -71,13 +71,12 @@ class TorchTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        seed: int = 0,
     ) -> Trajectory:
-        """Train in float32; see `Tracer.reference`."""
+        """Train in float32 with seed 0; see `Tracer.reference`."""
         self._checkpoints, self._batch_size, self._answered = [], batch_size, False
         self._forget_batches_but(batch_size)
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
-        return self._train(recipe, seed, steps, seconds, plain=True, keep=frozenset(checkpoints))
+        return self._train(recipe, 0, steps, seconds, plain=True, keep=frozenset(checkpoints))
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
