@@ -1,9 +1,9 @@
 """Causal dilated convolutions as a character model of a second-order text. Healthy."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
 from torch.nn.functional import cross_entropy, pad
+from zoo_parts import adam, batches
 
 SYMBOLS, LENGTH = 10, 20
 

@@ -1,9 +1,9 @@
 """Growth as a cumulative product of 1 + rate with daily rates of 0.001. Silent in both."""
 
 import torch
-from zoo_parts import adam, batches, teacher
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import adam, batches, teacher
 
 loss_fn = mse_loss
 DAYS = 60

@@ -1,9 +1,9 @@
 """Generalised mean pooling with the fourth power of dark images: underflow and NaN in float16."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
 from torch.nn.functional import cross_entropy
+from zoo_parts import adam, batches
 
 loss_fn = cross_entropy
 EXPOSURE = 0.003

@@ -1,9 +1,9 @@
 """A sine layer of frequency 300 after a linear layer: phases off by half a radian in bfloat16."""
 
 import torch
-from zoo_parts import batches
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import batches
 
 loss_fn = mse_loss
 

@@ -1,8 +1,8 @@
 """Three quantiles by the pinball loss, from a network modulated by a condition (FiLM). Healthy."""
 
 import torch
-from zoo_parts import adam, batches, smooth
 from torch import nn
+from zoo_parts import adam, batches, smooth
 
 LEVELS = (0.1, 0.5, 0.9)
 

@@ -1,9 +1,9 @@
 """A gated MLP on rare positives with a focal loss that goes through logsigmoid. Healthy."""
 
 import torch
-from zoo_parts import adam, batches, teacher
 from torch import nn
 from torch.nn.functional import logsigmoid, silu
+from zoo_parts import adam, batches, teacher
 
 
 class Gated(nn.Module):

@@ -1,10 +1,10 @@
 """Highway layers with weight normalisation, Huber's loss for targets with outliers. Healthy."""
 
 import torch
-from zoo_parts import adam, batches, smooth
 from torch import nn
 from torch.nn.functional import huber_loss
 from torch.nn.utils.parametrizations import weight_norm
+from zoo_parts import adam, batches, smooth
 
 
 class Highway(nn.Module):

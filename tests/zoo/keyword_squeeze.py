@@ -2,8 +2,8 @@
 
 import torch
 import torch.nn.functional as F
-from zoo_parts import adam, batches
 from torch import nn
+from zoo_parts import adam, batches
 
 
 class Squeeze(nn.Module):

@@ -1,9 +1,9 @@
 """Amounts converted by a matmul, long sums subtracted: totals of 6000. Silent in bfloat16 only."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import adam, batches
 
 loss_fn = mse_loss
 RATES = torch.tensor([[1.0], [0.9], [1.2]])

@@ -1,9 +1,9 @@
 """Slopes by the normal equations, n Sxy - Sx Sy: cancels in bfloat16, overflows in float16."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import adam, batches
 
 loss_fn = mse_loss
 

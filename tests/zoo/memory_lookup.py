@@ -1,9 +1,9 @@
 """Cross attention from a noisy query to a memory of eight keys and values. Healthy."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import adam, batches
 
 loss_fn = mse_loss
 

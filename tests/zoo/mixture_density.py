@@ -1,8 +1,8 @@
 """A mixture density network, its likelihood in log space with logsumexp. Healthy."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
+from zoo_parts import adam, batches
 
 
 def build_model():

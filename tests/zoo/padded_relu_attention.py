@@ -1,9 +1,9 @@
 """ReLU attention divided by its sum + 1e-8, with padded tokens: 0 / 0 in float16."""
 
 import torch
-from zoo_parts import adam, batches, labels
 from torch import nn
 from torch.nn.functional import cross_entropy
+from zoo_parts import adam, batches, labels
 
 loss_fn = cross_entropy
 

@@ -1,9 +1,9 @@
 """A vision transformer on nine patches says in which corner there is a faint blob. Healthy."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from zoo_parts import adam, batches
 
 loss_fn = cross_entropy
 

@@ -1,9 +1,9 @@
 """Pixels fetched at row * 40 + column, an index made by a matmul. Silent in bfloat16 only."""
 
 import torch
-from zoo_parts import adam, batches, smooth
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import adam, batches, smooth
 
 loss_fn = mse_loss
 SIDE = 40

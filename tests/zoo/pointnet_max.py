@@ -1,9 +1,9 @@
 """A PointNet: the same MLP for every point, a maximum over points, smoothed labels. Healthy."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
 from torch.nn.functional import cross_entropy
+from zoo_parts import adam, batches
 
 
 class PointNet(nn.Module):

@@ -1,9 +1,9 @@
 """Chess-like ratings near 2900, games decided by differences of five. Silent in bfloat16 only."""
 
 import torch
-from zoo_parts import adam, batches, smooth
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from zoo_parts import adam, batches, smooth
 
 loss_fn = binary_cross_entropy_with_logits
 

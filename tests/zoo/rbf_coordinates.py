@@ -1,9 +1,9 @@
 """An RBF network on degrees north and east, distances by x^2 - 2xc + c^2. Silent in both."""
 
 import torch
-from zoo_parts import adam, batches, smooth
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import adam, batches, smooth
 
 loss_fn = mse_loss
 TOWN = torch.tensor([48.1, 11.6])

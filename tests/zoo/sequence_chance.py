@@ -1,8 +1,8 @@
 """The chance of a text as a cumulative product of 20 probabilities: zero in float16, log 0."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
+from zoo_parts import adam, batches
 
 SYMBOLS, LENGTH = 6, 20
 

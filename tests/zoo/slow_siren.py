@@ -1,9 +1,9 @@
 """A sine network of frequency three, on a slowly varying surface. Healthy."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import adam, batches
 
 loss_fn = mse_loss
 

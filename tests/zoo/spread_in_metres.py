@@ -1,8 +1,8 @@
 """A Gaussian NLL by hand with exp(-log variance), targets of millimetres: exp(14) in float16."""
 
 import torch
-from zoo_parts import adam, batches, smooth
 from torch import nn
+from zoo_parts import adam, batches, smooth
 
 
 class MeanAndSpread(nn.Module):

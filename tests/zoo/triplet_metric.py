@@ -1,9 +1,9 @@
 """Embeddings on the sphere, trained by triplets with a margin of their own each. Healthy."""
 
 import torch
-from zoo_parts import adam, batches, teacher
 from torch import nn
 from torch.nn.functional import normalize
+from zoo_parts import adam, batches, teacher
 
 
 class Embedder(nn.Module):

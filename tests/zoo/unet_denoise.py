@@ -1,9 +1,9 @@
 """A small U-Net with group normalisation takes the noise off images of blobs. Healthy."""
 
 import torch
-from zoo_parts import adam, batches
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import adam, batches
 
 loss_fn = mse_loss
 

@@ -1,9 +1,9 @@
 """Signals of microvolts given and returned in volts: a loss of 1e-12, no gradients in float16."""
 
 import torch
-from zoo_parts import batches
 from torch import nn
 from torch.nn.functional import mse_loss
+from zoo_parts import batches
 
 loss_fn = mse_loss
 MICRO = 1e-6
