@@ -124,6 +124,10 @@ def oracle(path: Path) -> Iterator[str]:
         f"{kept:.3f} is kept. Two seeds choose recipes at most {max(seeds):.1%} apart. Trials "
         f"killed by the operating system: {sum(r['killed'] for r in results)}."
     )
+    for note in dict.fromkeys(r["note"] for r in results if "note" in r):
+        named = ", ".join(r["task"] for r in results if r.get("note") == note)
+        yield ""
+        yield f"{named}: {note}."
 
 
 def peers(path: Path) -> Iterator[str]:
