@@ -32,8 +32,8 @@ command that prints it. Two machines were at hand, both virtual with 2 cores and
   than float32's, so the right answer for speed is float32 everywhere; the numerics are the same as
   elsewhere, because emulated arithmetic rounds like real one.
 
-No GPU and no TPU was measured. All tables are from the Xeon; earlier runs of the numerics and of
-the soak on the Zen 3 gave the same picture.
+No GPU and no TPU was measured. The tables are from the Xeon, but for the cost of a step and
+start-up, which are from the Zen 3.
 """
 
 
