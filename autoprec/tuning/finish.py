@@ -69,7 +69,7 @@ def _finish(
     if len(others) > 1:
         work.listener(Stage("finish", "finalists in alternation"))
         rounds = max(_FEWEST_ROUNDS, work.options.rounds // 2 + 1)
-        finals = _contest(
+        finals = contest_among(
             work,
             [plain, *(p.recipe for p in others)],
             [seconds, *(p.step_seconds for p in others)],
@@ -137,16 +137,17 @@ def _alternate(
     findings: Findings,
 ) -> tuple[Finalist, ...]:
     times = [seconds] + [winner.step_seconds] * (len(recipes) - 1)
-    return _contest(work, recipes, times, work.options.rounds, findings)
+    return contest_among(work, recipes, times, work.options.rounds, findings)
 
 
-def _contest(
+def contest_among(
     work: Work,
     recipes: Sequence[Recipe],
     seconds: Sequence[float],
     rounds: int,
     findings: Findings,
 ) -> tuple[Finalist, ...]:
+    """Run recipes in alternation, together if their memory fits; `findings` keeps what it took."""
     budget = work.memory_bytes
     together = budget is None or sum(findings.peak_of(recipe) for recipe in recipes) <= budget
     contest = Contest(

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.choice import Finalist
-from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.search import Outcome, Status, key
 from autoprec.core.space import Space
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.contest import ROUND_SECONDS, Contest, FinalistFailed
+from autoprec.tuning.contest import ROUND_SECONDS, FinalistFailed
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings
+from autoprec.tuning.finish import contest_among
 from autoprec.tuning.study import Study
 from autoprec.tuning.trials import raise_user_error
 from autoprec.tuning.work import Work
@@ -53,7 +53,7 @@ def rank(work: Work, study: Study, space: Space, findings: Findings) -> tuple[Ou
         work.listener(Stage("finish", "the fastest recipes in alternation"))
         recipes = [space.recipe(outcome.point) for outcome in running]
         try:
-            finals = _contest(work, recipes, seconds, rounds, findings)
+            finals = contest_among(work, recipes, seconds, rounds, findings)
         except FinalistFailed as failed:
             raise_user_error(failed.failure)
             out = next(o for o in running if space.recipe(o.point).key() == failed.recipe.key())
@@ -83,26 +83,6 @@ def _fastest(outcomes: Sequence[Outcome], work: Work) -> list[Outcome]:
     ]
     best = sorted(allowed, key=lambda o: -o.rate)[:_MOST]
     return [o for o in best if o.rate >= _NEAR * best[0].rate]
-
-
-def _contest(
-    work: Work,
-    recipes: Sequence[Recipe],
-    seconds: Sequence[float],
-    rounds: int,
-    findings: Findings,
-) -> tuple[Finalist, ...]:
-    peaks = sum(findings.peak_of(recipe) for recipe in recipes)
-    contest = Contest(
-        recipes,
-        work.runner,
-        seed=work.options.seed,
-        together=work.memory_bytes is None or peaks <= work.memory_bytes,
-        listener=work.listener,
-        watch=work.watch,
-    )
-    with contest:
-        return contest.run(rounds, seconds)
 
 
 def _rates(running: Sequence[Outcome], finals: Sequence[Finalist]) -> list[float]:

@@ -15,6 +15,7 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.search import Outcome, Status
 from autoprec.core.space import BATCH, Space
+from autoprec.tuning import finish
 from autoprec.tuning import heats as module
 from autoprec.tuning.contest import FinalistFailed
 from autoprec.tuning.events import silent
@@ -37,6 +38,7 @@ class Rounds:
 
     def __init__(self, recipes: Sequence[Recipe], *_: object, **__: object) -> None:
         self.recipes = recipes
+        self.measured: list[list[Measurement]] = [[] for _ in recipes]
         Rounds.ran.append([recipe.batch_size for recipe in recipes])
 
     def __enter__(self) -> Rounds:
@@ -66,7 +68,7 @@ class Notes:
 
 @pytest.fixture(autouse=True)
 def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Contest", Rounds)
+    monkeypatch.setattr(finish, "Contest", Rounds)
     monkeypatch.setattr(Rounds, "failing", ())
     monkeypatch.setattr(Rounds, "ran", [])
 
