@@ -198,7 +198,7 @@ def _unsure(
     sizes = space.batch_sizes
     at = sizes.index(int(fastest.point[BATCH]))
     ran = [int(o.point[BATCH]) for o in good]
-    tried = {int(o.point[BATCH]) for o in good if _same_kernels(o.point, fastest.point)}
+    tried = _sizes_run(fastest.point, good)
     found = []
     for point in open_points:
         prediction = model.predict(point)
@@ -235,13 +235,18 @@ def _one_factor_away(
         return False
     size, wanted = int(point[BATCH]), int(fastest[BATCH])
     left = [int(p[BATCH]) for p in open_points if _same_arm(p, point) and int(p[BATCH]) <= wanted]
-    ran = [int(o.point[BATCH]) for o in good if _same_kernels(o.point, point)]
+    ran = _sizes_run(point, good)
     return size == max(left, default=0) and (size == wanted or size > max(ran, default=0))
+
+
+def _sizes_run(point: Point, good: Sequence[Outcome]) -> set[int]:
+    """The batches that ran with the same kernels."""
+    return {int(o.point[BATCH]) for o in good if _same_kernels(o.point, point)}
 
 
 def _surrounded(point: Point, good: Sequence[Outcome]) -> bool:
     """Whether smaller and larger batches than this ran with the same kernels."""
-    ran = [int(o.point[BATCH]) for o in good if _same_kernels(o.point, point)]
+    ran = _sizes_run(point, good)
     return min(ran, default=0) < int(point[BATCH]) < max(ran, default=0)
 
 
@@ -276,7 +281,7 @@ def _most_promising(
 
 def _leaps(point: Point, open_points: Sequence[Point], good: Sequence[Outcome]) -> bool:
     """Whether a smaller batch is left out that is larger than all that ran with these kernels."""
-    ran = [int(o.point[BATCH]) for o in good if _same_kernels(o.point, point)]
+    ran = _sizes_run(point, good)
     return any(
         max(ran, default=0) < int(other[BATCH]) < int(point[BATCH])
         for other in open_points

@@ -38,7 +38,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage begins: "preflight", "search", "proof", "islands", "finish"."""
+    """A stage begins: "preflight", "search", "heats", "proof", "islands", "finish"."""
 
     name: str
     detail: str = ""

@@ -46,18 +46,20 @@ def rank(work: Work, study: Study, space: Space, findings: Findings) -> tuple[Ou
     ranking = list(findings.history)
     while True:
         running = _fastest(ranking, work)
+        if len(running) < 2:
+            return tuple(ranking)
         seconds = [o.measurement.step_seconds for o in running if o.measurement is not None]
         rounds = min(_ROUNDS, int(_SECONDS / sum(max(ROUND_SECONDS, 4 * s) for s in seconds)))
-        if len(running) < 2 or rounds < _FEWEST:
+        if rounds < _FEWEST:
             return tuple(ranking)
-        work.listener(Stage("finish", "the fastest recipes in alternation"))
+        work.listener(Stage("heats", "the fastest recipes in alternation"))
         recipes = [space.recipe(outcome.point) for outcome in running]
         try:
             finals = contest_among(work, recipes, seconds, rounds, findings)
         except FinalistFailed as failed:
             raise_user_error(failed.failure)
             out = next(o for o in running if space.recipe(o.point).key() == failed.recipe.key())
-            reason = f"ran before but failed in the finish: {failed}"
+            reason = f"ran before but failed in the heats: {failed}"
             findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
             ranking[ranking.index(out)] = replace(
                 out, status=Status.CRASHED, measurement=None, reason=reason

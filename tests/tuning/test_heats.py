@@ -120,7 +120,7 @@ def test_what_fails_now_is_out_and_the_rest_run_without_it(monkeypatch: Any) -> 
     ranking = rank(found)
     assert Rounds.ran == [[64, 128, 32], [64, 32]]
     assert ranking[128].rate == 0.0
-    assert "failed in the finish" in found.refusals[0].reason
+    assert "failed in the heats" in found.refusals[0].reason
 
 
 def test_one_that_leads_by_far_runs_alone_in_no_heat() -> None:
@@ -138,6 +138,12 @@ def test_steps_too_dear_for_rounds_leave_the_searches_word() -> None:
 
 def test_only_policies_that_may_be_chosen_run() -> None:
     rank(findings(), policies=(Policy.FLOAT32,))
+    assert Rounds.ran == []
+
+
+def test_without_a_recipe_that_ran_there_is_no_heat() -> None:
+    """A forced policy of which every trial failed is for the proof's stage to refuse."""
+    rank(findings(), policies=(Policy.MIXED_FLOAT16,))
     assert Rounds.ran == []
 
 
