@@ -28,6 +28,9 @@ FLIPS = 3 / 8
 """The share of the noise that the finest format is excused: a choice that flips (a router's, an
 argmax's) flips more seldom in it, but changes no less when it does."""
 
+FINER_LOSS = 3 / 4
+"""The share of `Tolerance.loss` that a format finer than bfloat16 has."""
+
 PASSED_THROUGH = 2.0
 """How many times what is allowed a checkpoint may deviate that training passes through."""
 
@@ -54,8 +57,9 @@ def shadow(
     The loss may deviate by `tolerance.loss` or `tolerance.loss_null` times the null, the gradient
     by `tolerance.gradient` or what noise allows it, whichever is larger. The noise is bfloat16's;
     a format with a smaller `roundoff` answers for less of it, but not for less than `FLIPS`, and
-    has half of `tolerance.loss`. One of three or more checkpoints that fails, by no more than
-    `PASSED_THROUGH` times, where the last does not was passed through: the trajectories judge it.
+    has `FINER_LOSS` of `tolerance.loss`. One of three or more checkpoints that fails, by no more
+    than `PASSED_THROUGH` times, was passed through, and the trajectories judge it; but for the loss
+    of the last one, after which nothing was seen.
     Whatever noise does, a gradient that is more than `tolerance.gradient` away at most checkpoints
     is another one.
     """
@@ -74,23 +78,24 @@ def shadow(
         noise=finite(null),
         gradient_noise=finite(gradient_null),
     )
-    loss_limit = max(tolerance.loss * max(0.5, finer), tolerance.loss_null * null)
+    loss_limit = max(tolerance.loss * max(FINER_LOSS, finer), tolerance.loss_null * null)
     failed: list[Check] = []
-    worst = 0.0
+    passing = len(points) > 2
     for point, difference, error in zip(points, deviations, errors, strict=True):
         gradient_limit = _gradient_limit(point.step, errors_of_noise, tolerance)
         away, limit, what = difference, loss_limit, "loss"
         if difference <= loss_limit:
             away, limit, what = error, gradient_limit, "gradient"
         if away > limit:
-            worst = max(worst, away / limit)
+            last = point.step == points[-1].step
+            passing &= not failed and away <= PASSED_THROUGH * limit
+            passing &= not (last and what == "loss")
             problem = (
                 f"at the same weights and batch of step {point.step} its {what} is "
                 f"{percent(away)} away from float32's; {percent(limit)} is allowed"
             )
             failed.append(replace(numbers, problem=problem, step=point.step))
-    passing = len(failed) == 1 < len(points) - 1 and failed[0].step != points[-1].step
-    if failed and not (passing and worst <= PASSED_THROUGH):
+    if failed and not passing:
         return failed[0]
     if len(points) > 2 and _mostly(errors) > tolerance.gradient:
         problem = (

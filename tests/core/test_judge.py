@@ -102,6 +102,31 @@ def test_a_gradient_that_is_far_off_or_not_finite_fails_the_shadow():
     assert far.gradient_error is None
 
 
+@pytest.mark.parametrize(
+    ("steps", "deviation", "error", "passes"),
+    [
+        ((8,), 0.019, 0.01, True),
+        ((8,), 0.021, 0.01, False),  # more than twice what is allowed
+        ((2, 8), 0.019, 0.01, False),
+        ((29,), 0.019, 0.01, False),  # nothing was seen after it
+        ((29,), 0.0, 0.9, True),
+        ((29,), 0.0, 1.1, False),
+    ],
+)
+def test_one_checkpoint_a_little_off_was_passed_through(steps, deviation, error, passes):
+    off = {p.step: p for p in points(deviation, error)}
+    seen = tuple(off[p.step] if p.step in steps else p for p in points())
+    assert shadow(seen, (), DEFAULT).passed is passes
+    assert not shadow(seen[-2:], (), DEFAULT).passed  # too few to say
+
+
+def test_a_finer_format_has_less_of_the_loss_tolerance():
+    float16 = 2.0**-11
+    assert shadow(points(0.009), (), DEFAULT).passed
+    assert not shadow(points(0.009), (), DEFAULT, float16).passed
+    assert shadow(points(0.007), (), DEFAULT, float16).passed
+
+
 def test_noise_never_excuses_another_gradient_at_most_checkpoints():
     noise = tuple(NoisePoint(s, 2.0, 2.0, 0.4) for s in (0, 2, 8, 29))  # float32 bears it
     once = tuple(replace(p, gradient_error=1.1 if p.step == 8 else 0.4) for p in points())
