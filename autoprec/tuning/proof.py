@@ -2,8 +2,9 @@
 
 A `Proof` holds what is the same for every recipe at one batch (the float32 runs and what noise does
 to them), so that a second recipe costs less. The tracer lives in a worker; only plain values come
-back. One recipe costs at most 200 float32 steps: the reference and five runs of 30, four times a
-shadow, its float32 twin and three noisy ones, which take no optimizer step.
+back. One recipe costs less than 200 steps: the reference and four runs of 30 (five with a metric),
+four times a shadow, its float32 twin and three noisy ones, which take no optimizer step. Where the
+candidate is so slow that it would take longer than 200 steps of float32, its runs are cut.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ CHECKPOINTS = (0, 2, 8, 29)
 STEPS = 30
 NOISE_DRAWS = 3
 SEEDS = (0, 1)
+
+MOST_STEPS, LEAST_SECONDS = 200, 10.0
+"""A proof takes no longer than so many float32 steps, unless that is less than so many seconds."""
 
 MOST_PRODUCTS = 0.9
 """The share of the matrix products in float32 beyond which islands leave nothing to gain."""
@@ -78,9 +82,10 @@ class Proof:
         raises under the recipe, but not in float32, is a rejection.
         """
         started = time.monotonic()
-        deadline = started + self._seconds
         missing: list[str] = []
         known = self._reference(recipe, missing)
+        most = max(LEAST_SECONDS, MOST_STEPS * _step_seconds(known.reference))
+        deadline = started + min(self._seconds, most)
         points: tuple[ShadowPoint, ...] = ()
         runs: list[SeedRun] = []
         try:
@@ -147,10 +152,11 @@ class Proof:
         missing: list[str],
     ) -> SeedRun | None:
         """One seed's runs, as long as the time that is left allows."""
-        reference = known.reference
-        step = reference.seconds / max(1, len(reference.losses))
+        step = _step_seconds(known.reference)
         share = max(0.0, deadline - time.monotonic()) / left
-        todo = 1 + (seed not in known.noisy) + (seed not in known.plain)
+        # What noise does to a loss is much the same for every seed; a metric of few samples jumps.
+        calibrating = not known.noisy or seed in known.noisy or known.reference.metric is not None
+        todo = 1 + (calibrating and seed not in known.noisy) + (seed not in known.plain)
         steps = min(STEPS, len(known.plain[seed].losses) if seed in known.plain else STEPS)
         if step > 0:
             steps = min(steps, int(share / (todo * step)))
@@ -158,13 +164,15 @@ class Proof:
             missing.append(f"trajectory of seed {seed} (out of time)")
             return None
         plain = self._float32(known.plain, recipe, seed, steps, noisy=False)
-        noisy = self._float32(known.noisy, recipe, seed, steps, noisy=True)
+        noisy = None
+        if calibrating:
+            noisy = self._float32(known.noisy, recipe, seed, steps, noisy=True)
         seconds = max(2 * step * MIN_STEPS, share * left * 0.6)
         run = self._tracer.trajectory(recipe=recipe, seed=seed, steps=steps, seconds=seconds)
         steps = len(run.losses)
         if steps < STEPS:
             missing.append(f"steps {steps} to {STEPS} of seed {seed} (out of time)")
-        return SeedRun(_cut(plain, steps), run, _cut(noisy, steps))
+        return SeedRun(_cut(plain, steps), run, None if noisy is None else _cut(noisy, steps))
 
     def _float32(
         self, kept: dict[int, Trajectory], recipe: Recipe, seed: int, steps: int, *, noisy: bool
@@ -258,6 +266,11 @@ def _key(paths: Sequence[str]) -> tuple[str, ...]:
 def _tried(history: Sequence[Tried]) -> tuple[str, ...]:
     """Every unit that was tried as an island."""
     return tuple(dict.fromkeys(path for tried in history for path in tried.paths))
+
+
+def _step_seconds(run: Trajectory) -> float:
+    """The seconds of one step in the mean."""
+    return run.seconds / max(1, len(run.losses))
 
 
 def _cut(run: Trajectory, steps: int) -> Trajectory:

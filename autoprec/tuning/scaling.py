@@ -22,7 +22,7 @@ from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.trace import ExponentHistogram, Trajectory
 
 BATCHES = 8
-STEPS = 20
+STEPS = 100
 TRIALS = 4
 GROWTH_STEPS = 12
 

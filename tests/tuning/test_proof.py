@@ -123,6 +123,34 @@ def test_a_proof_costs_at_most_two_hundred_steps():
     assert tracer.steps <= 200
 
 
+def test_a_slow_candidate_costs_no_more_than_two_hundred_float32_steps(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(proving.time, "monotonic", lambda: now[0])
+
+    class Slow(FakeTracer):
+        def _run(self, error, steps, seconds, **kwargs):
+            run = super()._run(error, steps, seconds, **kwargs)
+            now[0] += run.seconds
+            return run
+
+        def trajectory(self, *, recipe, **kwargs):
+            self.step_seconds = 1.0 if recipe.policy is Policy.MIXED_BFLOAT16 else 0.2
+            return super().trajectory(recipe=recipe, **kwargs)
+
+    verdict = Proof(Slow(step_seconds=0.2), seconds=600).prove(BFLOAT16)
+    assert verdict.seconds <= 200 * 0.2 + 1.0
+    assert any("of seed 1 (out of time)" in text for text in verdict.not_covered)
+
+
+def test_a_metric_is_calibrated_on_every_seed():
+    def calls(tracer):
+        Proof(tracer).prove(BFLOAT16)
+        return tracer.calls
+
+    assert "noisy 1" not in calls(FakeTracer())
+    assert "noisy 1" in calls(FakeTracer(metric=0.9))
+
+
 def test_a_second_recipe_uses_what_is_known_of_float32():
     tracer = FakeTracer()
     proof = Proof(tracer)
