@@ -94,6 +94,22 @@ class _Step:
         return once, (grew & (once.largest > 0) & np.isfinite(once.largest)) | broken
 
 
+class Forward:
+    """Reads how large the float16 numbers of a forward pass are; `batch` is one like the others."""
+
+    def __init__(self, trainee: Trainee, batch: Any) -> None:
+        self._step = _Step(trainee, batch, ("float16",))
+
+    def read(self, batch: Any) -> tuple[float | None, bool]:
+        """The largest of all, None where it is not finite or there is none; and whether it is."""
+        reading = self._step.read(batch, 1.0)
+        own = np.array([not is_backward(name) for name in self._step.names], bool)
+        found = reading.largest[own]
+        if not np.isfinite(found).all():
+            return None, True
+        return (float(found.max()) if found.size else None), False
+
+
 class Exponents:
     """Gathers the exponents of backward passes over several batches."""
 

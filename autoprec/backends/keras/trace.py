@@ -13,9 +13,10 @@ from typing import Any
 
 from autoprec.backends.base import Report, Task
 from autoprec.backends.keras import magnitudes
-from autoprec.backends.keras.running import placed_on
+from autoprec.backends.keras.running import on_tensorflow, placed_on
 from autoprec.backends.keras.trace_data import BatchStream
 from autoprec.backends.keras.trainee import Snapshot, Trainee, finite, gradient_error
+from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
 from autoprec.errors import UsageError
@@ -62,14 +63,16 @@ class KerasTracer:
             self._know_reference()
             micro = replace(recipe, accumulation_steps=1)
             trainee = self._trainee(micro, self._checkpoints[0].batch)
+            watch = _watch(recipe, trainee, self._checkpoints[0].batch)
             points = []
             for kept in self._checkpoints:
                 self._report("shadow", kept.step)
                 trainee.put_back(kept.state)
+                seen = (None, False) if watch is None else watch.read(kept.batch)
                 loss, gradient = trainee.loss_and_gradient(kept.batch)
                 if kept.loss is not None and kept.gradient is not None:
                     error = gradient_error(gradient, kept.gradient)
-                    points.append(ShadowPoint(kept.step, loss, kept.loss, error))
+                    points.append(ShadowPoint(kept.step, loss, kept.loss, error, *seen))
             trainee.close()
         return tuple(points)
 
@@ -102,12 +105,16 @@ class KerasTracer:
         return self._train(recipe, seed, steps, seconds, noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
-        """Measure the backward pass under bfloat16 at loss scale 1."""
+        """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
         with placed_on(self._device):
             trainee, stream = self._in_bfloat16(recipe)
+            states = [trainee.take()]
+            if self._batch_size == recipe.batch_size:
+                states += [kept.state for kept in self._checkpoints if kept.step > 0]
             found = magnitudes.Exponents()
             for index in range(batches):
                 self._report("exponents", index)
+                trainee.put_back(states[index % len(states)])
                 found.add(trainee, stream.batch(index))
             trainee.close()
         return found.histogram()
@@ -196,3 +203,11 @@ class KerasTracer:
         if key not in self._streams:
             self._streams[key] = BatchStream(self._task, batch_size, seed)
         return self._streams[key]
+
+
+def _watch(recipe: Recipe, trainee: Trainee, batch: Any) -> magnitudes.Forward | None:
+    """What reads the float16 numbers of a forward pass, where graphs can be read."""
+    float16 = recipe.policy.compute_dtype is DType.FLOAT16
+    if not float16 or recipe.compile or not on_tensorflow():
+        return None
+    return magnitudes.Forward(trainee, batch)

@@ -89,6 +89,23 @@ def test_float16_trajectories_report_skips_and_scales():
     assert point.gradient_error < 0.02
 
 
+@pytest.mark.parametrize(("factor", "fits"), [(1000.0, True), (100_000.0, False)])
+def test_float16_shadows_say_how_large_the_forward_pass_gets(factor, fits):
+    def model():
+        scaled = [keras.layers.Rescaling(factor), keras.layers.Rescaling(1 / factor)]
+        last = keras.layers.Dense(4, activation="softmax")
+        return compiled(keras.Sequential([keras.layers.Input((8,)), *scaled, last]))
+
+    ones = np.ones((64, 8), "float32"), np.zeros(64, "int32")
+    traced = tracer(model, build_data=lambda n: ones)
+    traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
+    float16 = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**10))
+    for point in traced.shadow(recipe=float16):
+        assert point.overflowed is not fits
+        assert point.largest == (factor if fits else None)
+    assert all(point.largest is None for point in traced.shadow(recipe=BF16))
+
+
 def test_a_trajectory_with_accumulation_averages_its_micro_batches():
     traced = tracer()
     whole = traced.trajectory(recipe=Recipe(batch_size=16), seed=0, steps=3)
