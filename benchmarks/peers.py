@@ -72,13 +72,12 @@ def autocast(task: str) -> tuple[Recipe, str]:
 
 def lightning(task: str) -> tuple[Recipe, str]:
     """`Tuner.scale_batch_size`, doubling from the user's batch."""
-    if load(task).batch_size is not None:
+    loaded = load(task)
+    if loaded.batch_size is not None:
         return autocast(task)[0], FIXED
     import lightning.pytorch as pl
     from lightning.pytorch.tuner import Tuner
     from torch.utils.data import DataLoader, IterableDataset
-
-    loaded = load(task)
 
     class Endless(IterableDataset):  # type: ignore[misc,type-arg]
         def __init__(self, size: int) -> None:
@@ -123,13 +122,13 @@ def lightning(task: str) -> tuple[Recipe, str]:
 
 def accelerate(task: str) -> tuple[Recipe, str]:
     """`find_executable_batch_size` around a few steps, from the largest batch."""
-    if load(task).batch_size is not None:
+    loaded = load(task)
+    if loaded.batch_size is not None:
         return autocast(task)[0], FIXED
     import torch
     from accelerate import Accelerator
     from accelerate.utils import find_executable_batch_size
 
-    loaded = load(task)
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
 
     @find_executable_batch_size(starting_batch_size=LARGEST)  # type: ignore[untyped-decorator]
