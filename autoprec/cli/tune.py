@@ -134,9 +134,8 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--proof-seconds",
         type=float,
-        default=60.0,
         metavar="S",
-        help="time for each proof (default: 60)",
+        help="time for each proof (default: that of 200 float32 steps, at least 10 and at most 60)",
     )
     group.add_argument(
         "--tolerance",

@@ -21,8 +21,9 @@ class Options:
     `policies` empty means what the rules propose. `batch_sizes` None means powers of two from 8 to
     1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name to the levels to try, its
     default first; what else this device makes plausible is tried too, unless `extras` is off.
-    `align` overrides the multiple that the device wants. `tolerance` widens (above 1) or narrows
-    the proof's tolerances.
+    `align` overrides the multiple that the device wants. `proof_seconds`
+    None means the time of 200 float32 steps, at least 10 and at most 60 seconds. `tolerance` widens
+    (above 1) or narrows the proof's tolerances.
     """
 
     output: Path | None = None
@@ -30,7 +31,7 @@ class Options:
     batch_sizes: tuple[int, ...] | None = None
     trials: int | None = None
     time_limit: float | None = None
-    proof_seconds: float = 60.0
+    proof_seconds: float | None = None
     tolerance: float = 1.0
     accept_drift: bool = False
     explain: bool = False

@@ -32,8 +32,8 @@ STEPS = 30
 NOISE_DRAWS = 3
 SEEDS = (0, 1)
 
-MOST_STEPS, LEAST_SECONDS = 200, 10.0
-"""A proof takes no longer than so many float32 steps, unless that is less than so many seconds."""
+MOST_STEPS, LEAST_SECONDS, MOST_SECONDS = 200, 10.0, 60.0
+"""Unless told otherwise a proof takes no longer than so many float32 steps, within these limits."""
 
 MOST_PRODUCTS = 0.9
 """The share of the matrix products in float32 beyond which islands leave nothing to gain."""
@@ -61,12 +61,13 @@ class Proof:
         tracer: Tracer,
         *,
         tolerance: Tolerance | None = None,
-        seconds: float = 60.0,
+        seconds: float | None = None,
         on_event: OnEvent = silent,
     ) -> None:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
-        self._seconds = seconds
+        self._told = seconds is not None
+        self._seconds = MOST_SECONDS if seconds is None else seconds
         self._known: dict[tuple[int, int], _Known] = {}
 
     def forget(self) -> None:
@@ -84,8 +85,7 @@ class Proof:
         started = time.monotonic()
         missing: list[str] = []
         known = self._reference(recipe, missing)
-        most = max(LEAST_SECONDS, MOST_STEPS * _step_seconds(known.reference))
-        deadline = started + min(self._seconds, most)
+        deadline = started + self._limit(known.reference)
         points: tuple[ShadowPoint, ...] = ()
         runs: list[SeedRun] = []
         try:
@@ -117,6 +117,12 @@ class Proof:
             roundoff=recipe.policy.compute_dtype.limits.unit_roundoff,
         )
         return judging.judge(evidence, self._tolerance)
+
+    def _limit(self, reference: Trajectory) -> float:
+        """The seconds this proof may take."""
+        if self._told:
+            return self._seconds
+        return min(self._seconds, max(LEAST_SECONDS, MOST_STEPS * _step_seconds(reference)))
 
     def _shadow_passes(self, recipe: Recipe, points: Sequence[ShadowPoint], known: _Known) -> bool:
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
