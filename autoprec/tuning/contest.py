@@ -93,7 +93,7 @@ class Contest:
         """Run the rounds; return every finalist with its rate in each."""
         for number in range(rounds):
             order = list(range(len(self.recipes)))
-            with self._watch.over([pid for runner in self._runners for pid in runner.pids]):
+            with self._watch.over(self._pids):
                 for index in order if number % 2 == 0 else reversed(order):
                     self.measured[index].append(self._time(index, step_seconds[index]))
             rates = tuple(m[-1].samples_per_second for m in self.measured)
@@ -102,6 +102,9 @@ class Contest:
             Finalist(recipe, tuple(m.samples_per_second for m in measured))
             for recipe, measured in zip(self.recipes, self.measured, strict=True)
         )
+
+    def _pids(self) -> list[int]:
+        return [pid for runner in self._runners for pid in runner.pids]
 
     def _time(self, index: int, step: float) -> Measurement:
         """A few steps: the first one after a wait is not counted."""

@@ -48,7 +48,7 @@ class DriftGuard:
         if self._due is not None and began < self._due:
             return self.drift
         recipe = self._space.recipe(first.point)
-        with self._work.watch.over(runner.pids):
+        with self._work.watch.over(lambda: runner.pids):
             again = run_trial(
                 runner, first.point, recipe, seed=self._work.options.seed, budget=_BUDGET
             )

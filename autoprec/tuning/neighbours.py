@@ -58,10 +58,11 @@ class Neighbours:
         return total
 
     def _own(self, pid: int) -> float:
+        """A process's seconds, and those of its children that ended: none is lost with them."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = (self._proc / str(pid) / "stat").read_text()
             fields = text.rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / _ticks()
+            return sum(int(field) for field in fields[11:15]) / _ticks()
         return 0.0
 
 
@@ -73,12 +74,12 @@ class Watch:
         self.worst = 0.0
 
     @contextlib.contextmanager
-    def over(self, pids: Sequence[int]) -> Iterator[None]:
-        """Watch one measurement by the processes `pids`."""
+    def over(self, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
+        """Watch one measurement by the processes `pids`, which may start and end meanwhile."""
         neighbours = Neighbours()
-        neighbours.start(pids)
+        neighbours.start(pids())
         yield
-        share = neighbours.share(pids) or 0.0
+        share = neighbours.share(pids()) or 0.0
         if share > BUSY_SHARE >= self.worst:
             self._say(
                 f"other processes are using {share:.0%} of these processors: step times measured "

@@ -126,7 +126,7 @@ def _measure(
     best = max((outcome.rate for outcome in history), default=0.0)
     hopeless = 1.25 * recipe.effective_batch / (best * drift) if best > 0 else None
     budget = TimingBudget(seconds=1.0, min_steps=3, max_steps=100, hopeless_seconds=hopeless)
-    with work.watch.over(runner.pids):
+    with work.watch.over(lambda: runner.pids):
         return run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
 
 

@@ -56,6 +56,28 @@ def test_what_others_use_is_what_is_left_over(machine: tuple[Path, Clock]) -> No
     assert shares(machine, used=100, own=100) == pytest.approx(0.5)
 
 
+def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
+    machine: tuple[Path, Clock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc, clock = machine
+    monkeypatch.setattr(neighbours, "Neighbours", lambda: Neighbours(proc))
+    watch = Watch(lambda said: None)
+    pids = [77]
+    write(proc, (0, 0), {os.getpid(): 0, 77: 500})
+    with watch.over(lambda: pids):
+        clock.now = 1.0
+        write(proc, (100, 100), {os.getpid(): 0, 78: 80})
+        fields = [
+            "S",
+            *["0"] * 12,
+            str(500 + 120),
+            *["0"] * 10,
+        ]  # 77 ended; its parent's child time
+        (proc / str(os.getpid()) / "stat").write_text(f"1 (me) {' '.join(fields)}")
+        pids[:] = [78]
+    assert watch.worst == 0.0
+
+
 def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
     watch = Neighbours(tmp_path)
     watch.start([])
@@ -71,7 +93,7 @@ def test_a_busy_neighbour_is_named_once_and_the_worst_remembered(
     watch = Watch(said.append)
     for used in (20, 80, 60):
         write(proc, (0, 0), {os.getpid(): 0})
-        with watch.over([]):
+        with watch.over(list):
             clock.now += 1.0
             write(proc, (used, used), {os.getpid(): 0})
     assert len(said) == 1
