@@ -88,6 +88,10 @@ peers: $(VENV)/.all-installed  ## The tuner beside Lightning, accelerate and pyt
 	$(INSTALL) -e '.[peers]'
 	$(BIN)/python benchmarks/peers.py
 
+.PHONY: compiled
+compiled: $(VENV)/.all-installed  ## What torch.compile brings, and after how many steps (long).
+	$(BIN)/python benchmarks/compiled.py
+
 .PHONY: growth
 growth: $(VENV)/.all-installed  ## How tuning time grows with the model, the knobs and the batches (long).
 	$(BIN)/python benchmarks/growth.py

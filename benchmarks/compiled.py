@@ -1,0 +1,104 @@
+"""What torch.compile brings on this device: every task eager and compiled, per policy.
+
+The recipes of a task train in alternation, each in a worker of its own, at one batch. Break-even is
+after how many steps the compilation, which is timed in an empty cache, has won back its time.
+
+    python benchmarks/compiled.py --tasks mlp encoder
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from oracle import RESULTS, TASKS, make_work
+
+from autoprec.api import probe
+from autoprec.core.codec import to_plain
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Recipe
+from autoprec.core.statistics import paired_ratio
+from autoprec.tuning.contest import Contest, FinalistFailed
+from autoprec.tuning.neighbours import Watch
+
+POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
+
+
+def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any]:
+    """A task under one policy, eager and compiled."""
+    with tempfile.TemporaryDirectory() as temporary:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(temporary) / "inductor")
+        work, space = make_work(TASKS / f"{name}.py", Path(temporary))
+        size = batch if batch in space.batch_sizes else space.batch_sizes[0]
+        eager = Recipe(policy=policy, batch_size=size)
+        recipes = [eager, replace(eager, compile=True)]
+        row: dict[str, Any] = {"task": name, "policy": policy.value, "batch": size}
+        contest = Contest(
+            recipes,
+            work.runner,
+            seed=0,
+            together=True,
+            listener=lambda event: None,
+            watch=Watch(print),
+        )
+        try:
+            with contest:
+                contest.run(rounds + 1, [0.1, 0.1])
+        except FinalistFailed as failed:
+            return {**row, "failed": str(failed).splitlines()[0][:160]}
+    first = [measured[0].warmup_seconds for measured in contest.measured]
+    rates = [[m.samples_per_second for m in measured[1:]] for measured in contest.measured]
+    steps = [median(m.step_seconds for m in measured[1:]) for measured in contest.measured]
+    gained, compiling = steps[0] - steps[1], max(0.0, first[1] - first[0])
+    return {
+        **row,
+        "compiled_over_eager": to_plain(paired_ratio(rates[1], rates[0])),
+        "compile_seconds": compiling,
+        "break_even_steps": round(compiling / gained) if gained > 0 else None,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A line of the table."""
+    start = f"{row['task']:10s} {row['policy']:15s} {row['batch']:5d} "
+    if "failed" in row:
+        return f"{start} {row['failed']}"
+    ratio, steps = row["compiled_over_eager"], row["break_even_steps"]
+    return (
+        f"{start} {ratio['ratio']:5.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f}) "
+        f"{row['compile_seconds']:7.1f} s  {'never' if steps is None else steps}"
+    )
+
+
+def main() -> None:
+    """Run, print, and store."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    known = sorted(p.stem for p in TASKS.glob("*.py") if not p.stem.startswith("keras"))
+    parser.add_argument("--tasks", nargs="+", default=known, choices=known)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    output = arguments.output or RESULTS / f"compiled-{day}.json"
+    facts = probe(device="cpu").devices[0].facts
+    head = {"date": day, "device": facts.name, "family": facts.family}
+    head |= {f.name: f.version for f in probe().frameworks}
+    print("task       policy          batch  compiled/eager    compiling  break-even steps")
+    rows = []
+    for name in arguments.tasks:
+        for policy in POLICIES:
+            rows.append(measure(name, policy, arguments.batch, arguments.rounds))
+            print(line(rows[-1]), flush=True)
+            output.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
