@@ -23,10 +23,14 @@ from oracle import RESULTS, TASKS, make_work
 from autoprec.api import probe
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
+from autoprec.core.space import Space
 from autoprec.core.statistics import paired_ratio
 from autoprec.tuning.contest import Contest, FinalistFailed
 from autoprec.tuning.neighbours import Watch
+from autoprec.tuning.trials import Runner, run_trial
+from autoprec.tuning.work import Work
 
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
 
@@ -36,10 +40,11 @@ def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any
     with tempfile.TemporaryDirectory() as temporary:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(temporary) / "inductor")
         work, space = make_work(TASKS / f"{name}.py", Path(temporary))
-        size = batch if batch in space.batch_sizes else space.batch_sizes[0]
+        size = max(s for s in space.batch_sizes if s <= batch)
         eager = Recipe(policy=policy, batch_size=size)
         recipes = [eager, replace(eager, compile=True)]
         row: dict[str, Any] = {"task": name, "policy": policy.value, "batch": size}
+        warm = [warm_up(work, space, recipe) for recipe in recipes]
         contest = Contest(
             recipes,
             work.runner,
@@ -50,19 +55,28 @@ def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any
         )
         try:
             with contest:
-                contest.run(rounds + 1, [0.1, 0.1])
+                contest.run(rounds, [0.1, 0.1])
         except FinalistFailed as failed:
             return {**row, "failed": str(failed).splitlines()[0][:160]}
-    first = [measured[0].warmup_seconds for measured in contest.measured]
-    rates = [[m.samples_per_second for m in measured[1:]] for measured in contest.measured]
-    steps = [median(m.step_seconds for m in measured[1:]) for measured in contest.measured]
-    gained, compiling = steps[0] - steps[1], max(0.0, first[1] - first[0])
+    rates = [[m.samples_per_second for m in measured] for measured in contest.measured]
+    steps = [median(m.step_seconds for m in measured) for measured in contest.measured]
+    gained, compiling = steps[0] - steps[1], max(0.0, warm[1] - warm[0])
     return {
         **row,
         "compiled_over_eager": to_plain(paired_ratio(rates[1], rates[0])),
         "compile_seconds": compiling,
         "break_even_steps": round(compiling / gained) if gained > 0 else None,
     }
+
+
+def warm_up(work: Work, space: Space, recipe: Recipe) -> float:
+    """The seconds before a recipe's first steady step, in a fresh process."""
+    with Runner(work.settings(), lambda event: None) as runner:
+        runner.load()
+        outcome = run_trial(
+            runner, space.point(recipe), recipe, seed=0, budget=TimingBudget(seconds=1.0)
+        )
+    return outcome.measurement.warmup_seconds if outcome.measurement else 0.0
 
 
 def line(row: dict[str, Any]) -> str:
