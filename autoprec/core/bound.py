@@ -2,7 +2,9 @@
 
 A step of t seconds that does f floating-point operations on a device whose matrix products reach p
 operations per second spends at least f / p of it on arithmetic. The rest is memory traffic, which
-grows with the batch, or overhead, which does not.
+grows with the batch, or overhead, which does not. Of the traffic only the least is known: weights
+are read forward and backward, their gradients written and read, the weights written, and what the
+backward pass needs of the forward pass is written and read.
 """
 
 from __future__ import annotations
@@ -15,11 +17,20 @@ ARITHMETIC_SHARE = 0.4
 
 @dataclass(frozen=True)
 class Bound:
-    """The limit's name and the share of the measured peak the step reaches (None: not known)."""
+    """The limit's name, and the shares of the measured peaks the step reaches (None: not known).
+
+    `memory_share` is the least traffic's share of the bandwidth; caches can make it more than 1.
+    """
 
     name: str
     peak_share: float | None
     sentence: str
+    memory_share: float | None = None
+
+
+def least_traffic(parameter_bytes: float, saved_bytes: float) -> float:
+    """Bytes that one training step moves at least, whatever its optimizer keeps besides."""
+    return 5 * parameter_bytes + 2 * saved_bytes
 
 
 def find_bound(
@@ -28,37 +39,51 @@ def find_bound(
     samples: float,
     flops_per_sample: float | None,
     peak_gflops: float | None,
+    traffic: float = 0.0,
+    bandwidth_gbps: float | None = None,
     data_seconds: float = 0.0,
     curve: Sequence[tuple[float, float]] = (),
 ) -> Bound:
     """Name what bounds a step.
 
-    `curve` holds (samples, seconds) of the same recipe at other batches: a step whose time hardly
-    grows with the batch is overhead. A loader slower than the step bounds real training whatever
-    the step does.
+    `traffic` are the bytes it moves at least (0: not known), see `least_traffic`. `curve` holds
+    (samples, seconds) of the same recipe at other batches: a step whose time hardly grows with the
+    batch is overhead. A loader slower than the step bounds real training whatever the step does.
     """
     share = None
     if flops_per_sample and peak_gflops:
         share = flops_per_sample * samples / (peak_gflops * 1e9) / step_seconds
+    memory = None
+    if traffic and bandwidth_gbps:
+        memory = traffic / (bandwidth_gbps * 1e9) / step_seconds
+    name, sentence = _limit(step_seconds, samples, share, data_seconds, curve)
+    return Bound(name, share, sentence, memory)
+
+
+def _limit(
+    step_seconds: float,
+    samples: float,
+    share: float | None,
+    data_seconds: float,
+    curve: Sequence[tuple[float, float]],
+) -> tuple[str, str]:
+    """The limit's name, and a sentence with its numbers."""
     arithmetic = None if share is None else share * step_seconds
     shown = _milliseconds(step_seconds)
     if data_seconds > step_seconds:
-        return Bound(
+        return (
             "data pipeline",
-            share,
             f"the loader needs {_milliseconds(data_seconds)} for a step of {shown}: training waits "
             "for data",
         )
     if share is not None and arithmetic is not None and share >= ARITHMETIC_SHARE:
-        return Bound(
-            "arithmetic", share, f"{_milliseconds(arithmetic)} of arithmetic in a step of {shown}"
-        )
+        return "arithmetic", f"{_milliseconds(arithmetic)} of arithmetic in a step of {shown}"
     overhead = _overhead(samples, step_seconds, curve)
     if overhead is not None and overhead > 0.5:
         what = "" if arithmetic is None else f"{_milliseconds(arithmetic)} of arithmetic in "
-        return Bound("overhead", share, f"the step is overhead-bound: {what}{shown}")
+        return "overhead", f"the step is overhead-bound: {what}{shown}"
     what = "" if arithmetic is None else f", {_milliseconds(arithmetic)} of it arithmetic at peak"
-    return Bound("memory", share, f"the step takes {shown}{what}")
+    return "memory", f"the step takes {shown}{what}"
 
 
 def _overhead(samples: float, seconds: float, curve: Sequence[tuple[float, float]]) -> float | None:

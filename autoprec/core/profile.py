@@ -59,10 +59,11 @@ class Baseline:
 class Chosen:
     """The chosen recipe's own numbers.
 
-    `peak_share` is the share of the device's measured matrix-product rate in the compute dtype
-    that the step reaches (None: not known); `bound` what limits it. `data_seconds` is the loader's
-    own time for one step. `break_even_steps` is after how many steps a compiled recipe has won back
-    what its compilation took (None: not compiled, or no uncompiled recipe was measured).
+    `peak_share` is the share of the device's measured matrix-product rate in the compute dtype that
+    the step reaches, `memory_share` the share of its measured memory bandwidth that the least
+    traffic of such a step needs (None: not known); `bound` is what limits it. `data_seconds` is the
+    loader's own time for one step. `break_even_steps` is after how many steps a compiled recipe has
+    won back what its compilation took (None: not compiled, or no uncompiled recipe was measured).
     """
 
     samples_per_second: float = bounded(low=0.0, high=_FASTEST)
@@ -73,6 +74,7 @@ class Chosen:
     data_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
     warmup_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
     break_even_steps: int | None = bounded(default=None, low=0, high=_LARGEST)
+    memory_share: float | None = bounded(default=None, low=0.0, high=1e6)
 
 
 @dataclass(frozen=True)

@@ -266,6 +266,9 @@ def closing_sentence(profile: Profile) -> str:
     share = evidence.chosen.peak_share
     if share is not None:
         text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
+    share = evidence.chosen.memory_share
+    if share is not None:
+        text += f"; at least {share:.0%} of its memory bandwidth"
     if evidence.chosen.break_even_steps is not None:
         text += f"; its compilation is won back after {evidence.chosen.break_even_steps} steps"
     return text

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from autoprec.core.bound import Bound, find_bound
+from autoprec.core.bound import Bound, find_bound, least_traffic
 from autoprec.core.choice import Choice
 from autoprec.core.device import DeviceFacts
 from autoprec.core.dtypes import Policy
@@ -136,6 +136,7 @@ def build_profile(
             step_seconds=_round(chosen.step_seconds),
             peak_memory_bytes=chosen.peak_memory_bytes,
             peak_share=None if bound.peak_share is None else _round(bound.peak_share),
+            memory_share=None if bound.memory_share is None else _round(bound.memory_share),
             bound=bound.name,
             data_seconds=_round(chosen.data_seconds),
             warmup_seconds=_round(chosen.warmup_seconds),
@@ -210,11 +211,16 @@ def _bound(findings: Findings, recipe: Recipe, measured: Measurement) -> Bound:
         and o.point["memory_format"] == recipe.memory_format
         and o.point["compile"] == recipe.compile
     ]
+    task = findings.task
+    width = recipe.policy.compute_dtype.limits.bits / 32
+    saved = task.saved_bytes_per_sample * measured.samples_per_step * width
     return find_bound(
         step_seconds=measured.step_seconds,
         samples=measured.samples_per_step,
-        flops_per_sample=findings.task.flops_per_sample,
+        flops_per_sample=task.flops_per_sample,
         peak_gflops=fact.measured_gflops,
+        traffic=least_traffic(task.parameter_bytes, saved),
+        bandwidth_gbps=findings.facts.measured_memory_bandwidth_gbps,
         data_seconds=measured.data_seconds,
         curve=[] if recipe.accumulation_steps > 1 else curve,
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprec.core.bound import ARITHMETIC_SHARE, find_bound
+from autoprec.core.bound import ARITHMETIC_SHARE, find_bound, least_traffic
 
 seconds = st.floats(1e-5, 10)
 
@@ -29,6 +29,16 @@ def test_a_step_near_the_peak_is_arithmetic():
     assert bound.name == "arithmetic"
     assert bound.peak_share == pytest.approx(0.8)
     assert bound.sentence == "200 ms of arithmetic in a step of 250 ms"
+
+
+def test_the_least_traffic_has_a_share_of_the_bandwidth():
+    traffic = least_traffic(parameter_bytes=100e6, saved_bytes=250e6)
+    assert traffic == 1e9
+    known = {"step_seconds": 0.1, "samples": 8, "flops_per_sample": None, "peak_gflops": None}
+    bound = find_bound(**known, traffic=traffic, bandwidth_gbps=20.0)
+    assert bound.memory_share == pytest.approx(0.5)
+    assert find_bound(**known, traffic=traffic).memory_share is None
+    assert find_bound(**known, bandwidth_gbps=20.0).memory_share is None
 
 
 @given(seconds, st.floats(0, 0.2))

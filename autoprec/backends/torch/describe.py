@@ -57,6 +57,7 @@ def describe(
     report("describe", 0)
     _plain_step(task, model, batch, seed)
     counted, autocasts = _count(task, model, batch, seed)
+    saved = _saved_bytes(task, model, batch, seed)
     splittable, why = _splittable(task, model, batch, seed)
     report("describe", 1)
     seconds, share = _one_step(task, model, batch)
@@ -76,6 +77,7 @@ def describe(
         splittable=splittable,
         split_reason=why,
         flops_per_sample=flops / samples if flops else None,
+        saved_bytes_per_sample=saved / samples,
         low_precision=_low_precision(model, autocasts),
         step_seconds=seconds,
         optimizer_share=share,
@@ -117,6 +119,25 @@ def _count(task: Task, model: nn.Module, batch: Any, seed: int) -> tuple[dict[st
             handle.remove()
         model.zero_grad(set_to_none=True)
     return own, autocasts
+
+
+def _saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:
+    """Bytes that a forward pass keeps for the backward pass; weights are not among them."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse: it has no storage
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    seed_everything(seed)
+    with _untouched(model), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        compute_loss(task, model, batch, None).backward()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
+    return sum(kept.values())
 
 
 @contextlib.contextmanager

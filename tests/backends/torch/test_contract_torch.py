@@ -37,3 +37,14 @@ class TestTorch(BackendContract):
     def subject(self) -> Subject:
         task = Task("task.py", build_model, build_data, loss_fn=loss_fn)
         return Subject(registry.load("torch"), task, lambda: replace(task, build_model=fail))
+
+
+def test_what_the_backward_pass_needs_is_counted_without_the_weights():
+    task = Task("task.py", build_model, build_data, loss_fn=loss_fn)
+    backend = registry.load("torch")
+    facts = backend.describe(
+        task, device="cpu", seed=0, batch_size=8, report=lambda phase, step: None
+    )
+    # Of each sample: the input (6), the tanh (16), the log-softmax (3), the target (an int64).
+    # Of the batch: the loss's own total weight, one number.
+    assert facts.saved_bytes_per_sample == 4 * (6 + 16 + 3) + 8 + 4 / 8
