@@ -92,16 +92,16 @@ def oracle(path: Path) -> Iterator[str]:
         f"TensorFlow {first['tensorflow']}. The best of an exhaustive grid (batch 8 to 1024, "
         "policy, layout, XLA; 5 s and a fresh process for each recipe) against what "
         "`autoprec tune` chose, measured in alternation with 95 % intervals. search/grid leaves "
-        "out the start of the grid's processes, and what is shown apart: the proof, and the "
-        "contests, in which the fastest recipes, the finalists and the winner run in alternation. "
-        "Where 1.000 has no interval, both are the same recipe."
+        "out the start of the grid's processes, and what is shown apart: preflight, proof, and "
+        "the contests, in which the fastest recipes, the finalists and the winner run in "
+        "alternation. Where 1.000 has no interval, both are the same recipe."
     )
     yield ""
     yield (
         "| task | chosen/best | chosen/float32 default | best/float32 default | search/grid | "
-        "trials | search | contests | proof | chosen |"
+        "trials | preflight | search | contests | proof | chosen |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for r in results:
         best, over, top = r["chosen_over_best"], r["chosen_over_float32"], r["best_over_float32"]
         recipe, stages = r["recipes"]["chosen"], r["stages"]
@@ -114,8 +114,9 @@ def oracle(path: Path) -> Iterator[str]:
         yield (
             f"| {r['task']} | {ratio_text(best)} | "
             f"{over['ratio']:.2f}x | {top['ratio']:.2f}x | {share_of_search(r):.0%} | "
-            f"{r['trials']} of {r['points']} | {stages.get('search', 0.0):.0f} s | "
-            f"{contests(stages):.0f} s | {proof:.0f} s | {chosen} |"
+            f"{r['trials']} of {r['points']} | {stages.get('preflight', 0.0):.0f} s | "
+            f"{stages.get('search', 0.0):.0f} s | {contests(stages):.0f} s | {proof:.0f} s | "
+            f"{chosen} |"
         )
     ratios = [r["chosen_over_best"]["ratio"] for r in results]
     seeds = [abs(math.log(r["second_over_chosen"]["ratio"])) for r in results]
