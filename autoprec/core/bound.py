@@ -2,9 +2,9 @@
 
 A step of t seconds that does f floating-point operations on a device whose matrix products reach p
 operations per second spends at least f / p of it on arithmetic. The rest is memory traffic, which
-grows with the batch, or overhead, which does not. Of the traffic only the least is known: weights
-are read forward and backward, their gradients written and read, the weights written, and what the
-backward pass needs of the forward pass is written and read.
+grows with the batch, or overhead, which does not. Of the traffic only the least is known: the
+update writes and reads every gradient and every weight, and what the backward pass needs of the
+forward pass is written and read.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Bound:
     memory_share: float | None = None
 
 
-def least_traffic(parameter_bytes: float, saved_bytes: float) -> float:
+def least_traffic(trainable_bytes: float, saved_bytes: float) -> float:
     """Bytes that one training step moves at least, whatever its optimizer keeps besides."""
-    return 5 * parameter_bytes + 2 * saved_bytes
+    return 4 * trainable_bytes + 2 * saved_bytes
 
 
 def find_bound(

@@ -87,7 +87,7 @@ class TaskFacts:
     `splittable` says whether the accumulated gradient of two halves equals the unsplit one;
     `split_reason` why not. `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
-    out (0: not counted).
+    out, `trainable_bytes` the weights that an update changes (0: not counted).
     `low_precision` names 16-bit weights or an autocast of the model's own, empty where there are
     none. `optimizer_share` is the optimizer's part of the step, from 0 to 1, where fused kernels
     exist for it and the task does not choose between kernels itself; `threads` the framework's
@@ -108,6 +108,7 @@ class TaskFacts:
     split_reason: str = ""
     flops_per_sample: float | None = None
     saved_bytes_per_sample: float = 0.0
+    trainable_bytes: int = 0
     low_precision: str = ""
     step_seconds: float = 0.0
     optimizer_share: float = 0.0

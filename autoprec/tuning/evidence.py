@@ -219,7 +219,7 @@ def _bound(findings: Findings, recipe: Recipe, measured: Measurement) -> Bound:
         samples=measured.samples_per_step,
         flops_per_sample=task.flops_per_sample,
         peak_gflops=fact.measured_gflops,
-        traffic=least_traffic(task.parameter_bytes, saved),
+        traffic=least_traffic(task.trainable_bytes, saved),
         bandwidth_gbps=findings.facts.measured_memory_bandwidth_gbps,
         data_seconds=measured.data_seconds,
         curve=[] if recipe.accumulation_steps > 1 else curve,

@@ -32,7 +32,7 @@ def test_a_step_near_the_peak_is_arithmetic():
 
 
 def test_the_least_traffic_has_a_share_of_the_bandwidth():
-    traffic = least_traffic(parameter_bytes=100e6, saved_bytes=250e6)
+    traffic = least_traffic(trainable_bytes=125e6, saved_bytes=250e6)
     assert traffic == 1e9
     known = {"step_seconds": 0.1, "samples": 8, "flops_per_sample": None, "peak_gflops": None}
     bound = find_bound(**known, traffic=traffic, bandwidth_gbps=20.0)

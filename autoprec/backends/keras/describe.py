@@ -73,6 +73,7 @@ def describe(
         splittable=splittable,
         split_reason=why,
         flops_per_sample=flops / samples if flops else None,
+        trainable_bytes=sum(_size(w) * _width(w) for w in model.trainable_weights),
         low_precision=low_precision(placed),
         step_seconds=seconds,
         steps_per_execution=int(model.steps_per_execution) if on_tensorflow() else 0,

@@ -78,6 +78,7 @@ def describe(
         split_reason=why,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=saved / samples,
+        trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         low_precision=_low_precision(model, autocasts),
         step_seconds=seconds,
         optimizer_share=share,
@@ -129,8 +130,9 @@ def _saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse: it has no storage
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage.nbytes()
+            place, size = storage.data_ptr(), tensor.numel() * tensor.element_size()
+            if place not in weights:  # a batch may be a slice of all the data, or one row repeated
+                kept[place] = max(kept.get(place, 0), min(size, storage.nbytes()))
         return tensor
 
     seed_everything(seed)

@@ -39,8 +39,15 @@ class TestTorch(BackendContract):
         return Subject(registry.load("torch"), task, lambda: replace(task, build_model=fail))
 
 
-def test_what_the_backward_pass_needs_is_counted_without_the_weights():
-    task = Task("task.py", build_model, build_data, loss_fn=loss_fn)
+@pytest.mark.parametrize("sliced", [False, True])
+def test_what_the_backward_pass_needs_is_counted_without_the_weights(sliced):
+    def slices(batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        inputs, targets = torch.randn(1000, 6), torch.zeros(1000, dtype=torch.long)
+        for start in range(0, 1000 - batch_size, batch_size):
+            part = slice(start, start + batch_size)
+            yield inputs[part], targets[part]
+
+    task = Task("task.py", build_model, slices if sliced else build_data, loss_fn=loss_fn)
     backend = registry.load("torch")
     facts = backend.describe(
         task, device="cpu", seed=0, batch_size=8, report=lambda phase, step: None
@@ -48,3 +55,4 @@ def test_what_the_backward_pass_needs_is_counted_without_the_weights():
     # Of each sample: the input (6), the tanh (16), the log-softmax (3), the target (an int64).
     # Of the batch: the loss's own total weight, one number.
     assert facts.saved_bytes_per_sample == 4 * (6 + 16 + 3) + 8 + 4 / 8
+    assert facts.trainable_bytes == 4 * (6 * 16 + 16 + 16 * 3 + 3)
