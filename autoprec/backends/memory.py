@@ -1,12 +1,21 @@
-"""Peak resident memory of this process, where the system says it; 0 where it does not.
+"""This process's main memory: its peak, and what becomes of what is freed.
 
-Linux keeps a high-water mark that can be reset (proc(5), /proc/self/clear_refs, value 5).
-Elsewhere getrusage's maximum since the start is used, which cannot be reset.
+Linux keeps a high-water mark of the resident set that can be reset (proc(5),
+/proc/self/clear_refs, value 5). Elsewhere getrusage's maximum since the start is used, which cannot
+be reset; where the system says nothing the peak is 0.
+
+glibc returns freed memory to the system: blocks of more than 32 MiB always, and the top of the heap
+when enough of it is free. A training step allocates and frees the same tensors every time, so that
+on a CPU each step faults the same pages in again, which the kernel has to clear. `mallopt` (3) can
+forbid both (M_MMAP_MAX 0, M_TRIM_THRESHOLD -1): what is freed then serves the next step. The
+process's memory stays at its peak; and it cannot be undone, for either call also ends glibc's own
+adaptation for good.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 
@@ -33,6 +42,51 @@ def _rusage_peak() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Growth:
+    """Notices that this process's memory still grows, by more than noise: such a step is no
+    steady one, for new pages have to be cleared.
+    """
+
+    _NOISE = 8 * 2**20
+
+    def __init__(self) -> None:
+        self._peak = peak_resident_bytes()
+
+    def since_last(self) -> bool:
+        """Whether the peak rose since this was asked the last time."""
+        before, self._peak = self._peak, peak_resident_bytes()
+        return self._peak > before + self._NOISE
+
+
+#: mallopt's parameters and the values that keep what is freed (malloc.h, mallopt(3)).
+_KEEP = {-4: 0, -1: -1}
+
+#: Allocators that take malloc's place; mallopt is not theirs.
+_OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "tbbmalloc")
+
+
+def can_keep_freed_memory() -> bool:
+    """Whether malloc is glibc's here, which can be told to keep what is freed."""
+    try:
+        library = os.confstr("CS_GNU_LIBC_VERSION") or ""
+        loaded = Path("/proc/self/maps").read_text()
+    except (AttributeError, ValueError, OSError):
+        return False
+    return library.startswith("glibc") and not any(name in loaded for name in _OTHER_ALLOCATORS)
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed memory in this process from now on; False where that cannot be."""
+    if not can_keep_freed_memory():
+        return False
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        return {mallopt(parameter, value) for parameter, value in _KEEP.items()} == {1}
+    return False
 
 
 def give_back_memory() -> None:

@@ -31,6 +31,7 @@ _SCALES: Mapping[str, tuple[float, float]] = {
     "threads": (0.35, 0.08),
     "steps_per_execution": (0.15, 0.10),
     "alignment": (0.15, 0.05),
+    "keep_memory": (0.35, 0.10),
 }
 _OTHER_SCALE = (0.08, 0.03)
 

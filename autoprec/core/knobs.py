@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from autoprec.core.device import DeviceFacts, DeviceKind, Support
 from autoprec.core.dtypes import DType
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.recipe import KnobValue
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 
 #: Fused kernels make an optimizer's step two to four times faster on a CPU or a GPU, so below this
 #: share of the whole step they cannot gain 2 %.
@@ -31,6 +31,8 @@ def plausible_knobs(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tuple[K
         if task.optimizer_share >= _OPTIMIZER_SHARE:
             found["fused_optimizer"] = (False, True)
         if facts.kind is DeviceKind.CPU:
+            if task.keepable_memory:
+                found[KEEP_MEMORY] = (False, True)
             fewer = _fewer_threads(facts, task.threads)
             if fewer is not None:
                 found["threads"] = (task.threads, fewer)

@@ -92,6 +92,8 @@ class TaskFacts:
     none. `optimizer_share` is the optimizer's part of the step, from 0 to 1, where fused kernels
     exist for it and the task does not choose between kernels itself; `threads` the framework's
     intra-op CPU threads and `steps_per_execution` what the task compiled with, 0 where it has none.
+    `keepable_memory` says whether the process allocates main memory from a C library that can be
+    told to keep what is freed.
     `warnings` are for the user, each with what to do.
     """
 
@@ -114,6 +116,7 @@ class TaskFacts:
     optimizer_share: float = 0.0
     threads: int = 0
     steps_per_execution: int = 0
+    keepable_memory: bool = False
     has_evaluate: bool = False
     dimensions: tuple[Dimension, ...] = ()
     units: tuple[Unit, ...] = ()

@@ -72,6 +72,11 @@ class Recipe:
         """Samples the optimizer sees in one update."""
         return self.batch_size * self.accumulation_steps
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the process that applies this keeps its freed memory from then on."""
+        return self.knobs.get(KEEP_MEMORY) is True
+
     def key(self) -> str:
         """A canonical text: equal recipes, equal keys."""
         return json.dumps(to_plain(self), sort_keys=True)
@@ -93,6 +98,9 @@ class Knob:
     meaning: str = ""
 
 
+#: The one knob that a process cannot take back (see `backends.memory`).
+KEEP_MEMORY = "keep_memory"
+
 KNOBS: Mapping[str, Knob] = {
     "threads": Knob(("torch", "keras"), low=1, high=4096, meaning="intra-op CPU threads"),
     "compile_mode": Knob(
@@ -110,6 +118,11 @@ KNOBS: Mapping[str, Knob] = {
         ("torch",),
         values=(True, False),
         meaning="oneDNN computes float32 products in bfloat16 (mkldnn fp32_precision)",
+    ),
+    KEEP_MEMORY: Knob(
+        ("torch",),
+        values=(True, False),
+        meaning="freed main memory stays with the process (glibc's mallopt), for good",
     ),
     "steps_per_execution": Knob(
         ("keras",), low=1, high=4096, meaning="compile(steps_per_execution)"

@@ -43,6 +43,8 @@ def test_the_first_level_is_what_holds_without_the_knob() -> None:
         (TORCH, cpu(cores=8, usable_cores=8), "threads"),
         (TORCH, device(DeviceKind.CPU, bfloat16=fact(Support.EMULATED)), "implicit_bfloat16"),
         (TORCH, device(DeviceKind.CUDA), "implicit_bfloat16"),
+        (TORCH, cpu(), "keep_memory"),
+        (replace(TORCH, keepable_memory=True), device(DeviceKind.CUDA), "keep_memory"),
         (replace(TORCH, convolutions=False), device(DeviceKind.CUDA), "cudnn_benchmark"),
         (TORCH, cpu(), "cudnn_benchmark"),
         (replace(KERAS, step_seconds=0.5), cpu(), "steps_per_execution"),
@@ -54,6 +56,13 @@ def test_what_is_not_plausible_is_not_tried(
     task: TaskFacts, facts: DeviceFacts, absent: str
 ) -> None:
     assert absent not in plausible_knobs(facts, task)
+
+
+def test_memory_can_be_kept_where_the_c_library_lets_it() -> None:
+    assert plausible_knobs(cpu(), replace(TORCH, keepable_memory=True))["keep_memory"] == (
+        False,
+        True,
+    )
 
 
 @pytest.mark.parametrize(

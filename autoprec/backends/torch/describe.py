@@ -17,6 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from autoprec.backends.base import Report, Task
+from autoprec.backends.memory import can_keep_freed_memory
 from autoprec.backends.torch.flops import by_module, counter
 from autoprec.backends.torch.fused import fusable
 from autoprec.backends.torch.running import (
@@ -83,6 +84,7 @@ def describe(
         step_seconds=seconds,
         optimizer_share=share,
         threads=torch.get_num_threads(),
+        keepable_memory=can_keep_freed_memory(),
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(model)),
         units=tuple(_units(model, counted)),

@@ -9,6 +9,9 @@ what it writes can be read through both, while a setting written through the new
 `fp32_precision` makes the older getters raise, and torch.compile's Inductor reads them. A process
 that uses the newer one already is left with its own settings where they are not ours to change.
 
+`keep_memory` cannot be taken back, here or anywhere: who measures without it after it needs another
+process.
+
 A `float32` policy leaves TF32 as the process has it: by default off for matrix products and on for
 cuDNN convolutions, which is what an untuned float32 run computes with.
 """
@@ -21,8 +24,9 @@ from typing import Any
 
 import torch
 
+from autoprec.backends.memory import keep_freed_memory
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KnobValue, Recipe
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe
 
 
 def set_globals(recipe: Recipe, device: str) -> tuple[str, ...]:
@@ -30,7 +34,10 @@ def set_globals(recipe: Recipe, device: str) -> tuple[str, ...]:
     changes = _changes(recipe, torch.device(device).type)
     for setting, value in changes.items():
         _WRITE[setting](value)
-    return tuple(f"{setting}={value}" for setting, value in changes.items())
+    done = [f"{setting}={value}" for setting, value in changes.items()]
+    if recipe.keeps_memory and torch.device(device).type == "cpu" and keep_freed_memory():
+        done.append(f"{KEEP_MEMORY}=True")
+    return tuple(done)
 
 
 @contextmanager

@@ -19,7 +19,12 @@ from typing import Any
 import torch
 
 from autoprec.backends.base import Report, Task
-from autoprec.backends.memory import give_back_memory, peak_resident_bytes, reset_peak_resident
+from autoprec.backends.memory import (
+    Growth,
+    give_back_memory,
+    peak_resident_bytes,
+    reset_peak_resident,
+)
 from autoprec.backends.torch.globals import restored_globals
 from autoprec.backends.torch.running import (
     batches,
@@ -39,6 +44,9 @@ from autoprec.core.statistics import enough, summarize
 _KEPT_BATCHES = 4
 _KEPT_BYTES = 256 * 2**20
 _CHUNK = 8
+
+#: Steps in which memory still grows are warm-up, for as many times the budget's seconds.
+_GROWING = 3.0
 _DEVICE_SHARE = 0.92
 
 
@@ -115,10 +123,16 @@ class TorchSession:
         timer = _event_times if self._device.type == "cuda" else _clock_times
         warmup_seconds = time.perf_counter() - self._started
         times: list[float] = []
-        start = time.perf_counter()
-        while not enough(times, budget, time.perf_counter() - start):
-            times += timer(self._step, self._synchronize, _chunk(times))
+        memory = Growth()
+        start, growing = time.perf_counter(), 0.0
+        while not enough(times, budget, time.perf_counter() - start - growing):
+            chunk = timer(self._step, self._synchronize, _chunk(times))
             self._report("steps", len(times))
+            if memory.since_last() and growing < _GROWING * budget.seconds:
+                growing += sum(chunk)
+            else:
+                times += chunk
+        warmup_seconds += growing
         summary = summarize(times)
         peak = self._peak()
         self._started = time.perf_counter()

@@ -13,8 +13,14 @@ from torch import nn
 from autoprec.backends.torch.globals import set_globals
 from autoprec.backends.torch.precision import Precision
 from autoprec.backends.torch.surgery import operate, restore
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
+
+_KEPT = f"{KEEP_MEMORY}=True"
+_NOT_KEPT = (
+    "keep_memory: freed memory cannot be kept here, for that takes glibc's malloc and a CPU; steps "
+    "may take longer than the profile says. Is jemalloc or tcmalloc loaded?"
+)
 
 
 class TorchSurgeon:
@@ -34,11 +40,14 @@ class TorchSurgeon:
         """Apply `recipe` in place and return what the training loop talks to.
 
         A model that was operated on before is restored first. TF32, threads and cuDNN's autotuner
-        are set for the process, for good; `globals.restored_globals` takes them back.
+        are set for the process, for good; `globals.restored_globals` takes them back, but never
+        `keep_memory`.
         """
         _check(model, optimizers)
         report = operate(recipe, model, optimizers, device, compile_backend=self._compile_backend)
-        report = replace(report, globals_set=set_globals(recipe, device))
+        done = set_globals(recipe, device)
+        unkept = (_NOT_KEPT,) if recipe.keeps_memory and _KEPT not in done else ()
+        report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept))
         for warning in report.warnings:
             warnings.warn(warning, AutoprecWarning, stacklevel=2)
         return Precision(recipe, model=model, optimizers=optimizers, device=device, report=report)
