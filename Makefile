@@ -88,6 +88,10 @@ peers: $(VENV)/.all-installed  ## The tuner beside Lightning, accelerate and pyt
 	$(INSTALL) -e '.[peers]'
 	$(BIN)/python benchmarks/peers.py
 
+.PHONY: keep-memory
+keep-memory: $(VENV)/.all-installed  ## What keeping freed memory brings (minutes).
+	$(BIN)/python benchmarks/keep_memory.py
+
 .PHONY: compiled
 compiled: $(VENV)/.all-installed  ## What torch.compile brings, and after how many steps (long).
 	$(BIN)/python benchmarks/compiled.py

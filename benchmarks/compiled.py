@@ -13,14 +13,12 @@ import json
 import os
 import tempfile
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from oracle import RESULTS, TASKS, make_work
+from oracle import RESULTS, TASKS, machine, make_work
 
-from autoprec.api import probe
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TimingBudget
@@ -47,7 +45,9 @@ def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any
         warm = [warm_up(work, space, recipe) for recipe in recipes]
         contest = Contest(
             recipes,
+            work.runner(),
             work.runner,
+            shares=lambda recipe: False,
             seed=0,
             together=True,
             listener=lambda event: None,
@@ -55,7 +55,7 @@ def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any
         )
         try:
             with contest:
-                contest.run(rounds, [0.1, 0.1])
+                contest.run(rounds)
         except FinalistFailed as failed:
             return {**row, "failed": str(failed).splitlines()[0][:160]}
     rates = [[m.samples_per_second for m in measured] for measured in contest.measured]
@@ -100,11 +100,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    output = arguments.output or RESULTS / f"compiled-{day}.json"
-    facts = probe(device="cpu").devices[0].facts
-    head = {"date": day, "device": facts.name, "family": facts.family}
-    head |= {f.name: f.version for f in probe().frameworks}
+    head = machine()
+    output = arguments.output or RESULTS / f"compiled-{head['date']}.json"
     print("task       policy          batch  compiled/eager    compiling  break-even steps")
     rows = []
     for name in arguments.tasks:

@@ -12,13 +12,12 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from oracle import Clock
+from oracle import Clock, machine
 
-from autoprec.api import probe, tune
+from autoprec.api import tune
 from autoprec.core.recipe import KnobValue
 from autoprec.tuning.events import Described, Event
 
@@ -101,10 +100,11 @@ def row(found: Mapping[str, Any]) -> str:
     """A line of the table."""
     stages = found["stages"]
     proof = stages.get("proof", 0.0) + stages.get("islands", 0.0)
+    contests = stages.get("heats", 0.0) + stages.get("finish", 0.0)
     return (
         f"{found['what']:8s} {found['parameters'] / 1e6:6.2f} M {found['knobs']:5d} "
         f"{found['batches']:>7s} {found['trials']:4d} of {found['points']:3d} "
-        f"{stages.get('search', 0.0):6.0f} s {proof:5.0f} s {stages.get('finish', 0.0):5.0f} s "
+        f"{stages.get('search', 0.0):6.0f} s {proof:5.0f} s {contests:7.0f} s "
         f"{found['seconds']:6.0f} s  {found['policy']} {found['batch']}"
     )
 
@@ -114,15 +114,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    output = arguments.output or RESULTS / f"growth-{day}.json"
-    facts = probe(device="cpu").devices[0].facts
-    head = {"date": day, "device": facts.name, "family": facts.family}
-    head |= {f.name: f.version for f in probe().frameworks}
+    head = machine()
+    output = arguments.output or RESULTS / f"growth-{head['date']}.json"
     plans = [("model", width, 0, "8-1024") for width in WIDTHS]
     plans += [("knobs", 1024, knobs, "8-1024") for knobs in range(1, len(KNOBS) + 1)]
     plans += [("batches", 1024, 0, batches) for batches in RANGES if batches != "8-1024"]
-    print("varied  parameters knobs batches     trials   search  proof finish  total  chosen")
+    print("varied  parameters knobs batches     trials   search  proof contests  total  chosen")
     rows = []
     for what, width, knobs, batches in plans:
         rows.append(measure(what, width, knobs, batches))

@@ -14,11 +14,10 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from oracle import alternate
+from oracle import alternate, machine
 
 from autoprec.api import probe, tune
 from autoprec.backends.products import measure_products
@@ -74,8 +73,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    output = arguments.output or RESULTS / f"islands-{day}.json"
+    head = machine()
+    output = arguments.output or RESULTS / f"islands-{head['date']}.json"
     rows = []
     print("task        islands                       products  mended  plain bf16  speed-up kept")
     for path in sorted(TASKS.glob("*.py")):
@@ -90,9 +89,6 @@ def main() -> None:
             f"{row['speed_up_kept']:14.0%}",
             flush=True,
         )
-    facts = probe(device="cpu").devices[0].facts
-    head = {"date": day, "device": facts.name, "family": facts.family}
-    head |= {f.name: f.version for f in probe().frameworks}
     output.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

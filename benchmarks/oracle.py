@@ -1,6 +1,7 @@
 """How near the tuner comes to an exhaustive search, and at what share of its cost.
 
-For every task: the whole grid, each recipe in a fresh process; then `autoprec tune` from scratch;
+For every task: the whole grid (policy, batch, layout, XLA, and for PyTorch whether freed memory is
+kept), each recipe in a fresh process; then `autoprec tune` from scratch;
 then the chosen recipe, the grid's best and the float32 baseline in alternation. Prints a table per
 task with the geometric means, and writes every number as JSON lines.
 
@@ -26,7 +27,7 @@ from autoprec.backends.products import measure_products
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.profile import Profile
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe
 from autoprec.core.rules import propose
 from autoprec.core.search import Outcome, Status, key
 from autoprec.core.space import Point, Space
@@ -40,9 +41,25 @@ from autoprec.tuning.study import Study
 from autoprec.tuning.trials import Runner, run_trial
 from autoprec.tuning.work import Place, Work
 
+#: What both the grid and the tuner try besides policy, batch, layout and XLA.
+KNOBS: Mapping[str, tuple[KnobValue, ...]] = {KEEP_MEMORY: (False, True)}
+
 TASKS = Path(__file__).parent / "tasks"
 RESULTS = Path(__file__).parent / "results"
 CURVES = Path(__file__).parent / "curves"
+
+
+def machine() -> dict[str, Any]:
+    """What every result begins with: date, device and versions."""
+    seen = probe(device="cpu")
+    facts = seen.devices[0].facts
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "device": facts.name,
+        "family": facts.family,
+        "python": platform.python_version(),
+        **{framework.name: framework.version for framework in seen.frameworks},
+    }
 
 
 class Clock:
@@ -79,7 +96,7 @@ def make_work(path: Path, folder: Path, wide: bool = False) -> tuple[Work, Space
     work = Work(
         path,
         place,
-        Options(storage=str(folder / "preflight.journal"), extras=wide),
+        Options(storage=str(folder / "preflight.journal"), extras=wide, knobs=KNOBS),
         lambda event: None,
     )
     with work.runner() as runner:
@@ -88,11 +105,17 @@ def make_work(path: Path, folder: Path, wide: bool = False) -> tuple[Work, Space
     return work, build_space(work, task, facts, propose(facts))
 
 
-def measure_grid(work: Work, space: Space, seconds: float) -> list[Outcome]:
+def measure_grid(
+    work: Work, space: Space, seconds: float, known: Sequence[Outcome] = ()
+) -> list[Outcome]:
     """Every recipe of the space in a process of its own, `seconds` of steps each."""
+    recorded = {key(outcome.point): outcome for outcome in known}
     found = []
     budget = TimingBudget(seconds=seconds, min_steps=3, max_steps=100_000, precision=0.0)
     for point in space.points():
+        if key(point) in recorded:
+            found.append(recorded[key(point)])
+            continue
         with Runner(work.settings(), lambda event: None) as runner:
             runner.load()
             outcome = run_trial(runner, point, space.recipe(point), seed=0, budget=budget)
@@ -107,16 +130,19 @@ def describe(point: Point) -> str:
     return " ".join(f"{name}={value}" for name, value in point.items())
 
 
-def read_curves(path: Path, space: Space, head: Mapping[str, Any]) -> list[Outcome] | None:
-    """A grid recorded before, if it is of this space, device and software."""
+def read_curves(path: Path, space: Space, head: Mapping[str, Any]) -> list[Outcome]:
+    """What was recorded before on this device and software of this space's points.
+
+    A knob that a record does not know was at its first level then.
+    """
     if not path.exists():
-        return None
+        return []
     kept = json.loads(path.read_text(encoding="utf-8"))
     if any(kept.get(name) != value for name, value in head.items() if name != "date"):
-        return None
+        return []
+    defaults = {name: levels[0] for name, levels in space.knobs.items()}
     outcomes = [from_plain(Outcome, item) for item in kept["grid"]]
-    same = {key(o.point) for o in outcomes} == {key(point) for point in space.points()}
-    return outcomes if same else None
+    return [replace(o, point={**defaults, **o.point}) for o in outcomes]
 
 
 def write_curves(path: Path, head: dict[str, Any], grid: Sequence[Outcome]) -> None:
@@ -132,24 +158,25 @@ def alternate(
     recipes: Sequence[Recipe],
     peaks: Mapping[str, int],
     rounds: int,
-    steps: Mapping[str, float] | None = None,
 ) -> dict[str, list[float]]:
     """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once.
 
-    `peaks` are their bytes and `steps` the seconds of a step, by the same keys, where known.
+    `peaks` are their bytes by the same keys, where known.
     """
     unique = list({recipe.key(): recipe for recipe in recipes}.values())
     room = work.memory_bytes or 0
     contest = Contest(
         unique,
+        work.runner(),
         work.runner,
+        shares=lambda recipe: False,
         seed=0,
         together=sum(peaks.get(recipe.key(), room) for recipe in unique) <= room,
         listener=lambda event: None,
         watch=Watch(print),
     )
     with contest:
-        finals = contest.run(rounds, [(steps or {}).get(r.key(), 0.1) for r in unique])
+        finals = contest.run(rounds)
     return {final.recipe.key(): list(final.rates) for final in finals}
 
 
@@ -163,6 +190,7 @@ def tune_from_scratch(path: Path, folder: Path, seed: int) -> tuple[Profile, Clo
         storage=str(folder / f"study{seed}.journal"),
         output=folder / f"profile{seed}.yaml",
         extras=False,
+        knobs=KNOBS,
         seed=seed,
     )
     return profile, clock
@@ -173,8 +201,9 @@ def record_grid(name: str, head: dict[str, Any], seconds: float, wide: bool) -> 
     curves = CURVES / (f"{name}-wide.json" if wide else f"{name}.json")
     with tempfile.TemporaryDirectory() as temporary:
         work, space = make_work(TASKS / f"{name}.py", Path(temporary), wide)
-        if read_curves(curves, space, head) is None:
-            grid = measure_grid(work, space, seconds)
+        known = read_curves(curves, space, head)
+        if len(known) < len(space.points()):
+            grid = measure_grid(work, space, seconds, known)
             write_curves(curves, {**head, "task": name, "seconds": seconds}, grid)
 
 
@@ -186,9 +215,9 @@ def run_task(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         work, space = make_work(path, folder)
-        grid = None if again else read_curves(curves, space, head)
-        if grid is None:
-            grid = measure_grid(work, space, seconds)
+        known = [] if again else read_curves(curves, space, head)
+        grid = measure_grid(work, space, seconds, known)
+        if len(known) < len(grid):
             write_curves(curves, {**head, "task": name, "seconds": seconds}, grid)
         best = max(grid, key=lambda outcome: outcome.rate)
         profile, clock = tune_from_scratch(path, folder, seed=0)
@@ -203,12 +232,7 @@ def run_task(
             for o in grid
             if o.measurement is not None
         }
-        steps = {
-            space.recipe(o.point).key(): o.measurement.step_seconds
-            for o in grid
-            if o.measurement is not None
-        }
-        rates = alternate(work, [chosen, oracle, plain, second], peaks, rounds, steps)
+        rates = alternate(work, [chosen, oracle, plain, second], peaks, rounds)
     of = {"chosen": chosen, "best": oracle, "float32": plain, "second": second}
 
     def ratio(left: str, right: str) -> dict[str, Any]:
@@ -238,13 +262,17 @@ def run_task(
 
 HEAD = (
     "task         chosen/best (95 %)     chosen/float32  best/float32  search/grid  trials"
-    "    search   proof  seeds  chosen"
+    "    search contests  proof  seeds  chosen"
 )
+
+#: The stages that choose: trials, and whatever runs in alternation.
+CHOOSING = ("search", "heats", "finish")
 
 
 def share(result: Mapping[str, Any]) -> float:
-    """The search's time over the grid's."""
-    return max(float(result["stages"].get("search", 0.0)), 1e-3) / float(result["grid_seconds"])
+    """The time of all that chooses over the grid's; only preflight and proof are left out."""
+    seconds = sum(float(result["stages"].get(stage, 0.0)) for stage in CHOOSING)
+    return max(seconds, 1e-3) / float(result["grid_seconds"])
 
 
 def row(result: dict[str, Any]) -> str:
@@ -253,10 +281,12 @@ def row(result: dict[str, Any]) -> str:
     stages, recipe = result["stages"], result["recipes"]["chosen"]
     seeds = abs(math.log(result["second_over_chosen"]["ratio"]))
     proof = stages.get("proof", 0.0) + stages.get("islands", 0.0)
+    contests = stages.get("heats", 0.0) + stages.get("finish", 0.0)
     return (
         f"{result['task']:12s} {best.ratio:5.3f} ({best.low:.3f}-{best.high:.3f})"
         f" {over.ratio:14.2f}x {result['best_over_float32']['ratio']:12.2f}x {share(result):12.1%}"
         f" {result['trials']:3d} of {result['points']:2d} {stages.get('search', 0.0):7.0f} s"
+        f" {contests:6.0f} s"
         f" {proof:5.0f} s {seeds:6.1%}  {recipe['policy']} {recipe['batch_size']}"
     )
 
@@ -298,12 +328,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    facts = probe(device="cpu").devices[0].facts
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    output = arguments.output or RESULTS / f"oracle-{day}.jsonl"
-    head = {"date": day, "device": facts.name, "family": facts.family}
-    head |= {"python": platform.python_version()}
-    head |= {f.name: f.version for f in probe().frameworks}
+    head = machine()
+    output = arguments.output or RESULTS / f"oracle-{head['date']}.jsonl"
     if arguments.grids_only:
         for name in arguments.tasks:
             print(name, flush=True)

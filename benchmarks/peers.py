@@ -301,8 +301,7 @@ def compare(
     while True:
         try:
             peaks = {r.key(): found[p].get("peak_memory_bytes", 2**62) for p, r in chosen.items()}
-            steps = {r.key(): 0.001 * r.batch_size for r in chosen.values()}
-            rates = alternate(work, list(chosen.values()), peaks, rounds, steps)
+            rates = alternate(work, list(chosen.values()), peaks, rounds)
             break
         except Exception as error:  # a choice that does not train is the peer's result
             recipe = getattr(error, "recipe", None)

@@ -14,7 +14,11 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.statistics import Ratio, paired_ratio
 
-SAME_SPEED = 0.02
+SAME_SPEED = 0.01
+"""Recipes this near each other are as fast as each other."""
+
+WORTH = 0.02
+"""A recipe that gains less over the baseline is not worth its name."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ def choose(
     whatever its ratio.
     """
     ratios = [(other, paired_ratio(other.rates, baseline.rates)) for other in others]
-    faster = [item for item in ratios if not baseline_allowed or _faster(item[1], same_speed)]
+    faster = [item for item in ratios if not baseline_allowed or _faster(item[1])]
     if not faster:
         return Choice(baseline.recipe, Ratio(1.0, 1.0, 1.0, len(baseline.rates)), _why_not(ratios))
     best = max(ratio.ratio for _, ratio in faster)
@@ -72,8 +76,8 @@ def choose(
     return Choice(finalist.recipe, ratio, "the fastest of those that train like float32")
 
 
-def _faster(ratio: Ratio, same_speed: float) -> bool:
-    return ratio.low > 1.0 and ratio.ratio > 1.0 + same_speed
+def _faster(ratio: Ratio) -> bool:
+    return ratio.low > 1.0 and ratio.ratio > 1.0 + WORTH
 
 
 def _why_not(ratios: Sequence[tuple[Finalist, Ratio]]) -> str:

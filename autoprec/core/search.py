@@ -1,13 +1,14 @@
 """The search: which recipe to measure next, as a pure function of what was measured before.
 
 No clock, no globals, no randomness: the same history gives the same proposal, so a resumed search
-goes on where it stopped and a recorded grid can be replayed. The first point is the baseline, the
-next are the baseline under every other policy: no model can guess what a policy is worth on this
-machine. After them, the point with the most expected improvement per second of measuring is next,
-until no point is likely to improve by more than one per cent. Batches grow at most eightfold from
-one that ran, so that memory and step time are never guessed from afar; and since libraries change
-their kernels at some batch, and a compiler may lose what a policy wins, the search ends only when
-the recipes beside the fastest one were tried.
+goes on where it stopped and a recorded grid can be replayed. The first point is the baseline, where
+it can be with its memory kept too (see `core.memory_mode`), the next are the baseline under every
+other policy: no model can guess what a policy is worth on this machine. After them, the point with
+the most expected improvement per second of measuring is next, until no point is likely to improve
+by more than one per cent. Batches grow at most eightfold from one that ran, so that memory and step
+time are never guessed from afar; and since libraries change their kernels at some batch, and a
+compiler may lose what a policy wins, the search ends only when the recipes beside the fastest one
+were tried.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autoprec.core.choice import SAME_SPEED
 from autoprec.core.cost import (
     FACTORS,
     MemorySeen,
@@ -26,6 +28,8 @@ from autoprec.core.cost import (
     predict_memory,
 )
 from autoprec.core.measurement import Measurement
+from autoprec.core.memory_mode import start_point
+from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.space import BATCH, Point, Space
 
 
@@ -56,7 +60,7 @@ _CLIFF = 0.35
 _SURE = 3.0
 
 #: A factor's other level may cost so many times more: what the model expects of it is a guess.
-_DEAR = 4.0
+_DEAR = 1.5
 
 
 #: Ends that say that the batch is too big for this machine.
@@ -99,7 +103,7 @@ class Limits:
     gain: float = 0.01
     doubt: float = 1.3
     setup_seconds: float = 0.5
-    timed_seconds: float = 1.0
+    timed_seconds: float = 0.5
     steps: int = 4
     gain_per_second: float = 5e-4
     cheap_seconds: float = 5.0
@@ -134,12 +138,16 @@ def next_point(
     if limits.trials is not None and len(history) >= limits.trials:
         return Stop(f"the limit of {limits.trials} trials is reached")
     tried = {key(outcome.point) for outcome in history}
+    start = start_point(space, baseline, history)
+    if key(start) not in tried:
+        return Next(start, "the baseline with its freed memory kept")
     known = {outcome.point["policy"] for outcome in history}
     open_points = [
         point
         for point in space.points()
         if key(point) not in tried
-        and (point["policy"] in known or _first_of_policy(point, baseline))
+        and point.get(KEEP_MEMORY) == start.get(KEEP_MEMORY)
+        and (point["policy"] in known or _first_of_policy(point, start))
         and _within_reach(point, history)
         and not ruled_out(point, history, limits)
     ]
@@ -346,7 +354,7 @@ def _same_kernels(left: Point, right: Point) -> bool:
 
 
 def shortlist(
-    history: Sequence[Outcome], *, tolerance: float = 0.02, count: int = 3
+    history: Sequence[Outcome], *, tolerance: float = SAME_SPEED, count: int = 3
 ) -> tuple[Outcome, ...]:
     """The outcomes worth a final, best first: the fastest, then simpler ones within `tolerance`.
 

@@ -1,23 +1,29 @@
-"""Finalists measured in alternation, each in a worker of its own.
+"""Finalists measured in alternation, each with a session of its own.
 
 Machines drift by more than the differences that matter, so only rounds in which everybody ran count
-against each other. The order turns round in every second round (A B C, C B A). Where the finalists'
-memory together exceeds the budget, each worker's session is opened for its turn and closed again.
+against each other. The order turns round in every second round (A B C, C B A). Starting a process
+takes as long as several rounds, so recipes share a worker where that does not change their times.
+Where the finalists' memory together exceeds the budget, each session is opened for its turn and
+closed again.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from autoprec.core.choice import Finalist
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.events import Listener, Round
+from autoprec.tuning.evidence import Findings
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.neighbours import Watch
 from autoprec.tuning.trials import Runner
+from autoprec.tuning.work import Work
 
 
 class FinalistFailed(Exception):
@@ -28,19 +34,39 @@ class FinalistFailed(Exception):
         self.recipe, self.failure = recipe, failure
 
 
-ROUND_SECONDS = 0.6
+TURN_SECONDS = 0.25
 """What a recipe's turn in a round takes, where its steps are not longer."""
-_NAME = "final"
+_WARMUP_SECONDS = 0.1
+
+Settled = Callable[[tuple[Finalist, ...]], bool]
+"""Whether the rounds so far are enough."""
+
+#: Knobs that a framework holds once for the whole process.
+_PROCESS_WIDE = ("threads", "implicit_bfloat16", "cudnn_benchmark")
+
+
+def may_share(recipe: Recipe, framework: str) -> bool:
+    """Whether other sessions in its process leave a recipe's times on a CPU as they are.
+
+    Under torch they do where freed memory is kept. Where it is not, what the others hold decides
+    how much of the heap glibc gives back after each step, which moves a step by up to a third.
+    """
+    wide = any(name in recipe.knobs for name in _PROCESS_WIDE)
+    if framework == "torch":
+        return recipe.keeps_memory and not recipe.compile and not wide
+    return not wide
 
 
 class Contest:
-    """Finalists with their workers, ready to run in rounds."""
+    """Finalists ready to run in rounds: those that may share a worker in `shared`'s."""
 
     def __init__(
         self,
         recipes: Sequence[Recipe],
+        shared: Runner,
         make_runner: Callable[[], Runner],
         *,
+        shares: Callable[[Recipe], bool],
         seed: int,
         together: bool,
         listener: Listener,
@@ -50,27 +76,66 @@ class Contest:
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
         self._seed, self._together, self._listener = seed, together, listener
         self._watch = watch
+        self._open_now: set[int] = set()
         self._revived: set[int] = set()
-        self._runners = [make_runner() for _ in (recipes if together else recipes[:1])]
+        self._shared = shared
+        self._own: list[Runner] = []
+        self._runners: list[Runner] = []
+        for recipe in recipes:
+            if not shares(recipe) and (together or not self._own):
+                self._own.append(make_runner())
+            self._runners.append(shared if shares(recipe) else self._own[-1])
 
     def __enter__(self) -> Contest:
         if self._together:
-            for index in range(len(self.recipes)):
-                self._open(index)
+            try:
+                self._open_together()
+            except BaseException:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for runner in self._runners:
+        with contextlib.suppress(Exception):
+            for index in tuple(self._open_now):
+                if self._runners[index] is self._shared and self._shared.pids:
+                    self._close(index)
+        for runner in self._own:
             with contextlib.suppress(Exception):
                 runner.drop()
 
+    def _open_together(self) -> None:
+        """Make everybody ready, the workers side by side: starting one takes seconds."""
+        mates: dict[int, list[int]] = {}
+        for index, runner in enumerate(self._runners):
+            mates.setdefault(id(runner), []).append(index)
+
+        def open_all(indices: list[int]) -> None:
+            for index in indices:
+                self._open(index)
+
+        with ThreadPoolExecutor(len(mates)) as pool:
+            try:
+                list(pool.map(open_all, mates.values()))
+            except KeyboardInterrupt:
+                for runner in self._runners:  # the threads wait for these
+                    runner.drop()
+                raise
+        for index in range(len(self.recipes)):
+            self._time(index, _WARMUP_SECONDS)
+
     def _open(self, index: int) -> None:
         self._call(index, "open", recipe=self.recipes[index], seed=self._seed)
+        self._open_now.add(index)
+
+    def _close(self, index: int) -> None:
+        self._call(index, "close")
+        self._open_now.discard(index)
 
     def _call(self, index: int, method: str, **arguments: Any) -> Any:
         try:
             try:
-                return self._runner(index).call(method, name=_NAME, **arguments)
+                return self._runners[index].call(method, name=f"final{index}", **arguments)
             except WorkerFailure as failure:
                 if failure.kind is not FailureKind.KILLED or index in self._revived:
                     raise
@@ -81,40 +146,90 @@ class Contest:
     def _revive(self, index: int, method: str, **arguments: Any) -> Any:
         """Go on in a new worker, once: that one was killed says nothing of the recipe."""
         self._revived.add(index)
-        runner = self._runner(index)
-        if method != "open":
-            runner.call("open", name=_NAME, recipe=self.recipes[index], seed=self._seed)
-        return runner.call(method, name=_NAME, **arguments)
+        runner = self._runners[index]
+        for mate in sorted(self._open_now):
+            if self._runners[mate] is runner:
+                recipe = self.recipes[mate]
+                runner.call("open", name=f"final{mate}", recipe=recipe, seed=self._seed)
+        return runner.call(method, name=f"final{index}", **arguments)
 
-    def _runner(self, index: int) -> Runner:
-        return self._runners[index if self._together else 0]
-
-    def run(self, rounds: int, step_seconds: Sequence[float]) -> tuple[Finalist, ...]:
-        """Run the rounds; return every finalist with its rate in each."""
+    def run(self, rounds: int, settled: Settled = lambda finals: False) -> tuple[Finalist, ...]:
+        """Run the rounds, fewer where they settle it; return everybody with the rates in each."""
         for number in range(rounds):
             order = list(range(len(self.recipes)))
             with self._watch.over(self._pids):
                 for index in order if number % 2 == 0 else reversed(order):
-                    self.measured[index].append(self._time(index, step_seconds[index]))
+                    self.measured[index].append(self._turn(index))
             rates = tuple(m[-1].samples_per_second for m in self.measured)
             self._listener(Round(number + 1, rounds, rates))
+            if settled(self._finals()):
+                break
+        return self._finals()
+
+    def _finals(self) -> tuple[Finalist, ...]:
         return tuple(
             Finalist(recipe, tuple(m.samples_per_second for m in measured))
             for recipe, measured in zip(self.recipes, self.measured, strict=True)
         )
 
     def _pids(self) -> list[int]:
-        return [pid for runner in self._runners for pid in runner.pids]
+        return [pid for runner in {*self._runners} for pid in runner.pids]
 
-    def _time(self, index: int, step: float) -> Measurement:
-        """A few steps: the first one after a wait is not counted."""
-        if not self._together:
-            self._open(index)
-        steps = max(3, min(60, round(ROUND_SECONDS / max(step, 1e-6))))
-        budget = TimingBudget(
-            seconds=4 * ROUND_SECONDS, min_steps=steps, max_steps=steps, precision=0.0
-        )
-        measured: Measurement = self._call(index, "time", budget=budget)
-        if not self._together:
-            self._call(index, "close")
+    def _turn(self, index: int) -> Measurement:
+        """A few steps. The peak of a worker that others share is not this recipe's."""
+        if self._together:
+            measured = self._time(index, TURN_SECONDS)
+            shared = self._runners.count(self._runners[index]) > 1
+            return replace(measured, peak_memory_bytes=0) if shared else measured
+        self._open(index)
+        measured = self._time(index, TURN_SECONDS)
+        self._close(index)
         return measured
+
+    def _time(self, index: int, seconds: float) -> Measurement:
+        budget = TimingBudget(seconds=seconds, min_steps=1, max_steps=1000, precision=0.0)
+        measured: Measurement = self._call(index, "time", budget=budget)
+        return measured
+
+
+def fit_together(work: Work, recipes: Sequence[Recipe], findings: Findings) -> bool:
+    """Whether the memory suffices for all of them at once."""
+    budget = work.memory_bytes
+    return budget is None or sum(findings.peak_of(recipe) for recipe in recipes) <= budget
+
+
+def contest_among(
+    work: Work,
+    recipes: Sequence[Recipe],
+    rounds: int,
+    findings: Findings,
+    runner: Runner,
+    settled: Settled = lambda finals: False,
+    make_runner: Callable[[], Runner] | None = None,
+) -> tuple[Finalist, ...]:
+    """Run recipes in alternation; `findings` keeps what it took.
+
+    `runner` is what recipes share, where they may; what they hold there is given back at the end.
+    `make_runner` makes the others' (default: the work's).
+    """
+
+    def shares(recipe: Recipe) -> bool:
+        return work.on_cpu and may_share(recipe, findings.task.framework)
+
+    if not any(map(shares, recipes)):
+        runner.drop()  # its memory is better used by those who run
+    contest = Contest(
+        recipes,
+        runner,
+        make_runner or work.runner,
+        shares=shares,
+        seed=work.options.seed,
+        together=fit_together(work, recipes, findings),
+        listener=work.listener,
+        watch=work.watch,
+    )
+    with contest:
+        finals = contest.run(rounds, settled)
+    for recipe, measured in zip(recipes, contest.measured, strict=True):
+        findings.finals[recipe.key()] = measured
+    return finals

@@ -18,7 +18,7 @@ from autoprec.tuning.work import Work
 
 _SECONDS = 20.0
 _SHARE = 20.0
-_BUDGET = TimingBudget(seconds=0.6, min_steps=4, max_steps=40)
+_BUDGET = TimingBudget(seconds=0.5, min_steps=4, max_steps=40)
 
 
 class DriftGuard:

@@ -80,8 +80,10 @@ class Findings:
 
     def peak_of(self, recipe: Recipe) -> int:
         """The peak memory measured nearest to a recipe, in bytes."""
+        point = dict(self.space.point(recipe))
         peaks = [
             (
+                dict(o.point) != point,
                 o.point["policy"] != recipe.policy.value,
                 abs(math.log2(int(o.point[BATCH]) / recipe.batch_size)),
                 o.measurement.peak_memory_bytes,
@@ -89,7 +91,7 @@ class Findings:
             for o in self.history
             if o.measurement is not None
         ]
-        return min(peaks)[2] if peaks else 0
+        return min(peaks)[-1] if peaks else 0
 
     def measurement_of(self, recipe: Recipe) -> Measurement:
         """A recipe's measurement: the finish's where there is one, else the search's."""
@@ -98,11 +100,18 @@ class Findings:
             typical = median([m.step_seconds for m in finals])
             nearest = min(finals, key=lambda m: abs(m.step_seconds - typical))
             peak = max(m.peak_memory_bytes for m in finals)
-            return replace(nearest, peak_memory_bytes=peak)
+            return replace(nearest, peak_memory_bytes=peak or self.peak_of(recipe))
+        measured = self.trial_of(recipe)
+        if measured is None:
+            raise KeyError(recipe.key())
+        return measured
+
+    def trial_of(self, recipe: Recipe) -> Measurement | None:
+        """What the search measured at a recipe, if it was there."""
         for outcome in self.history:
             if outcome.measurement is not None and _same(self.space, outcome.point, recipe):
                 return outcome.measurement
-        raise KeyError(recipe.key())
+        return None
 
 
 def _same(space: Space, point: Point, recipe: Recipe) -> bool:

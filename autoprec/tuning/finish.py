@@ -3,163 +3,184 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from autoprec.core.choice import SAME_SPEED, Choice, Finalist, choose
-from autoprec.core.recipe import Recipe
+from autoprec.core.choice import WORTH, Choice, Finalist, choose
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
-from autoprec.tuning.contest import Contest, FinalistFailed
+from autoprec.tuning.contest import FinalistFailed, Settled, contest_among
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings, Proven
-from autoprec.tuning.trials import raise_user_error
+from autoprec.tuning.trials import Runner, raise_user_error
 from autoprec.tuning.work import Work
 
-_FINALISTS = 4
+#: Who is a finalist: at most this many, and nobody below this share of the fastest one's speed.
+_FINALISTS, _NEAR = 4, 0.95
 _FEWEST_ROUNDS = 5
 
+#: What is only there to compare with may take so many seconds, at the winner's pace.
+_BESIDE_SECONDS = 15.0
 
-def finish(
-    work: Work,
-    plain: Recipe,
-    seconds: float,
-    proven: Sequence[Proven],
-    findings: Findings,
-    substitute: Callable[[Recipe], Proven | None],
-) -> None:
-    """Choose the recipe; leave the choice and its ratios in `findings`.
+#: Rounds after which an interval of the median is one of 95 %, and how narrow it is to be then.
+_ENOUGH_ROUNDS, _SHARP = 6, 0.1
 
-    `plain` is the baseline's recipe and `seconds` its step. The choice among several finalists and
-    the ratio that the profile reports come from different rounds, so that the winner's luck in the
-    first does not flatter it in the second. A finalist that fails now is out, and `substitute` may
-    name a proven recipe in its place.
+
+@dataclass(frozen=True)
+class Finish:
+    """The last stage of one tuning.
+
+    `plain` is the baseline's recipe, `runner` what finalists may share, and `make_runner` makes the
+    others. With `memory_in_doubt` the winner is also measured without keeping its memory.
     """
-    left = sorted(proven, key=lambda p: -p.rate)
-    while True:
-        try:
-            _finish(work, plain, seconds, left, findings)
-        except FinalistFailed as failed:
-            raise_user_error(failed.failure)
-            if failed.recipe.key() == plain.key():
-                raise TaskError(
-                    f"the float32 baseline ran before but failed in the finish: {failed}"
-                ) from failed
-            findings.refusals.append(
-                Refusal(
-                    failed.recipe.policy.value, f"ran before but failed in the finish: {failed}"
-                )
-            )
-            left = [p for p in left if p.recipe.key() != failed.recipe.key()]
-            instead = substitute(failed.recipe)
-            if instead is not None and all(p.recipe.key() != instead.recipe.key() for p in left):
-                left = sorted([*left, instead], key=lambda p: -p.rate)
-        else:
-            return
 
+    work: Work
+    runner: Runner
+    plain: Recipe
+    findings: Findings
+    make_runner: Callable[[], Runner]
+    memory_in_doubt: bool = False
 
-def _finish(
-    work: Work, plain: Recipe, seconds: float, left: Sequence[Proven], findings: Findings
-) -> None:
-    findings.baseline = plain
-    others = [p for p in left if p.recipe.key() != plain.key()][:_FINALISTS]
-    findings.choice = Choice(plain, Ratio(1.0, 1.0, 1.0, 0), "the baseline is the fastest recipe")
-    if not others:
-        return
-    if len(others) > 1:
-        work.listener(Stage("finish", "finalists in alternation"))
-        rounds = max(_FEWEST_ROUNDS, work.options.rounds // 2 + 1)
-        finals = contest_among(
-            work,
-            [plain, *(p.recipe for p in others)],
-            [seconds, *(p.step_seconds for p in others)],
-            rounds,
-            findings,
+    def run(self, proven: Sequence[Proven], substitute: Callable[[Recipe], Proven | None]) -> None:
+        """Choose the recipe; leave the choice and its ratios in the findings.
+
+        The choice among several finalists and the ratio that the profile reports come from
+        different rounds, so that the winner's luck in the first does not flatter it in the second.
+        A finalist that fails now is out, and `substitute` may name a proven recipe in its place.
+        """
+        left = sorted(proven, key=lambda p: -p.rate)
+        while True:
+            try:
+                return self._run(left)
+            except FinalistFailed as failed:
+                self._refuse(failed)
+                left = [p for p in left if p.recipe.key() != failed.recipe.key()]
+                instead = substitute(failed.recipe)
+                known = {p.recipe.key() for p in left}
+                if instead is not None and instead.recipe.key() not in known:
+                    left = sorted([*left, instead], key=lambda p: -p.rate)
+
+    def _refuse(self, failed: FinalistFailed) -> None:
+        raise_user_error(failed.failure)
+        if failed.recipe.key() == self.plain.key():
+            raise TaskError(
+                f"the float32 baseline ran before but failed in the finish: {failed}"
+            ) from failed
+        reason = f"ran before but failed in the finish: {failed}"
+        self.findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
+
+    def _run(self, left: Sequence[Proven]) -> None:
+        plain, findings = self.plain, self.findings
+        findings.baseline = plain
+        findings.choice = Choice(
+            plain, Ratio(1.0, 1.0, 1.0, 0), "the baseline is the fastest recipe"
         )
-        leader = choose(finals[0], finals[1:], baseline_allowed=False)
-        if work.float32_allowed and leader.ratio.high < 1.0:
-            findings.choice = _choose(work, finals)
+        others = [p for p in left if p.recipe.key() != plain.key()]
+        others = [p for p in others if p.rate >= _NEAR * others[0].rate][:_FINALISTS]
+        if not others:
             return
-        others = [p for p in others if p.recipe.key() == leader.recipe.key()]
-    if others:
-        _confirm(work, plain, seconds, others[0], findings)
+        if len(others) > 1:
+            self.work.listener(Stage("finish", "finalists in alternation"))
+            rounds = max(_FEWEST_ROUNDS, self.work.options.rounds // 2 + 1)
+            finals = self._alternate([plain, *(p.recipe for p in others)], rounds)
+            leader = choose(finals[0], finals[1:], baseline_allowed=False)
+            if self.work.float32_allowed and leader.ratio.high < 1.0:
+                findings.choice = self._choose(finals)
+                return
+            others = [p for p in others if p.recipe.key() == leader.recipe.key()]
+        if others:
+            self._confirm(others[0])
+
+    def _choose(self, finals: Sequence[Finalist]) -> Choice:
+        allowed = self.work.float32_allowed
+        return choose(finals[0], finals[1:], baseline_allowed=allowed)
+
+    def _confirm(self, winner: Proven) -> None:
+        """Measure the winner against the baseline, and against what differs from it in one thing.
+
+        That is float32 at its own batch, and where that is in doubt itself without kept memory.
+        """
+        self.work.listener(Stage("finish", "the winner against float32"))
+        same, giving = self._same_batch(winner), self._giving_back(winner.recipe)
+        beside = [r for r in (same, giving) if r is not None and r.key() != self.plain.key()]
+        try:
+            finals = self._against(winner, beside)
+        except FinalistFailed as failed:
+            if failed.recipe.key() not in {r.key() for r in beside}:
+                raise
+            same, beside = None, []  # they do not run at this batch: nothing to compare with
+            finals = self._against(winner, beside)
+        of = {final.recipe.key(): final for final in finals}
+        rivals = [of[r.key()] for r in (winner.recipe, giving) if r is not None and r.key() in of]
+        findings, baseline = self.findings, of[self.plain.key()]
+        findings.choice = self._choose([baseline, *rivals])
+        if findings.choice.recipe.key() == self.plain.key():
+            return
+        chosen = of[findings.choice.recipe.key()]
+        findings.proven = replace(winner, recipe=chosen.recipe)
+        findings.speedup = paired_ratio(chosen.rates, baseline.rates)
+        if same is not None:
+            findings.speedup_same_batch = paired_ratio(chosen.rates, of[same.key()].rates)
+
+    def _same_batch(self, winner: Proven) -> Recipe | None:
+        """Float32 at the winner's batch, memory kept as the winner does.
+
+        None where that is the winner, or takes long.
+        """
+        recipe, trial = winner.recipe, self.findings.trial_of(winner.recipe)
+        ready = 0.0 if trial is None else trial.warmup_seconds
+        if ready + self.work.options.rounds * winner.step_seconds > _BESIDE_SECONDS:
+            return None
+        same = replace(
+            self.plain,
+            batch_size=recipe.batch_size,
+            accumulation_steps=recipe.accumulation_steps,
+            knobs={KEEP_MEMORY: True} if recipe.keeps_memory else {},
+        )
+        return None if same.key() == recipe.key() else same
+
+    def _giving_back(self, recipe: Recipe) -> Recipe | None:
+        """The recipe without kept memory, where nobody knows yet whether that pays."""
+        if not (self.memory_in_doubt and recipe.keeps_memory):
+            return None
+        return replace(recipe, knobs={k: v for k, v in recipe.knobs.items() if k != KEEP_MEMORY})
+
+    def _against(self, winner: Proven, beside: Sequence[Recipe]) -> tuple[Finalist, ...]:
+        """The baseline, the winner and those beside it in alternation, until it is clear."""
+        recipes = list({r.key(): r for r in (self.plain, winner.recipe, *beside)}.values())
+        rounds = self.work.options.rounds
+        finals = self._alternate(recipes, rounds, _clear)
+        if not _undecided(finals):
+            return finals
+        more = self._alternate(recipes, rounds)
+        return tuple(
+            replace(one, rates=one.rates + other.rates)
+            for one, other in zip(finals, more, strict=True)
+        )
+
+    def _alternate(
+        self, recipes: Sequence[Recipe], rounds: int, settled: Settled = lambda finals: False
+    ) -> tuple[Finalist, ...]:
+        return contest_among(
+            self.work,
+            recipes,
+            rounds,
+            self.findings,
+            self.runner,
+            settled,
+            make_runner=self.make_runner,
+        )
 
 
 def _undecided(finals: Sequence[Finalist]) -> bool:
     """Whether the winner seems faster than the baseline, but a few bad rounds may say otherwise."""
     ratio = paired_ratio(finals[1].rates, finals[0].rates)
-    return ratio.low <= 1.0 < ratio.ratio - SAME_SPEED
+    return ratio.low <= 1.0 < ratio.ratio - WORTH
 
 
-def _choose(work: Work, finals: tuple[Finalist, ...]) -> Choice:
-    return choose(finals[0], finals[1:], baseline_allowed=work.float32_allowed)
-
-
-def _confirm(work: Work, plain: Recipe, seconds: float, winner: Proven, findings: Findings) -> None:
-    """Measure the winner against the baseline and against float32 at its own batch."""
-    work.listener(Stage("finish", "the winner against float32"))
-    same = replace(
-        plain,
-        batch_size=winner.recipe.batch_size,
-        accumulation_steps=winner.recipe.accumulation_steps,
-    )
-    differs = winner.recipe.key() != same.key()  # in more than its batch
-    beside = [same] if differs and same.key() != plain.key() else []
-    try:
-        finals = _alternate(work, [plain, winner.recipe, *beside], seconds, winner, findings)
-    except FinalistFailed as failed:
-        if not beside or failed.recipe.key() != same.key():
-            raise
-        differs, beside = False, []  # float32 does not run at this batch: nothing to compare with
-        finals = _alternate(work, [plain, winner.recipe], seconds, winner, findings)
-    if _undecided(finals):
-        recipes = [final.recipe for final in finals]
-        more = _alternate(work, recipes, seconds, winner, findings)
-        finals = tuple(
-            replace(one, rates=one.rates + other.rates)
-            for one, other in zip(finals, more, strict=True)
-        )
-    findings.choice = _choose(work, finals[:2])
-    if findings.choice.recipe.key() == plain.key():
-        return
-    findings.proven = winner
-    findings.speedup = paired_ratio(finals[1].rates, finals[0].rates)
-    if differs:
-        rival = finals[2] if beside else finals[0]
-        findings.speedup_same_batch = paired_ratio(finals[1].rates, rival.rates)
-
-
-def _alternate(
-    work: Work,
-    recipes: Sequence[Recipe],
-    seconds: float,
-    winner: Proven,
-    findings: Findings,
-) -> tuple[Finalist, ...]:
-    times = [seconds] + [winner.step_seconds] * (len(recipes) - 1)
-    return contest_among(work, recipes, times, work.options.rounds, findings)
-
-
-def contest_among(
-    work: Work,
-    recipes: Sequence[Recipe],
-    seconds: Sequence[float],
-    rounds: int,
-    findings: Findings,
-) -> tuple[Finalist, ...]:
-    """Run recipes in alternation, together if their memory fits; `findings` keeps what it took."""
-    budget = work.memory_bytes
-    together = budget is None or sum(findings.peak_of(recipe) for recipe in recipes) <= budget
-    contest = Contest(
-        recipes,
-        work.runner,
-        seed=work.options.seed,
-        together=together,
-        listener=work.listener,
-        watch=work.watch,
-    )
-    with contest:
-        finals = contest.run(rounds, seconds)
-    for recipe, measured in zip(recipes, contest.measured, strict=True):
-        findings.finals[recipe.key()] = measured
-    return finals
+def _clear(finals: Sequence[Finalist]) -> bool:
+    """Whether the winner's ratio to the baseline is known well, and on one side of 1."""
+    ratio = paired_ratio(finals[1].rates, finals[0].rates)
+    sharp = ratio.high - ratio.low <= _SHARP * ratio.ratio
+    return ratio.rounds >= _ENOUGH_ROUNDS and sharp and not ratio.low <= 1.0 <= ratio.high

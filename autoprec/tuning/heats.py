@@ -2,7 +2,7 @@
 
 The search times a recipe once, each at another moment, and machines drift by more than the fastest
 recipes differ by. A proof takes as long as a search, so what is proven first should be what is
-really the fastest.
+really the fastest. The baseline does not run here: the finish measures everybody against it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass, replace
 from autoprec.core.choice import Finalist
 from autoprec.core.rules import Refusal
 from autoprec.core.search import Outcome, Status, key
-from autoprec.core.space import Space
+from autoprec.core.space import Point, Space
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.contest import ROUND_SECONDS, FinalistFailed
+from autoprec.tuning.contest import TURN_SECONDS, FinalistFailed, contest_among, fit_together
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings
-from autoprec.tuning.finish import contest_among
 from autoprec.tuning.study import Study
-from autoprec.tuning.trials import raise_user_error
+from autoprec.tuning.trials import Runner, raise_user_error
 from autoprec.tuning.work import Work
 
 #: Who runs: at most this many, and nobody below this share of the fastest one's speed.
-_MOST, _NEAR = 4, 0.88
+_MOST, _NEAR = 3, 0.9
 
-#: Rounds, and the seconds they may take together; where fewer fit, the search's word stands.
-_ROUNDS, _FEWEST, _SECONDS = 7, 3, 40.0
+#: Rounds, and the seconds that these and making ready may take; where fewer fit, fewer run, and
+#: where that leaves nobody to compare, the search's word stands.
+_ROUNDS, _FEWEST, _SECONDS = 5, 3, 20.0
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,25 @@ class Heats:
     ranking: tuple[Outcome, ...]
 
 
-def rank(work: Work, study: Study, space: Space, findings: Findings) -> tuple[Outcome, ...]:
+def rank(
+    work: Work, study: Study, space: Space, baseline: Point, findings: Findings, runner: Runner
+) -> tuple[Outcome, ...]:
     """The history, with the rates of the fastest recipes as they are in alternation."""
     kept = study.recall("heats", Heats)
     if kept is not None and _of(kept.ranking, findings.history):
         return kept.ranking
     ranking = list(findings.history)
     while True:
-        running = _fastest(ranking, work)
+        running = _fastest([o for o in ranking if key(o.point) != key(baseline)], work)
+        recipes = [space.recipe(outcome.point) for outcome in running]
+        while (rounds := _rounds(running, fit_together(work, recipes, findings))) < _FEWEST:
+            running.pop()
+            recipes.pop()
         if len(running) < 2:
             return tuple(ranking)
-        seconds = [o.measurement.step_seconds for o in running if o.measurement is not None]
-        rounds = min(_ROUNDS, int(_SECONDS / sum(max(ROUND_SECONDS, 4 * s) for s in seconds)))
-        if rounds < _FEWEST:
-            return tuple(ranking)
         work.listener(Stage("heats", "the fastest recipes in alternation"))
-        recipes = [space.recipe(outcome.point) for outcome in running]
         try:
-            finals = contest_among(work, recipes, seconds, rounds, findings)
+            finals = contest_among(work, recipes, rounds, findings, runner, _one_leads)
         except FinalistFailed as failed:
             raise_user_error(failed.failure)
             out = next(o for o in running if space.recipe(o.point).key() == failed.recipe.key())
@@ -85,6 +86,23 @@ def _fastest(outcomes: Sequence[Outcome], work: Work) -> list[Outcome]:
     ]
     best = sorted(allowed, key=lambda o: -o.rate)[:_MOST]
     return [o for o in best if o.rate >= _NEAR * best[0].rate]
+
+
+def _rounds(running: Sequence[Outcome], together: bool) -> int:
+    """How many rounds these can run in the time there is, made ready once or for each turn."""
+    measured = [o.measurement for o in running if o.measurement is not None]
+    ready = sum(m.warmup_seconds for m in measured)
+    turns = sum(max(TURN_SECONDS, m.step_seconds) for m in measured)
+    if not turns:
+        return _ROUNDS
+    rounds = (_SECONDS - ready) / turns if together else _SECONDS / (ready + turns)
+    return min(_ROUNDS, int(rounds))
+
+
+def _one_leads(finals: Sequence[Finalist]) -> bool:
+    """Whether one was the fastest in every round, and in enough of them."""
+    rounds = list(zip(*(final.rates for final in finals), strict=True))
+    return len(rounds) >= _FEWEST and len({rates.index(max(rates)) for rates in rounds}) == 1
 
 
 def _rates(running: Sequence[Outcome], finals: Sequence[Finalist]) -> list[float]:

@@ -9,6 +9,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.islands import resolve_patterns
 from autoprec.core.knobs import plausible_knobs
 from autoprec.core.measurement import Dimension, TaskFacts
+from autoprec.core.recipe import KEEP_MEMORY, KNOBS, KnobValue
 from autoprec.core.rules import Proposal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
 from autoprec.errors import TaskError
@@ -83,11 +84,24 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
         effective_batch=task.batch_size,
         memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
         compile=(False, True) if _may_compile(work, task) else (False,),
-        knobs={**extras, **work.options.knobs},
+        knobs={**extras, **_asked_knobs(work, task)},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
         alignments=(1, multiple) if _padding_may_pay(work, task, off) else (1,),
         padded_modules=tuple(dict.fromkeys(dimension.module for dimension in off)),
     )
+
+
+def _asked_knobs(work: Work, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
+    """The knobs that were asked for, without those that mean nothing here."""
+    found = {}
+    for name, levels in work.options.knobs.items():
+        if task.framework in ("torch", "keras") and task.framework not in KNOBS[name].frameworks:
+            work.listener(Note(f"--knob {name} is not {task.framework}'s and is left out"))
+        elif name == KEEP_MEMORY and not task.keepable_memory:
+            work.listener(Note(f"--knob {name} needs glibc's malloc on a CPU and is left out"))
+        else:
+            found[name] = levels
+    return found
 
 
 def _may_compile(work: Work, task: TaskFacts) -> bool:

@@ -71,6 +71,12 @@ class Prover:
         self._explain(recipe if proven is None else proven.recipe)
         return proven
 
+    def forget(self) -> None:
+        """Give back the memory that proofs hold in the worker."""
+        self._proof.forget()
+        if self._runner.pids:
+            self._runner.call("forget_traces")
+
     def _explain(self, recipe: Recipe) -> None:
         """Tell how large each module's numbers are, if that was asked for."""
         if not self._options.explain or not recipe.policy.mixed:
@@ -120,6 +126,7 @@ class Prover:
             units = ", ".join(path or "the root" for path in found.tried[:12]) or "none"
             self._refuse(recipe, f"{verdict.reason}; {found.reason}. Kept in float32: {units}")
             return None
+        worker = self._runner.pids
         mended = run_trial(
             self._runner,
             space.point(found.recipe),
@@ -127,6 +134,8 @@ class Prover:
             seed=self._options.seed,
             budget=TimingBudget(),
         )
+        if self._runner.pids != worker:
+            self._proof.forget()
         if mended.measurement is None or mended.rate <= 0:
             self._refuse(recipe, f"with islands it does not run: {mended.reason}")
             return None

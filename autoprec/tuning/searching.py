@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 
 from autoprec.core.measurement import TimingBudget
-from autoprec.core.recipe import Recipe
+from autoprec.core.memory_mode import start_point, what_it_brings
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.search import (
     Limits,
     Next,
@@ -69,13 +70,17 @@ def search(
         outcome = _not_fitting(work, history, point)
         if outcome is None:
             runner.load()
-            drift = guard.check(runner, find(history, settled))
+            drift = guard.check(runner, find(history, start_point(space, settled, history)))
             outcome = replace(_measure(work, history, point, recipe, runner, drift), drift=drift)
         study.tell(trial, outcome)
         base = find((*history, outcome), settled)
         best = max(each.rate for each in (*history, outcome))
         baseline_rate = base.rate if base is not None else 0.0
         work.listener(TrialFinished(number, recipe, outcome, best, baseline_rate))
+        if recipe.keeps_memory and key(point) == key({**settled, KEEP_MEMORY: True}):
+            said = what_it_brings(settled, (*history, outcome))
+            if said:
+                work.listener(Note(said))
 
 
 def _decide(
@@ -122,10 +127,13 @@ def _measure(
     runner: Runner,
     drift: float,
 ) -> Outcome:
-    """Measure a recipe for a second, less where the incumbent is out of reach."""
+    """Measure a recipe for half a second, less where the incumbent is out of reach.
+
+    That tells recipes apart that differ by more than a few per cent; the heats do the rest.
+    """
     best = max((outcome.rate for outcome in history), default=0.0)
     hopeless = 1.25 * recipe.effective_batch / (best * drift) if best > 0 else None
-    budget = TimingBudget(seconds=1.0, min_steps=3, max_steps=100, hopeless_seconds=hopeless)
+    budget = TimingBudget(seconds=0.5, min_steps=3, max_steps=100, hopeless_seconds=hopeless)
     with work.watch.over(lambda: runner.pids):
         return run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
 

@@ -6,6 +6,7 @@ converted by the type hints here. In the worker the same class does the work wit
 
 from __future__ import annotations
 
+import gc
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 from autoprec.backends import registry
 from autoprec.backends.base import Backend, Report, Session, Task, Tracer
+from autoprec.backends.memory import give_back_memory
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
@@ -148,6 +150,8 @@ class Service:
     def forget_traces(self) -> None:
         """Give back the memory of the tracer's snapshots."""
         self._tracers.clear()
+        gc.collect()
+        give_back_memory()
 
     def _tracer(self) -> Tracer:
         task, backend = self._loaded()

@@ -31,6 +31,10 @@ _STATUS = {
 _SPOILS = (FailureKind.OUT_OF_MEMORY, FailureKind.LOST_DEVICE, FailureKind.UNSUPPORTED)
 
 
+#: What opens a session to time it.
+_TIMINGS = ("measure", "open")
+
+
 class Runner:
     """Holds one worker for the trials of one task, and starts another when it is lost."""
 
@@ -41,6 +45,7 @@ class Runner:
         self._listener = listener
         self._start = start
         self._worker: Worker | None = None
+        self._keeps_memory = False
 
     def __enter__(self) -> Runner:
         return self
@@ -74,9 +79,17 @@ class Runner:
         return self._worker.load(self._progress)
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the worker's service; a worker that failed badly is dropped."""
+        """Call a method of the worker's service; a worker that failed badly is dropped.
+
+        So is one that keeps its memory where a recipe is to be timed without that.
+        """
+        recipe = arguments.get("recipe")
+        keeps = isinstance(recipe, Recipe) and recipe.keeps_memory
+        if self._keeps_memory and method in _TIMINGS and not keeps:
+            self.drop()
         try:
             self.load()
+            self._keeps_memory = self._keeps_memory or keeps
             assert self._worker is not None
             return self._worker.call(method, on_progress=self._progress, **arguments)
         except WorkerFailure as failure:
@@ -89,6 +102,7 @@ class Runner:
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
+        self._keeps_memory = False
 
 
 def raise_user_error(failure: WorkerFailure) -> None:

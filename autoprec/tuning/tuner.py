@@ -16,19 +16,22 @@ from pathlib import Path
 from autoprec.core.device import DeviceFacts, Support
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
+from autoprec.core.memory_mode import surely_pays
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Proposal, Refusal, propose
 from autoprec.core.search import Outcome, Status, settled_baseline, shortlist
 from autoprec.core.space import BATCH, Space
 from autoprec.errors import NoFeasibleRecipe, UsageError
+from autoprec.tuning.contest import may_share
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
-from autoprec.tuning.finish import finish
+from autoprec.tuning.finish import Finish
 from autoprec.tuning.heats import rank
 from autoprec.tuning.preflight import baseline_point, build_space, preflight, wanted_multiple
 from autoprec.tuning.proving import Prover, keeps_arithmetic
 from autoprec.tuning.searching import find, search
+from autoprec.tuning.spares import Spares
 from autoprec.tuning.storage import DeviceLock, default_journal
 from autoprec.tuning.study import Study, study_name
 from autoprec.tuning.taskfile import task_digest
@@ -38,6 +41,9 @@ from autoprec.tuning.work import Work
 #: What was measured this near the best may be faster yet, for machines drift: the second-best
 #: recipe of a policy is a finalist too, and a policy is proven though float32 seemed faster.
 _NEAR = 0.95
+
+#: A worker starts beside the proof where the budget holds this many times the baseline's memory.
+_SPARE_PEAKS = 4
 
 #: Below this share of the fastest proven recipe's speed no proof is spent: the search's own errors
 #: are a few per cent.
@@ -142,21 +148,31 @@ def _learn(
         )
     if measured is None or measured.measurement is None or measured.rate <= 0:
         raise _no_baseline(measured)
-    runner.drop()
-    findings.ranking = rank(work, study, space, findings)
+    findings.ranking = rank(work, study, space, settled, findings, runner)
     prover = Prover(work, study, task, findings, runner)
-    proven = _prove(work, space, prover, findings)
-    runner.drop()
 
     def substitute(failed: Recipe) -> Proven | None:
         found = _smaller(failed, space, prover, findings)
-        runner.drop()
+        prover.forget()
         return found
 
-    seconds = measured.measurement.step_seconds
-    finish(work, space.recipe(settled), seconds, proven, findings, substitute)
+    plain = space.recipe(settled)
+    with Spares(work.runner) as spares:
+        if _baseline_runs_alone(work, plain, findings):
+            spares.start()
+        proven = _prove(work, space, prover, findings)
+        prover.forget()
+        doubt = not surely_pays(space, settled, history)
+        Finish(work, runner, plain, findings, spares, doubt).run(proven, substitute)
     findings.neighbours = work.watch.worst
     return findings
+
+
+def _baseline_runs_alone(work: Work, plain: Recipe, findings: Findings) -> bool:
+    """Whether the finish will want a worker for the baseline, and there is memory for one now."""
+    budget = work.memory_bytes
+    room = budget is None or _SPARE_PEAKS * findings.peak_of(plain) <= budget
+    return room and work.on_cpu and not may_share(plain, findings.task.framework)
 
 
 def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:

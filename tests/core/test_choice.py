@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autoprec.core.choice import SAME_SPEED, Finalist, choose, complexity
+from autoprec.core.choice import SAME_SPEED, WORTH, Finalist, choose, complexity
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.statistics import Ratio, paired_ratio
@@ -36,7 +36,7 @@ def test_what_may_be_no_faster_than_the_baseline_is_never_taken(own, others):
     choice = choose(baseline, others)
     if choice.recipe is not PLAIN:
         assert choice.ratio.low > 1.0
-        assert choice.ratio.ratio > 1.0 + SAME_SPEED
+        assert choice.ratio.ratio > 1.0 + WORTH
         assert any(
             choice.recipe is other.recipe and choice.ratio == paired_ratio(other.rates, own)
             for other in others
@@ -54,7 +54,7 @@ def test_nothing_allowed_is_faster_beyond_the_tolerance_or_as_fast_and_smaller(
     assume(choice.recipe is not PLAIN)
     for other in others:
         ratio = paired_ratio(other.rates, own)
-        if allowed and not (ratio.low > 1.0 and ratio.ratio > 1.0 + SAME_SPEED):
+        if allowed and not (ratio.low > 1.0 and ratio.ratio > 1.0 + WORTH):
             continue
         assert choice.ratio.ratio >= ratio.ratio * (1 - SAME_SPEED)
         if ratio.ratio >= choice.ratio.ratio:
@@ -87,10 +87,9 @@ def test_a_gain_that_is_not_sure_is_not_taken():
     )
 
 
-def test_a_gain_within_the_tolerance_is_not_taken():
-    slightly = steady(Recipe(compile=True), 101.5)
-    assert choose(steady(PLAIN, 100.0), [slightly]).recipe is PLAIN
-    assert choose(steady(PLAIN, 100.0), [slightly], same_speed=0.01).recipe.compile
+def test_a_gain_that_is_not_worth_it_is_not_taken():
+    assert choose(steady(PLAIN, 100.0), [steady(Recipe(compile=True), 101.5)]).recipe is PLAIN
+    assert choose(steady(PLAIN, 100.0), [steady(Recipe(compile=True), 102.5)]).recipe.compile
 
 
 def test_with_nothing_to_compare_the_baseline_is_chosen():

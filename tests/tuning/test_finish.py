@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,20 +13,26 @@ from autoprec.core.choice import Finalist
 from autoprec.core.device import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.search import Outcome, Status
 from autoprec.core.space import Space
 from autoprec.errors import TaskError
-from autoprec.tuning import finish as module
-from autoprec.tuning.contest import FinalistFailed
+from autoprec.tuning import contest as module
+from autoprec.tuning.contest import FinalistFailed, Settled
 from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning.finish import Finish, _clear
 from tests.core.test_rules import facts as device
 
-SPACE = Space(policies=(Policy.MIXED_BFLOAT16, Policy.FLOAT32), batch_sizes=(16, 32, 64))
+SPACE = Space(
+    policies=(Policy.MIXED_BFLOAT16, Policy.FLOAT32),
+    batch_sizes=(16, 32, 64),
+    knobs={KEEP_MEMORY: (False, True)},
+)
 PLAIN = Recipe(batch_size=32)
 FAST = {size: Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=size) for size in (32, 64)}
+RUNNER = SimpleNamespace(drop=lambda: None)
 WORK = cast(
     Any,
     SimpleNamespace(
@@ -36,6 +42,7 @@ WORK = cast(
         float32_allowed=True,
         runner=None,
         watch=None,
+        on_cpu=True,
     ),
 )
 
@@ -62,11 +69,24 @@ class Stage:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, rounds: int, seconds: Sequence[float]) -> tuple[Finalist, ...]:
+    def run(self, rounds: int, settled: Settled = lambda finals: False) -> tuple[Finalist, ...]:
         for recipe in self.recipes:
             if recipe.key() in self.failing:
                 raise FinalistFailed(recipe, WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room"))
         return tuple(Finalist(r, (self.rate(r),) * rounds) for r in self.recipes)
+
+
+def finish(
+    findings: Findings,
+    proven: Sequence[Proven],
+    substitute: Callable[[Recipe], Proven | None] = lambda failed: None,
+    *,
+    memory_in_doubt: bool = False,
+) -> None:
+    last = Finish(
+        WORK, cast(Any, RUNNER), PLAIN, findings, cast(Any, None), memory_in_doubt=memory_in_doubt
+    )
+    last.run(proven, substitute)
 
 
 @pytest.fixture
@@ -89,7 +109,7 @@ def test_a_smaller_batch_takes_the_place_of_one_that_fails(
         asked.append(failed.batch_size)
         return proven(FAST[32])
 
-    module.finish(WORK, PLAIN, 0.1, [proven(FAST[64])], findings, substitute)
+    finish(findings, [proven(FAST[64])], substitute)
     assert asked == [64]
     assert findings.choice is not None
     assert findings.choice.recipe == FAST[32]
@@ -100,7 +120,7 @@ def test_without_a_substitute_the_baseline_is_the_answer(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Stage, "failing", (FAST[64].key(),))
-    module.finish(WORK, PLAIN, 0.1, [proven(FAST[64])], findings, lambda failed: None)
+    finish(findings, [proven(FAST[64])])
     assert findings.choice is not None
     assert findings.choice.recipe == PLAIN
 
@@ -110,7 +130,7 @@ def test_a_baseline_that_fails_now_ends_the_tuning(
 ) -> None:
     monkeypatch.setattr(Stage, "failing", (PLAIN.key(),))
     with pytest.raises(TaskError, match="baseline ran before but failed"):
-        module.finish(WORK, PLAIN, 0.1, [proven(FAST[32])], findings, lambda failed: None)
+        finish(findings, [proven(FAST[32])])
 
 
 def test_a_float32_winner_with_other_settings_is_compared_at_its_own_batch(
@@ -118,7 +138,7 @@ def test_a_float32_winner_with_other_settings_is_compared_at_its_own_batch(
 ) -> None:
     """Otherwise nobody could tell whether the larger batch or the compiler helped."""
     compiled = replace(PLAIN, batch_size=64, compile=True)
-    module.finish(WORK, PLAIN, 0.1, [proven(compiled)], findings, lambda failed: None)
+    finish(findings, [proven(compiled)])
     assert findings.speedup is not None
     assert findings.speedup.ratio == pytest.approx(2.0)
     assert findings.speedup_same_batch is not None
@@ -128,9 +148,7 @@ def test_a_float32_winner_with_other_settings_is_compared_at_its_own_batch(
 def test_a_larger_batch_alone_has_no_other_float32_to_be_compared_with(
     findings: Findings,
 ) -> None:
-    module.finish(
-        WORK, PLAIN, 0.1, [proven(replace(PLAIN, batch_size=64))], findings, lambda failed: None
-    )
+    finish(findings, [proven(replace(PLAIN, batch_size=64))])
     assert findings.speedup is not None
     assert findings.speedup_same_batch is None
 
@@ -140,8 +158,8 @@ class Disturbed(Stage):
 
     contests = 0
 
-    def run(self, rounds: int, seconds: Sequence[float]) -> tuple[Finalist, ...]:
-        finals = super().run(rounds, seconds)
+    def run(self, rounds: int, settled: Settled = lambda finals: False) -> tuple[Finalist, ...]:
+        finals = super().run(rounds, settled)
         Disturbed.contests += 1
         if Disturbed.contests > 2:
             return finals
@@ -156,9 +174,7 @@ def test_one_disturbed_round_does_not_make_a_fast_recipe_lose(
 ) -> None:
     monkeypatch.setattr(module, "Contest", Disturbed)
     monkeypatch.setattr(Disturbed, "contests", 0)
-    module.finish(
-        WORK, PLAIN, 0.1, [proven(FAST[64]), proven(FAST[32])], findings, lambda failed: None
-    )
+    finish(findings, [proven(FAST[64]), replace(proven(FAST[32]), rate=620.0)])
     assert findings.choice is not None
     assert findings.choice.recipe == FAST[64]
     assert findings.speedup is not None
@@ -177,9 +193,60 @@ def test_finalists_that_are_all_slower_are_not_measured_again(
         return plainly(self, rounds, seconds)
 
     monkeypatch.setattr(Stage, "run", run)
-    module.finish(
-        WORK, PLAIN, 0.1, [proven(FAST[64]), proven(FAST[32])], findings, lambda failed: None
-    )
+    finish(findings, [proven(FAST[64]), proven(FAST[32])])
     assert findings.choice is not None
     assert findings.choice.recipe == PLAIN
     assert len(asked) == 1
+
+
+KEPT = replace(FAST[64], knobs={KEEP_MEMORY: True})
+
+
+class Keeping(Stage):
+    """Keeping memory is worth `gain`."""
+
+    gain = 1.0
+
+    @classmethod
+    def rate(cls, recipe: Recipe) -> float:  # type: ignore[override]
+        return Stage.rate(recipe) * (cls.gain if recipe.keeps_memory else 1.0)
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(1.3, True), (1.01, False)])
+def test_memory_is_kept_only_where_it_pays_at_the_winner(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, gain: float, kept: bool
+) -> None:
+    monkeypatch.setattr(module, "Contest", Keeping)
+    monkeypatch.setattr(Keeping, "gain", gain)
+    finish(findings, [proven(KEPT)], memory_in_doubt=True)
+    assert findings.proven is not None
+    assert findings.proven.recipe.keeps_memory is kept
+    assert findings.speedup is not None
+    assert findings.speedup.ratio == pytest.approx(4.0 * (gain if kept else 1.0))
+
+
+def test_where_the_baseline_left_no_doubt_the_winner_is_not_run_without_it(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Contest", Keeping)
+    finish(findings, [proven(KEPT)])
+    assert findings.proven is not None
+    assert findings.proven.recipe == KEPT
+    assert FAST[64].key() not in findings.finals
+
+
+def test_a_comparison_that_would_take_long_is_left_out(findings: Findings) -> None:
+    finish(findings, [replace(proven(FAST[64]), step_seconds=60.0)])
+    assert findings.speedup is not None
+    assert findings.speedup_same_batch is None
+
+
+def test_rounds_end_when_the_winner_is_known_well() -> None:
+    def finals(*ratios: float) -> tuple[Finalist, ...]:
+        return Finalist(PLAIN, (1.0,) * len(ratios)), Finalist(FAST[64], ratios)
+
+    assert not _clear(finals(*[2.0] * 5))
+    assert _clear(finals(*[2.0] * 6))
+    assert not _clear(finals(2.0, 2.0, 2.0, 2.0, 2.0, 2.3))
+    assert not _clear(finals(1.0, 1.01, 1.02, 0.99, 1.0, 1.01))
+    assert _clear(finals(*[0.8] * 6))

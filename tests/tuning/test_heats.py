@@ -15,15 +15,17 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.search import Outcome, Status
 from autoprec.core.space import BATCH, Space
-from autoprec.tuning import finish
+from autoprec.tuning import contest
 from autoprec.tuning import heats as module
-from autoprec.tuning.contest import FinalistFailed
+from autoprec.tuning.contest import FinalistFailed, Settled
 from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import Findings
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from tests.core.test_rules import facts as device
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(16, 32, 64, 128))
+
+RUNNER = SimpleNamespace(drop=lambda: None)
 
 #: Samples per second by batch, under bfloat16: what the search saw, and what is true.
 SEEN = {16: 400.0, 32: 950.0, 64: 1000.0, 128: 980.0}
@@ -46,7 +48,7 @@ class Rounds:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, rounds: int, seconds: Sequence[float]) -> tuple[Finalist, ...]:
+    def run(self, rounds: int, settled: Settled = lambda finals: False) -> tuple[Finalist, ...]:
         for recipe in self.recipes:
             if recipe.batch_size in self.failing:
                 raise FinalistFailed(recipe, WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room"))
@@ -68,7 +70,7 @@ class Notes:
 
 @pytest.fixture(autouse=True)
 def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finish, "Contest", Rounds)
+    monkeypatch.setattr(contest, "Contest", Rounds)
     monkeypatch.setattr(Rounds, "failing", ())
     monkeypatch.setattr(Rounds, "ran", [])
 
@@ -89,12 +91,20 @@ def findings(scale: float = 1.0) -> Findings:
 def work(policies: tuple[Policy, ...] = ()) -> Any:
     options = SimpleNamespace(seed=0, policies=policies)
     return SimpleNamespace(
-        options=options, listener=silent, memory_bytes=None, runner=None, watch=None
+        options=options,
+        listener=silent,
+        memory_bytes=None,
+        runner=None,
+        watch=None,
+        on_cpu=True,
     )
 
 
 def rank(found: Findings, notes: Notes | None = None, **kwargs: Any) -> dict[int, Outcome]:
-    ranking = module.rank(work(**kwargs), cast(Any, notes or Notes()), SPACE, found)
+    baseline = found.history[0].point
+    ranking = module.rank(
+        work(**kwargs), cast(Any, notes or Notes()), SPACE, baseline, found, cast(Any, RUNNER)
+    )
     assert [o.point for o in ranking] == [o.point for o in found.history]
     return {int(o.point[BATCH]): o for o in ranking if o.point["policy"] == "mixed_bfloat16"}
 
@@ -134,6 +144,29 @@ def test_steps_too_dear_for_rounds_leave_the_searches_word() -> None:
     found = findings(scale=0.01)
     assert rank(found)[64].rate == 10.0
     assert Rounds.ran == []
+
+
+def test_where_not_all_fit_into_the_time_the_fastest_do() -> None:
+    """With steps of seconds only two of three recipes can run three rounds."""
+    found = findings(scale=0.03)
+    rank(found)
+    assert Rounds.ran == [[64, 128]]
+
+
+def test_the_baseline_runs_in_the_finish_and_not_here() -> None:
+    found = findings()
+    found.history = (seen(32, "float32", 990.0), *found.history[1:])
+    rank(found)
+    assert Rounds.ran == [[64, 128, 32]]
+
+
+def test_one_that_leads_in_every_round_needs_no_more() -> None:
+    def finals(*rates: tuple[float, ...]) -> tuple[Finalist, ...]:
+        return tuple(Finalist(Recipe(batch_size=8), rate) for rate in rates)
+
+    assert module._one_leads(finals((3, 3, 3), (2, 2, 2)))
+    assert not module._one_leads(finals((3, 3), (2, 2)))
+    assert not module._one_leads(finals((3, 3, 1), (2, 2, 2)))
 
 
 def test_only_policies_that_may_be_chosen_run() -> None:

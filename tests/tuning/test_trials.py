@@ -11,7 +11,7 @@ import pytest
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TimingBudget
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.search import Status
 from autoprec.errors import TaskError, TrialFailure, UserCodeError
 from autoprec.tuning.events import silent
@@ -190,3 +190,28 @@ def test_a_worker_that_somebody_kills_between_trials_is_not_missed(simulated) ->
             assert outcome.status is Status.OK
             (pid,) = runner.pids
             os.kill(pid, signal.SIGKILL)
+
+
+KEEPS = Recipe(knobs={KEEP_MEMORY: True})
+
+
+@pytest.mark.parametrize(
+    ("method", "second", "workers"),
+    [
+        ("measure", Recipe(), 2),
+        ("measure", KEEPS, 1),
+        ("open", Recipe(), 2),
+        ("shadow", BFLOAT16, 1),
+    ],
+)
+def test_a_worker_that_keeps_its_memory_times_nothing_without_that(
+    method: str, second: Recipe, workers: int
+) -> None:
+    """A process cannot take it back. What is not timed does not mind."""
+    starts = Starts(*"abc")
+    with Runner(WorkerSettings(Path("x.py")), silent, starts) as runner:
+        runner.call("measure", recipe=Recipe())
+        runner.call("measure", recipe=KEEPS)
+        assert len(starts.made) == 1
+        runner.call(method, recipe=second)
+    assert len(starts.made) == workers

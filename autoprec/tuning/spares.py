@@ -1,0 +1,46 @@
+"""A worker that starts while a proof runs: starting takes seconds, and a proof minds no company."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from threading import Thread
+
+from autoprec.tuning.failures import WorkerFailure
+from autoprec.tuning.trials import Runner
+
+
+class Spares:
+    """Makes runners; after `start` the first one's worker has the task loaded already."""
+
+    def __init__(self, make: Callable[[], Runner]) -> None:
+        self._make = make
+        self._started: tuple[Runner, Thread] | None = None
+
+    def __enter__(self) -> Spares:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._started is not None:
+            self._started[0].drop()
+
+    def start(self) -> None:
+        """Start a worker in the background; what goes wrong there its first call will tell."""
+        runner = self._make()
+        thread = Thread(target=_load, args=(runner,), daemon=True)
+        self._started = runner, thread
+        thread.start()
+
+    def __call__(self) -> Runner:
+        """A runner of one's own."""
+        if self._started is None:
+            return self._make()
+        runner, thread = self._started
+        self._started = None
+        thread.join()
+        return runner
+
+
+def _load(runner: Runner) -> None:
+    with contextlib.suppress(WorkerFailure):
+        runner.load()

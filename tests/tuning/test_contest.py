@@ -1,0 +1,188 @@
+"""A contest: who runs in whose worker, in which order, and when it is over."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from autoprec.core.choice import Finalist
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.tuning.contest import Contest, FinalistFailed, may_share
+from autoprec.tuning.events import silent
+from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning.remote import WorkerSettings
+from autoprec.tuning.trials import Runner
+
+KEPT = {KEEP_MEMORY: True}
+PLAIN = Recipe(batch_size=32)
+FAST = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64, knobs=KEPT)
+LARGE = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=128, knobs=KEPT)
+WATCH = cast(Any, SimpleNamespace(over=lambda pids: nullcontext()))
+
+
+class Worker:
+    """Keeps sessions by name, as a real one does, and dies when it is told to."""
+
+    killed_at: int | None = None
+
+    def __init__(self, log: list[tuple[int, str, str]], number: int) -> None:
+        self.log, self.pid, self.alive = log, number, True
+        self.open: dict[str, Recipe] = {}
+        self.timed = 0
+
+    def load(self, on_progress: object = None) -> None: ...
+
+    def call(self, method: str, *, on_progress: object = None, **arguments: Any) -> Any:
+        name = arguments["name"]
+        self.log.append((self.pid, method, name))
+        if method == "open":
+            self.open[name] = arguments["recipe"]
+        elif method == "close":
+            del self.open[name]
+        else:
+            recipe = self.open[name]
+            self.timed += 1
+            if self.timed == self.killed_at:
+                self.alive = False
+                raise WorkerFailure(FailureKind.KILLED, "somebody else's kill")
+            return Measurement(0.1, 0.1, 0.1, 3, recipe.batch_size, peak_memory_bytes=7)
+        return None
+
+    def kill(self) -> None:
+        self.alive = False
+        self.open.clear()
+
+    close = kill
+
+
+class Workers:
+    """Starts workers and remembers them."""
+
+    def __init__(self, killed_at: int | None = None) -> None:
+        self.log: list[tuple[int, str, str]] = []
+        self.made: list[Worker] = []
+        self.killed_at = killed_at
+
+    def start(self, settings: WorkerSettings) -> Any:
+        worker = Worker(self.log, len(self.made))
+        worker.killed_at = self.killed_at if not self.made else None
+        self.made.append(worker)
+        return worker
+
+    def runner(self) -> Runner:
+        return Runner(WorkerSettings(Path("task.py")), silent, self.start)
+
+
+def contest(
+    workers: Workers, recipes: list[Recipe], *, together: bool = True
+) -> tuple[Contest, Runner]:
+    shared = workers.runner()
+    made = Contest(
+        recipes,
+        shared,
+        workers.runner,
+        shares=lambda recipe: recipe.keeps_memory,
+        seed=0,
+        together=together,
+        listener=silent,
+        watch=WATCH,
+    )
+    return made, shared
+
+
+def test_those_who_may_share_run_in_one_worker_and_leave_it_as_it_was() -> None:
+    workers = Workers()
+    made, shared = contest(workers, [PLAIN, FAST, LARGE])
+    with made:
+        finals = made.run(2)
+        assert {len(worker.open) for worker in workers.made} == {1, 2}
+    assert [len(final.rates) for final in finals] == [2, 2, 2]
+    assert len(workers.made) == 2
+    (kept,) = [worker for worker in workers.made if worker.pid in shared.pids]
+    assert kept.alive
+    assert kept.open == {}
+    assert not next(worker for worker in workers.made if worker is not kept).alive
+
+
+def test_the_order_turns_round_in_every_second_round() -> None:
+    workers = Workers()
+    made, _ = contest(workers, [FAST, LARGE])
+    with made:
+        workers.log.clear()
+        made.run(2)
+        assert [name for _, _, name in workers.log] == ["final0", "final1", "final1", "final0"]
+
+
+def test_a_peak_that_others_share_is_nobodys() -> None:
+    made, _ = contest(Workers(), [PLAIN, FAST, LARGE])
+    with made:
+        made.run(1)
+    assert [m[0].peak_memory_bytes for m in made.measured] == [7, 0, 0]
+
+
+def test_rounds_end_when_they_settle_it() -> None:
+    made, _ = contest(Workers(), [PLAIN, FAST])
+
+    def settled(finals: tuple[Finalist, ...]) -> bool:
+        return len(finals[0].rates) == 3
+
+    with made:
+        assert [len(f.rates) for f in made.run(9, settled)] == [3, 3]
+
+
+def test_what_does_not_fit_together_is_opened_for_its_turn() -> None:
+    workers = Workers()
+    made, _ = contest(workers, [PLAIN, FAST, LARGE], together=False)
+    with made:
+        made.run(2)
+        assert all(not worker.open for worker in workers.made)
+    methods = [method for _, method, name in workers.log if name == "final2"]
+    assert methods == ["open", "time", "close"] * 2
+
+
+def test_a_worker_that_somebody_killed_comes_back_with_all_its_sessions() -> None:
+    workers = Workers(killed_at=4)
+    made, _ = contest(workers, [FAST, LARGE])
+    with made:
+        finals = made.run(3)
+        assert len(workers.made) == 2
+        assert set(workers.made[1].open) == {"final0", "final1"}
+    assert [len(final.rates) for final in finals] == [3, 3]
+
+
+def test_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(Worker):
+        def call(self, method: str, **arguments: Any) -> Any:
+            if arguments.get("recipe") == LARGE:
+                raise WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room")
+            return super().call(method, **arguments)
+
+    monkeypatch.setitem(globals(), "Worker", Full)
+    made, _ = contest(Workers(), [FAST, LARGE])
+    with pytest.raises(FinalistFailed) as info, made:
+        pass
+    assert info.value.recipe == LARGE
+
+
+@pytest.mark.parametrize(
+    ("recipe", "framework", "shares"),
+    [
+        (PLAIN, "torch", False),
+        (FAST, "torch", True),
+        (Recipe(compile=True, knobs=KEPT), "torch", False),
+        (Recipe(knobs={**KEPT, "threads": 1}), "torch", False),
+        (PLAIN, "keras", True),
+        (Recipe(compile=True), "keras", True),
+        (Recipe(knobs={"threads": 1}), "keras", False),
+    ],
+)
+def test_only_what_nothing_in_the_process_disturbs_shares_it(
+    recipe: Recipe, framework: str, shares: bool
+) -> None:
+    assert may_share(recipe, framework) is shares
