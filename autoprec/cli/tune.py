@@ -125,7 +125,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help="measure every recipe (--sampler grid) and print the step times by batch and policy",
     )
     group.add_argument(
-        "--rounds", type=int, default=9, metavar="N", help="rounds of the finish (default: 9)"
+        "--rounds", type=int, default=6, metavar="N", help="rounds of the finish (default: 6)"
     )
 
 

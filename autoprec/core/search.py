@@ -60,7 +60,7 @@ _CLIFF = 0.35
 _SURE = 3.0
 
 #: A factor's other level may cost so many times more: what the model expects of it is a guess.
-_DEAR = 1.5
+_DEAR = 2.5
 
 
 #: Ends that say that the batch is too big for this machine.
@@ -106,7 +106,7 @@ class Limits:
     timed_seconds: float = 0.5
     steps: int = 4
     gain_per_second: float = 5e-4
-    cheap_seconds: float = 5.0
+    cheap_seconds: float = 3.0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
-from autoprec.tuning.contest import FinalistFailed, Settled, contest_among
+from autoprec.tuning.contest import FinalistFailed, contest_among
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings, Proven
 from autoprec.tuning.trials import Runner, raise_user_error
@@ -22,9 +22,6 @@ _FEWEST_ROUNDS = 5
 
 #: What is only there to compare with may take so many seconds, at the winner's pace.
 _BESIDE_SECONDS = 15.0
-
-#: Rounds after which an interval of the median is one of 95 %, and how narrow it is to be then.
-_ENOUGH_ROUNDS, _SHARP = 6, 0.1
 
 
 @dataclass(frozen=True)
@@ -147,10 +144,10 @@ class Finish:
         return replace(recipe, knobs={k: v for k, v in recipe.knobs.items() if k != KEEP_MEMORY})
 
     def _against(self, winner: Proven, beside: Sequence[Recipe]) -> tuple[Finalist, ...]:
-        """The baseline, the winner and those beside it in alternation, until it is clear."""
+        """The baseline, the winner and those beside it in alternation."""
         recipes = list({r.key(): r for r in (self.plain, winner.recipe, *beside)}.values())
         rounds = self.work.options.rounds
-        finals = self._alternate(recipes, rounds, _clear)
+        finals = self._alternate(recipes, rounds)
         if not _undecided(finals):
             return finals
         more = self._alternate(recipes, rounds)
@@ -159,16 +156,13 @@ class Finish:
             for one, other in zip(finals, more, strict=True)
         )
 
-    def _alternate(
-        self, recipes: Sequence[Recipe], rounds: int, settled: Settled = lambda finals: False
-    ) -> tuple[Finalist, ...]:
+    def _alternate(self, recipes: Sequence[Recipe], rounds: int) -> tuple[Finalist, ...]:
         return contest_among(
             self.work,
             recipes,
             rounds,
             self.findings,
             self.runner,
-            settled,
             make_runner=self.make_runner,
         )
 
@@ -177,10 +171,3 @@ def _undecided(finals: Sequence[Finalist]) -> bool:
     """Whether the winner seems faster than the baseline, but a few bad rounds may say otherwise."""
     ratio = paired_ratio(finals[1].rates, finals[0].rates)
     return ratio.low <= 1.0 < ratio.ratio - WORTH
-
-
-def _clear(finals: Sequence[Finalist]) -> bool:
-    """Whether the winner's ratio to the baseline is known well, and on one side of 1."""
-    ratio = paired_ratio(finals[1].rates, finals[0].rates)
-    sharp = ratio.high - ratio.low <= _SHARP * ratio.ratio
-    return ratio.rounds >= _ENOUGH_ROUNDS and sharp and not ratio.low <= 1.0 <= ratio.high

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.choice import Finalist
+from autoprec.core.choice import SAME_SPEED, Finalist
 from autoprec.core.rules import Refusal
 from autoprec.core.search import Outcome, Status, key
 from autoprec.core.space import Point, Space
@@ -56,7 +56,7 @@ def rank(
             return tuple(ranking)
         work.listener(Stage("heats", "the fastest recipes in alternation"))
         try:
-            finals = contest_among(work, recipes, rounds, findings, runner, _one_leads)
+            finals = contest_among(work, recipes, rounds, findings, runner, _settled)
         except FinalistFailed as failed:
             raise_user_error(failed.failure)
             out = next(o for o in running if space.recipe(o.point).key() == failed.recipe.key())
@@ -99,10 +99,14 @@ def _rounds(running: Sequence[Outcome], together: bool) -> int:
     return min(_ROUNDS, int(rounds))
 
 
-def _one_leads(finals: Sequence[Finalist]) -> bool:
-    """Whether one was the fastest in every round, and in enough of them."""
+def _settled(finals: Sequence[Finalist]) -> bool:
+    """Whether one was the fastest in each of enough rounds, or all are as fast as each other."""
     rounds = list(zip(*(final.rates for final in finals), strict=True))
-    return len(rounds) >= _FEWEST and len({rates.index(max(rates)) for rates in rounds}) == 1
+    if len(rounds) < _FEWEST:
+        return False
+    ratios = [paired_ratio(final.rates, finals[0].rates).ratio for final in finals]
+    one_leads = len({rates.index(max(rates)) for rates in rounds}) == 1
+    return one_leads or min(ratios) >= (1 - SAME_SPEED) * max(ratios)
 
 
 def _rates(running: Sequence[Outcome], finals: Sequence[Finalist]) -> list[float]:

@@ -45,7 +45,7 @@ class Options:
     storage: str | None = None
     fresh: bool = False
     wait: bool = False
-    rounds: int = 9
+    rounds: int = 6
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:

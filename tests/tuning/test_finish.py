@@ -22,7 +22,7 @@ from autoprec.tuning.contest import FinalistFailed, Settled
 from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import FailureKind, WorkerFailure
-from autoprec.tuning.finish import Finish, _clear
+from autoprec.tuning.finish import Finish
 from tests.core.test_rules import facts as device
 
 SPACE = Space(
@@ -239,14 +239,3 @@ def test_a_comparison_that_would_take_long_is_left_out(findings: Findings) -> No
     finish(findings, [replace(proven(FAST[64]), step_seconds=60.0)])
     assert findings.speedup is not None
     assert findings.speedup_same_batch is None
-
-
-def test_rounds_end_when_the_winner_is_known_well() -> None:
-    def finals(*ratios: float) -> tuple[Finalist, ...]:
-        return Finalist(PLAIN, (1.0,) * len(ratios)), Finalist(FAST[64], ratios)
-
-    assert not _clear(finals(*[2.0] * 5))
-    assert _clear(finals(*[2.0] * 6))
-    assert not _clear(finals(2.0, 2.0, 2.0, 2.0, 2.0, 2.3))
-    assert not _clear(finals(1.0, 1.01, 1.02, 0.99, 1.0, 1.01))
-    assert _clear(finals(*[0.8] * 6))

@@ -160,13 +160,14 @@ def test_the_baseline_runs_in_the_finish_and_not_here() -> None:
     assert Rounds.ran == [[64, 128, 32]]
 
 
-def test_one_that_leads_in_every_round_needs_no_more() -> None:
+def test_rounds_end_when_one_leads_in_each_or_all_are_as_fast() -> None:
     def finals(*rates: tuple[float, ...]) -> tuple[Finalist, ...]:
         return tuple(Finalist(Recipe(batch_size=8), rate) for rate in rates)
 
-    assert module._one_leads(finals((3, 3, 3), (2, 2, 2)))
-    assert not module._one_leads(finals((3, 3), (2, 2)))
-    assert not module._one_leads(finals((3, 3, 1), (2, 2, 2)))
+    assert module._settled(finals((3, 3, 3), (2, 2, 2)))
+    assert not module._settled(finals((3, 3), (2, 2)))
+    assert not module._settled(finals((3, 3, 1), (2, 2, 2)))
+    assert module._settled(finals((3, 3, 2.99), (2.99, 2.99, 3)))
 
 
 def test_only_policies_that_may_be_chosen_run() -> None:
