@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable
 from threading import Thread
 
-from autoprec.tuning.failures import WorkerFailure
 from autoprec.tuning.trials import Runner
+
+_END_SECONDS = 10.0
 
 
 class Spares:
@@ -22,7 +23,10 @@ class Spares:
 
     def __exit__(self, *exception: object) -> None:
         if self._started is not None:
-            self._started[0].drop()
+            runner, thread = self._started
+            runner.drop()  # what the thread waits for
+            thread.join(_END_SECONDS)
+            runner.drop()  # what it had only just started
 
     def start(self) -> None:
         """Start a worker in the background; what goes wrong there its first call will tell."""
@@ -42,5 +46,5 @@ class Spares:
 
 
 def _load(runner: Runner) -> None:
-    with contextlib.suppress(WorkerFailure):
+    with contextlib.suppress(Exception):  # a worker that was ended meanwhile, too
         runner.load()
