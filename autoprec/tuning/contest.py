@@ -10,6 +10,7 @@ closed again.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -37,6 +38,11 @@ class FinalistFailed(Exception):
 TURN_SECONDS = 0.25
 """What a recipe's turn in a round takes, where its steps are not longer."""
 _WARMUP_SECONDS = 0.1
+_OWN_WARMUP_SECONDS = 0.5
+
+#: A turn this much slower than the recipe ran before is disturbed: what its neighbours freed comes
+#: back from the system page by page. It runs on, so many turns at most.
+_DISTURBED, _LONGER = 1.15, 4
 
 Settled = Callable[[tuple[Finalist, ...]], bool]
 """Whether the rounds so far are enough."""
@@ -58,7 +64,10 @@ def may_share(recipe: Recipe, framework: str) -> bool:
 
 
 class Contest:
-    """Finalists ready to run in rounds: those that may share a worker in `shared`'s."""
+    """Finalists ready to run in rounds: those that may share a worker in `shared`'s.
+
+    `step_seconds` are the fastest steps that are known of them (infinity: none).
+    """
 
     def __init__(
         self,
@@ -71,8 +80,10 @@ class Contest:
         together: bool,
         listener: Listener,
         watch: Watch,
+        step_seconds: Sequence[float] = (),
     ) -> None:
         self.recipes = tuple(recipes)
+        self._fastest = list(step_seconds) or [math.inf] * len(self.recipes)
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
         self._seed, self._together, self._listener = seed, together, listener
         self._watch = watch
@@ -122,7 +133,8 @@ class Contest:
                     runner.drop()
                 raise
         for index in range(len(self.recipes)):
-            self._time(index, _WARMUP_SECONDS)
+            own = self._runners[index] is not self._shared
+            self._time(index, _OWN_WARMUP_SECONDS if own else _WARMUP_SECONDS)
 
     def _open(self, index: int) -> None:
         self._call(index, "open", recipe=self.recipes[index], seed=self._seed)
@@ -178,12 +190,21 @@ class Contest:
     def _turn(self, index: int) -> Measurement:
         """A few steps. The peak of a worker that others share is not this recipe's."""
         if self._together:
-            measured = self._time(index, TURN_SECONDS)
+            measured = self._undisturbed(index)
             shared = self._runners.count(self._runners[index]) > 1
             return replace(measured, peak_memory_bytes=0) if shared else measured
         self._open(index)
         measured = self._time(index, TURN_SECONDS)
         self._close(index)
+        return measured
+
+    def _undisturbed(self, index: int) -> Measurement:
+        """A turn, which goes on while the recipe is slower than it has been."""
+        for _ in range(_LONGER):
+            measured = self._time(index, TURN_SECONDS)
+            if measured.step_seconds <= _DISTURBED * self._fastest[index]:
+                break
+        self._fastest[index] = min(self._fastest[index], measured.step_seconds)
         return measured
 
     def _time(self, index: int, seconds: float) -> Measurement:
@@ -216,6 +237,7 @@ def contest_among(
     def shares(recipe: Recipe) -> bool:
         return work.on_cpu and may_share(recipe, findings.task.framework)
 
+    trials = [findings.trial_of(recipe) for recipe in recipes]
     if not any(map(shares, recipes)):
         runner.drop()  # its memory is better used by those who run
     contest = Contest(
@@ -227,6 +249,7 @@ def contest_among(
         together=fit_together(work, recipes, findings),
         listener=work.listener,
         watch=work.watch,
+        step_seconds=[trial.step_seconds if trial else math.inf for trial in trials],
     )
     with contest:
         finals = contest.run(rounds, settled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -134,6 +135,24 @@ def test_rounds_end_when_they_settle_it() -> None:
 
     with made:
         assert [len(f.rates) for f in made.run(9, settled)] == [3, 3]
+
+
+def test_a_disturbed_turn_goes_on_until_the_recipe_runs_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = iter([0.1, 0.1, 0.3, 0.3, 0.1, 0.5, 0.5, 0.5, 0.5])
+
+    class Slow(Worker):
+        def call(self, method: str, **arguments: Any) -> Any:
+            answer = super().call(method, **arguments)
+            return answer if answer is None else replace(answer, step_seconds=next(steps))
+
+    monkeypatch.setitem(globals(), "Worker", Slow)
+    made, _ = contest(Workers(), [FAST])
+    with made:  # the first step is the warm-up's
+        made.run(3)
+    assert [m.step_seconds for m in made.measured[0]] == [0.1, 0.1, 0.5]
+    assert next(steps, None) is None
 
 
 def test_what_does_not_fit_together_is_opened_for_its_turn() -> None:
