@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autoprec.core.recipe import KnobValue
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.space import BATCH, Point
 
 #: (offset, drift) of a factor's levels, as standard deviations of log throughput. `_COMPILED` is
@@ -45,6 +45,7 @@ _NOISE = 0.015
 _LEVEL = 10.0
 #: How much faster than another arm's an arm's memory may grow with the batch.
 _OTHER_ARM = 2.0
+_MARGIN, _KEPT_MARGIN = 0.10, 0.25
 _HALF_BATCHES = (0.01, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 
 
@@ -189,13 +190,15 @@ class MemorySeen:
     peak_bytes: int
 
 
-def predict_memory(point: Point, seen: Sequence[MemorySeen], margin: float = 0.10) -> float | None:
+def predict_memory(point: Point, seen: Sequence[MemorySeen]) -> float | None:
     """An upper estimate of a point's peak memory in bytes; None where nothing was measured.
 
     Peak memory is affine in the micro-batch. From two batches of the same arm the line is known;
     from one, memory grows at most in proportion to the batch, and at most twice as fast as in other
-    arms. `margin` is added to what is extrapolated.
+    arms. A margin is added to what is extrapolated: a tenth, and a quarter where freed memory is
+    kept, for free blocks need not fit together.
     """
+    margin = _KEPT_MARGIN if point.get(KEEP_MEMORY) else _MARGIN
     batch = float(point[BATCH])
     arm = _memory_arm(point)
     own = _arms([item for item in seen if _memory_arm(item.point) == arm])
@@ -218,7 +221,7 @@ def _slope(arm: Sequence[tuple[float, int]]) -> float:
 
 
 def _memory_arm(point: Point) -> tuple[KnobValue, ...]:
-    return (point["policy"], point["compile"])
+    return (point["policy"], point["compile"], point.get(KEEP_MEMORY, False))
 
 
 def _arms(seen: Sequence[MemorySeen]) -> list[list[tuple[float, int]]]:

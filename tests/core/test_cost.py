@@ -159,7 +159,13 @@ def test_the_estimate_at_a_measured_batch_is_the_most_that_was_measured_there(pa
 def test_two_batches_give_the_line_and_the_margin():
     known = [MemorySeen(point(8), 1800), MemorySeen(point(16), 2600)]
     assert predict_memory(point(64), known) == pytest.approx((2600 + 48 * 100) * 1.1)
-    assert predict_memory(point(64), known, margin=0.0) == pytest.approx(2600 + 48 * 100)
+
+
+def test_memory_that_is_kept_may_not_fit_together():
+    kept = {"keep_memory": True}
+    known = [MemorySeen({**point(8), **kept}, 1800), MemorySeen({**point(16), **kept}, 2600)]
+    expected = (2600 + 48 * 100) * 1.25
+    assert predict_memory({**point(64), **kept}, known) == pytest.approx(expected)
 
 
 def test_one_batch_gives_proportion_and_a_larger_one_an_upper_bound():
@@ -170,7 +176,7 @@ def test_one_batch_gives_proportion_and_a_larger_one_an_upper_bound():
 
 def test_memory_that_shrinks_with_the_batch_is_not_extrapolated_below_what_was_seen():
     known = [MemorySeen(point(8), 3000), MemorySeen(point(16), 2000)]
-    assert predict_memory(point(64), known, margin=0.0) == 2000
+    assert predict_memory(point(64), known) == pytest.approx(2000 * 1.1)
 
 
 def test_an_arm_of_its_own_is_believed_over_others():
