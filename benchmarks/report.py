@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,11 @@ def oracle(path: Path) -> Iterator[str]:
         f"{kept:.3f} is kept. Two seeds choose recipes at most {max(seeds):.1%} apart. Trials "
         f"killed by the operating system: {sum(r['killed'] for r in results)}."
     )
+    yield from notes(results)
+
+
+def notes(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What is to be known of single rows, and of which."""
     for note in dict.fromkeys(r["note"] for r in results if "note" in r):
         named = ", ".join(r["task"] for r in results if r.get("note") == note)
         yield ""
@@ -174,6 +179,7 @@ def peers(path: Path) -> Iterator[str]:
         f"autoprec's choice over the best peer's: {mean(best):.3f} in the geometric mean, "
         f"{min(best):.3f} at worst."
     )
+    yield from notes(results)
 
 
 def replay(path: Path) -> Iterator[str]:
@@ -242,6 +248,9 @@ def growth(path: Path) -> Iterator[str]:
             f"{r['trials']} of {r['points']} | {stages.get('search', 0.0):.0f} s | {proof:.0f} s | "
             f"{contests(stages):.0f} s | {r['seconds']:.0f} s |"
         )
+    if "note" in found:
+        yield ""
+        yield f"{found['note']}."
 
 
 def numerics(path: Path) -> Iterator[str]:
