@@ -84,7 +84,7 @@ def describe(
         step_seconds=seconds,
         optimizer_share=share,
         threads=torch.get_num_threads(),
-        keepable_memory=can_keep_freed_memory(),
+        keepable_memory=torch.device(device).type == "cpu" and can_keep_freed_memory(),
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(model)),
         units=tuple(_units(model, counted)),

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from autoprec.backends.base import Task
 from autoprec.backends.memory import Growth, can_keep_freed_memory
+from autoprec.backends.torch.describe import describe
 from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
@@ -24,6 +26,7 @@ needs_glibc = pytest.mark.skipif(
 SCRIPT = """
 import resource
 import torch
+from autoprec.backends.torch.describe import describe
 from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.recipe import Recipe
 
@@ -95,3 +98,15 @@ def test_growing_memory_is_noticed_and_memory_that_stays_is_not() -> None:
     assert not growth.since_last()
     held.append(torch.ones(2**22 * 8))
     assert growth.since_last()
+
+
+@needs_glibc
+def test_a_task_on_the_cpu_says_that_it_can_be_kept() -> None:
+    task = Task(
+        name="task.py",
+        build_model=lambda: torch.nn.Linear(2, 1),
+        build_data=lambda size: [(torch.ones(size, 2), torch.ones(size, 1))],
+        loss_fn=torch.nn.functional.mse_loss,
+    )
+    facts = describe(task, device="cpu", seed=0, batch_size=4, report=lambda *_: None, software={})
+    assert facts.keepable_memory
