@@ -44,7 +44,7 @@ from autoprec.tuning.taskfile import load_task
 ZOO = Path(__file__).parent.parent / "tests" / "zoo"
 BATCH = 32
 TRUTH_STEPS = 200
-TRUTH_SEEDS = 5
+TRUTH_SEEDS, MORE_SEEDS = 5, 20
 POLICIES = {
     "bfloat16": Recipe(Policy.MIXED_BFLOAT16, BATCH),
     "float16": Recipe(Policy.MIXED_FLOAT16, BATCH, loss_scale=LossScale()),
@@ -82,6 +82,7 @@ def write_truth(folder: Path, only: list[str]) -> None:
     target = folder / "truth.json"
     known = json.loads(target.read_text()) if target.exists() else {"tasks": {}}
     known |= {"steps": TRUTH_STEPS, "seeds": TRUTH_SEEDS, "batch_size": BATCH}
+    known |= {"more_seeds": MORE_SEEDS}
     known |= {"software": f"torch {torch.__version__} on a CPU"}
     for name, task in tasks(folder, only):
         started = time.monotonic()
@@ -92,16 +93,36 @@ def write_truth(folder: Path, only: list[str]) -> None:
 
 
 def truth_of(task: Task) -> dict[str, Any]:
-    """Label every policy of one task."""
+    """Label every policy of one task, over more seeds where a few do not decide."""
     trace = tracer(task)
-    float32 = [run(trace, Recipe(batch_size=BATCH), seed) for seed in range(TRUTH_SEEDS)]
-    noisy = [run(trace, Recipe(batch_size=BATCH), seed, noisy=True) for seed in range(TRUTH_SEEDS)]
-    rows: dict[str, Any] = {"float32": [ending(r) for r in float32]}
-    rows["noisy"] = [ending(r) for r in noisy]
+    plain = Recipe(batch_size=BATCH)
+    float32, noisy = Runs(trace, plain), Runs(trace, plain, noisy=True)
+    rows: dict[str, Any] = {}
     for name, recipe in POLICIES.items():
         tuned = at_tuned_scale(Proof(trace), recipe) if name == "float16" else recipe
-        rows[name] = label(float32, noisy, tuned, trace)
+        ours = Runs(trace, tuned)
+        rows[name] = label(float32, noisy, ours, TRUTH_SEEDS)
+        if undecided(rows[name]):
+            rows[name] = label(float32, noisy, ours, MORE_SEEDS) | {"seeds": MORE_SEEDS}
+            if undecided(rows[name]):
+                rows[name]["label"] = "unclear"
+    rows["float32"] = [ending(r) for r in float32.first(TRUTH_SEEDS)]
+    rows["noisy"] = [ending(r) for r in noisy.first(TRUTH_SEEDS)]
     return rows
+
+
+class Runs:
+    """The long runs of one recipe, a seed each, made when they are asked for."""
+
+    def __init__(self, trace: TorchTracer, recipe: Recipe, *, noisy: bool = False) -> None:
+        self._trace, self.recipe, self._noisy = trace, recipe, noisy
+        self._made: list[Trajectory] = []
+
+    def first(self, seeds: int) -> list[Trajectory]:
+        """The runs of the seeds from 0."""
+        while len(self._made) < seeds:
+            self._made.append(run(self._trace, self.recipe, len(self._made), self._noisy))
+        return self._made[:seeds]
 
 
 def run(trace: TorchTracer, recipe: Recipe, seed: int, noisy: bool = False) -> Trajectory:
@@ -117,13 +138,11 @@ def ending(trajectory: Trajectory) -> float | None:
     return statistics.fmean(losses[-TRUTH_STEPS // 10 :])
 
 
-def label(
-    float32: list[Trajectory], noisy: list[Trajectory], recipe: Recipe, trace: TorchTracer
-) -> dict[str, Any]:
-    """Train under `recipe` and say whether it is broken, healthy or unclear."""
-    scale = recipe.loss_scale.initial if recipe.loss_scale else None
+def label(float32: Runs, noisy: Runs, ours: Runs, seeds: int) -> dict[str, Any]:
+    """Train over so many seeds and say whether our recipe is broken, healthy or unclear."""
+    scale = ours.recipe.loss_scale.initial if ours.recipe.loss_scale else None
     try:
-        runs = [run(trace, recipe, seed) for seed in range(TRUTH_SEEDS)]
+        runs = ours.first(seeds)
     except RuntimeError as error:
         return {"label": "broken", "why": f"raises: {str(error)[:80]}", "scale": scale}
     ends = [ending(r) for r in runs]
@@ -131,9 +150,10 @@ def label(
     row = {"ends": ends, "skipped": skipped, "scale": scale}
     if any(end is None for end in ends):
         return row | {"label": "broken", "why": "not finite"}
-    if skipped > 0.1 * TRUTH_STEPS * TRUTH_SEEDS:
+    if skipped > 0.1 * TRUTH_STEPS * seeds:
         return row | {"label": "broken", "why": "skipped steps"}
-    return row | compare(*(paired(rows, float32) for rows in (runs, noisy)))
+    reference = float32.first(seeds)
+    return row | compare(*(paired(rows, reference) for rows in (runs, noisy.first(seeds))))
 
 
 def paired(runs: list[Trajectory], float32: list[Trajectory]) -> list[float]:
@@ -155,11 +175,24 @@ def compare(ours: list[float], null: list[float]) -> dict[str, Any]:
     spread = statistics.stdev(ours) / math.sqrt(len(ours))
     noise = statistics.stdev(null)
     row = {"difference": mean, "error": spread, "noise": noise}
-    if abs(mean) > max(0.1, 3 * spread, 2 * noise):
+    if abs(mean) > _limits(row)[1]:
         return row | {"label": "broken", "why": f"final loss {100 * mean:+.0f} %"}
-    if abs(mean) > max(0.05, 2 * noise):
+    if abs(mean) > _limits(row)[0]:
         return row | {"label": "unclear", "why": f"final loss {100 * mean:+.0f} %"}
     return row | {"label": "healthy", "why": f"final loss {100 * mean:+.1f} %"}
+
+
+def undecided(row: dict[str, Any]) -> bool:
+    """Whether the mean is within its standard error of a limit, so that luck chose the label."""
+    if "difference" not in row:
+        return False
+    return any(abs(abs(row["difference"]) - limit) < row["error"] for limit in _limits(row))
+
+
+def _limits(row: dict[str, float]) -> tuple[float, float]:
+    """How far a healthy final loss may be from float32's, and from where it is broken."""
+    noise = 2 * row["noise"]
+    return max(0.05, noise), max(0.1, 3 * row["error"], noise)
 
 
 # The tables --------------------------------------------------------------------------------------
@@ -203,9 +236,8 @@ TRUTHS = ("broken", "healthy")
 
 
 def float32_seconds(task: Task, steps: int) -> float:
-    """How long `steps` float32 steps of the user's own loop take, from thirty of them."""
-    ran = tracer(task).trajectory(recipe=Recipe(batch_size=BATCH), seed=0, steps=30)
-    return ran.seconds / 30 * steps
+    """How long `steps` float32 steps of the user's own loop take."""
+    return tracer(task).trajectory(recipe=Recipe(batch_size=BATCH), seed=0, steps=steps).seconds
 
 
 def share(pair: list[int]) -> str:

@@ -52,7 +52,8 @@ class Tracer(Protocol):
     """Records how a task trains numerically. Keeps the float32 snapshots it needs to itself.
 
     Everything is called with keyword arguments of plain values or core's dataclasses, so that a
-    tracer may live in another process. `seconds` ends a run early: the trajectory is then shorter.
+    tracer may live in another process. `seconds` ends a run early, counted from the end of its
+    first step, which builds, traces and compiles: the trajectory is then shorter.
     """
 
     def reference(
@@ -80,8 +81,12 @@ class Tracer(Protocol):
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
+        reserve: float = 0.0,
     ) -> Trajectory:
-        """Train under `recipe` from the initial weights; `noisy` perturbs them by +-2**-9."""
+        """Train under `recipe` from the initial weights; `noisy` perturbs them by +-2**-9.
+
+        Of `seconds` so many are kept in `reserve` for every step that is made.
+        """
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass's magnitudes under bfloat16 at loss scale 1."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from autoprec.errors import UsageError
 
-LOSS_FLOOR = 1e-2
+LOSS_FLOOR = 3e-2
 """Losses below this share of the first one count as this much when they divide."""
 
 
@@ -26,7 +27,7 @@ class Tolerance:
     gradient: float = 0.5
     gradient_null: float = 4.0
     trajectory: float = 0.05
-    trajectory_null: float = 3.0
+    trajectory_null: float = 5.0
     trajectory_slack: float = 0.001
     metric: float = 0.02
     metric_null: float = 3.0
@@ -56,12 +57,16 @@ class Tolerance:
 class Check:
     """The outcome of one test: empty `problem` means passed; `judged` False, too little to tell.
 
+    `doubt` says that what a shadow test failed may be noise, which the trajectories must decide:
+    "both ways" where losses are off in both directions, but gradients are not; else "near".
+
     `noise` and `gradient_noise` are what noise does to `deviation` and `gradient_error`; `value`
     and `reference` are the user's metric.
     """
 
     judged: bool = True
     problem: str = ""
+    doubt: Literal["", "both ways", "near"] = ""
     step: int | None = None
     deviation: float | None = None
     gradient_error: float | None = None

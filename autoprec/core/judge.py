@@ -20,11 +20,13 @@ from autoprec.core.trace import NoisePoint, ShadowPoint
 from autoprec.core.trajectories import MIN_STEPS, SeedRun, gate, metric, trajectory
 
 __all__ = [
+    "LONG_STEPS",
     "MIN_STEPS",
     "Evidence",
     "SeedRun",
     "Tolerance",
     "Verdict",
+    "calibrated_shadow",
     "gate",
     "headroom",
     "judge",
@@ -32,6 +34,16 @@ __all__ = [
     "shadow",
     "trajectory",
 ]
+
+
+LONG_STEPS = 60
+"""Steps of the run that decides where losses are off in both directions at the same weights."""
+
+LONG_ENOUGH, LONG_DEVIATION = 0.8, 0.6
+"""The share of `LONG_STEPS` that still decides, and of `Tolerance.trajectory` that is allowed."""
+
+WITHIN_NOISE = 1.5
+"""How many times as far as noise of its own size a run may leave float32 to speak for a shadow."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +83,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that was recorded of one candidate; `roundoff` is that of the format it computes in."""
+    """All that was recorded of one candidate; `roundoff` is that of the format it computes in.
+
+    `later` are checkpoints after those of the shadow test, looked at for the head-room only.
+    """
 
     shadow: tuple[ShadowPoint, ...] = ()
+    later: tuple[ShadowPoint, ...] = ()
     noise: tuple[NoisePoint, ...] = ()
     runs: tuple[SeedRun, ...] = ()
     seconds: float = 0.0
@@ -90,9 +106,8 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
     if gated.passed:
         gated = gate((run.candidate for run in runs), tolerance)
     if delicate(evidence.noise, tolerance):
-        evidence = replace(evidence, noise=())
         runs = tuple(replace(run, noisy=None) for run in runs)
-    shadowed = shadow(evidence.shadow, evidence.noise, tolerance, evidence.roundoff)
+    shadowed = calibrated_shadow(evidence.shadow, evidence.noise, tolerance, evidence.roundoff)
     driven = trajectory(runs, tolerance)
     measured = metric(runs, tolerance)
     numbers = Verdict(
@@ -120,14 +135,45 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
         return replace(numbers, verdict="rejected", reason=reason)
     if not float32.passed:
         return replace(numbers, verdict="rejected", reason=f"in float32 itself {float32.problem}")
-    for check in (gated, driven, measured):
+    unknown = shadowed.doubt == "both ways" and not any(run.noisy for run in runs)
+    for check in (gated, measured) if unknown else (gated, driven, measured):
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
-    for check in (shadowed, headroom(evidence.shadow)):
-        if not check.passed:
+    for check in (shadowed, headroom(evidence.shadow, evidence.later)):
+        known = (numbers.steps, tolerance, evidence.roundoff)
+        if not check.passed and not _only_noise(check, driven, *known):
             reason = f"it trains, but not like float32: {check.problem}"
+            if check.doubt and driven.deviation is not None:
+                reason += f"; after {numbers.steps} steps {percent(driven.deviation)}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
     return replace(numbers, reason=_praise(numbers))
+
+
+def calibrated_shadow(
+    points: Sequence[ShadowPoint],
+    noise: Sequence[NoisePoint],
+    tolerance: Tolerance,
+    roundoff: float,
+) -> Check:
+    """Test the shadow, with noise as an excuse only where float32 itself bears it."""
+    excuse = () if delicate(noise, tolerance) else noise
+    return shadow(points, excuse, tolerance, roundoff)
+
+
+def _only_noise(
+    shadowed: Check, driven: Check, steps: int, tolerance: Tolerance, roundoff: float
+) -> bool:
+    """Whether the trajectories settle the doubt that a failed shadow test left.
+
+    Losses that are off in both directions must stay together over `LONG_STEPS`; a broken precision
+    that shows in nothing else leaves float32 by then. Else, what is nearly right must keep training
+    as close to float32 as noise of the format's own size does.
+    """
+    if not shadowed.doubt or driven.deviation is None or driven.ratio is None:
+        return False
+    if shadowed.doubt == "both ways" and steps >= LONG_ENOUGH * LONG_STEPS:
+        return driven.deviation <= LONG_DEVIATION * tolerance.trajectory
+    return driven.ratio <= WITHIN_NOISE * roundoff / NOISE_ROUNDOFF
 
 
 def _gate_shadow(points: Sequence[ShadowPoint]) -> Check:
@@ -141,7 +187,7 @@ def _gate_shadow(points: Sequence[ShadowPoint]) -> Check:
 def _covered(evidence: Evidence, driven: Check, measured: Check) -> tuple[str, ...]:
     covered = []
     if evidence.shadow:
-        steps = ", ".join(str(point.step) for point in evidence.shadow)
+        steps = ", ".join(str(point.step) for point in (*evidence.shadow, *evidence.later))
         covered.append(f"shadow at steps {steps}")
     if driven.judged:
         lengths = ", ".join(str(len(run.candidate.losses)) for run in evidence.runs)

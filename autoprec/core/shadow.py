@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from autoprec.core.checks import (
     LOSS_FLOOR,
@@ -33,6 +34,9 @@ FINER_LOSS = 3 / 4
 
 PASSED_THROUGH = 2.0
 """How many times what is allowed a checkpoint may deviate that training passes through."""
+
+OUTRIGHT = 10.0
+"""How many times what is allowed a loss may deviate before no trajectory can speak for it."""
 
 NOISE_ROUNDOFF = DType.BFLOAT16.limits.unit_roundoff
 """The format whose rounding the null's noise stands for."""
@@ -61,7 +65,7 @@ def shadow(
     than `PASSED_THROUGH` times, was passed through, and the trajectories judge it; but for the loss
     of the last one, after which nothing was seen.
     Whatever noise does, a gradient that is more than `tolerance.gradient` away at most checkpoints
-    is another one.
+    is another one. What fails may still be in `doubt`; see `Check`.
     """
     if not points:
         return Check(judged=False)
@@ -72,6 +76,7 @@ def shadow(
     gradient_null = max((error for _, error in errors_of_noise), default=0.0)
     deviations = [deviation(p.loss, p.reference, scale) for p in points]
     errors = [number(p.gradient_error) for p in points]
+    gradient_limits = [_gradient_limit(p.step, errors_of_noise, tolerance) for p in points]
     numbers = Check(
         deviation=finite(max(deviations)),
         gradient_error=finite(max(errors)),
@@ -81,8 +86,12 @@ def shadow(
     loss_limit = max(tolerance.loss * max(FINER_LOSS, finer), tolerance.loss_null * null)
     failed: list[Check] = []
     passing = len(points) > 2
-    for point, difference, error in zip(points, deviations, errors, strict=True):
-        gradient_limit = _gradient_limit(point.step, errors_of_noise, tolerance)
+    another = len(points) > 2 and _mostly(errors) > tolerance.gradient
+    lost = another or any(e > limit for e, limit in zip(errors, gradient_limits, strict=True))
+    signed = [_signed(p, d) for p, d in zip(points, deviations, strict=True)]
+    doubt = _doubt(signed, loss_limit, errors, lost)
+    rows = zip(points, deviations, errors, gradient_limits, strict=True)
+    for point, difference, error, gradient_limit in rows:
         away, limit, what = difference, loss_limit, "loss"
         if difference <= loss_limit:
             away, limit, what = error, gradient_limit, "gradient"
@@ -96,13 +105,13 @@ def shadow(
             )
             failed.append(replace(numbers, problem=problem, step=point.step))
     if failed and not passing:
-        return failed[0]
-    if len(points) > 2 and _mostly(errors) > tolerance.gradient:
+        return replace(failed[0], doubt=doubt)
+    if another:
         problem = (
             f"at most of {len(points)} checkpoints its gradient is {percent(_mostly(errors))} or "
             f"more away from float32's; {percent(tolerance.gradient)} is allowed"
         )
-        return replace(numbers, problem=problem, step=points[0].step)
+        return replace(numbers, problem=problem, step=points[0].step, doubt=doubt)
     return numbers
 
 
@@ -117,6 +126,25 @@ def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
     for point in noise:
         largest[point.step] = max(largest.get(point.step, 0.0), point.gradient_error or 0.0)
     return _mostly(list(largest.values())) > tolerance.gradient
+
+
+def _signed(point: ShadowPoint, difference: float) -> float:
+    """How far the loss is from float32's, below it as a negative number."""
+    return -difference if number(point.loss) < point.reference else difference
+
+
+def _doubt(
+    signed: Sequence[float], limit: float, errors: Sequence[float], lost: bool
+) -> Literal["", "both ways", "near"]:
+    """Whether what failed may be noise that training averages out; see `Check`.
+
+    Rounding that is as often above as below does no harm where the gradients are right.
+    """
+    away = max(abs(difference) for difference in signed)
+    if away > OUTRIGHT * limit or not math.isfinite(max(errors)):
+        return ""
+    both = min(max(signed), -min(signed)) >= limit / 2
+    return "both ways" if both and not lost else "near"
 
 
 def _mostly(errors: Sequence[float]) -> float:
@@ -135,19 +163,35 @@ def _gradient_limit(step: int, noise: Sequence[tuple[int, float]], tolerance: To
     return max(tolerance.gradient, lost, tolerance.gradient_null * here)
 
 
-def headroom(points: Sequence[ShadowPoint]) -> Check:
+def headroom(points: Sequence[ShadowPoint], later: Sequence[ShadowPoint] = ()) -> Check:
     """Check that float16 numbers of the forward pass stay within float16's range.
 
     An overflow is to be expected, although the loss may not show it yet, where their largest
-    magnitude grows towards the limit, or is near it and changes much from batch to batch. What is
-    infinite from the start, as masks are, is left to the other tests.
+    magnitude has overflown since, grows towards the limit, or is near it and changes much from
+    batch to batch. What is infinite from the start, as masks are, is left to the other tests.
+    Where there are `later` points, growth and change are judged from the last of `points` on.
     """
-    seen = [(p.step, _magnitude(p)) for p in points if _magnitude(p) > 0]
-    late = [(step, magnitude) for step, magnitude in seen if step > 0]
+    seen = [(p.step, _magnitude(p)) for p in (*points, *later) if _magnitude(p) > 0]
+    since = points[-1].step if later else 0
+    late = [(step, magnitude) for step, magnitude in seen if step >= max(1, since)]
     if len(late) < 3:
         return Check(judged=False)
-    problem = _growth(late[-3:]) or _restlessness([magnitude for _, magnitude in seen])
+    restless = [size for step, size in seen if step >= since]
+    three = (late[0], late[len(late) // 2], late[-1])
+    problem = _overflow(seen) or _growth(three) or _restlessness(restless)
     return Check(problem=problem, step=late[-1][0] if problem else None)
+
+
+def _overflow(seen: Sequence[tuple[int, float]]) -> str:
+    """What is wrong with magnitudes of which a later one is infinite, and the first is not."""
+    first, *later = seen
+    beyond = [step for step, magnitude in later if math.isinf(magnitude)]
+    if math.isinf(first[1]) or not beyond:
+        return ""
+    return (
+        f"the largest float16 number of its forward pass, {first[1]:.3g} at step {first[0]}, is "
+        f"infinite at step {beyond[0]}"
+    )
 
 
 def _growth(seen: Sequence[tuple[int, float]]) -> str:
@@ -157,11 +201,9 @@ def _growth(seen: Sequence[tuple[int, float]]) -> str:
     squared activations with them; within `HORIZON` times the steps seen they must not pass 2**16.
     """
     (_, least), (before, less), (step, more) = seen
-    if not least < less < more:
+    if not least < less < more or math.isinf(more):
         return ""
     grew = f"the largest float16 number of its forward pass grew from {less:.3g} at step {before}"
-    if math.isinf(more):
-        return f"{grew} to infinity at step {step}"
     pace = (math.sqrt(more) - math.sqrt(less)) / (step - before)
     when = step + (math.sqrt(2.0**_TOP) - math.sqrt(more)) / pace
     if when > HORIZON * (step + 1):

@@ -17,6 +17,8 @@ class Trajectory:
     `losses[i]` is the loss of step i before its update, in float32; `skipped` the steps whose
     update was thrown away by the loss scaler; `scales` the loss scale after each step (empty
     without one). There may be fewer steps than were asked for: a run also ends when its time is up.
+    `seconds` is what all of it took; `step_seconds` what a step takes in the median, the first one
+    apart, which builds, traces and compiles (0: not known).
     `reproducible` is False where the data changed between runs and had to be replayed; `metric`
     is the user's own `evaluate(model)` after the last step.
     """
@@ -27,6 +29,7 @@ class Trajectory:
     seed: int = 0
     metric: float | None = None
     seconds: float = 0.0
+    step_seconds: float = 0.0
     reproducible: bool = True
     notes: tuple[str, ...] = ()
 
@@ -34,6 +37,11 @@ class Trajectory:
     def finite(self) -> bool:
         """Whether every loss was a finite number."""
         return all(loss is not None for loss in self.losses)
+
+    @property
+    def pace(self) -> float:
+        """The seconds of one step: `step_seconds`, or the mean where that is not known."""
+        return self.step_seconds or self.seconds / max(1, len(self.losses))
 
 
 @dataclass(frozen=True)

@@ -4,36 +4,42 @@ A `Proof` holds what is the same for every recipe at one batch (the float32 runs
 to them), so that a second recipe costs less. The tracer lives in a worker; only plain values come
 back. One recipe costs less than 200 steps: the reference and four runs of 30 (five with a metric),
 four times a shadow, its float32 twin and three noisy ones, which take no optimizer step. Where the
-candidate is so slow that it would take longer than 200 steps of float32, its runs are cut.
+candidate is so slow that it would take longer than 200 steps of float32, its runs are cut: the
+second seed's first, for one longer run shows more than two short ones. What building, tracing and
+compiling take is not counted there.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoprec.backends.base import Tracer
 from autoprec.core import judge as judging
+from autoprec.core.checks import Check
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.judge import MIN_STEPS, Evidence, SeedRun, Tolerance, Verdict
+from autoprec.core.judge import LONG_STEPS, MIN_STEPS, Evidence, SeedRun, Tolerance, Verdict
 from autoprec.core.loss_scale import ScaleEvidence
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import AutoprecError
 from autoprec.tuning import scaling
+from autoprec.tuning.allowance import Allowance
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 
 OnEvent = Callable[[str, int], None]
 
 CHECKPOINTS = (0, 2, 8, 29)
+LATER = (34, 39, 44, 49, 54, 59)
 STEPS = 30
 NOISE_DRAWS = 3
 SEEDS = (0, 1)
 
-MOST_STEPS, LEAST_SECONDS, MOST_SECONDS = 200, 10.0, 60.0
-"""Unless told otherwise a proof takes no longer than so many float32 steps, within these limits."""
+MOST_STEPS, MOST_SECONDS = 190, 60.0
+"""Unless told otherwise a proof takes no longer than 200 float32 steps, copies of the weights and
+comparisons of gradients included, or so many seconds."""
 
 MOST_PRODUCTS = 0.9
 """The share of the matrix products in float32 beyond which islands leave nothing to gain."""
@@ -79,28 +85,39 @@ class Proof:
     ) -> Verdict:
         """Judge `recipe` against float32 at its own micro-batch.
 
-        `until_failure` leaves the trajectories out where the shadow has failed already. Code that
-        raises under the recipe, but not in float32, is a rejection.
+        Where the shadow leaves a doubt that only a longer run settles, one seed runs longer instead
+        of two. `until_failure` leaves the trajectories out where the shadow has failed already.
+        Code that raises under the recipe, but not in float32, is a rejection.
         """
         started = time.monotonic()
         missing: list[str] = []
         known = self._reference(recipe, missing)
-        deadline = started + self._limit(known.reference)
+        allowance = self._allowance(started, known.reference)
         points: tuple[ShadowPoint, ...] = ()
+        later: tuple[ShadowPoint, ...] = ()
         runs: list[SeedRun] = []
         try:
+            began = time.monotonic()
             points = self._tracer.shadow(recipe=recipe)
+            twins = 1 if known.noise is not None else 1 + NOISE_DRAWS
+            allowance.compared(len(points), twins, time.monotonic() - began)
             missing += _unkept(points, len(known.reference.losses))
             if any(point.loss is None for point in points):
                 missing.append("trajectories (the loss is not finite already)")
                 seeds = ()
             elif known.noise is None:
                 known.noise = self._tracer.noise(draws=NOISE_DRAWS)
-            if until_failure and not self._shadow_passes(recipe, points, known):
+            shadowed = self._shadowed(recipe, points, known)
+            steps = STEPS
+            if seeds and shadowed.doubt == "both ways":
+                seeds, steps = seeds[-1:], LONG_STEPS
+            elif until_failure and not shadowed.passed and not shadowed.doubt:
                 missing.append("trajectories (the shadow test failed already)")
                 seeds = ()
-            for index, seed in enumerate(seeds):
-                run = self._run(recipe, known, seed, deadline, len(seeds) - index, missing)
+            elif shadowed.passed and not judging.headroom(points).passed:
+                later, seeds = self._look_later(recipe, allowance), seeds[:1]
+            for seed in seeds:
+                run = self._run(recipe, known, seed, steps, allowance, missing)
                 runs += [run] if run is not None else []
         except Exception as error:
             if not _raised_by_recipe(error):
@@ -109,6 +126,7 @@ class Proof:
             return _raises(error, time.monotonic() - started)
         evidence = Evidence(
             shadow=points,
+            later=later,
             noise=known.noise or (),
             runs=tuple(runs),
             seconds=time.monotonic() - started,
@@ -118,15 +136,14 @@ class Proof:
         )
         return judging.judge(evidence, self._tolerance)
 
-    def _limit(self, reference: Trajectory) -> float:
-        """The seconds this proof may take."""
-        if self._told:
-            return self._seconds
-        return min(self._seconds, max(LEAST_SECONDS, MOST_STEPS * _step_seconds(reference)))
+    def _allowance(self, started: float, reference: Trajectory) -> Allowance:
+        """How long the candidate's runs and their float32 twins may take."""
+        steps = None if self._told else MOST_STEPS
+        return Allowance(started + self._seconds, reference, steps)
 
-    def _shadow_passes(self, recipe: Recipe, points: Sequence[ShadowPoint], known: _Known) -> bool:
+    def _shadowed(self, recipe: Recipe, points: Sequence[ShadowPoint], known: _Known) -> Check:
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
-        return judging.shadow(points, known.noise or (), self._tolerance, roundoff).passed
+        return judging.calibrated_shadow(points, known.noise or (), self._tolerance, roundoff)
 
     def _reference(self, recipe: Recipe, missing: list[str]) -> _Known:
         """The float32 run with its checkpoints; the tracer keeps those of the last call only."""
@@ -148,42 +165,63 @@ class Proof:
             missing.append(f"shadow at steps {', '.join(late)} (out of time)")
         return known
 
+    def _look_later(self, recipe: Recipe, allowance: Allowance) -> tuple[ShadowPoint, ...]:
+        """The shadow further on: numbers that grow may stop before they overflow."""
+        self.forget()
+        self._tracer.reference(
+            batch_size=recipe.batch_size,
+            accumulation_steps=recipe.accumulation_steps,
+            steps=LATER[-1] + 1,
+            checkpoints=LATER,
+            seconds=allowance.seconds,
+        )
+        allowance.spend(LATER[-1] + 1 + len(LATER))
+        return self._tracer.shadow(recipe=recipe)
+
     def _run(
         self,
         recipe: Recipe,
         known: _Known,
         seed: int,
-        deadline: float,
-        left: int,
+        steps: int,
+        allowance: Allowance,
         missing: list[str],
     ) -> SeedRun | None:
         """One seed's runs, as long as the time that is left allows."""
-        step = _step_seconds(known.reference)
-        share = max(0.0, deadline - time.monotonic()) / left
         # What noise does to a loss is much the same for every seed; a metric of few samples jumps.
-        calibrating = not known.noisy or seed in known.noisy or known.reference.metric is not None
-        todo = 1 + (calibrating and seed not in known.noisy) + (seed not in known.plain)
-        steps = min(STEPS, len(known.plain[seed].losses) if seed in known.plain else STEPS)
-        if step > 0:
-            steps = min(steps, int(share / (todo * step)))
-        if steps < MIN_STEPS:
+        calibrating = not known.noisy or seed in known.noisy
+        calibrating = known.reference.metric is not None or (calibrating and steps == STEPS)
+        cut_short = len(known.reference.losses) < STEPS
+        most = len(known.reference.losses) if cut_short else steps
+        twins = _lacks(known.plain, seed, most) + (calibrating and _lacks(known.noisy, seed, most))
+        run = None
+        if allowance.worth_a_run(twins):
+            run = self._tracer.trajectory(
+                recipe=recipe,
+                seed=seed,
+                steps=most,
+                seconds=allowance.seconds,
+                reserve=twins * known.reference.pace,
+            )
+            allowance.ran(run)
+            most = len(run.losses)
+        if run is None or most < MIN_STEPS:
             missing.append(f"trajectory of seed {seed} (out of time)")
             return None
-        plain = self._float32(known.plain, recipe, seed, steps, noisy=False)
+        plain = self._float32(known.plain, recipe, seed, most, noisy=False)
         noisy = None
         if calibrating:
-            noisy = self._float32(known.noisy, recipe, seed, steps, noisy=True)
-        seconds = max(2 * step * MIN_STEPS, share * left * 0.6)
-        run = self._tracer.trajectory(recipe=recipe, seed=seed, steps=steps, seconds=seconds)
-        steps = len(run.losses)
-        if steps < STEPS:
-            missing.append(f"steps {steps} to {STEPS} of seed {seed} (out of time)")
-        return SeedRun(_cut(plain, steps), run, None if noisy is None else _cut(noisy, steps))
+            noisy = self._float32(known.noisy, recipe, seed, most, noisy=True)
+        allowance.spend(twins * most)
+        if most < steps:
+            missing.append(f"steps {most} to {steps} of seed {seed} (out of time)")
+        cut = _cut(run, most), None if noisy is None else _cut(noisy, most)
+        return SeedRun(_cut(plain, most), *cut)
 
     def _float32(
         self, kept: dict[int, Trajectory], recipe: Recipe, seed: int, steps: int, *, noisy: bool
     ) -> Trajectory:
-        if seed not in kept or len(kept[seed].losses) < steps:
+        if _lacks(kept, seed, steps):
             float32 = replace(
                 Recipe(batch_size=recipe.batch_size), accumulation_steps=recipe.accumulation_steps
             )
@@ -274,9 +312,9 @@ def _tried(history: Sequence[Tried]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for tried in history for path in tried.paths))
 
 
-def _step_seconds(run: Trajectory) -> float:
-    """The seconds of one step in the mean."""
-    return run.seconds / max(1, len(run.losses))
+def _lacks(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:
+    """Whether no run of the seed is that long."""
+    return seed not in kept or len(kept[seed].losses) < steps
 
 
 def _cut(run: Trajectory, steps: int) -> Trajectory:

@@ -133,10 +133,11 @@ class Service:
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
+        reserve: float = 0.0,
     ) -> Trajectory:
         """See `Tracer.trajectory`."""
         return self._tracer().trajectory(
-            recipe=recipe, seed=seed, steps=steps, noisy=noisy, seconds=seconds
+            recipe=recipe, seed=seed, steps=steps, noisy=noisy, seconds=seconds, reserve=reserve
         )
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.judge import (
+    LONG_STEPS,
     Evidence,
     SeedRun,
     Tolerance,
@@ -89,10 +90,54 @@ def test_two_skipped_steps_are_allowed_and_three_are_not():
 
 
 def test_a_shadow_that_fails_where_training_does_not_is_drift():
-    verdict = judge(evidence(run(), shadow=points(0.05)), DEFAULT)
+    off = run(tuple(1.03 * loss for loss in FALLING))
+    verdict = judge(evidence(off, shadow=points(0.05)), DEFAULT)
     assert (verdict.verdict, verdict.step) == ("drift", 0)
     assert not verdict.accepted
     assert verdict.loss_deviation == pytest.approx(0.05)
+
+
+def alternating(deviation: float, error: float = 0.01) -> tuple[ShadowPoint, ...]:
+    """Points whose loss is off as often above as below."""
+    above, below = points(deviation, error), points(-deviation, error)
+    return (above[0], below[1], above[2], below[3])
+
+
+def long_run(deviation: float) -> SeedRun:
+    """Sixty steps, off by `deviation` from the beginning, and no noise to compare with."""
+    losses = tuple(2.0 * 0.95**step for step in range(LONG_STEPS))
+    off = tuple((1 + deviation) * loss for loss in losses)
+    return SeedRun(Trajectory(losses), Trajectory(off))
+
+
+@pytest.mark.parametrize(
+    ("shadow_", "after", "verdict"),
+    [
+        (alternating(0.05), 0.02, "equal"),
+        (alternating(0.05), 0.04, "drift"),  # by then it shows
+        (alternating(0.05, error=0.9), 0.02, "drift"),  # its gradients are another's
+        (alternating(0.11), 0.02, "drift"),  # too far off at the same weights
+        (points(0.05), 0.02, "drift"),  # always above: no noise, but a bias
+    ],
+)
+def test_losses_off_in_both_directions_are_noise_where_a_longer_run_agrees(shadow_, after, verdict):
+    found = judge(Evidence(shadow=shadow_, runs=(long_run(after),)), DEFAULT)
+    assert found.verdict == verdict
+    assert found.accepted or "after 60 steps" in found.reason or "11 %" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("roundoff", "apart", "accepted"),
+    [(2.0**-8, 1.4, True), (2.0**-8, 1.6, False), (2.0**-11, 1.4, False), (2.0**-11, 0.1, True)],
+)
+def test_a_gradient_that_noise_of_the_formats_size_explains_is_no_drift(roundoff, apart, accepted):
+    noise = 0.01
+    noisy = tuple(loss + 2.0 * noise for loss in FALLING)
+    slack = noise + DEFAULT.trajectory_slack
+    ours = tuple(loss + 2.0 * apart * slack for loss in FALLING)
+    off = SeedRun(Trajectory(FALLING), Trajectory(ours), Trajectory(noisy))
+    found = Evidence(shadow=points(0.0, error=0.9), runs=(off,), roundoff=roundoff)
+    assert judge(found, DEFAULT).accepted is accepted
 
 
 def test_a_gradient_that_is_far_off_or_not_finite_fails_the_shadow():
@@ -277,8 +322,28 @@ def test_float16_numbers_that_grow_towards_the_limit_are_drift():
     assert (verdict.verdict, verdict.step) == ("drift", 29)
 
 
-def test_float16_numbers_that_grew_to_infinity_are_drift():
-    assert "to infinity at step 29" in headroom(growing(10.0, 2000.0, 5000.0, None)).problem
+@pytest.mark.parametrize("largest", [(10.0, 2000.0, 5000.0, None), (10.0, 20.0, None, 30.0)])
+def test_float16_numbers_that_became_infinite_are_drift(largest):
+    step = 29 if largest[-1] is None else 8
+    assert f"is infinite at step {step}" in headroom(growing(*largest)).problem
+
+
+def later(*largest: float | None) -> tuple[ShadowPoint, ...]:
+    steps = (34, 39, 44, 49, 54, 59)
+    return tuple(
+        ShadowPoint(step, 1.0, 1.0, 0.0, value, value is None)
+        for step, value in zip(steps, largest, strict=True)
+    )
+
+
+def test_numbers_that_stopped_growing_are_no_drift():
+    early = growing(85.0, 88.0, 144.0, 1126.0)
+    assert not headroom(early).passed
+    assert headroom(early, later(1800.0, 2200.0, 2400.0, 2300.0, 2100.0, 2244.0)).passed
+    assert not headroom(early, later(2e3, 3e3, 4e3, 8e3, 1.6e4, 4e4)).passed
+    assert not headroom(early, later(2e3, 3e3, 2e3, None, 2e3, 3e3)).passed
+    restless = headroom(early, later(300.0, 9e3, 200.0, 2e4, 400.0, 150.0))
+    assert "varies from" in restless.problem
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.judge import Tolerance
+from autoprec.core.judge import LONG_STEPS, Tolerance
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory
@@ -49,9 +49,11 @@ class FakeTracer:
         if recipe is not None and recipe.policy.mixed and self.raises is not None:
             raise self.raises
 
-    def _run(self, error: float, steps: int, seconds: float | None, **kwargs: Any) -> Trajectory:
+    def _run(
+        self, error: float, steps: int, seconds: float | None, reserve: float = 0.0, **kwargs: Any
+    ) -> Trajectory:
         if seconds is not None:
-            steps = min(steps, int(seconds / self.step_seconds))
+            steps = min(steps, int(seconds / (self.step_seconds + reserve) + 1e-9))
         self.steps += steps
         return Trajectory(
             losses=tuple(2.0 * 0.95**step * (1 + error * step) for step in range(steps)),
@@ -82,7 +84,7 @@ class FakeTracer:
             for step, _ in itertools.product(self.checkpoints, range(draws))
         )
 
-    def trajectory(self, *, recipe, seed, steps, noisy=False, seconds=None):
+    def trajectory(self, *, recipe, seed, steps, noisy=False, seconds=None, reserve=0.0):
         self._note(f"{'noisy' if noisy else recipe.policy.value} {seed}", recipe)
         skipped = ()
         if recipe.loss_scale is not None and recipe.loss_scale.initial > 2.0**self.overflow:
@@ -90,7 +92,7 @@ class FakeTracer:
         elif recipe.loss_scale is not None and recipe.loss_scale.growth_interval < steps:
             skipped = tuple(self._overflows(recipe.loss_scale, steps))
         error = 1e-6 if noisy else self.error if self._off(recipe) else 0.0
-        return self._run(error, steps, seconds, seed=seed, skipped=skipped)
+        return self._run(error, steps, seconds, reserve, seed=seed, skipped=skipped)
 
     def _overflows(self, scale, steps):
         """The steps that a scale which doubles after every good step throws away."""
@@ -128,8 +130,8 @@ def test_a_slow_candidate_costs_no_more_than_two_hundred_float32_steps(monkeypat
     monkeypatch.setattr(proving.time, "monotonic", lambda: now[0])
 
     class Slow(FakeTracer):
-        def _run(self, error, steps, seconds, **kwargs):
-            run = super()._run(error, steps, seconds, **kwargs)
+        def _run(self, error, steps, seconds, *args, **kwargs):
+            run = super()._run(error, steps, seconds, *args, **kwargs)
             now[0] += run.seconds
             return run
 
@@ -177,9 +179,58 @@ def test_a_trajectory_that_leaves_float32_is_rejected():
 
 
 def test_a_shadow_that_fails_alone_is_drift_unless_the_tolerance_is_wider():
-    assert Proof(FakeTracer(shadow=0.03)).prove(BFLOAT16).verdict == "drift"
+    off = {"shadow": 0.03, "error": 0.0005}
+    assert Proof(FakeTracer(**off)).prove(BFLOAT16).verdict == "drift"
     wide = Tolerance().scaled(4)
-    assert Proof(FakeTracer(shadow=0.03), tolerance=wide).prove(BFLOAT16).accepted
+    assert Proof(FakeTracer(**off), tolerance=wide).prove(BFLOAT16).accepted
+
+
+class BothWays(FakeTracer):
+    """Losses that are off above and below at the same weights."""
+
+    def shadow(self, *, recipe):
+        found = super().shadow(recipe=recipe)
+        return tuple(
+            replace(p, loss=p.reference * (1 + 0.03 * (-1) ** i)) for i, p in enumerate(found)
+        )
+
+
+def test_losses_off_both_ways_get_one_longer_run_and_cost_no_more():
+    tracer = BothWays()
+    verdict = Proof(tracer).prove(BFLOAT16)
+    assert verdict.accepted
+    assert verdict.steps == LONG_STEPS
+    assert tracer.calls[-2:] == ["mixed_bfloat16 1", "float32 1"]
+    assert tracer.steps <= 200
+    assert Proof(BothWays(error=0.001)).prove(BFLOAT16).verdict == "drift"
+
+
+class Growing(FakeTracer):
+    """float16 numbers that grow until step 29; whether they go on is `further`."""
+
+    def __init__(self, *, further: float, **known: Any) -> None:
+        super().__init__(**known)
+        self.further = further
+
+    def shadow(self, *, recipe):
+        early = {0: 80.0, 2: 90.0, 8: 150.0, 29: 1200.0}
+        return tuple(
+            replace(p, largest=early.get(p.step, 1200.0 * self.further ** (p.step - 29)))
+            for p in super().shadow(recipe=recipe)
+        )
+
+
+def test_numbers_that_grow_are_looked_at_further_on():
+    tracer = Growing(further=1.0)
+    proof = Proof(tracer)
+    verdict = proof.prove(FLOAT16)
+    assert verdict.accepted
+    assert verdict.covered[0] == "shadow at steps 0, 2, 8, 29, 34, 39, 44, 49, 54, 59"
+    assert tracer.steps <= 200
+    assert Proof(Growing(further=1.1)).prove(FLOAT16).verdict == "drift"
+    tracer.calls.clear()
+    proof.prove(BFLOAT16)
+    assert tracer.calls[0] == "reference 8x1"  # its checkpoints had been replaced
 
 
 def test_a_shadow_that_is_not_finite_ends_the_proof_at_once():
@@ -191,7 +242,7 @@ def test_a_shadow_that_is_not_finite_ends_the_proof_at_once():
 
 
 def test_until_failure_leaves_the_trajectories_out():
-    tracer = FakeTracer(shadow=0.03)
+    tracer = FakeTracer(shadow=0.3)
     verdict = Proof(tracer).prove(BFLOAT16, until_failure=True)
     assert not verdict.accepted
     assert tracer.calls[-1] == "noise"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -82,7 +83,19 @@ def test_an_overflow_to_come_is_seen_in_numbers_that_grow():
     scale, _ = proof.tune_loss_scale(FLOAT16)
     verdict = proof.prove(Recipe(Policy.MIXED_FLOAT16, 32, loss_scale=scale))
     assert verdict.verdict == "drift"
-    assert "overflows by step" in verdict.reason
+    assert "largest float16 number" in verdict.reason
+
+
+def test_numbers_that_grow_and_stop_below_the_limit_keep_no_matrix_product_in_float32():
+    proof = proof_of("growing_norm")
+    scale, _ = proof.tune_loss_scale(FLOAT16)
+    facts = TorchBackend().describe(
+        zoo("growing_norm"), device="cpu", seed=0, batch_size=32, report=silent
+    )
+    found = proof.find_islands(replace(FLOAT16, loss_scale=scale), facts.units)
+    assert found.recipe is not None
+    assert found.recipe.float32_modules == ("norm",)
+    assert found.products == 0.0
 
 
 def test_code_that_float16_makes_raise_is_rejected_and_mended_by_an_island():

@@ -6,7 +6,6 @@ the model's own train_step, compiled as the recipe says. Only scalars and histog
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from autoprec.backends.keras import magnitudes
 from autoprec.backends.keras.running import on_tensorflow, placed_on
 from autoprec.backends.keras.trace_data import BatchStream
 from autoprec.backends.keras.trainee import Snapshot, Trainee, finite, gradient_error
+from autoprec.backends.step_clock import StepClock
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
@@ -55,7 +55,7 @@ class KerasTracer:
         """Train in float32 with seed 0; see `Tracer.reference`."""
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
         self._checkpoints, self._float32, self._batch_size = [], None, batch_size
-        return self._train(recipe, 0, steps, seconds, keep=frozenset(checkpoints))
+        return self._train(recipe, 0, steps, StepClock(seconds), keep=frozenset(checkpoints))
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
@@ -100,9 +100,10 @@ class KerasTracer:
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
+        reserve: float = 0.0,
     ) -> Trajectory:
         """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
-        return self._train(recipe, seed, steps, seconds, noisy=noisy)
+        return self._train(recipe, seed, steps, StepClock(seconds, reserve), noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
@@ -133,11 +134,10 @@ class KerasTracer:
         recipe: Recipe,
         seed: int,
         steps: int,
-        seconds: float | None,
+        clock: StepClock,
         noisy: bool = False,
         keep: frozenset[int] = frozenset(),
     ) -> Trajectory:
-        started = time.perf_counter()
         losses: list[float | None] = []
         skipped: list[int] = []
         scales: list[float] = []
@@ -148,7 +148,7 @@ class KerasTracer:
             if noisy:
                 trainee.add_noise(seed)
             for step in range(steps):
-                if seconds is not None and time.perf_counter() - started > seconds:
+                if not clock.tick():
                     break
                 self._report("trajectory", step)
                 taken = [stream.batch(step * micro + index) for index in range(micro)]
@@ -160,6 +160,8 @@ class KerasTracer:
                     skipped.append(step)
                 if trainee.scaled is not None:
                     scales.append(trainee.precision.scale)
+            else:
+                clock.tick()
             metric = self._evaluate(trainee)
             trainee.close()
         return Trajectory(
@@ -168,7 +170,8 @@ class KerasTracer:
             scales=tuple(scales),
             seed=seed,
             metric=metric,
-            seconds=time.perf_counter() - started,
+            seconds=clock.elapsed,
+            step_seconds=clock.step_seconds,
             reproducible=stream.reproducible,
         )
 

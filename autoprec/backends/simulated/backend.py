@@ -217,6 +217,7 @@ class SimulatedTracer:
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
+        reserve: float = 0.0,
     ) -> Trajectory:
         """See `Tracer.trajectory`."""
         self._report("trace", 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from autoprec.backends.base import Report, Task
+from autoprec.backends.step_clock import StepClock
 from autoprec.backends.torch import trace_magnitudes
 from autoprec.backends.torch.globals import restored_globals
 from autoprec.backends.torch.rng import preserved
@@ -76,7 +76,8 @@ class TorchTracer:
         self._checkpoints, self._batch_size, self._answered = [], batch_size, False
         self._forget_batches_but(batch_size)
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
-        return self._train(recipe, 0, steps, seconds, plain=True, keep=frozenset(checkpoints))
+        clock = StepClock(seconds)
+        return self._train(recipe, 0, steps, clock, plain=True, keep=frozenset(checkpoints))
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
@@ -118,9 +119,10 @@ class TorchTracer:
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
+        reserve: float = 0.0,
     ) -> Trajectory:
         """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
-        return self._train(recipe, seed, steps, seconds, noisy=noisy)
+        return self._train(recipe, seed, steps, StepClock(seconds, reserve), noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
@@ -149,13 +151,12 @@ class TorchTracer:
         recipe: Recipe,
         seed: int,
         steps: int,
-        seconds: float | None,
+        clock: StepClock,
         *,
         plain: bool = False,
         noisy: bool = False,
         keep: frozenset[int] = frozenset(),
     ) -> Trajectory:
-        started = time.perf_counter()
         losses: list[float | None] = []
         skipped: list[int] = []
         scales: list[float] = []
@@ -165,7 +166,7 @@ class TorchTracer:
             if noisy:
                 add_noise(trainee.model, _NOISE_SEED + seed)
             for step in range(steps):
-                if step > 0 and seconds is not None and time.perf_counter() - started > seconds:
+                if not clock.tick():
                     break
                 self._report("trajectory", step)
                 if step in keep:
@@ -176,6 +177,8 @@ class TorchTracer:
                     skipped.append(step)
                 if recipe.policy.needs_loss_scale:
                     scales.append(trainee.scale)
+            else:
+                clock.tick()
             metric = self._evaluate(trainee)
         return Trajectory(
             losses=tuple(losses),
@@ -183,7 +186,8 @@ class TorchTracer:
             scales=tuple(scales),
             seed=seed,
             metric=metric,
-            seconds=time.perf_counter() - started,
+            seconds=clock.elapsed,
+            step_seconds=clock.step_seconds,
             reproducible=stream.reproducible,
         )
 

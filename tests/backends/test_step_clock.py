@@ -1,0 +1,46 @@
+"""The clock of a trajectory: the first step is apart, and a reserve is kept for each step."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoprec.backends import step_clock
+from autoprec.backends.step_clock import StepClock
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that is set by hand."""
+    time = [0.0]
+    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: time[0])
+    return time
+
+
+def steps_made(clock: StepClock, now: list[float], durations: list[float]) -> int:
+    for made, duration in enumerate(durations):
+        if not clock.tick():
+            return made
+        now[0] += duration
+    clock.tick()
+    return len(durations)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reserve", "made"), [(None, 0.0, 9), (4.5, 0.0, 6), (4.5, 0.5, 4), (0.0, 0.0, 1)]
+)
+def test_a_run_ends_when_its_time_is_up_the_first_step_apart(now, seconds, reserve, made):
+    assert steps_made(StepClock(seconds, reserve), now, [30.0] + [1.0] * 8) == made
+
+
+@pytest.mark.parametrize(
+    ("durations", "median"), [([30.0, 1.0, 2.0, 9.0], 2.0), ([30.0, 1.0], 1.0), ([30.0], 30.0)]
+)
+def test_a_step_takes_the_median_of_those_after_the_first(now, durations, median):
+    clock = StepClock()
+    steps_made(clock, now, durations)
+    assert clock.step_seconds == median
+    assert clock.elapsed == sum(durations)
+
+
+def test_without_a_step_nothing_is_known():
+    assert StepClock().step_seconds == 0.0
