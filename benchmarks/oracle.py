@@ -44,6 +44,9 @@ from autoprec.tuning.work import Place, Work
 #: What both the grid and the tuner try besides policy, batch, layout and XLA.
 KNOBS: Mapping[str, tuple[KnobValue, ...]] = {KEEP_MEMORY: (False, True)}
 
+#: Processes of each recipe in the last alternation.
+PROCESSES = 4
+
 TASKS = Path(__file__).parent / "tasks"
 RESULTS = Path(__file__).parent / "results"
 CURVES = Path(__file__).parent / "curves"
@@ -161,23 +164,28 @@ def alternate(
 ) -> dict[str, list[float]]:
     """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once.
 
-    `peaks` are their bytes by the same keys, where known.
+    Each has `PROCESSES` processes, one after the other: where a process lies in memory moves a step
+    by a few per cent, which no number of rounds in one process shows. `peaks` are their bytes by
+    the same keys, where known.
     """
     unique = list({recipe.key(): recipe for recipe in recipes}.values())
     room = work.memory_bytes or 0
-    contest = Contest(
-        unique,
-        work.runner(),
-        work.runner,
-        shares=lambda recipe: False,
-        seed=0,
-        together=sum(peaks.get(recipe.key(), room) for recipe in unique) <= room,
-        listener=lambda event: None,
-        watch=Watch(print),
-    )
-    with contest:
-        finals = contest.run(rounds)
-    return {final.recipe.key(): list(final.rates) for final in finals}
+    rates: dict[str, list[float]] = {recipe.key(): [] for recipe in unique}
+    for _ in range(PROCESSES):
+        contest = Contest(
+            unique,
+            work.runner(),
+            work.runner,
+            shares=lambda recipe: False,
+            seed=0,
+            together=sum(peaks.get(recipe.key(), room) for recipe in unique) <= room,
+            listener=lambda event: None,
+            watch=Watch(print),
+        )
+        with contest:
+            for final in contest.run(math.ceil(rounds / PROCESSES)):
+                rates[final.recipe.key()] += final.rates
+    return rates
 
 
 def tune_from_scratch(path: Path, folder: Path, seed: int) -> tuple[Profile, Clock]:
@@ -316,7 +324,7 @@ def main() -> None:
     known = sorted(path.stem for path in TASKS.glob("*.py"))
     parser.add_argument("--tasks", nargs="+", default=known, choices=known)
     parser.add_argument("--seconds", type=float, default=5.0, help="of steps for each recipe")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=12, help="of the last alternation")
     parser.add_argument(
         "--grid-again", action="store_true", help="measure grids that are in curves/ anew"
     )

@@ -261,20 +261,20 @@ def growth(path: Path) -> Iterator[str]:
 
 def numerics(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
-    yield f"Note of the run: {found['note']}."
+    scope = f"{found['tasks']} tasks, {len(found['seeds'])} seeds"
+    yield f"{found['date']}, {found['machine']}, {scope}."
     yield ""
-    yield "| policy (3 seeds) | broken caught | healthy flagged |"
+    yield "| policy | broken caught | healthy flagged |"
     yield "|---|---|---|"
     for policy, r in found["confusion"]["table"].items():
         caught, flagged = r["broken_caught"], r["healthy_flagged"]
         yield f"| {policy} | {share_of(caught)} | {share_of(flagged)} |"
     yield ""
     yield "Aimed at: 97 % caught, 2 % flagged. What was judged wrong is listed in the data."
-    blind = found.get("blind")
-    if blind:
-        caught, flagged = blind["table"]["both"].values()
+    for unseen in found.get("unseen", ()):
+        caught, flagged = unseen["table"]["both"].values()
         yield ""
-        yield f"Unseen: {share_of(caught)} caught, {share_of(flagged)} flagged: {blind['note']}."
+        yield f"Unseen: {share_of(caught)} caught, {share_of(flagged)} flagged: {unseen['note']}."
     cost = found["confusion"]["proof_over_200_float32_steps"]
     yield ""
     yield (

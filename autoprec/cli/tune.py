@@ -135,7 +135,7 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
         "--proof-seconds",
         type=float,
         metavar="S",
-        help="time for each proof (default: that of 200 float32 steps, at least 10 and at most 60)",
+        help="time for each proof (default: that of 200 float32 steps, at most 60)",
     )
     group.add_argument(
         "--tolerance",

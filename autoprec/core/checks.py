@@ -53,12 +53,16 @@ class Tolerance:
         )
 
 
+Doubt = Literal["", "both ways", "near", "excused"]
+
+
 @dataclass(frozen=True)
 class Check:
     """The outcome of one test: empty `problem` means passed; `judged` False, too little to tell.
 
     `doubt` says that what a shadow test failed may be noise, which the trajectories must decide:
-    "both ways" where losses are off in both directions, but gradients are not; else "near".
+    "both ways" where losses are off in both directions, but gradients are not; else "near". And
+    "excused" that it passed only because noise moves float32's loss very far, too.
 
     `noise` and `gradient_noise` are what noise does to `deviation` and `gradient_error`; `value`
     and `reference` are the user's metric.
@@ -66,7 +70,7 @@ class Check:
 
     judged: bool = True
     problem: str = ""
-    doubt: Literal["", "both ways", "near"] = ""
+    doubt: Doubt = ""
     step: int | None = None
     deviation: float | None = None
     gradient_error: float | None = None

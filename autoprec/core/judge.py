@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autoprec.core.checks import Check, Tolerance, percent
+from autoprec.core.checks import Check, Tolerance, number, percent
 from autoprec.core.shadow import NOISE_ROUNDOFF, delicate, headroom, shadow
 from autoprec.core.trace import NoisePoint, ShadowPoint
 from autoprec.core.trajectories import MIN_STEPS, SeedRun, gate, metric, trajectory
 
 __all__ = [
+    "LONG_LOOK",
     "LONG_STEPS",
     "MIN_STEPS",
     "Evidence",
@@ -38,6 +39,9 @@ __all__ = [
 
 LONG_STEPS = 60
 """Steps of the run that decides where losses are off in both directions at the same weights."""
+
+LONG_LOOK = ("both ways", "excused")
+"""The doubts that such a run settles."""
 
 LONG_ENOUGH, LONG_DEVIATION = 0.8, 0.6
 """The share of `LONG_STEPS` that still decides, and of `Tolerance.trajectory` that is allowed."""
@@ -135,7 +139,7 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
         return replace(numbers, verdict="rejected", reason=reason)
     if not float32.passed:
         return replace(numbers, verdict="rejected", reason=f"in float32 itself {float32.problem}")
-    unknown = shadowed.doubt == "both ways" and not any(run.noisy for run in runs)
+    unknown = shadowed.doubt in LONG_LOOK and not any(run.noisy for run in runs)
     for check in (gated, measured) if unknown else (gated, driven, measured):
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
@@ -146,6 +150,13 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
             if check.doubt and driven.deviation is not None:
                 reason += f"; after {numbers.steps} steps {percent(driven.deviation)}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
+    if shadowed.doubt == "excused" and _leaves(driven, numbers.steps, tolerance):
+        reason = (
+            f"it trains, but not like float32: its loss is {percent(shadowed.deviation or 0.0)} "
+            "away at the same weights, as small noise would have it, but noise is trained away; "
+            f"after {numbers.steps} steps it is {percent(driven.deviation or 0.0)} away"
+        )
+        return replace(numbers, verdict="drift", reason=reason, step=numbers.steps)
     return replace(numbers, reason=_praise(numbers))
 
 
@@ -172,8 +183,14 @@ def _only_noise(
     if not shadowed.doubt or driven.deviation is None or driven.ratio is None:
         return False
     if shadowed.doubt == "both ways" and steps >= LONG_ENOUGH * LONG_STEPS:
-        return driven.deviation <= LONG_DEVIATION * tolerance.trajectory
+        return not _leaves(driven, steps, tolerance)
     return driven.ratio <= WITHIN_NOISE * roundoff / NOISE_ROUNDOFF
+
+
+def _leaves(driven: Check, steps: int, tolerance: Tolerance) -> bool:
+    """Whether a long run ends further from float32 than what is trained away does."""
+    limit = LONG_DEVIATION * tolerance.trajectory
+    return steps >= LONG_ENOUGH * LONG_STEPS and number(driven.deviation) > limit
 
 
 def _gate_shadow(points: Sequence[ShadowPoint]) -> Check:

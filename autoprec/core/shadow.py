@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from autoprec.core.checks import (
     LOSS_FLOOR,
     Check,
+    Doubt,
     Tolerance,
     deviation,
     finite,
@@ -33,10 +33,13 @@ FINER_LOSS = 3 / 4
 """The share of `Tolerance.loss` that a format finer than bfloat16 has."""
 
 PASSED_THROUGH = 2.0
-"""How many times what is allowed a checkpoint may deviate that training passes through."""
+"""How many times what is allowed a checkpoint may deviate that training can speak for."""
+
+EXCUSED = 5.0
+"""How many times `Tolerance.loss` noise excuses before training must show that it is noise."""
 
 OUTRIGHT = 10.0
-"""How many times what is allowed a loss may deviate before no trajectory can speak for it."""
+"""The same for losses that are off in both directions."""
 
 NOISE_ROUNDOFF = DType.BFLOAT16.limits.unit_roundoff
 """The format whose rounding the null's noise stands for."""
@@ -112,7 +115,8 @@ def shadow(
             f"more away from float32's; {percent(tolerance.gradient)} is allowed"
         )
         return replace(numbers, problem=problem, step=points[0].step, doubt=doubt)
-    return numbers
+    far = EXCUSED * tolerance.loss < max(deviations) <= loss_limit
+    return replace(numbers, doubt="excused") if far else numbers
 
 
 def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
@@ -133,18 +137,17 @@ def _signed(point: ShadowPoint, difference: float) -> float:
     return -difference if number(point.loss) < point.reference else difference
 
 
-def _doubt(
-    signed: Sequence[float], limit: float, errors: Sequence[float], lost: bool
-) -> Literal["", "both ways", "near"]:
+def _doubt(signed: Sequence[float], limit: float, errors: Sequence[float], lost: bool) -> Doubt:
     """Whether what failed may be noise that training averages out; see `Check`.
 
     Rounding that is as often above as below does no harm where the gradients are right.
     """
     away = max(abs(difference) for difference in signed)
-    if away > OUTRIGHT * limit or not math.isfinite(max(errors)):
-        return ""
     both = min(max(signed), -min(signed)) >= limit / 2
-    return "both ways" if both and not lost else "near"
+    if both and not lost and away <= OUTRIGHT * limit:
+        return "both ways"
+    near = away <= PASSED_THROUGH * limit and math.isfinite(max(errors))
+    return "near" if near else ""
 
 
 def _mostly(errors: Sequence[float]) -> float:

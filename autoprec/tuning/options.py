@@ -22,8 +22,8 @@ class Options:
     1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name to the levels to try, its
     default first; what else this device makes plausible is tried too, unless `extras` is off.
     `align` overrides the multiple that the device wants. `proof_seconds` None means the time of
-    200 float32 steps, at least 10 and at most 60 seconds. `tolerance` widens (above 1) or narrows
-    the proof's tolerances.
+    200 float32 steps, at most 60 seconds. `tolerance` widens (above 1) or narrows the proof's
+    tolerances.
     """
 
     output: Path | None = None

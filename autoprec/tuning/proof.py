@@ -109,7 +109,7 @@ class Proof:
                 known.noise = self._tracer.noise(draws=NOISE_DRAWS)
             shadowed = self._shadowed(recipe, points, known)
             steps = STEPS
-            if seeds and shadowed.doubt == "both ways":
+            if seeds and shadowed.doubt in judging.LONG_LOOK:
                 seeds, steps = seeds[-1:], LONG_STEPS
             elif until_failure and not shadowed.passed and not shadowed.doubt:
                 missing.append("trajectories (the shadow test failed already)")
