@@ -8,6 +8,7 @@ surgeon that `apply_profile` uses. Only scalars and histograms leave.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -99,16 +100,15 @@ class TorchTracer:
         """Do the same in float32 with noisy weights, `draws` times; see `Tracer.noise`."""
         self._answer()
         points = []
-        for draw in range(draws):
-            with self._trainee(self._float32(), 0, plain=True) as trainee:
-                for kept in self._checkpoints:
-                    self._report("noise", kept.step)
-                    put_back(trainee.model, kept.state)
-                    add_noise(trainee.model, _NOISE_SEED + draw)
-                    loss, gradient = self._loss_and_gradient(trainee, kept)
-                    if kept.loss is not None and kept.gradient is not None:
-                        error = gradient_error(gradient, kept.gradient)
-                        points.append(NoisePoint(kept.step, loss, kept.loss, error))
+        with self._trainee(self._float32(), 0, plain=True) as trainee:
+            for draw, kept in itertools.product(range(draws), self._checkpoints):
+                self._report("noise", kept.step)
+                put_back(trainee.model, kept.state)
+                add_noise(trainee.model, _NOISE_SEED + draw)
+                loss, gradient = self._loss_and_gradient(trainee, kept)
+                if kept.loss is not None and kept.gradient is not None:
+                    error = gradient_error(gradient, kept.gradient)
+                    points.append(NoisePoint(kept.step, loss, kept.loss, error))
         return tuple(points)
 
     def trajectory(
