@@ -53,16 +53,17 @@ class Tolerance:
         )
 
 
-Doubt = Literal["", "both ways", "near", "excused"]
+Doubt = Literal["", "long", "near", "excused"]
 
 
 @dataclass(frozen=True)
 class Check:
     """The outcome of one test: empty `problem` means passed; `judged` False, too little to tell.
 
-    `doubt` says that what a shadow test failed may be noise, which the trajectories must decide:
-    "both ways" where losses are off in both directions, but gradients are not; else "near". And
-    "excused" that it passed only because noise moves float32's loss very far, too.
+    `doubt` says that what a shadow test failed may be noise, which training must decide: a "long"
+    run where losses are off in both directions, but gradients are not; the usual ones where
+    everything is "near". And "excused" that it passed only because noise moves float32's loss very
+    far, too.
 
     `noise` and `gradient_noise` are what noise does to `deviation` and `gradient_error`; `value`
     and `reference` are the user's metric.

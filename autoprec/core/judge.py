@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from autoprec.core.checks import Check, Tolerance, number, percent
-from autoprec.core.shadow import NOISE_ROUNDOFF, delicate, headroom, shadow
+from autoprec.core.shadow import NOISE_ROUNDOFF, delicate, headroom, shadow, wants_later_look
 from autoprec.core.trace import NoisePoint, ShadowPoint
 from autoprec.core.trajectories import MIN_STEPS, SeedRun, gate, metric, trajectory
 
@@ -34,13 +34,14 @@ __all__ = [
     "metric",
     "shadow",
     "trajectory",
+    "wants_later_look",
 ]
 
 
 LONG_STEPS = 60
 """Steps of the run that decides where losses are off in both directions at the same weights."""
 
-LONG_LOOK = ("both ways", "excused")
+LONG_LOOK = ("long", "excused")
 """The doubts that such a run settles."""
 
 LONG_ENOUGH, LONG_DEVIATION = 0.8, 0.6
@@ -166,9 +167,15 @@ def calibrated_shadow(
     tolerance: Tolerance,
     roundoff: float,
 ) -> Check:
-    """Test the shadow, with noise as an excuse only where float32 itself bears it."""
-    excuse = () if delicate(noise, tolerance) else noise
-    return shadow(points, excuse, tolerance, roundoff)
+    """Test the shadow, with noise as an excuse only where float32 itself bears it.
+
+    Where it does not, noise cannot speak for what is near either, but a long run can.
+    """
+    if not delicate(noise, tolerance):
+        return shadow(points, noise, tolerance, roundoff)
+    alone = shadow(points, (), tolerance, roundoff)
+    gradients = (alone.gradient_error or 0.0) > tolerance.gradient
+    return replace(alone, doubt="long") if alone.doubt == "near" and gradients else alone
 
 
 def _only_noise(
@@ -182,7 +189,7 @@ def _only_noise(
     """
     if not shadowed.doubt or driven.deviation is None or driven.ratio is None:
         return False
-    if shadowed.doubt == "both ways" and steps >= LONG_ENOUGH * LONG_STEPS:
+    if shadowed.doubt == "long" and steps >= LONG_ENOUGH * LONG_STEPS:
         return not _leaves(driven, steps, tolerance)
     return driven.ratio <= WITHIN_NOISE * roundoff / NOISE_ROUNDOFF
 

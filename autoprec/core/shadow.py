@@ -6,6 +6,7 @@ weights, so that a task that is sensitive by nature is not blamed on the precisi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,7 +50,6 @@ HORIZON = 10
 
 SPREADS, NEAR = 8.0, 7.0
 """Head-room of float16's forward pass, in standard deviations; asked for this near the limit."""
-
 _TOP = DType.FLOAT16.limits.max_exponent + 1
 
 
@@ -145,7 +145,7 @@ def _doubt(signed: Sequence[float], limit: float, errors: Sequence[float], lost:
     away = max(abs(difference) for difference in signed)
     both = min(max(signed), -min(signed)) >= limit / 2
     if both and not lost and away <= OUTRIGHT * limit:
-        return "both ways"
+        return "long"
     near = away <= PASSED_THROUGH * limit and math.isfinite(max(errors))
     return "near" if near else ""
 
@@ -172,17 +172,25 @@ def headroom(points: Sequence[ShadowPoint], later: Sequence[ShadowPoint] = ()) -
     An overflow is to be expected, although the loss may not show it yet, where their largest
     magnitude has overflown since, grows towards the limit, or is near it and changes much from
     batch to batch. What is infinite from the start, as masks are, is left to the other tests.
-    Where there are `later` points, growth and change are judged from the last of `points` on.
+    Where there are `later` points, growth is judged from the last of `points` on.
     """
     seen = [(p.step, _magnitude(p)) for p in (*points, *later) if _magnitude(p) > 0]
-    since = points[-1].step if later else 0
-    late = [(step, magnitude) for step, magnitude in seen if step >= max(1, since)]
+    since = points[-1].step if later else 1
+    late = [(step, magnitude) for step, magnitude in seen if step >= since]
     if len(late) < 3:
         return Check(judged=False)
-    restless = [size for step, size in seen if step >= since]
     three = (late[0], late[len(late) // 2], late[-1])
-    problem = _overflow(seen) or _growth(three) or _restlessness(restless)
+    restless = _restlessness([magnitude for _, magnitude in seen], NEAR, SPREADS)
+    problem = _overflow(seen) or _growth(three) or restless
     return Check(problem=problem, step=late[-1][0] if problem else None)
+
+
+def wants_later_look(points: Sequence[ShadowPoint]) -> bool:
+    """Whether few checkpoints leave the head-room in doubt, so that more should be looked at."""
+    if not headroom(points).passed:
+        return True
+    magnitudes = [_magnitude(p) for p in points if _magnitude(p) > 0]
+    return len(magnitudes) > 2 and bool(_restlessness(magnitudes, 1.3 * NEAR, 3 * SPREADS))
 
 
 def _overflow(seen: Sequence[tuple[int, float]]) -> str:
@@ -214,18 +222,18 @@ def _growth(seen: Sequence[tuple[int, float]]) -> str:
     return f"{grew} to {more:.3g} at step {step}; so it overflows by step {when:.0f}"
 
 
-def _restlessness(magnitudes: Sequence[float]) -> str:
-    """What is wrong with magnitudes near the limit that change much between batches.
+def _restlessness(magnitudes: Sequence[float], near: float, spreads: float) -> str:
+    """What is wrong with magnitudes `near` the limit that change much between batches.
 
-    In octaves, their mean must be `SPREADS` standard deviations below 2**16: by Cantelli's
-    inequality, whatever their distribution, one batch in 65 at most is then beyond it.
+    In octaves, their mean must be `spreads` standard deviations below 2**16: by Cantelli's
+    inequality, whatever their distribution, with eight one batch in 65 at most is beyond it. The
+    deviation is von Neumann's, from one checkpoint to the next, which a trend does not widen.
     """
     if any(math.isinf(magnitude) for magnitude in magnitudes):
         return ""
     octaves = [math.log2(magnitude) for magnitude in magnitudes]
-    centre = mean(octaves)
-    spread = root_mean_square(octave - centre for octave in octaves)
-    if max(octaves) < _TOP - NEAR or centre + SPREADS * spread < _TOP:
+    steps = root_mean_square(b - a for a, b in itertools.pairwise(octaves))
+    if max(octaves) < _TOP - near or mean(octaves) + spreads * steps / math.sqrt(2) < _TOP:
         return ""
     return (
         f"the largest float16 number of its forward pass varies from {min(magnitudes):.3g} to "

@@ -19,7 +19,14 @@ from autoprec.backends.base import Tracer
 from autoprec.core import judge as judging
 from autoprec.core.checks import Check
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.judge import LONG_STEPS, MIN_STEPS, Evidence, SeedRun, Tolerance, Verdict
+from autoprec.core.judge import (
+    LONG_STEPS,
+    MIN_STEPS,
+    Evidence,
+    SeedRun,
+    Tolerance,
+    Verdict,
+)
 from autoprec.core.loss_scale import ScaleEvidence
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe
@@ -114,7 +121,7 @@ class Proof:
             elif until_failure and not shadowed.passed and not shadowed.doubt:
                 missing.append("trajectories (the shadow test failed already)")
                 seeds = ()
-            elif shadowed.passed and not judging.headroom(points).passed:
+            elif shadowed.passed and judging.wants_later_look(points):
                 later, seeds = self._look_later(recipe, allowance), seeds[:1]
             for seed in seeds:
                 run = self._run(recipe, known, seed, steps, allowance, missing)
