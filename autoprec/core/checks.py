@@ -66,7 +66,8 @@ class Check:
     far, too.
 
     `noise` and `gradient_noise` are what noise does to `deviation` and `gradient_error`; `value`
-    and `reference` are the user's metric.
+    and `reference` are the user's metric. `late` is the root mean square of how far the single
+    steps of a run's second half deviate.
     """
 
     judged: bool = True
@@ -78,6 +79,7 @@ class Check:
     noise: float | None = None
     gradient_noise: float | None = None
     ratio: float | None = None
+    late: float | None = None
     value: float | None = None
     reference: float | None = None
     skipped: int = 0

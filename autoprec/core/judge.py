@@ -44,8 +44,9 @@ LONG_STEPS = 60
 LONG_LOOK = ("long", "excused")
 """The doubts that such a run settles."""
 
-LONG_ENOUGH, LONG_DEVIATION = 0.8, 0.6
-"""The share of `LONG_STEPS` that still decides, and of `Tolerance.trajectory` that is allowed."""
+LONG_ENOUGH, LATE = 0.8, 1.6
+"""The share of `LONG_STEPS` that still decides, and how many times `Tolerance.trajectory` its steps
+may deviate in its second half: rounding that costs shows there before it shows in the mean."""
 
 WITHIN_NOISE = 1.5
 """How many times as far as noise of its own size a run may leave float32 to speak for a shadow."""
@@ -148,14 +149,14 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
         known = (numbers.steps, tolerance, evidence.roundoff)
         if not check.passed and not _only_noise(check, driven, *known):
             reason = f"it trains, but not like float32: {check.problem}"
-            if check.doubt and driven.deviation is not None:
-                reason += f"; after {numbers.steps} steps {percent(driven.deviation)}"
+            if check.doubt and driven.judged:
+                reason += f"; {_apart(driven, numbers.steps)}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
     if shadowed.doubt == "excused" and _leaves(driven, numbers.steps, tolerance):
         reason = (
             f"it trains, but not like float32: its loss is {percent(shadowed.deviation or 0.0)} "
             "away at the same weights, as small noise would have it, but noise is trained away; "
-            f"after {numbers.steps} steps it is {percent(driven.deviation or 0.0)} away"
+            f"{_apart(driven, numbers.steps)}"
         )
         return replace(numbers, verdict="drift", reason=reason, step=numbers.steps)
     return replace(numbers, reason=_praise(numbers))
@@ -194,10 +195,17 @@ def _only_noise(
     return driven.ratio <= WITHIN_NOISE * roundoff / NOISE_ROUNDOFF
 
 
+def _apart(driven: Check, steps: int) -> str:
+    """How far training ended from float32, as people read it."""
+    ended, late = percent(number(driven.deviation)), percent(number(driven.late))
+    return f"after {steps} steps it is {ended} away, and single steps by then {late}"
+
+
 def _leaves(driven: Check, steps: int, tolerance: Tolerance) -> bool:
-    """Whether a long run ends further from float32 than what is trained away does."""
-    limit = LONG_DEVIATION * tolerance.trajectory
-    return steps >= LONG_ENOUGH * LONG_STEPS and number(driven.deviation) > limit
+    """Whether a long run leaves float32, at its end or step by step in its second half."""
+    ends = number(driven.deviation) > tolerance.trajectory
+    leaves = ends or number(driven.late) > LATE * tolerance.trajectory
+    return steps >= LONG_ENOUGH * LONG_STEPS and leaves
 
 
 def _gate_shadow(points: Sequence[ShadowPoint]) -> Check:

@@ -36,7 +36,7 @@ FINER_LOSS = 3 / 4
 PASSED_THROUGH = 2.0
 """How many times what is allowed a checkpoint may deviate that training can speak for."""
 
-EXCUSED = 5.0
+EXCUSED = 3.5
 """How many times `Tolerance.loss` noise excuses before training must show that it is noise."""
 
 OUTRIGHT = 10.0

@@ -70,7 +70,10 @@ def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     nulls = [_relative_distance(p.noisy, p.reference) for p in judged if p.noisy]
     null = root_mean_square(nulls)
     ratio = distance / (null + tolerance.trajectory_slack)
-    numbers = Check(deviation=finite(difference), ratio=finite(ratio), noise=finite(null))
+    late = root_mean_square(_late_deviation(pair) for pair in judged)
+    numbers = Check(
+        deviation=finite(difference), ratio=finite(ratio), noise=finite(null), late=finite(late)
+    )
     if difference <= tolerance.trajectory or ratio <= tolerance.trajectory_null:
         return numbers
     steps = min(len(pair.reference) for pair in judged)
@@ -124,6 +127,14 @@ def _tail_deviation(pair: _Aligned) -> float:
     tail = max(1, len(pair.reference) // 5)
     reference, candidate = mean(pair.reference[-tail:]), mean(pair.candidate[-tail:])
     return deviation(candidate, reference, LOSS_FLOOR * abs(pair.reference[0]))
+
+
+def _late_deviation(pair: _Aligned) -> float:
+    """The root mean square of the deviations of single steps, over the second half."""
+    half = len(pair.reference) // 2
+    floor = LOSS_FLOOR * abs(pair.reference[0])
+    steps = zip(pair.candidate[half:], pair.reference[half:], strict=True)
+    return root_mean_square(deviation(ours, theirs, floor) for ours, theirs in steps)
 
 
 def _relative_distance(losses: Sequence[float], reference: Sequence[float]) -> float:
