@@ -262,7 +262,8 @@ def growth(path: Path) -> Iterator[str]:
 def numerics(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
     scope = f"{found['tasks']} tasks, {len(found['seeds'])} seeds"
-    yield f"{found['date']}, {found['machine']}, {scope}."
+    note = f" Note: {found['note']}." if "note" in found else ""
+    yield f"{found['date']}, {found['machine']}, {scope}.{note}"
     yield ""
     yield "| policy | broken caught | healthy flagged |"
     yield "|---|---|---|"
@@ -276,10 +277,12 @@ def numerics(path: Path) -> Iterator[str]:
         yield ""
         yield f"Unseen: {share_of(caught)} caught, {share_of(flagged)} flagged: {unseen['note']}."
     cost = found["confusion"]["proof_over_200_float32_steps"]
+    proofs = sum(count for _, count in found["confusion"]["table"]["both"].values())
     yield ""
     yield (
-        f"A proof takes {cost['median']:.2f} times 200 float32 steps (median; at most "
-        f"{cost['largest']:.2f} times, where float16 is slow)."
+        f"A proof takes {cost['median']:.2f} times 200 float32 steps in the median; "
+        f"{len(cost['above_one'])} of {proofs} took more than once, at most "
+        f"{cost['largest']:.2f} times."
     )
     yield ""
     skipped = found["scales"]["skipped"]
