@@ -19,14 +19,7 @@ from autoprec.backends.base import Tracer
 from autoprec.core import judge as judging
 from autoprec.core.checks import Check
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.judge import (
-    LONG_STEPS,
-    MIN_STEPS,
-    Evidence,
-    SeedRun,
-    Tolerance,
-    Verdict,
-)
+from autoprec.core.judge import LONG_STEPS, MIN_STEPS, Evidence, SeedRun, Tolerance, Verdict
 from autoprec.core.loss_scale import ScaleEvidence
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe
@@ -122,7 +115,7 @@ class Proof:
                 missing.append("trajectories (the shadow test failed already)")
                 seeds = ()
             elif shadowed.passed and judging.wants_later_look(points):
-                later, seeds = self._look_later(recipe, allowance), seeds[:1]
+                later, seeds = self._look_later(recipe, allowance, missing), seeds[:1]
             for seed in seeds:
                 run = self._run(recipe, known, seed, steps, allowance, missing)
                 runs += [run] if run is not None else []
@@ -172,18 +165,23 @@ class Proof:
             missing.append(f"shadow at steps {', '.join(late)} (out of time)")
         return known
 
-    def _look_later(self, recipe: Recipe, allowance: Allowance) -> tuple[ShadowPoint, ...]:
+    def _look_later(
+        self, recipe: Recipe, allowance: Allowance, missing: list[str]
+    ) -> tuple[ShadowPoint, ...]:
         """The shadow further on: numbers that grow may stop before they overflow."""
         self.forget()
-        self._tracer.reference(
+        run = self._tracer.reference(
             batch_size=recipe.batch_size,
             accumulation_steps=recipe.accumulation_steps,
             steps=LATER[-1] + 1,
             checkpoints=LATER,
             seconds=allowance.seconds,
         )
-        allowance.spend(LATER[-1] + 1 + len(LATER))
-        return self._tracer.shadow(recipe=recipe)
+        seen = sum(step < len(run.losses) for step in LATER)
+        allowance.spend(len(run.losses) + seen)
+        if seen < len(LATER):
+            missing.append(f"shadow at steps {', '.join(map(str, LATER[seen:]))} (out of time)")
+        return self._tracer.shadow(recipe=recipe) if seen else ()
 
     def _run(
         self,

@@ -233,6 +233,23 @@ def test_numbers_that_grow_are_looked_at_further_on():
     assert tracer.calls[0] == "reference 8x1"  # its checkpoints had been replaced
 
 
+@pytest.mark.parametrize(("steps", "unseen"), [(20, proving.LATER), (46, (49, 54, 59))])
+def test_a_look_further_on_that_time_cuts_short_is_said_and_ends_nothing(steps, unseen):
+    class CutShort(Growing):
+        def reference(self, **kwargs):
+            most = steps if kwargs["steps"] > proving.STEPS else proving.STEPS
+            return super().reference(**kwargs | {"steps": most})
+
+        def shadow(self, *, recipe):
+            assert self.checkpoints  # as real tracers ask for
+            return super().shadow(recipe=recipe)
+
+    verdict = Proof(CutShort(further=1.0)).prove(FLOAT16)
+    assert verdict.accepted is (steps == 46)
+    said = f"shadow at steps {', '.join(map(str, unseen))} (out of time)"
+    assert said in verdict.not_covered
+
+
 def test_a_shadow_that_is_not_finite_ends_the_proof_at_once():
     tracer = FakeTracer(shadow=None)
     verdict = Proof(tracer).prove(BFLOAT16)
