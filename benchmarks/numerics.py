@@ -68,17 +68,17 @@ def run(job: Job) -> dict[str, list[dict[str, Any]]]:
 
 def verdicts(task: Task, job: Job) -> Iterator[dict[str, Any]]:
     """What the tuner would decide of both 16-bit policies, at the loss scale it would tune."""
-    for steps in (5, 200):  # the first few only warm the process up
-        started = time.process_time()
-        tracer(task).trajectory(recipe=Recipe(batch_size=BATCH), seed=0, steps=steps)
-        plain = time.process_time() - started
+    for recipe in (Recipe(batch_size=BATCH), *POLICIES.values()):  # a process's first steps
+        tracer(task).trajectory(recipe=recipe, seed=0, steps=5)
+    before = _plain_seconds(task)
     for policy in JUDGED:
         truth = job.truth[policy]
         for seed in job.seeds if truth["label"] != "unclear" else ():
             proof = Proof(tracer(task, seed))
             recipe = at_tuned_scale(proof, POLICIES[policy])
-            started = time.process_time()  # others run beside it
+            started = time.process_time()
             verdict = proof.prove(recipe)
+            seconds, after = time.process_time() - started, _plain_seconds(task)
             yield {
                 "policy": policy,
                 "seed": seed,
@@ -86,8 +86,16 @@ def verdicts(task: Task, job: Job) -> Iterator[dict[str, Any]]:
                 "why": truth["why"],
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
-                "cost": (time.process_time() - started) / plain,
+                "cost": seconds / statistics.fmean((before, after)),
             }
+            before = after
+
+
+def _plain_seconds(task: Task) -> float:
+    """What 200 steps in float32 take of the processor, for others run beside it."""
+    started = time.process_time()
+    tracer(task).trajectory(recipe=Recipe(batch_size=BATCH), seed=0, steps=200)
+    return time.process_time() - started
 
 
 def scales(task: Task, job: Job) -> Iterator[dict[str, Any]]:
