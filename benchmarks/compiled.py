@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from oracle import RESULTS, TASKS, machine, make_work
+from oracle import RESULTS, TASKS, contest_of, machine, make_work
 
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
@@ -25,8 +25,7 @@ from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.space import Space
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.contest import Contest, FinalistFailed
-from autoprec.tuning.neighbours import Watch
+from autoprec.tuning.contest import FinalistFailed
 from autoprec.tuning.trials import Runner, run_trial
 from autoprec.tuning.work import Work
 
@@ -43,18 +42,8 @@ def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any
         recipes = [eager, replace(eager, compile=True)]
         row: dict[str, Any] = {"task": name, "policy": policy.value, "batch": size}
         warm = [warm_up(work, space, recipe) for recipe in recipes]
-        contest = Contest(
-            recipes,
-            work.runner(),
-            work.runner,
-            shares=lambda recipe: False,
-            seed=0,
-            together=True,
-            listener=lambda event: None,
-            watch=Watch(print),
-        )
         try:
-            with contest:
+            with contest_of(work, recipes, together=True) as contest:
                 contest.run(rounds)
         except FinalistFailed as failed:
             return {**row, "failed": str(failed).splitlines()[0][:160]}

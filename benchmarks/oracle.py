@@ -128,6 +128,12 @@ def measure_grid(
     return found
 
 
+def timed(outcome: Outcome) -> float:
+    """The seconds that a recipe of the grid was timed for: its steps may be long."""
+    measured = outcome.measurement
+    return measured.steps * measured.step_seconds if measured is not None else 0.0
+
+
 def describe(point: Point) -> str:
     """A point in a line."""
     return " ".join(f"{name}={value}" for name, value in point.items())
@@ -150,10 +156,24 @@ def read_curves(path: Path, space: Space, head: Mapping[str, Any]) -> list[Outco
 
 def write_curves(path: Path, head: dict[str, Any], grid: Sequence[Outcome]) -> None:
     """Keep a grid: what replays and the cost model's tests read."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     plain = [to_plain(outcome) for outcome in grid]
     lines = ",\n".join(f"  {json.dumps(item)}" for item in plain)
     path.write_text(json.dumps(head)[:-1] + f', "grid": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def contest_of(work: Work, recipes: Sequence[Recipe], together: bool) -> Contest:
+    """Recipes in alternation, each in a process of its own."""
+    return Contest(
+        recipes,
+        work.runner(),
+        work.runner,
+        shares=lambda recipe: False,
+        seed=0,
+        together=together,
+        listener=lambda event: None,
+        watch=Watch(print),
+    )
 
 
 def alternate(
@@ -172,17 +192,8 @@ def alternate(
     room = work.memory_bytes or 0
     rates: dict[str, list[float]] = {recipe.key(): [] for recipe in unique}
     for _ in range(PROCESSES):
-        contest = Contest(
-            unique,
-            work.runner(),
-            work.runner,
-            shares=lambda recipe: False,
-            seed=0,
-            together=sum(peaks.get(recipe.key(), room) for recipe in unique) <= room,
-            listener=lambda event: None,
-            watch=Watch(print),
-        )
-        with contest:
+        together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
+        with contest_of(work, unique, together) as contest:
             for final in contest.run(math.ceil(rounds / PROCESSES)):
                 rates[final.recipe.key()] += final.rates
     return rates
@@ -206,7 +217,7 @@ def tune_from_scratch(path: Path, folder: Path, seed: int) -> tuple[Profile, Clo
 
 def record_grid(name: str, head: dict[str, Any], seconds: float, wide: bool) -> None:
     """Measure a task's grid and keep it, where it was not recorded before."""
-    curves = CURVES / (f"{name}-wide.json" if wide else f"{name}.json")
+    curves = CURVES / head["family"] / (f"{name}-wide.json" if wide else f"{name}.json")
     with tempfile.TemporaryDirectory() as temporary:
         work, space = make_work(TASKS / f"{name}.py", Path(temporary), wide)
         known = read_curves(curves, space, head)
@@ -219,7 +230,7 @@ def run_task(
     name: str, head: dict[str, Any], seconds: float, rounds: int, again: bool
 ) -> dict[str, Any]:
     """Grid, tuning with two seeds, and the alternation between what each chose."""
-    path, curves = TASKS / f"{name}.py", CURVES / f"{name}.json"
+    path, curves = TASKS / f"{name}.py", CURVES / head["family"] / f"{name}.json"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         work, space = make_work(path, folder)
@@ -255,7 +266,7 @@ def run_task(
         "points": len(grid),
         "failed": sum(o.status is not Status.OK for o in grid),
         "killed": clock.killed,
-        "grid_seconds": len(grid) * seconds,
+        "grid_seconds": sum(max(seconds, timed(outcome)) for outcome in grid),
         "recipes": {label: to_plain(recipe) for label, recipe in of.items()},
         "chosen_over_best": ratio("chosen", "best"),
         "chosen_over_float32": ratio("chosen", "float32"),
@@ -325,9 +336,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=known, choices=known)
     parser.add_argument("--seconds", type=float, default=5.0, help="of steps for each recipe")
     parser.add_argument("--rounds", type=int, default=12, help="of the last alternation")
-    parser.add_argument(
-        "--grid-again", action="store_true", help="measure grids that are in curves/ anew"
-    )
+    parser.add_argument("--grid-again", action="store_true", help="measure recorded grids anew")
     parser.add_argument(
         "--grids-only", action="store_true", help="record the grids that are missing; tune nothing"
     )

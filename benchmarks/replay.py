@@ -1,9 +1,9 @@
 """Run a sampler against recorded grids, with noise, in milliseconds: no model is trained.
 
-Every file of benchmarks/curves/ is an exhaustive grid of one task. A replay answers each trial from
-it with noise of the size that trials have, then chooses among the finalists as the tuner does, with
-the lesser noise of alternating rounds. Regret is how much slower the choice truly is than the
-grid's best.
+Every file of benchmarks/curves/MACHINE/ is an exhaustive grid of one task. A replay answers each
+trial from it with noise of the size that trials have, then chooses among the finalists as the tuner
+does, with the lesser noise of alternating rounds. Regret is how much slower the choice truly is
+than the grid's best.
 
     python benchmarks/replay.py
     python benchmarks/replay.py --sampler tpe random --seeds 50
@@ -64,11 +64,12 @@ class Grid:
 
 def read_grids(folder: Path = CURVES) -> Iterator[Grid]:
     """Every recorded grid."""
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*/*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
         outcomes = [from_plain(Outcome, item) for item in kept["grid"]]
         found = {key(outcome.point): outcome for outcome in outcomes}
-        yield Grid(path.stem, space_of([o.point for o in outcomes]), found, kept["seconds"])
+        space = space_of([outcome.point for outcome in outcomes])
+        yield Grid(f"{path.parent.name}/{path.stem}", space, found, kept["seconds"])
 
 
 def space_of(points: Sequence[Point]) -> Space:
@@ -209,19 +210,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sampler", nargs="+", default=["cost"], choices=SAMPLERS)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--grids", nargs="+", help="names of files in benchmarks/curves/")
+    parser.add_argument("--grids", nargs="+", help="files in benchmarks/curves/, as MACHINE/TASK")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     grids = [g for g in read_grids() if not arguments.grids or g.name in arguments.grids]
     rows = []
     head = ("grid", "sampler", "points", "regret", "worst", "trials", "of points", "of time", "ms")
-    print("{:14s} {:7s} {:>6s} {:>7s} {:>7s} {:>7s} {:>9s} {:>8s} {:>7s}".format(*head))
+    print("{:22s} {:7s} {:>6s} {:>7s} {:>7s} {:>7s} {:>9s} {:>8s} {:>7s}".format(*head))
     for sampler in arguments.sampler:
         for grid in grids:
             row = run(grid, sampler, arguments.seeds)
             rows.append(row)
             print(
-                f"{row['grid']:14s} {sampler:7s} {row['points']:6d} {row['mean_regret']:7.1%} "
+                f"{row['grid']:22s} {sampler:7s} {row['points']:6d} {row['mean_regret']:7.1%} "
                 f"{row['worst_regret']:7.1%} {row['mean_trials']:7.1f} "
                 f"{row['share_of_points']:9.0%} {row['share_of_time']:8.0%} "
                 f"{row['milliseconds']:7.0f}",

@@ -24,22 +24,30 @@ HEAD = """\
 # Results
 
 Made by `python benchmarks/report.py` from the data in `benchmarks/results/`; every table names the
-command that prints it. Two machines were at hand, both virtual with 2 cores and no accelerator:
+command that prints it. Three machines were at hand, all virtual with 2 cores and no accelerator:
 
 - **Xeon with AMX**: an Intel Xeon that has AMX and AVX512_BF16 (`intel-amx` in the catalogue).
   Matrix products in bfloat16 run six to seven times as fast as in float32.
+- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`).
 - **Zen 3**: an AMD EPYC without 16-bit arithmetic. Its 16-bit products are 30 to 100 times slower
   than float32's, so the right answer for speed is float32 everywhere; the numerics are the same as
   elsewhere, because emulated arithmetic rounds like real one.
 
-No GPU and no TPU was measured. The tables are from the Xeon.
+No GPU and no TPU was measured. Tables that name no machine are from the Xeon.
 """
+
+MACHINES = {"intel-amx": "Xeon with AMX", "amd-zen5": "Zen 5"}
 
 
 def latest(name: str, suffix: str = "json") -> Path | None:
     """The newest result of a benchmark."""
     found = sorted(RESULTS.glob(f"{name}-*.{suffix}"))
     return found[-1] if found else None
+
+
+def where(found: Mapping[str, Any]) -> str:
+    """When and on which machine a table was measured."""
+    return f"{found['date']}, {MACHINES[found.get('family', 'intel-amx')]}"
 
 
 def overhead(path: Path) -> Iterator[str]:
@@ -91,13 +99,14 @@ def oracle(path: Path) -> Iterator[str]:
     results = lines_of(path)
     first = results[0]
     yield (
-        f"{first['date']}, Xeon with AMX, torch {first['torch']}, Keras {first['keras']} on "
+        f"{where(first)}, torch {first['torch']}, Keras {first['keras']} on "
         f"TensorFlow {first['tensorflow']}. The best of an exhaustive grid (batch 8 to 1024, "
-        "policy, layout, XLA, and for PyTorch freed memory kept or not; 5 s and a fresh process "
-        "for each recipe) against what `autoprec tune` chose, measured in alternation with 95 % "
-        "intervals. search/grid counts the trials and the contests, in which the fastest recipes, "
-        "the finalists and the winner run in alternation; it leaves out preflight and proof, and "
-        "the start of the grid's processes. Where 1.000 has no interval, both are the same recipe."
+        "policy, layout, XLA, and for PyTorch freed memory kept or not; a fresh process for each "
+        "recipe and 5 s, more where the steps are longer) against what `autoprec tune` chose, "
+        "measured in alternation with 95 % intervals. search/grid counts the trials and the "
+        "contests, in which the fastest recipes, the finalists and the winner run in alternation; "
+        "it leaves out preflight and proof, and the start of the grid's processes. Where 1.000 has "
+        "no interval, both are the same recipe."
     )
     yield ""
     yield (
@@ -155,7 +164,7 @@ def peers(path: Path) -> Iterator[str]:
     results = lines_of(path)
     first = results[0]
     yield (
-        f"{first['date']}, Xeon with AMX, torch {first['torch']}, lightning {first['lightning']}, "
+        f"{where(first)}, torch {first['torch']}, lightning {first['lightning']}, "
         f"accelerate {first['accelerate']}, pytorch-autotune {first['pytorch-autotune']}. "
         "ours/theirs is the throughput of autoprec's choice over theirs, in alternation."
     )
@@ -204,7 +213,7 @@ def replay(path: Path) -> Iterator[str]:
 def keep_memory(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
     yield (
-        f"{found['date']}, Xeon with AMX, torch {found['torch']}: the throughput of a training "
+        f"{where(found)}, torch {found['torch']}: the throughput of a training "
         "that keeps its freed memory over one that leaves it to glibc, in alternation."
     )
     yield ""
@@ -222,7 +231,7 @@ def keep_memory(path: Path) -> Iterator[str]:
 def compiled(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
     yield (
-        f"{found['date']}, Xeon with AMX, torch {found['torch']}: torch.compile against eager at "
+        f"{where(found)}, torch {found['torch']}: torch.compile against eager at "
         "the same batch and policy, in alternation."
     )
     yield ""
@@ -242,7 +251,7 @@ def compiled(path: Path) -> Iterator[str]:
 
 def growth(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
-    yield f"{found['date']}, Xeon with AMX, a multilayer perceptron; one tuning from scratch a row."
+    yield f"{where(found)}, a multilayer perceptron; one tuning from scratch a row."
     yield ""
     yield "| varied | parameters | knobs | batches | trials | search | proof | contests | total |"
     yield "|---|---|---|---|---|---|---|---|---|"
@@ -306,7 +315,7 @@ def numerics(path: Path) -> Iterator[str]:
 def islands(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
     yield (
-        f"{found['date']}, Xeon with AMX, torch {found['torch']}. Models large enough to gain from "
+        f"{where(found)}, torch {found['torch']}. Models large enough to gain from "
         "bfloat16 and broken by it: what they gain with the islands that the tuner found."
     )
     yield ""

@@ -101,7 +101,7 @@ def test_further_knobs_hide_nothing_and_cost_few_trials(grid: Any) -> None:
 
 def test_a_replay_can_fail() -> None:
     """A search that stops at the baseline regrets it."""
-    grid = next(grid for grid in GRIDS if grid.name == "mlp")
+    grid = next(grid for grid in GRIDS if grid.name == "intel-amx/mlp")
     ask = replaying.by_cost(grid, Limits(trials=1))
     regret, trials, _ = replaying.replay(grid, ask, 0)
     assert trials == 1
