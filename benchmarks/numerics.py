@@ -166,12 +166,12 @@ def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
         }
         table[policy] = row
         print(f"| {policy} | {share(row['broken_caught'])} | {share(row['healthy_flagged'])} |")
-    costs = [r["cost"] for r in rows] or [0.0]
-    cost: dict[str, Any] = {"median": statistics.median(costs), "largest": max(costs)}
-    print(f"\nA proof takes {cost['median']:.2f} (at most {cost['largest']:.2f}) times 200 steps")
-    dear = sorted((r for r in rows if r["cost"] > 1), key=lambda r: -r["cost"])
-    cost["above_one"] = [f"{r['task']} {r['policy']} {r['seed']}: {r['cost']:.2f}" for r in dear]
-    print(f"  above 1: {', '.join(cost['above_one']) or 'none'}")
+    cost = _costs(rows)
+    print(
+        f"\nA proof takes {cost['median']:.2f} times 200 steps in the median, at most "
+        f"{cost['largest']:.2f} times (the median over a pair's seeds)"
+    )
+    print(f"  single ones above 1: {', '.join(cost['above_one']) or 'none'}")
     told = [
         f"{r['task']} {r['policy']} seed {r['seed']}: {r['verdict']}, truth {r['truth']} "
         f"({r['why']}): {r['reason']}"
@@ -180,6 +180,20 @@ def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for line in told:
         print(f"  {line}")
     return {"table": table, "wrong": told, "proof_over_200_float32_steps": cost}
+
+
+def _costs(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What proofs cost: by pairs, for a single time on a shared machine is off by a tenth."""
+    pairs: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        pairs.setdefault((row["task"], row["policy"]), []).append(row["cost"])
+    medians = [statistics.median(costs) for costs in pairs.values()] or [0.0]
+    dear = sorted((row for row in rows if row["cost"] > 1), key=lambda row: -row["cost"])
+    return {
+        "median": statistics.median(medians),
+        "largest": max(medians),
+        "above_one": [f"{r['task']} {r['policy']} {r['seed']}: {r['cost']:.2f}" for r in dear],
+    }
 
 
 def share(pair: list[int]) -> str:

@@ -289,9 +289,10 @@ def numerics(path: Path) -> Iterator[str]:
     proofs = sum(count for _, count in found["confusion"]["table"]["both"].values())
     yield ""
     yield (
-        f"A proof takes {cost['median']:.2f} times 200 float32 steps in the median; "
-        f"{len(cost['above_one'])} of {proofs} took more than once, at most "
-        f"{cost['largest']:.2f} times."
+        f"A proof takes {cost['median']:.2f} times 200 float32 steps in the median, at most "
+        f"{cost['largest']:.2f} times (the median over a pair's seeds); of {proofs} single proofs "
+        f"{len(cost['above_one'])} took more than once: "
+        f"{', '.join(cost['above_one']) or 'none'}."
     )
     yield ""
     skipped = found["scales"]["skipped"]
