@@ -41,7 +41,8 @@ _WARMUP_SECONDS = 0.1
 _OWN_WARMUP_SECONDS = 0.5
 
 #: A turn this much slower than the recipe ran before is disturbed: what its neighbours freed comes
-#: back from the system page by page. It runs on, so many turns at most.
+#: back from the system page by page. It runs on, so many turns at most; what it does not reach by
+#: then it does not reach beside the others, and is not waited for again.
 _DISTURBED, _LONGER = 1.15, 4
 
 Settled = Callable[[tuple[Finalist, ...]], bool]
@@ -203,8 +204,9 @@ class Contest:
         for _ in range(_LONGER):
             measured = self._time(index, TURN_SECONDS)
             if measured.step_seconds <= _DISTURBED * self._fastest[index]:
-                break
-        self._fastest[index] = min(self._fastest[index], measured.step_seconds)
+                self._fastest[index] = min(self._fastest[index], measured.step_seconds)
+                return measured
+        self._fastest[index] = measured.step_seconds
         return measured
 
     def _time(self, index: int, seconds: float) -> Measurement:

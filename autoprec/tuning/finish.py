@@ -10,7 +10,7 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
-from autoprec.tuning.contest import FinalistFailed, contest_among
+from autoprec.tuning.contest import TURN_SECONDS, FinalistFailed, contest_among
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings, Proven
 from autoprec.tuning.trials import Runner, raise_user_error
@@ -20,8 +20,8 @@ from autoprec.tuning.work import Work
 _FINALISTS, _NEAR = 4, 0.95
 _FEWEST_ROUNDS = 5
 
-#: What is only there to compare with may take so many seconds, at the winner's pace.
-_BESIDE_SECONDS = 15.0
+#: What is only there to compare with may take so many seconds; to make ready takes so many turns.
+_BESIDE_SECONDS, _READY = 8.0, 3
 
 
 @dataclass(frozen=True)
@@ -125,17 +125,25 @@ class Finish:
 
         None where that is the winner, or takes long.
         """
-        recipe, trial = winner.recipe, self.findings.trial_of(winner.recipe)
-        ready = 0.0 if trial is None else trial.warmup_seconds
-        if ready + self.work.options.rounds * winner.step_seconds > _BESIDE_SECONDS:
-            return None
+        recipe = winner.recipe
         same = replace(
             self.plain,
             batch_size=recipe.batch_size,
             accumulation_steps=recipe.accumulation_steps,
             knobs={KEEP_MEMORY: True} if recipe.keeps_memory else {},
         )
+        turns = self.work.options.rounds + _READY
+        if turns * max(TURN_SECONDS, self._step_seconds(same)) > _BESIDE_SECONDS:
+            return None
         return None if same.key() == recipe.key() else same
+
+    def _step_seconds(self, float32: Recipe) -> float:
+        """What a step in float32 takes: as measured, else by the baseline's, as it is larger."""
+        measured, plain = map(self.findings.trial_of, (float32, self.plain))
+        if measured is not None:
+            return measured.step_seconds
+        larger = float32.effective_batch / self.plain.effective_batch
+        return 0.0 if plain is None else larger * plain.step_seconds
 
     def _giving_back(self, recipe: Recipe) -> Recipe | None:
         """The recipe without kept memory, where nobody knows yet whether that pays."""
