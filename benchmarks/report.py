@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+TASKS = Path(__file__).parent / "tasks"
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 
 README = Path(__file__).parent.parent / "README.md"
@@ -28,7 +30,8 @@ command that prints it. Three machines were at hand, all virtual with 2 cores an
 
 - **Xeon with AMX**: an Intel Xeon that has AMX and AVX512_BF16 (`intel-amx` in the catalogue).
   Matrix products in bfloat16 run six to seven times as fast as in float32.
-- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`).
+- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). Its speed varied much: many recipes' rates
+  differ by a fifth from one process to the next.
 - **Zen 3**: an AMD EPYC without 16-bit arithmetic. Its 16-bit products are 30 to 100 times slower
   than float32's, so the right answer for speed is float32 everywhere; the numerics are the same as
   elsewhere, because emulated arithmetic rounds like real one.
@@ -39,10 +42,13 @@ No GPU and no TPU was measured. Tables that name no machine are from the Xeon.
 MACHINES = {"intel-amx": "Xeon with AMX", "amd-zen5": "Zen 5"}
 
 
-def latest(name: str, suffix: str = "json") -> Path | None:
-    """The newest result of a benchmark."""
-    found = sorted(RESULTS.glob(f"{name}-*.{suffix}"))
-    return found[-1] if found else None
+def latest(name: str, suffix: str = "json") -> list[Path]:
+    """The newest result of a benchmark on each machine, the newest first."""
+    newest: dict[str, Path] = {}
+    for path in sorted(RESULTS.glob(f"{name}-*.{suffix}")):
+        family = re.search(r'"family": "([^"]+)"', path.read_text())
+        newest[family[1] if family else ""] = path
+    return sorted(newest.values(), reverse=True)
 
 
 def where(found: Mapping[str, Any]) -> str:
@@ -149,6 +155,10 @@ def oracle(path: Path) -> Iterator[str]:
         f"{max(seeds):.1%} apart. Trials killed by the operating system: "
         f"{sum(r['killed'] for r in counted)}."
     )
+    missing = {path.stem for path in TASKS.glob("*.py")} - {r["task"] for r in results}
+    if missing:
+        yield ""
+        yield f"Not measured on this machine: {', '.join(sorted(missing))}."
     yield from notes(results)
 
 
@@ -365,18 +375,18 @@ def main() -> None:
     """Write the page."""
     lines = [HEAD]
     for title, name, suffix, command, section in SECTIONS:
-        path = latest(name, suffix)
+        paths = latest(name, suffix)
         lines += [f"## {title}", ""]
-        if path is None:
+        if not paths:
             lines += [f"No result yet: `python {command}` prints it.", ""]
-            continue
-        lines += [f"`python {command}`, data: `benchmarks/results/{path.name}`.", ""]
-        lines += [*section(path), ""]
+        for path in paths:
+            lines += [f"`python {command}`, data: `benchmarks/results/{path.name}`.", ""]
+            lines += [*section(path), ""]
     PAGE.write_text("\n".join(lines))
     print(f"wrote {PAGE}")
-    table = latest("oracle", "jsonl")
-    if table is not None:
-        README.write_text(with_table(README.read_text(), "\n".join(oracle(table))))
+    tables = latest("oracle", "jsonl")
+    if tables:
+        README.write_text(with_table(README.read_text(), "\n".join(oracle(tables[0]))))
         print(f"wrote the table in {README}")
 
 
