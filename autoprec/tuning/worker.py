@@ -100,6 +100,10 @@ def _be_the_first_to_go() -> None:
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
+_TO_TELL_BYTES = 64 * 2**20
+"""What saying that memory ran out may take beyond the limit."""
+
+
 class _MemoryLimit:
     """Makes too much memory an exception here, not the kernel's killer (Linux: RLIMIT_DATA)."""
 
@@ -117,6 +121,16 @@ class _MemoryLimit:
         if hard != resource.RLIM_INFINITY:
             soft = min(soft, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+    def ease(self) -> None:
+        """Leave room to say what went wrong, until the limit is applied again."""
+        if self._limit is None:
+            return
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        more = soft + _TO_TELL_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (min(more, hard) if hard >= 0 else more, hard))
 
 
 def _not_counted() -> int:
@@ -159,7 +173,7 @@ def _serve(channel: Channel, limit: _MemoryLimit) -> None:
             request = channel.receive()
             limit.apply()
             reporter.reset()
-            answer = _answer(service, request)
+            answer = _answer(service, request, limit)
             try:
                 channel.send(answer)
             except ValueError as error:  # a number that JSON has no name for, or far too much
@@ -168,7 +182,7 @@ def _serve(channel: Channel, limit: _MemoryLimit) -> None:
         return
 
 
-def _answer(service: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(service: Any, request: dict[str, Any], limit: _MemoryLimit) -> dict[str, Any]:
     from autoprec.core.codec import from_plain, to_plain
     from autoprec.tuning.service import hints
 
@@ -180,6 +194,7 @@ def _answer(service: Any, request: dict[str, Any]) -> dict[str, Any]:
         }
         return {"result": to_plain(getattr(service, method)(**arguments))}
     except BaseException as error:  # the user's code may raise anything, SystemExit included
+        limit.ease()
         return _failure(error)
 
 

@@ -137,6 +137,18 @@ def taking(tmp_path: Path, code: str) -> Path:
     return path
 
 
+#: Leaves no memory even for saying so.
+TO_THE_LAST = """
+for size in (1 << 20, 1 << 12, 64):
+    try:
+        while True:
+            held.append(bytearray(size))
+    except MemoryError:
+        pass
+raise MemoryError
+"""
+
+
 @linux
 @pytest.mark.parametrize(
     "code",
@@ -144,8 +156,9 @@ def taking(tmp_path: Path, code: str) -> Path:
         "held.append(bytearray(600 << 20))",
         "for _ in range(600): held.append(bytearray(1 << 20))",
         "import mmap; m = mmap.mmap(-1, 600 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)",
+        TO_THE_LAST,
     ],
-    ids=["at once", "bit by bit", "mmap"],
+    ids=["at once", "bit by bit", "mmap", "to the last byte"],
 )
 def test_too_much_memory_is_an_exception_in_the_worker(tmp_path: Path, start, code: str) -> None:
     worker = start(taking(tmp_path, code), memory_bytes=400 * MIB)
