@@ -30,8 +30,13 @@ class Fails:
         raise self._error
 
 
+def answer_of(service: Any) -> dict[str, Any]:
+    request = {"call": "close", "arguments": {"name": "x"}}
+    return worker_module._answer(service, request, worker_module._MemoryLimit(None))
+
+
 def failure_of(error: BaseException) -> dict[str, str]:
-    answer = worker_module._answer(Fails(error), {"call": "close", "arguments": {"name": "x"}})
+    answer = answer_of(Fails(error))
     found: dict[str, str] = answer["failure"]
     return found
 
@@ -75,7 +80,7 @@ def test_a_fault_of_ours_is_not_called_the_users() -> None:
     class Service:
         close = staticmethod(ours)
 
-    answer = worker_module._answer(Service(), {"call": "close", "arguments": {"name": "x"}})
+    answer = answer_of(Service())
     assert answer["failure"]["kind"] == "internal"
     assert "autoprec itself failed: LookupError" in answer["failure"]["message"]
 
