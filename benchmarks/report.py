@@ -53,7 +53,8 @@ def latest(name: str, suffix: str = "json") -> list[Path]:
 
 def where(found: Mapping[str, Any]) -> str:
     """When and on which machine a table was measured."""
-    return f"{found['date']}, {MACHINES[found.get('family', 'intel-amx')]}"
+    family = found.get("family", "intel-amx")
+    return f"{found['date']}, {MACHINES.get(family, family)}"
 
 
 def overhead(path: Path) -> Iterator[str]:
