@@ -16,7 +16,7 @@ import math
 import platform
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +46,8 @@ KNOBS: Mapping[str, tuple[KnobValue, ...]] = {KEEP_MEMORY: (False, True)}
 
 #: Processes of each recipe in the last alternation.
 PROCESSES = 4
+
+Save = Callable[[Sequence[Outcome]], None]
 
 TASKS = Path(__file__).parent / "tasks"
 RESULTS = Path(__file__).parent / "results"
@@ -109,23 +111,25 @@ def make_work(path: Path, folder: Path, wide: bool = False) -> tuple[Work, Space
 
 
 def measure_grid(
-    work: Work, space: Space, seconds: float, known: Sequence[Outcome] = ()
+    work: Work, space: Space, seconds: float, known: Sequence[Outcome], save: Save
 ) -> list[Outcome]:
-    """Every recipe of the space in a process of its own, `seconds` of steps each."""
-    recorded = {key(outcome.point): outcome for outcome in known}
-    found = []
+    """Every recipe of the space in a process of its own, `seconds` of steps each.
+
+    What is `known` is not measured again; `save` is told of all there is after each recipe.
+    """
+    measured = {key(outcome.point): outcome for outcome in known}
     budget = TimingBudget(seconds=seconds, min_steps=3, max_steps=100_000, precision=0.0)
     for point in space.points():
-        if key(point) in recorded:
-            found.append(recorded[key(point)])
+        if key(point) in measured:
             continue
         with Runner(work.settings(), lambda event: None) as runner:
             runner.load()
             outcome = run_trial(runner, point, space.recipe(point), seed=0, budget=budget)
-        found.append(outcome)
+        measured[key(point)] = outcome
+        save([*measured.values()])
         rate = f"{outcome.rate:.0f} samples/s" if outcome.rate else outcome.status.value
         print(f"    {describe(point)}: {rate}", flush=True)
-    return found
+    return [measured[key(point)] for point in space.points()]
 
 
 def timed(outcome: Outcome) -> float:
@@ -154,12 +158,16 @@ def read_curves(path: Path, space: Space, head: Mapping[str, Any]) -> list[Outco
     return [replace(o, point={**defaults, **o.point}) for o in outcomes]
 
 
-def write_curves(path: Path, head: dict[str, Any], grid: Sequence[Outcome]) -> None:
-    """Keep a grid: what replays and the cost model's tests read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plain = [to_plain(outcome) for outcome in grid]
-    lines = ",\n".join(f"  {json.dumps(item)}" for item in plain)
-    path.write_text(json.dumps(head)[:-1] + f', "grid": [\n{lines}\n]}}\n', encoding="utf-8")
+def writer(path: Path, head: Mapping[str, Any]) -> Save:
+    """Keeps a grid in a file: what replays and the cost model's tests read."""
+
+    def write(grid: Sequence[Outcome]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plain = [to_plain(outcome) for outcome in grid]
+        lines = ",\n".join(f"  {json.dumps(item)}" for item in plain)
+        path.write_text(json.dumps(head)[:-1] + f', "grid": [\n{lines}\n]}}\n', encoding="utf-8")
+
+    return write
 
 
 def contest_of(work: Work, recipes: Sequence[Recipe], together: bool) -> Contest:
@@ -221,9 +229,8 @@ def record_grid(name: str, head: dict[str, Any], seconds: float, wide: bool) -> 
     with tempfile.TemporaryDirectory() as temporary:
         work, space = make_work(TASKS / f"{name}.py", Path(temporary), wide)
         known = read_curves(curves, space, head)
-        if len(known) < len(space.points()):
-            grid = measure_grid(work, space, seconds, known)
-            write_curves(curves, {**head, "task": name, "seconds": seconds}, grid)
+        save = writer(curves, {**head, "task": name, "seconds": seconds})
+        measure_grid(work, space, seconds, known, save)
 
 
 def run_task(
@@ -235,9 +242,8 @@ def run_task(
         folder = Path(temporary)
         work, space = make_work(path, folder)
         known = [] if again else read_curves(curves, space, head)
-        grid = measure_grid(work, space, seconds, known)
-        if len(known) < len(grid):
-            write_curves(curves, {**head, "task": name, "seconds": seconds}, grid)
+        save = writer(curves, {**head, "task": name, "seconds": seconds})
+        grid = measure_grid(work, space, seconds, known, save)
         best = max(grid, key=lambda outcome: outcome.rate)
         profile, clock = tune_from_scratch(path, folder, seed=0)
         other, _ = tune_from_scratch(path, folder, seed=1)

@@ -197,9 +197,9 @@ def _unsure(
     """An untried recipe near the fastest one, of which no model can know enough.
 
     Libraries change their kernels at some batch: an untried batch beside the fastest recipe's, or
-    between tried ones and nearly as fast. Factors work on each other (a compiler may lose what a
-    policy wins): the fastest recipe with one factor changed. Only trials that take a few seconds
-    are spent on these doubts.
+    nearly as fast and between tried ones or the largest of all. Factors work on each other (a
+    compiler may lose what a policy wins): the fastest recipe with one factor changed. Only trials
+    that take a few seconds are spent on these doubts.
     """
     fastest = max(good, key=lambda outcome: outcome.rate)
     model = ThroughputModel([_seen(outcome) for outcome in good])
@@ -216,9 +216,9 @@ def _unsure(
             if size in tried:  # with other knobs, which move no cliff
                 continue
             near = prediction.mean > math.log(fastest.rate) - _CLIFF
-            between = min(ran) < size < max(ran) and near
+            far = near and (min(ran) < size < max(ran) or size == sizes[-1])
             beside = abs(sizes.index(size) - at) == 1
-            doubtful = (beside or between) and cost <= limits.cheap_seconds
+            doubtful = (beside or far) and cost <= limits.cheap_seconds
         else:
             slower = prediction.mean + _SURE * prediction.deviation < math.log(fastest.rate)
             known = slower and _surrounded(point, good)

@@ -72,7 +72,7 @@ class Terminal:
         self._output, self._closing, self._grid = output, closing, grid
         self._console: Console = console or _console()
         self._live: LiveStatus | None = None
-        self._doing = ""
+        self._stage = self._doing = ""
         self._points, self._best = 0, 0.0
         self._refused: set[tuple[str, str]] = set()
 
@@ -109,6 +109,7 @@ class Terminal:
             case Started():
                 self._started(event)
             case Stage():
+                self._stage = event.name
                 self._now(f"{event.name}: {event.detail}" if event.detail else event.name)
                 if event.name in ("islands",):
                     self._say(f"{event.name}: {event.detail}")
@@ -133,7 +134,7 @@ class Terminal:
             case Round():
                 first = event.rates[0]
                 others = ", ".join(f"{rate / first:.2f}x" for rate in event.rates[1:])
-                self._now(f"finish: round {event.number} of {event.of}: {others}")
+                self._now(f"{self._stage}: round {event.number} of at most {event.of}: {others}")
             case Note():
                 self._say(
                     f"{'warning: ' if event.warning else ''}{event.text}",

@@ -41,9 +41,9 @@ _WARMUP_SECONDS = 0.1
 _OWN_WARMUP_SECONDS = 0.5
 
 #: A turn this much slower than the recipe ran before is disturbed: what its neighbours freed comes
-#: back from the system page by page. It runs on, so many turns at most; what it does not reach by
-#: then it does not reach beside the others, and is not waited for again.
-_DISTURBED, _LONGER = 1.15, 4
+#: back from the system page by page. It runs on, for so many seconds in all; what it does not reach
+#: by then it does not reach beside the others, and is not waited for again.
+_DISTURBED, _WAIT_SECONDS = 1.15, 1.0
 
 Settled = Callable[[tuple[Finalist, ...]], bool]
 """Whether the rounds so far are enough."""
@@ -201,11 +201,13 @@ class Contest:
 
     def _undisturbed(self, index: int) -> Measurement:
         """A turn, which goes on while the recipe is slower than it has been."""
-        for _ in range(_LONGER):
+        spent = 0.0
+        while spent < _WAIT_SECONDS:
             measured = self._time(index, TURN_SECONDS)
             if measured.step_seconds <= _DISTURBED * self._fastest[index]:
                 self._fastest[index] = min(self._fastest[index], measured.step_seconds)
                 return measured
+            spent += max(TURN_SECONDS, measured.steps * measured.step_seconds)
         self._fastest[index] = measured.step_seconds
         return measured
 

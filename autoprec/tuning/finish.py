@@ -10,7 +10,7 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
-from autoprec.tuning.contest import TURN_SECONDS, FinalistFailed, contest_among
+from autoprec.tuning.contest import TURN_SECONDS, FinalistFailed, Settled, contest_among
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings, Proven
 from autoprec.tuning.trials import Runner, raise_user_error
@@ -155,22 +155,25 @@ class Finish:
         """The baseline, the winner and those beside it in alternation."""
         recipes = list({r.key(): r for r in (self.plain, winner.recipe, *beside)}.values())
         rounds = self.work.options.rounds
-        finals = self._alternate(recipes, rounds)
-        if not _undecided(finals):
-            return finals
-        more = self._alternate(recipes, rounds)
-        return tuple(
-            replace(one, rates=one.rates + other.rates)
-            for one, other in zip(finals, more, strict=True)
-        )
 
-    def _alternate(self, recipes: Sequence[Recipe], rounds: int) -> tuple[Finalist, ...]:
+        def settled(finals: tuple[Finalist, ...]) -> bool:
+            return len(finals[0].rates) == rounds and not _undecided(finals)
+
+        return self._alternate(recipes, 2 * rounds, settled)
+
+    def _alternate(
+        self,
+        recipes: Sequence[Recipe],
+        rounds: int,
+        settled: Settled = lambda finals: False,
+    ) -> tuple[Finalist, ...]:
         return contest_among(
             self.work,
             recipes,
             rounds,
             self.findings,
             self.runner,
+            settled,
             make_runner=self.make_runner,
         )
 

@@ -137,22 +137,36 @@ def test_rounds_end_when_they_settle_it() -> None:
         assert [len(f.rates) for f in made.run(9, settled)] == [3, 3]
 
 
+@pytest.mark.parametrize(
+    ("turns", "kept"),
+    [
+        # What is not reached within a second is not waited for again, until it was reached.
+        pytest.param(
+            [[0.1], [0.3, 0.3, 0.1], [0.5, 0.5], [0.5], [0.1], [0.5, 0.1]],
+            [0.1, 0.1, 0.5, 0.5, 0.1, 0.1],
+            id="a step a turn",
+        ),
+        # Short steps fill their turns, four to a second.
+        pytest.param([[0.01], [0.02] * 4, [0.02]], [0.01, 0.02, 0.02], id="many steps a turn"),
+        # One long step is wait enough.
+        pytest.param([[2.0], [3.0], [3.0]], [2.0, 3.0, 3.0], id="long steps"),
+    ],
+)
 def test_a_disturbed_turn_goes_on_until_the_recipe_runs_as_before(
-    monkeypatch: pytest.MonkeyPatch,
+    turns: list[list[float]], kept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = iter([0.1, 0.1, 0.3, 0.3, 0.1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1, 0.5, 0.1])
+    steps = iter([turns[0][0], *(step for turn in turns for step in turn)])  # a warm-up first
 
     class Slow(Worker):
         def call(self, method: str, **arguments: Any) -> Any:
             answer = super().call(method, **arguments)
-            return answer if answer is None else replace(answer, step_seconds=next(steps))
+            return answer if answer is None else replace(answer, step_seconds=next(steps), steps=1)
 
     monkeypatch.setitem(globals(), "Worker", Slow)
     made, _ = contest(Workers(), [FAST])
-    with made:  # the first step is the warm-up's
-        made.run(6)
-    # What it does not reach is not waited for again, until it has reached it.
-    assert [m.step_seconds for m in made.measured[0]] == [0.1, 0.1, 0.5, 0.5, 0.1, 0.1]
+    with made:
+        made.run(len(turns))
+    assert [m.step_seconds for m in made.measured[0]] == kept
     assert next(steps, None) is None
 
 
