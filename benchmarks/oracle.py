@@ -352,7 +352,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     head = machine()
-    output = arguments.output or RESULTS / f"oracle-{head['date']}.jsonl"
+    output = arguments.output or RESULTS / f"oracle-{head['date']}-{head['family']}.jsonl"
     if arguments.grids_only:
         for name in arguments.tasks:
             print(name, flush=True)

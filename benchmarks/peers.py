@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import json
 import math
-import platform
 import resource
 import subprocess
 import sys
@@ -25,7 +24,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -347,11 +345,11 @@ def main() -> None:
         warnings.simplefilter("ignore")
         print(json.dumps(search_here(arguments.one, arguments.tasks[0], arguments.memory)))
         return
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
-    output = arguments.output or RESULTS / f"peers-{day}.jsonl"
-    packages = ("torch", "lightning", "accelerate", "pytorch-autotune")
-    head = {"date": day, "machine": platform.processor() or platform.machine()}
-    head |= {name: version(name) for name in packages}
+    from oracle import machine
+
+    packages = ("lightning", "accelerate", "pytorch-autotune")
+    head = {**machine(), **{name: version(name) for name in packages}}
+    output = arguments.output or RESULTS / f"peers-{head['date']}-{head['family']}.jsonl"
     output.write_text("")
     results = []
     for task in arguments.tasks:

@@ -26,12 +26,13 @@ HEAD = """\
 # Results
 
 Made by `python benchmarks/report.py` from the data in `benchmarks/results/`; every table names the
-command that prints it. Three machines were at hand, all virtual with 2 cores and no accelerator:
+command that prints it. Four machines were at hand, all virtual with 2 cores and no accelerator:
 
 - **Xeon with AMX**: an Intel Xeon that has AMX and AVX512_BF16 (`intel-amx` in the catalogue).
   Matrix products in bfloat16 run six to seven times as fast as in float32.
 - **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). Its speed varied much: many recipes' rates
   differ by a fifth from one process to the next.
+- **Zen 4**: an AMD EPYC with AVX512_BF16 (`amd-zen4`), nearly as unsteady.
 - **Zen 3**: an AMD EPYC without 16-bit arithmetic. Its 16-bit products are 30 to 100 times slower
   than float32's, so the right answer for speed is float32 everywhere; the numerics are the same as
   elsewhere, because emulated arithmetic rounds like real one.
@@ -39,16 +40,19 @@ command that prints it. Three machines were at hand, all virtual with 2 cores an
 No GPU and no TPU was measured. Tables that name no machine are from the Xeon.
 """
 
-MACHINES = {"intel-amx": "Xeon with AMX", "amd-zen5": "Zen 5"}
+MACHINES = {"intel-amx": "Xeon with AMX", "amd-zen5": "Zen 5", "amd-zen4": "Zen 4"}
 
 
 def latest(name: str, suffix: str = "json") -> list[Path]:
-    """The newest result of a benchmark on each machine, the newest first."""
+    """The newest result of a benchmark on each machine: the newest first, of a day the fullest."""
     newest: dict[str, Path] = {}
     for path in sorted(RESULTS.glob(f"{name}-*.{suffix}")):
         family = re.search(r'"family": "([^"]+)"', path.read_text())
         newest[family[1] if family else ""] = path
-    return sorted(newest.values(), reverse=True)
+    day = len("-2026-11-22")
+    return sorted(
+        newest.values(), key=lambda p: (p.stem[: len(name) + day], p.stat().st_size), reverse=True
+    )
 
 
 def where(found: Mapping[str, Any]) -> str:

@@ -41,8 +41,9 @@ _WARMUP_SECONDS = 0.1
 _OWN_WARMUP_SECONDS = 0.5
 
 #: A turn this much slower than the recipe ran before is disturbed: what its neighbours freed comes
-#: back from the system page by page. It runs on, for so many seconds in all; what it does not reach
-#: by then it does not reach beside the others, and is not waited for again.
+#: back from the system page by page. It runs on, for so many seconds in a round; what is not
+#: reached by then is not reached beside the others, or the whole machine has become slower: that is
+#: the pace now, and is not waited for again.
 _DISTURBED, _WAIT_SECONDS = 1.15, 1.0
 
 Settled = Callable[[tuple[Finalist, ...]], bool]
@@ -86,6 +87,7 @@ class Contest:
         self.recipes = tuple(recipes)
         self._fastest = list(step_seconds) or [math.inf] * len(self.recipes)
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
+        self._waited = 0.0
         self._seed, self._together, self._listener = seed, together, listener
         self._watch = watch
         self._open_now: set[int] = set()
@@ -169,6 +171,7 @@ class Contest:
     def run(self, rounds: int, settled: Settled = lambda finals: False) -> tuple[Finalist, ...]:
         """Run the rounds, fewer where they settle it; return everybody with the rates in each."""
         for number in range(rounds):
+            self._waited = 0.0
             order = list(range(len(self.recipes)))
             with self._watch.over(self._pids):
                 for index in order if number % 2 == 0 else reversed(order):
@@ -201,15 +204,15 @@ class Contest:
 
     def _undisturbed(self, index: int) -> Measurement:
         """A turn, which goes on while the recipe is slower than it has been."""
-        spent = 0.0
-        while spent < _WAIT_SECONDS:
+        while True:
             measured = self._time(index, TURN_SECONDS)
             if measured.step_seconds <= _DISTURBED * self._fastest[index]:
                 self._fastest[index] = min(self._fastest[index], measured.step_seconds)
                 return measured
-            spent += max(TURN_SECONDS, measured.steps * measured.step_seconds)
-        self._fastest[index] = measured.step_seconds
-        return measured
+            self._waited += max(TURN_SECONDS, measured.steps * measured.step_seconds)
+            if self._waited >= _WAIT_SECONDS:
+                self._fastest[index] = measured.step_seconds
+                return measured
 
     def _time(self, index: int, seconds: float) -> Measurement:
         budget = TimingBudget(seconds=seconds, min_steps=1, max_steps=1000, precision=0.0)

@@ -23,8 +23,9 @@ from autoprec.tuning.study import Study
 from autoprec.tuning.trials import Runner, raise_user_error
 from autoprec.tuning.work import Work
 
-#: Who runs: at most this many, and nobody below this share of the fastest one's speed.
-_MOST, _NEAR = 3, 0.9
+#: Who runs: at most this many, and nobody below this share of the fastest one's speed. The second
+#: may be further behind: the fastest of many trials was often only the luckiest.
+_MOST, _NEAR, _SECOND = 3, 0.9, 0.8
 
 #: Rounds, and the seconds that these and making ready may take; where fewer fit, fewer run, and
 #: where that leaves nobody to compare, the search's word stands.
@@ -85,7 +86,8 @@ def _fastest(outcomes: Sequence[Outcome], work: Work) -> list[Outcome]:
         if o.rate > 0 and (not work.options.policies or o.point["policy"] in work.options.policies)
     ]
     best = sorted(allowed, key=lambda o: -o.rate)[:_MOST]
-    return [o for o in best if o.rate >= _NEAR * best[0].rate]
+    near = [o for o in best if o.rate >= _NEAR * best[0].rate]
+    return near if len(near) > 1 else [o for o in best[:2] if o.rate >= _SECOND * best[0].rate]
 
 
 def _rounds(running: Sequence[Outcome], together: bool) -> int:

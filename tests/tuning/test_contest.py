@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -167,6 +168,28 @@ def test_a_disturbed_turn_goes_on_until_the_recipe_runs_as_before(
     with made:
         made.run(len(turns))
     assert [m.step_seconds for m in made.measured[0]] == kept
+    assert next(steps, None) is None
+
+
+def test_a_machine_that_has_become_slower_is_waited_for_once_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = [0.1, 0.2], [*[0.3] * 4, 0.15], [0.15, 0.3]
+    steps = iter([0.1, 0.2, *chain(*rounds)])  # a warm-up first
+
+    class Slow(Worker):
+        def call(self, method: str, **arguments: Any) -> Any:
+            answer = super().call(method, **arguments)
+            return answer if answer is None else replace(answer, step_seconds=next(steps), steps=1)
+
+    monkeypatch.setitem(globals(), "Worker", Slow)
+    made, _ = contest(Workers(), [FAST, LARGE])
+    with made:
+        made.run(3)
+    assert [[m.step_seconds for m in of] for of in made.measured] == [
+        [0.1, 0.15, 0.15],
+        [0.2, 0.3, 0.3],
+    ]
     assert next(steps, None) is None
 
 

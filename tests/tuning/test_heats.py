@@ -140,6 +140,18 @@ def test_one_that_leads_by_far_runs_alone_in_no_heat() -> None:
     assert Rounds.ran == []
 
 
+@pytest.mark.parametrize(("second", "ran"), [(850.0, [[64, 128]]), (790.0, [])])
+def test_one_that_leads_alone_runs_beside_the_second_unless_that_is_far_behind(
+    second: float, ran: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lead of a fifth may be luck."""
+    monkeypatch.setitem(SEEN, 32, 700.0)
+    monkeypatch.setitem(SEEN, 128, second)
+    ranking = rank(findings())
+    assert Rounds.ran == ran
+    assert max(ranking, key=lambda batch: ranking[batch].rate) == (128 if ran else 64)
+
+
 def test_steps_too_dear_for_rounds_leave_the_searches_word() -> None:
     found = findings(scale=0.01)
     assert rank(found)[64].rate == 10.0
