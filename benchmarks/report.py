@@ -32,7 +32,8 @@ command that prints it. Four machines were at hand, all virtual with 2 cores and
   Matrix products in bfloat16 run six to seven times as fast as in float32.
 - **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). Its speed varied much: many recipes' rates
   differ by a fifth from one process to the next.
-- **Zen 4**: an AMD EPYC with AVX512_BF16 (`amd-zen4`), nearly as unsteady.
+- **Zen 4**: an AMD EPYC with AVX512_BF16 (`amd-zen4`). Its speed fell by a quarter and came back
+  every few seconds.
 - **Zen 3**: an AMD EPYC without 16-bit arithmetic. Its 16-bit products are 30 to 100 times slower
   than float32's, so the right answer for speed is float32 everywhere; the numerics are the same as
   elsewhere, because emulated arithmetic rounds like real one.

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.recipe import Recipe
 from autoprec.core.search import (
     Limits,
     Next,
@@ -23,8 +21,6 @@ from autoprec.core.search import (
     key,
     next_point,
     ruled_out,
-    settled_baseline,
-    shortlist,
 )
 from autoprec.core.space import BATCH, Space, powers_of_two
 
@@ -36,6 +32,7 @@ SPACE = Space(
 BASELINE = {"policy": "float32", "memory_format": "contiguous", "compile": False, BATCH: 32}
 SPEED = {"float32": 1.0, "mixed_bfloat16": 2.0, "mixed_float16": 0.01}
 LIMITS = Limits()
+LONG = powers_of_two(8, 1024)
 
 
 def at(batch=32, policy="float32", **others):
@@ -188,6 +185,21 @@ def test_a_cliff_that_no_model_foresees_is_found(seed):
     assert best.point[BATCH] == 128
 
 
+class Last(Machine):
+    """A library that is a quarter slower from batch 256 on, but at the largest twice as fast."""
+
+    def run(self, point):
+        outcome = super().run(point)
+        size = point[BATCH]
+        return measured(point, outcome.rate * (8 if size == 1024 else 2.9 if size >= 256 else 4))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_largest_batch_is_looked_at_although_larger_ones_were_slower(seed):
+    history, _ = search(Last(seed, noise=0.03), space=replace(SPACE, batch_sizes=LONG))
+    assert max(history, key=lambda outcome: outcome.rate).point[BATCH] == 1024
+
+
 @pytest.mark.parametrize("half", [100, 300, 600, 1200])
 @pytest.mark.parametrize("knobs", [{}, {"fused_optimizer": (False, True)}])
 def test_a_policy_that_wins_at_large_batches_only_is_found(half, knobs):
@@ -198,7 +210,7 @@ def test_a_policy_that_wins_at_large_batches_only_is_found(half, knobs):
             rate = 4000 * size / (size + half) if low else 1000 * size / (size + 32)
             return measured(point, rate, peak=1000)
 
-    space = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), powers_of_two(8, 1024), knobs=knobs)
+    space = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), LONG, knobs=knobs)
     base = {**BASELINE, **dict.fromkeys(knobs, False)}
     history = []
     while isinstance(decision := next_point(space, base, history, LIMITS), Next):
@@ -297,138 +309,3 @@ def test_no_long_trial_is_spent_on_a_small_gain():
 def test_a_wide_or_unknown_interval_does_not_stop_the_search(low):
     outcome = Outcome(BASELINE, Status.OK, Measurement(0.1, low, 0.2, 8, 32))
     assert isinstance(next_point(SPACE, BASELINE, [outcome], LIMITS), Next)
-
-
-# What is ruled out --------------------------------------------------------------------------------
-
-GROWING = [Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KILLED]
-
-
-@pytest.mark.parametrize("status", GROWING)
-def test_what_grows_worse_rules_out_the_same_and_larger_batches_of_its_arm(status):
-    history = [Outcome(at(64), status)]
-    assert ruled_out(at(64), history, LIMITS) == f"batch 64 ended with {status}"
-    assert ruled_out(at(128), history, LIMITS)
-    assert not ruled_out(at(32), history, LIMITS)
-    assert not ruled_out(at(128, "mixed_bfloat16"), history, LIMITS)
-    assert not ruled_out(at(128, memory_format="channels_last"), history, LIMITS)
-
-
-@pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.CRASHED])
-def test_what_cannot_run_rules_out_its_whole_arm(status):
-    history = [Outcome(at(64), status, reason="no such kernel"), Outcome(at(32), Status.TIMEOUT)]
-    assert ruled_out(at(8), history, LIMITS) == "no such kernel"
-    assert ruled_out(at(8), [Outcome(at(64), status)], LIMITS) == status
-    assert not ruled_out(at(64, "mixed_float16"), history, LIMITS)
-
-
-def test_data_that_are_too_short_rule_out_larger_batches_everywhere():
-    history = [Outcome(at(64), Status.SHORT_DATA)]
-    assert ruled_out(at(64, "tf32"), history, LIMITS) == (
-        "the data hold fewer than 64 samples a batch"
-    )
-    assert not ruled_out(at(32, "tf32"), history, LIMITS)
-
-
-def test_what_would_not_fit_is_ruled_out_with_the_numbers():
-    gib = 2**30
-    history = [measured(at(32), 100, peak=4 * gib), measured(at(64), 100, peak=8 * gib)]
-    limits = Limits(memory_bytes=10 * gib)
-    assert ruled_out(at(128), history, limits) == (
-        "would need about 17.6 GiB of the 10.0 GiB there are"
-    )
-    assert not ruled_out(at(64), history, limits)
-    assert not ruled_out(at(128), history, LIMITS)
-    assert not ruled_out(at(128), [measured(at(32), 100)], limits)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.sampled_from(SPACE.points()), machines, st.integers(1, 10**4))
-def test_less_memory_never_lets_more_run(point, machine, memory):
-    history = [machine.run(at(batch)) for batch in (8, 16)]
-    if ruled_out(point, history, Limits(memory_bytes=memory)):
-        assert ruled_out(point, history, Limits(memory_bytes=memory / 2))
-
-
-# Outcomes -----------------------------------------------------------------------------------------
-
-
-def test_the_rate_of_an_outcome_is_its_own_without_the_drift():
-    outcome = Outcome(at(32), Status.OK, Measurement(0.5, 0.5, 0.5, 8, 32), drift=0.8)
-    assert outcome.rate == pytest.approx(80)
-    assert Outcome(at(32), Status.OK).rate == 0
-    assert Outcome(at(32), Status.TIMEOUT, outcome.measurement).rate == 0
-
-
-def test_an_outcome_reads_back_as_it_was_written():
-    outcome = measured(at(32), 100)
-    assert from_plain(Outcome, to_plain(outcome)) == outcome
-
-
-def test_points_are_told_apart_by_their_values_alone():
-    assert key({"a": 1, "b": 2}) == key({"b": 2, "a": 1})
-    assert key({"a": 1}) != key({"a": 2})
-
-
-rates = st.lists(
-    st.tuples(st.sampled_from(SPACE.points()), st.floats(0.1, 1e4)),
-    max_size=12,
-    unique_by=lambda pair: key(pair[0]),
-)
-
-
-@given(rates, st.integers(1, 5), st.floats(0, 0.2))
-def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_ones_first(
-    pairs, count, tolerance
-):
-    history = [measured(point, rate) for point, rate in pairs]
-    chosen = shortlist(history, tolerance=tolerance, count=count)
-    assert len(chosen) == min(count, len(history))
-    assert len({id(outcome) for outcome in chosen}) == len(chosen)
-    if chosen:
-        best = max(outcome.rate for outcome in history)
-        close = [o for o in history if o.rate >= best * (1 - tolerance)]
-        assert chosen[0] in close
-        assert chosen[0].point[BATCH] == min(o.point[BATCH] for o in close)
-        rest = [outcome.rate for outcome in chosen[1:]]
-        assert rest == sorted(rest, reverse=True)
-
-
-def test_failed_trials_are_on_no_shortlist():
-    assert shortlist([Outcome(at(32), Status.CRASHED)]) == ()
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"policy": "mixed_bfloat16"},
-        {"memory_format": "channels_last"},
-        {"compile": True},
-        {"alignment": 8},
-        {"fused_optimizer": True},
-    ],
-)
-def test_among_equally_fast_recipes_of_a_batch_the_simplest_is_first(other):
-    plain = {**at(32), "alignment": 1, "fused_optimizer": False}
-    history = [measured({**plain, **other}, 101), measured(plain, 100)]
-    assert shortlist(history)[0].point == plain
-    assert shortlist(history, tolerance=0.0)[0].point == {**plain, **other}
-
-
-def test_the_baseline_settles_at_the_largest_batch_that_fits() -> None:
-    space = Space((Policy.FLOAT32,), (8, 16, 32, 64))
-    start = space.point(Recipe(batch_size=32))
-
-    def ended(batch: int, status: Status) -> Outcome:
-        return Outcome({**start, BATCH: batch}, status)
-
-    assert settled_baseline(space, start, []) == start
-    full = ended(32, Status.OUT_OF_MEMORY)
-    assert settled_baseline(space, start, [full]) == {**start, BATCH: 16}
-    fits = replace(
-        ended(16, Status.OK), measurement=Measurement(1.0, 1.0, 1.0, 5, samples_per_step=16)
-    )
-    assert settled_baseline(space, start, [full, fits]) == {**start, BATCH: 16}
-    everywhere = [ended(batch, Status.KILLED) for batch in (32, 16, 8)]
-    assert settled_baseline(space, start, everywhere) is None
-    assert settled_baseline(space, start, [ended(32, Status.CRASHED)]) is None
