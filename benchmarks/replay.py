@@ -7,6 +7,9 @@ than the grid's best.
 
     python benchmarks/replay.py
     python benchmarks/replay.py --sampler tpe random --seeds 50
+    python benchmarks/replay.py --disturbed 0.25
+
+The last is a machine that is a quarter slower in one trial of four, as shared ones are.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from autoprec.core.space import BATCH, Point, Space
 CURVES = Path(__file__).parent / "curves"
 SAMPLERS = ("cost", "random", "tpe")
 NOISE, FINAL_NOISE = 0.03, 0.01
+DISTURBED = 4 / 3
 FINALISTS = 4
 
 #: What a trial costs besides its steps, and how long it times: the tuner's own figures.
@@ -100,6 +104,15 @@ def noisy(outcome: Outcome, draw: random.Random, noise: float) -> Outcome:
     return replace(outcome, measurement=seen)
 
 
+def slower(outcome: Outcome) -> Outcome:
+    """The outcome as a trial would see it while something else uses the machine."""
+    measured = outcome.measurement
+    if measured is None:
+        return outcome
+    steps = {n: DISTURBED * getattr(measured, n) for n in ("step_seconds", "low", "high")}
+    return replace(outcome, measurement=replace(measured, **steps))
+
+
 Ask = Callable[[Grid, Sequence[Outcome]], Point | None]
 
 
@@ -160,14 +173,20 @@ def by_optuna(grid: Grid, name: str, seed: int, count: int) -> Ask:
     return ask
 
 
-def replay(grid: Grid, ask: Ask, seed: int) -> tuple[float, int, float]:
-    """One search: its regret, its trials, and the seconds that its trials would have taken."""
+def replay(grid: Grid, ask: Ask, seed: int, disturbed: float = 0.0) -> tuple[float, int, float]:
+    """One search: its regret, its trials, and the seconds that its trials would have taken.
+
+    `disturbed` is the share of the trials whose steps take a third longer.
+    """
     draw = random.Random(seed)
     history: list[Outcome] = []
     seconds = 0.0
     while (point := ask(grid, history)) is not None:
         true = grid.outcomes[key(point)]
-        history.append(noisy(true, draw, NOISE))
+        seen = noisy(true, draw, NOISE)
+        if disturbed and draw.random() < disturbed:
+            seen = slower(seen)
+        history.append(seen)
         seconds += SETUP + trial_seconds(true.measurement)
     finalists = [grid.outcomes[key(o.point)] for o in shortlist(history, count=FINALISTS)]
     chosen = max(finalists, key=lambda o: noisy(o, draw, FINAL_NOISE).rate)
@@ -179,7 +198,7 @@ def trial_seconds(measured: Measurement | None) -> float:
     return TIMED if measured is None else max(TIMED, STEPS * measured.step_seconds)
 
 
-def run(grid: Grid, sampler: str, seeds: int) -> dict[str, Any]:
+def run(grid: Grid, sampler: str, seeds: int, disturbed: float = 0.0) -> dict[str, Any]:
     """Replays with different noise; the means."""
     began = time.perf_counter()
     found = []
@@ -188,7 +207,7 @@ def run(grid: Grid, sampler: str, seeds: int) -> dict[str, Any]:
             ask = by_cost(grid, Limits())
         else:
             ask = by_optuna(grid, sampler, seed, max(2, len(grid.outcomes) // 4))
-        found.append(replay(grid, ask, seed))
+        found.append(replay(grid, ask, seed, disturbed))
     regrets, trials, seconds = zip(*found, strict=True)
     points = len(grid.outcomes)
     return {
@@ -210,6 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sampler", nargs="+", default=["cost"], choices=SAMPLERS)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--disturbed", type=float, default=0.0, help="share of trials")
     parser.add_argument("--grids", nargs="+", help="files in benchmarks/curves/, as MACHINE/TASK")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -219,7 +239,7 @@ def main() -> None:
     print("{:22s} {:7s} {:>6s} {:>7s} {:>7s} {:>7s} {:>9s} {:>8s} {:>7s}".format(*head))
     for sampler in arguments.sampler:
         for grid in grids:
-            row = run(grid, sampler, arguments.seeds)
+            row = run(grid, sampler, arguments.seeds, arguments.disturbed)
             rows.append(row)
             print(
                 f"{row['grid']:22s} {sampler:7s} {row['points']:6d} {row['mean_regret']:7.1%} "
