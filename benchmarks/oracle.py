@@ -32,6 +32,7 @@ from autoprec.core.rules import propose
 from autoprec.core.search import Outcome, Status, key
 from autoprec.core.space import Point, Space
 from autoprec.core.statistics import Ratio, paired_ratio
+from autoprec.documents import write_text
 from autoprec.tuning.contest import Contest
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
 from autoprec.tuning.neighbours import Watch
@@ -162,10 +163,9 @@ def writer(path: Path, head: Mapping[str, Any]) -> Save:
     """Keeps a grid in a file: what replays and the cost model's tests read."""
 
     def write(grid: Sequence[Outcome]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         plain = [to_plain(outcome) for outcome in grid]
         lines = ",\n".join(f"  {json.dumps(item)}" for item in plain)
-        path.write_text(json.dumps(head)[:-1] + f', "grid": [\n{lines}\n]}}\n', encoding="utf-8")
+        write_text(path, json.dumps(head)[:-1] + f', "grid": [\n{lines}\n]}}\n')
 
     return write
 
