@@ -46,7 +46,7 @@ from autoprec.tuning.work import Place, Work
 KNOBS: Mapping[str, tuple[KnobValue, ...]] = {KEEP_MEMORY: (False, True)}
 
 #: Processes of each recipe in the last alternation.
-PROCESSES = 4
+PROCESSES = 6
 
 Save = Callable[[Sequence[Outcome]], None]
 
@@ -341,7 +341,7 @@ def main() -> None:
     known = sorted(path.stem for path in TASKS.glob("*.py"))
     parser.add_argument("--tasks", nargs="+", default=known, choices=known)
     parser.add_argument("--seconds", type=float, default=5.0, help="of steps for each recipe")
-    parser.add_argument("--rounds", type=int, default=12, help="of the last alternation")
+    parser.add_argument("--rounds", type=int, default=18, help="of the last alternation")
     parser.add_argument("--grid-again", action="store_true", help="measure recorded grids anew")
     parser.add_argument(
         "--grids-only", action="store_true", help="record the grids that are missing; tune nothing"

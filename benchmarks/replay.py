@@ -31,6 +31,7 @@ from autoprec.core.memory_mode import surely_pays
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.search import Limits, Next, Outcome, Stop, key, next_point, shortlist
 from autoprec.core.space import BATCH, Point, Space
+from autoprec.core.statistics import disturbed as seems_disturbed
 
 CURVES = Path(__file__).parent / "curves"
 SAMPLERS = ("cost", "random", "tpe")
@@ -113,29 +114,34 @@ def slower(outcome: Outcome) -> Outcome:
     return replace(outcome, measurement=replace(measured, **steps))
 
 
-Ask = Callable[[Grid, Sequence[Outcome]], Point | None]
+Ask = Callable[[Grid, Sequence[Outcome]], Next | None]
 
 
 def by_cost(grid: Grid, limits: Limits) -> Ask:
     """autoprec's own search, and what the finish measures besides."""
 
-    def ask(grid: Grid, history: Sequence[Outcome]) -> Point | None:
+    def ask(grid: Grid, history: Sequence[Outcome]) -> Next | None:
         decision = next_point(grid.space, grid.baseline, history, limits)
-        if isinstance(decision, Stop):
-            return giving_back(grid, history)
-        assert isinstance(decision, Next)
-        return decision.point
+        return giving_back(grid, history) if isinstance(decision, Stop) else decision
 
     return ask
 
 
-def giving_back(grid: Grid, history: Sequence[Outcome]) -> Point | None:
-    """The fastest recipe without kept memory, where the baseline left doubt whether that pays."""
-    fastest = max(history, key=lambda outcome: outcome.rate).point
-    if not fastest.get(KEEP_MEMORY) or surely_pays(grid.space, grid.baseline, history):
+def giving_back(grid: Grid, history: Sequence[Outcome]) -> Next | None:
+    """The fastest recipe without kept memory, where there is doubt whether that pays.
+
+    The baseline itself runs in every finish.
+    """
+    others = [outcome for outcome in history if key(outcome.point) != key(grid.baseline)]
+    if not others:
+        return None
+    fastest = max(others, key=lambda outcome: outcome.rate).point
+    pays = surely_pays(grid.space, grid.baseline, history, int(fastest[BATCH]))
+    if pays or not fastest.get(KEEP_MEMORY):
         return None
     twin = {**fastest, KEEP_MEMORY: False}
-    return None if key(twin) in {key(outcome.point) for outcome in history} else twin
+    tried = key(twin) in {key(outcome.point) for outcome in history}
+    return None if tried else Next(twin, "the winner without its freed memory kept")
 
 
 def by_optuna(grid: Grid, name: str, seed: int, count: int) -> Ask:
@@ -154,7 +160,7 @@ def by_optuna(grid: Grid, name: str, seed: int, count: int) -> Ask:
     }
     open_trials: list[Any] = []
 
-    def ask(grid: Grid, history: Sequence[Outcome]) -> Point | None:
+    def ask(grid: Grid, history: Sequence[Outcome]) -> Next | None:
         if history:
             study.tell(open_trials[-1], history[-1].rate)
         if len(history) >= count:
@@ -166,7 +172,7 @@ def by_optuna(grid: Grid, name: str, seed: int, count: int) -> Ask:
             trial = study.ask(spread)
             open_trials.append(trial)
             if key(trial.params) not in known:
-                return dict(trial.params)
+                return Next(dict(trial.params), name)
             study.tell(trial, known[key(trial.params)].rate)
         return None
 
@@ -181,13 +187,21 @@ def replay(grid: Grid, ask: Ask, seed: int, disturbed: float = 0.0) -> tuple[flo
     draw = random.Random(seed)
     history: list[Outcome] = []
     seconds = 0.0
-    while (point := ask(grid, history)) is not None:
-        true = grid.outcomes[key(point)]
+
+    def look(true: Outcome) -> Outcome:
         seen = noisy(true, draw, NOISE)
-        if disturbed and draw.random() < disturbed:
-            seen = slower(seen)
-        history.append(seen)
+        return slower(seen) if disturbed and draw.random() < disturbed else seen
+
+    while (decision := ask(grid, history)) is not None:
+        assert decision.point is not None
+        true = grid.outcomes[key(decision.point)]
+        seen = look(true)
         seconds += SETUP + trial_seconds(true.measurement)
+        foreseen = decision.foreseen
+        if seen.rate and foreseen and seems_disturbed(1 / seen.rate, 1 / foreseen):
+            seen = max(seen, look(true), key=lambda outcome: outcome.rate)
+            seconds += trial_seconds(true.measurement)
+        history.append(seen)
     finalists = [grid.outcomes[key(o.point)] for o in shortlist(history, count=FINALISTS)]
     chosen = max(finalists, key=lambda o: noisy(o, draw, FINAL_NOISE).rate)
     return 1 - chosen.rate / grid.best, len(history), seconds

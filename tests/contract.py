@@ -118,6 +118,13 @@ class BackendContract:
         session.close()
         assert first.samples_per_step == second.samples_per_step
 
+    def test_sessions_side_by_side_close_in_any_order(self, subject: Subject) -> None:
+        first, second = self.open(subject, FLOAT32), self.open(subject, BFLOAT16)
+        first.time_steps(QUICK)
+        first.close()
+        assert second.time_steps(QUICK).samples_per_step == 8
+        second.close()
+
     def test_the_reference_is_reproducible(self, subject: Subject) -> None:
         runs = [
             self.tracer(subject).reference(batch_size=8, steps=6, checkpoints=(0, 2))

@@ -56,7 +56,7 @@ def test_there_are_grids() -> None:
 
 
 #: Recorded where a recipe's speed differs by a fifth from process to process.
-MISSED = ("amd-zen5/resnet", "amd-zen5/unet")
+MISSED = ("amd-zen5/unet",)
 missed = pytest.mark.xfail(
     strict=True, reason="the fastest batch lies beyond a slow one, and is not always tried"
 )
@@ -114,7 +114,7 @@ unkept = pytest.mark.xfail(strict=True, reason="the policies are compared with m
 )
 def test_further_knobs_hide_nothing_and_cost_few_trials(grid: Any) -> None:
     wide = widened(grid)
-    row = replaying.run(wide, "cost", seeds=5)
+    row = replaying.run(wide, "cost", seeds=256 // len(grid.outcomes))
     assert row["mean_regret"] <= 0.015
     assert row["share_of_points"] <= 0.25
 

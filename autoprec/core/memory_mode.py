@@ -3,7 +3,7 @@
 The knob works on every recipe, hardly ever for the worse, the more the larger the tensors are, and
 a process cannot take it back. So it is no factor to be searched: where the baseline runs with it,
 all other recipes are measured with it, for two trials are too rough to say more. What it is worth
-at the chosen recipe the finish measures, unless the baseline leaves no doubt.
+at the chosen recipe the finish measures, unless the baseline or the recipe's batch leave no doubt.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from autoprec.core.recipe import KEEP_MEMORY
-from autoprec.core.space import Point, Space
+from autoprec.core.space import BATCH, Point, Space
 
 #: Above this ratio of the baseline's two trials it is plain that the knob pays.
 _CLEARLY_FASTER = 1.15
+
+#: So many times the baseline's batch has tensors so much larger that it pays there, too: on all of
+#: the recorded grids (benchmarks/curves/), where it brings from 5 to 170 % to the fastest recipe.
+_MUCH_LARGER = 4
 
 
 class Ran(Protocol):
@@ -41,8 +45,12 @@ def start_point(space: Space, baseline: Point, history: Sequence[Ran]) -> Point:
     return keeping if kept > 0 else baseline
 
 
-def surely_pays(space: Space, baseline: Point, history: Sequence[Ran]) -> bool:
-    """Whether the baseline alone shows that keeping memory is worth its cost."""
+def surely_pays(
+    space: Space, baseline: Point, history: Sequence[Ran], batch_size: int | None = None
+) -> bool:
+    """Whether keeping memory is plainly worth its cost at a batch (default: the baseline's)."""
+    if batch_size is not None and batch_size >= _MUCH_LARGER * int(baseline[BATCH]):
+        return True
     start = start_point(space, baseline, history)
     kept, plain = _rate(start, history), _rate(baseline, history)
     return bool(kept and plain and kept > _CLEARLY_FASTER * plain)
@@ -56,7 +64,7 @@ def what_it_brings(baseline: Point, history: Sequence[Ran]) -> str:
     sure = kept > _CLEARLY_FASTER * plain
     return (
         f"freed memory is kept from here on: the baseline ran at {kept / plain:.2f}x with it"
-        f"{'' if sure else '; the winner runs without it too'}"
+        f"{'' if sure else f'; a winner below {_MUCH_LARGER}x its batch runs without it too'}"
     )
 
 

@@ -60,7 +60,7 @@ _CLIFF = 0.35
 _SURE = 3.0
 
 #: A factor's other level may cost so many times more: what the model expects of it is a guess.
-_DEAR = 2.5
+_DEAR = 2.0
 
 
 #: Ends that say that the batch is too big for this machine.
@@ -111,10 +111,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Next:
-    """The point to measure next (None: wherever a sampler says), and why."""
+    """The point to measure next (None: wherever a sampler says), and why.
+
+    `foreseen` is the rate in samples per second that the cost model expects there, where it is
+    near the fastest seen; 0 elsewhere.
+    """
 
     point: Point | None
     reason: str
+    foreseen: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -228,7 +233,8 @@ def _unsure(
             found.append((prediction.mean, point))
     if not found:
         return None
-    return Next(max(found, key=lambda item: item[0])[1], "beside the fastest")
+    point = max(found, key=lambda item: item[0])[1]
+    return Next(point, "beside the fastest", _foreseen(model, point, math.log(fastest.rate)))
 
 
 def _one_factor_away(
@@ -284,7 +290,13 @@ def _most_promising(
     if not ranked:
         return Stop(f"no untried point is likely to be more than {limits.gain:.0%} faster")
     _, _, point, gain = max(ranked, key=lambda item: item[:2])
-    return Next(point, f"expected gain {math.expm1(gain):.1%}")
+    return Next(point, f"expected gain {math.expm1(gain):.1%}", _foreseen(model, point, best))
+
+
+def _foreseen(model: ThroughputModel, point: Point, best: float) -> float:
+    """The rate to expect at a point that may be chosen; 0 for one that lies too far behind."""
+    mean = model.predict(point).mean
+    return math.exp(mean) if mean > best - _CLIFF else 0.0
 
 
 def _leaps(point: Point, open_points: Sequence[Point], good: Sequence[Outcome]) -> bool:

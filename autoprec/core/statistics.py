@@ -16,6 +16,10 @@ from autoprec.core.measurement import TimingBudget
 
 CONFIDENCE = 0.95
 
+#: How much longer than foreseen a disturbed step takes. Neighbours on a shared machine take a fifth
+#: or more; beyond the upper bound it is the recipe that is slow.
+_DISTURBED = (1.2, 1.65)
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -129,6 +133,18 @@ def enough(times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool
         return True
     summary = summarize(times)
     return summary.steps >= max(6, budget.min_steps) and summary.spread <= budget.precision
+
+
+def disturbed(step_seconds: float, foreseen_seconds: float | None) -> bool:
+    """Whether a timing is so much slower than foreseen that the machine may have been disturbed.
+
+    Or what foresaw it was wrong: only timing it again tells. Then the faster of the two counts, for
+    nothing that disturbs a machine makes it faster.
+    """
+    if not foreseen_seconds:
+        return False
+    least, most = _DISTURBED
+    return least < step_seconds / foreseen_seconds < most
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:

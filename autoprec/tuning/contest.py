@@ -44,7 +44,7 @@ _OWN_WARMUP_SECONDS = 0.5
 #: back from the system page by page. It runs on, for so many seconds in a round; what is not
 #: reached by then is not reached beside the others, or the whole machine has become slower: that is
 #: the pace now, and is not waited for again.
-_DISTURBED, _WAIT_SECONDS = 1.15, 1.0
+_DISTURBED, _WAIT_SECONDS = 1.15, 0.5
 
 Settled = Callable[[tuple[Finalist, ...]], bool]
 """Whether the rounds so far are enough."""

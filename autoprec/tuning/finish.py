@@ -21,7 +21,7 @@ _FINALISTS, _NEAR = 4, 0.95
 _FEWEST_ROUNDS = 5
 
 #: What is only there to compare with may take so many seconds; to make ready takes so many turns.
-_BESIDE_SECONDS, _READY = 8.0, 3
+_BESIDE_SECONDS, _READY = 5.0, 3
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Finish:
     """The last stage of one tuning.
 
     `plain` is the baseline's recipe, `runner` what finalists may share, and `make_runner` makes the
-    others. With `memory_in_doubt` the winner is also measured without keeping its memory.
+    others. Where `memory_pays` does not say of the winner's batch that keeping memory is worth it,
+    the winner is also measured without.
     """
 
     work: Work
@@ -37,7 +38,7 @@ class Finish:
     plain: Recipe
     findings: Findings
     make_runner: Callable[[], Runner]
-    memory_in_doubt: bool = False
+    memory_pays: Callable[[int], bool]
 
     def run(self, proven: Sequence[Proven], substitute: Callable[[Recipe], Proven | None]) -> None:
         """Choose the recipe; leave the choice and its ratios in the findings.
@@ -147,7 +148,7 @@ class Finish:
 
     def _giving_back(self, recipe: Recipe) -> Recipe | None:
         """The recipe without kept memory, where nobody knows yet whether that pays."""
-        if not (self.memory_in_doubt and recipe.keeps_memory):
+        if not recipe.keeps_memory or self.memory_pays(recipe.batch_size):
             return None
         return replace(recipe, knobs={k: v for k, v in recipe.knobs.items() if k != KEEP_MEMORY})
 

@@ -29,7 +29,7 @@ _MOST, _NEAR, _SECOND = 3, 0.9, 0.8
 
 #: Rounds, and the seconds that these and making ready may take; where fewer fit, fewer run, and
 #: where that leaves nobody to compare, the search's word stands.
-_ROUNDS, _FEWEST, _SECONDS = 5, 3, 20.0
+_ROUNDS, _FEWEST, _SECONDS = 5, 3, 12.0
 
 
 @dataclass(frozen=True)

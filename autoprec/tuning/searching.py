@@ -71,7 +71,10 @@ def search(
         if outcome is None:
             runner.load()
             drift = guard.check(runner, find(history, start_point(space, settled, history)))
-            outcome = replace(_measure(work, history, point, recipe, runner, drift), drift=drift)
+            budget = _budget(recipe, history, decision.foreseen, drift)
+            with work.watch.over(lambda: runner.pids):
+                outcome = run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
+            outcome = replace(outcome, drift=drift)
         study.tell(trial, outcome)
         base = find((*history, outcome), settled)
         best = max(each.rate for each in (*history, outcome))
@@ -119,23 +122,26 @@ def _not_fitting(work: Work, history: tuple[Outcome, ...], point: Point) -> Outc
     return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
 
 
-def _measure(
-    work: Work,
-    history: tuple[Outcome, ...],
-    point: Point,
-    recipe: Recipe,
-    runner: Runner,
-    drift: float,
-) -> Outcome:
-    """Measure a recipe for half a second, less where the incumbent is out of reach.
+def _budget(
+    recipe: Recipe, history: tuple[Outcome, ...], foreseen: float, drift: float
+) -> TimingBudget:
+    """Half a second of steps, less where the incumbent is out of reach.
 
     That tells recipes apart that differ by more than a few per cent; the heats do the rest.
+    `foreseen` is a rate (0: unknown).
     """
+
+    def step(rate: float) -> float | None:
+        return recipe.effective_batch / (rate * drift) if rate > 0 else None
+
     best = max((outcome.rate for outcome in history), default=0.0)
-    hopeless = 1.25 * recipe.effective_batch / (best * drift) if best > 0 else None
-    budget = TimingBudget(seconds=0.5, min_steps=3, max_steps=100, hopeless_seconds=hopeless)
-    with work.watch.over(lambda: runner.pids):
-        return run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
+    return TimingBudget(
+        seconds=0.5,
+        min_steps=2,
+        max_steps=100,
+        hopeless_seconds=step(best / 1.25),
+        foreseen_seconds=step(foreseen),
+    )
 
 
 def _next_of_grid(space: Space, history: tuple[Outcome, ...], count: int) -> Next | Stop:

@@ -6,16 +6,20 @@ import contextlib
 from collections.abc import Callable
 from threading import Thread
 
+from autoprec.core.recipe import Recipe
 from autoprec.tuning.trials import Runner
 
 _END_SECONDS = 10.0
 
 
 class Spares:
-    """Makes runners; after `start` the first one's worker has the task loaded already."""
+    """Makes runners; after `start` the first one's worker has trained by a recipe already.
 
-    def __init__(self, make: Callable[[], Runner]) -> None:
-        self._make = make
+    What a framework imports in its first step takes as long as importing the framework.
+    """
+
+    def __init__(self, make: Callable[[], Runner], recipe: Recipe) -> None:
+        self._make, self._recipe = make, recipe
         self._started: tuple[Runner, Thread] | None = None
 
     def __enter__(self) -> Spares:
@@ -31,7 +35,7 @@ class Spares:
     def start(self) -> None:
         """Start a worker in the background; what goes wrong there its first call will tell."""
         runner = self._make()
-        thread = Thread(target=_load, args=(runner,), daemon=True)
+        thread = Thread(target=_warm_up, args=(runner, self._recipe), daemon=True)
         self._started = runner, thread
         thread.start()
 
@@ -45,6 +49,7 @@ class Spares:
         return runner
 
 
-def _load(runner: Runner) -> None:
+def _warm_up(runner: Runner, recipe: Recipe) -> None:
     with contextlib.suppress(Exception):  # a worker that was ended meanwhile, too
-        runner.load()
+        runner.call("open", name="spare", recipe=recipe, seed=0)
+        runner.call("close", name="spare")

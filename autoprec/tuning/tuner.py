@@ -29,7 +29,7 @@ from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import Finish
 from autoprec.tuning.heats import rank
 from autoprec.tuning.preflight import baseline_point, build_space, preflight, wanted_multiple
-from autoprec.tuning.proving import Prover, keeps_arithmetic
+from autoprec.tuning.proving import Prover, is_reference, keeps_arithmetic
 from autoprec.tuning.searching import find, search
 from autoprec.tuning.spares import Spares
 from autoprec.tuning.storage import DeviceLock, default_journal
@@ -157,22 +157,30 @@ def _learn(
         return found
 
     plain = space.recipe(settled)
-    with Spares(work.runner) as spares:
-        if _baseline_runs_alone(work, plain, findings):
+    with Spares(work.runner, plain) as spares:
+        if _worth_a_spare(work, space, plain, findings):
             spares.start()
         proven = _prove(work, space, prover, findings)
         prover.forget()
-        doubt = not surely_pays(space, settled, history)
-        Finish(work, runner, plain, findings, spares, doubt).run(proven, substitute)
+
+        def memory_pays(batch_size: int) -> bool:
+            return surely_pays(space, settled, history, batch_size)
+
+        Finish(work, runner, plain, findings, spares, memory_pays).run(proven, substitute)
     findings.neighbours = work.watch.worst
     return findings
 
 
-def _baseline_runs_alone(work: Work, plain: Recipe, findings: Findings) -> bool:
-    """Whether the finish will want a worker for the baseline, and there is memory for one now."""
+def _worth_a_spare(work: Work, space: Space, plain: Recipe, findings: Findings) -> bool:
+    """Whether the finish will want a worker of the baseline's own, and it can start by then.
+
+    That is beside a proof, and where there is memory for it.
+    """
     budget = work.memory_bytes
     room = budget is None or _SPARE_PEAKS * findings.peak_of(plain) <= budget
-    return room and work.on_cpu and not may_share(plain, findings.task.framework)
+    alone = work.on_cpu and not may_share(plain, findings.task.framework)
+    fastest = shortlist(findings.ranking, count=1)
+    return room and alone and not is_reference(space.recipe(fastest[0].point))
 
 
 def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:

@@ -45,13 +45,15 @@ def test_memory_is_kept_where_it_can_be_and_two_trials_seldom_say_that_it_pays(
     history = [ran(BASELINE, 100.0), ran(KEEPING, kept)]
     assert start_point(SPACE, BASELINE, history) == start
     assert surely_pays(SPACE, BASELINE, history) is sure
+    assert surely_pays(SPACE, BASELINE, history, 64) is sure
+    assert surely_pays(SPACE, BASELINE, history, 128)  # with tensors so much larger
 
 
 def test_the_user_is_told_what_it_brings() -> None:
     clear = what_it_brings(BASELINE, [ran(BASELINE, 100.0), ran(KEEPING, 136.0)])
     assert clear.endswith("the baseline ran at 1.36x with it")
     doubtful = what_it_brings(BASELINE, [ran(BASELINE, 100.0), ran(KEEPING, 97.0)])
-    assert doubtful.endswith("0.97x with it; the winner runs without it too")
+    assert doubtful.endswith("0.97x with it; a winner below 4x its batch runs without it too")
     assert what_it_brings(BASELINE, [ran(BASELINE, 100.0)]) == ""
 
 

@@ -131,6 +131,19 @@ def test_a_policy_that_is_slow_where_it_is_first_tried_is_left_alone():
     assert sum(outcome.point["policy"] == "mixed_float16" for outcome in history) == 1
 
 
+def test_what_is_foreseen_is_said_of_points_that_may_be_chosen_and_comes_true():
+    """A timing far from it is doubted; of policies never tried nothing is foreseen."""
+    machine, history, errors = Machine(), [], []
+    while isinstance(step := next_point(SPACE, BASELINE, history, LIMITS), Next):
+        if step.reason.startswith(("the baseline", "nothing")):
+            assert step.foreseen == 0.0
+        elif step.foreseen:
+            errors.append(abs(math.log(step.foreseen / true_rate(step.point))))
+        history.append(machine.run(step.point))
+    assert len(errors) == 4
+    assert max(errors[-3:]) < 0.1
+
+
 def test_a_search_of_one_point_ends_when_it_is_measured():
     space = Space((Policy.FLOAT32,), (32,))
     assert next_point(space, BASELINE, [], LIMITS) == Next(BASELINE, "the baseline")

@@ -14,6 +14,7 @@ from autoprec.core.measurement import TimingBudget
 from autoprec.core.statistics import (
     Ratio,
     Summary,
+    disturbed,
     enough,
     median,
     median_interval,
@@ -173,6 +174,21 @@ def test_a_hopeless_timing_stops_at_its_second_step():
     assert not enough([0.5], budget, 0.5)
     assert enough([0.5, 0.3], budget, 0.8)
     assert not enough([0.5, 0.15], budget, 0.65)
+
+
+@pytest.mark.parametrize(
+    ("step", "foreseen", "twice"),
+    [
+        (1.3, 1.0, True),
+        (0.13, 0.1, True),
+        (1.1, 1.0, False),  # within what a model errs by
+        (1.0, 1.3, False),  # faster than foreseen
+        (2.0, 1.0, False),  # so slow is the recipe, and no neighbour
+        (1.3, None, False),
+    ],
+)
+def test_a_timing_much_slower_than_foreseen_may_be_disturbed(step, foreseen, twice):
+    assert disturbed(step, foreseen) is twice
 
 
 def test_too_few_steps_stop_only_at_four_times_the_time():

@@ -141,14 +141,14 @@ def test_rounds_end_when_they_settle_it() -> None:
 @pytest.mark.parametrize(
     ("turns", "kept"),
     [
-        # What is not reached within a second is not waited for again, until it was reached.
+        # What is not reached in half a second is not waited for again, until it was reached.
         pytest.param(
-            [[0.1], [0.3, 0.3, 0.1], [0.5, 0.5], [0.5], [0.1], [0.5, 0.1]],
+            [[0.1], [0.3, 0.1], [0.5], [0.5], [0.1], [0.4, 0.1]],
             [0.1, 0.1, 0.5, 0.5, 0.1, 0.1],
             id="a step a turn",
         ),
-        # Short steps fill their turns, four to a second.
-        pytest.param([[0.01], [0.02] * 4, [0.02]], [0.01, 0.02, 0.02], id="many steps a turn"),
+        # Short steps fill their turns of a quarter of a second.
+        pytest.param([[0.01], [0.02] * 2, [0.02]], [0.01, 0.02, 0.02], id="many steps a turn"),
         # One long step is wait enough.
         pytest.param([[2.0], [3.0], [3.0]], [2.0, 3.0, 3.0], id="long steps"),
     ],
@@ -174,7 +174,7 @@ def test_a_disturbed_turn_goes_on_until_the_recipe_runs_as_before(
 def test_a_machine_that_has_become_slower_is_waited_for_once_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rounds = [0.1, 0.2], [*[0.3] * 4, 0.15], [0.15, 0.3]
+    rounds = [0.1, 0.2], [*[0.3] * 2, 0.15], [0.15, 0.3]
     steps = iter([0.1, 0.2, *chain(*rounds)])  # a warm-up first
 
     class Slow(Worker):

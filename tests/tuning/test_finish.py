@@ -88,10 +88,10 @@ def finish(
     proven: Sequence[Proven],
     substitute: Callable[[Recipe], Proven | None] = lambda failed: None,
     *,
-    memory_in_doubt: bool = False,
+    memory_pays: bool = True,
 ) -> None:
     last = Finish(
-        WORK, cast(Any, RUNNER), PLAIN, findings, cast(Any, None), memory_in_doubt=memory_in_doubt
+        WORK, cast(Any, RUNNER), PLAIN, findings, cast(Any, None), lambda batch: memory_pays
     )
     last.run(proven, substitute)
 
@@ -218,7 +218,7 @@ def test_memory_is_kept_only_where_it_pays_at_the_winner(
 ) -> None:
     monkeypatch.setattr(module, "Contest", Keeping)
     monkeypatch.setattr(Keeping, "gain", gain)
-    finish(findings, [proven(KEPT)], memory_in_doubt=True)
+    finish(findings, [proven(KEPT)], memory_pays=False)
     assert findings.proven is not None
     assert findings.proven.recipe.keeps_memory is kept
     assert findings.speedup is not None

@@ -160,7 +160,7 @@ def test_steps_too_dear_for_rounds_leave_the_searches_word() -> None:
 
 def test_where_not_all_fit_into_the_time_the_fastest_do() -> None:
     """With steps of seconds only two of three recipes can run three rounds."""
-    found = findings(scale=0.03)
+    found = findings(scale=0.05)
     rank(found)
     assert Rounds.ran == [[64, 128]]
 

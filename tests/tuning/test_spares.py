@@ -1,4 +1,4 @@
-"""A spare worker: loaded in the background, handed out once, and never left behind."""
+"""A spare worker: warmed up in the background, handed out once, and never left behind."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from typing import Any, cast
 
 import pytest
 
+from autoprec.core.recipe import Recipe
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.spares import Spares
 
 
 class Runner:
-    """Loads when `loading` allows it."""
+    """Opens a session when `loading` allows it."""
 
     def __init__(self, *, loading: Event | None = None, fails: bool = False) -> None:
         self._loading, self._fails = loading, fails
-        self.loaded = self.dropped = False
+        self.called: list[str] = []
+        self.dropped = False
 
-    def load(self) -> None:
+    def call(self, method: str, **arguments: object) -> None:
         if self._loading is not None:
             self._loading.wait(10)
         if self._fails:
             raise WorkerFailure(FailureKind.KILLED, "gone")
-        self.loaded = True
+        self.called.append(method)
 
     def drop(self) -> None:
         self.dropped = True
@@ -33,17 +35,17 @@ class Runner:
 
 def spares(*runners: Runner) -> Spares:
     left = list(runners)
-    return Spares(lambda: cast(Any, left.pop(0)))
+    return Spares(lambda: cast(Any, left.pop(0)), Recipe())
 
 
-def test_the_first_is_loaded_when_it_is_handed_out_and_the_next_are_new() -> None:
+def test_the_first_is_warm_when_it_is_handed_out_and_the_next_are_new() -> None:
     first, second = Runner(), Runner()
     with spares(first, second) as spare:
         spare.start()
         assert cast(Any, spare()) is first
-        assert first.loaded
+        assert first.called == ["open", "close"]
         assert cast(Any, spare()) is second
-        assert not second.loaded
+        assert second.called == []
     assert not first.dropped  # who took it drops it
 
 
@@ -51,7 +53,7 @@ def test_without_a_start_every_runner_is_new() -> None:
     only = Runner()
     with spares(only) as spare:
         assert cast(Any, spare()) is only
-    assert not only.loaded
+    assert only.called == []
 
 
 def test_one_that_nobody_took_is_ended_also_while_it_loads() -> None:
@@ -67,7 +69,7 @@ def test_one_that_nobody_took_is_ended_also_while_it_loads() -> None:
     assert slow.dropped
 
 
-def test_one_that_could_not_load_is_handed_out_to_say_so_itself() -> None:
+def test_one_that_could_not_open_is_handed_out_to_say_so_itself() -> None:
     broken = Runner(fails=True)
     with spares(broken) as spare:
         spare.start()

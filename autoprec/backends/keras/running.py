@@ -7,6 +7,7 @@ exactly what the user trains: through the model's own train function, the one `f
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,8 +46,9 @@ def _tensorflow_device(device: str) -> str:
     return f"/{names[kind]}:{index or 0}"
 
 
+@functools.cache
 def tpu_strategy() -> Any:
-    """A TPUStrategy over the TPUs of this VM.
+    """The TPUStrategy over the TPUs of this VM: to initialise them again would lose what they hold.
 
     `tpu="local"` is TensorFlow's documented name for them; without it the resolver asks a metadata
     server, which elsewhere never answers.

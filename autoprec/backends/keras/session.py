@@ -41,11 +41,10 @@ class KerasSession:
         self._task, self._recipe, self._device, self._report = task, recipe, device, report
         self._started = time.perf_counter()
         self._finite = True
-        self._placed = contextlib.ExitStack()
         self._reset_peak()
         try:
-            self._placed.enter_context(placed_on(device))
-            self._build(seed)
+            with placed_on(device):
+                self._build(seed)
         except BaseException:
             self.close()
             raise
@@ -99,12 +98,13 @@ class KerasSession:
         times: list[float] = []
         budget = _in_rounds(budget, self._updates)
         start = time.perf_counter()
-        while not enough(times, budget, time.perf_counter() - start):
-            for _ in range(_chunk(times)):
-                began = time.perf_counter()
-                self._steps()
-                times.append((time.perf_counter() - began) / self._updates)
-            self._report("steps", len(times))
+        with placed_on(self._device):
+            while not enough(times, budget, time.perf_counter() - start):
+                for _ in range(_chunk(times)):
+                    began = time.perf_counter()
+                    self._steps()
+                    times.append((time.perf_counter() - began) / self._updates)
+                self._report("steps", len(times))
         summary = summarize(times)
         self._started = time.perf_counter()
         samples = sum(self._samples) / len(self._samples)
@@ -154,7 +154,6 @@ class KerasSession:
             precision.restore()
         for name in ("_model", "_feed"):
             self.__dict__.pop(name, None)
-        self._placed.close()
         keras.utils.clear_session(free_memory=False)
         gc.collect()
         give_back_memory()
