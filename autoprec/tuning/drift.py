@@ -1,12 +1,14 @@
 """The drift guard: the baseline is timed again between trials, and what follows is corrected by it.
 
 A machine that slows down while a search runs (its clock falls, a neighbour wakes up) would make
-late recipes look worse than early ones. A correction is only applied where the two timings of the
-baseline differ by more than their intervals: noise must not be taken for drift.
+late recipes look worse than early ones. On shared machines, though, most of what slows a step is
+over within seconds: a correction for that would be an error of its own. So a change counts only
+when two timings in a row see it, beyond their intervals, with a trial between them.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -16,47 +18,71 @@ from autoprec.core.space import Space
 from autoprec.tuning.trials import Runner, run_trial
 from autoprec.tuning.work import Work
 
-_SECONDS = 20.0
-_SHARE = 20.0
+#: When the first timing is done again, then every timing: seconds, or times what the last took.
+_SOON, _SECONDS, _SHARE = 6.0, 20.0, 20.0
+
+#: A drift that differs by more, as a logarithm, is looked at again.
+_CHANGE = 0.1
+
 _BUDGET = TimingBudget(seconds=0.5, min_steps=4, max_steps=40)
 
 
 class DriftGuard:
-    """Knows how fast the baseline runs now, relative to its first timing."""
+    """Knows how fast the baseline runs now, relative to its first timings."""
 
     def __init__(
         self, work: Work, space: Space, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._work, self._space, self._clock = work, space, clock
         self._due: float | None = None
+        self._young = False
+        self._reference: Measurement | None = None
+        self._last = 1.0
         self.drift = 1.0
 
     def check(self, runner: Runner, first: Outcome | None) -> float:
         """Return the drift; time the baseline again where its last timing is old.
 
-        `first` is how the baseline came out; None: it is to be timed now for the first time.
-
-        A timing is old after 20 s, or twenty times what the last check took. A tuning that goes on
-        from a study checks before its first trial.
+        `first` is how the baseline came out; None: it is to be timed now for the first time. Soon
+        after that it is timed once more, and the faster of the two is what all others are compared
+        with. Later a timing is old after 20 s, or twenty times what it took, and one that saw a
+        change after the next trial. A tuning that goes on from a study checks before its first
+        trial.
         """
         if first is None:
-            self._due = self._clock() + _SECONDS
+            self._due, self._young = self._clock() + _SOON, True
             return 1.0
         if first.measurement is None or first.rate <= 0:
             return 1.0
         began = self._clock()
         if self._due is not None and began < self._due:
             return self.drift
+        reference = self._reference or first.measurement
+        again = self._time(runner, first)
+        if again is not None and self._young:
+            reference = min(reference, again, key=lambda m: m.step_seconds)
+        self._young, self._reference = False, reference
+        seen = self.drift if again is None else drift_between(reference, again)
+        suspected = self._settle(seen)
+        ended = self._clock()
+        self._due = ended if suspected else ended + max(_SECONDS, _SHARE * (ended - began))
+        return self.drift
+
+    def _time(self, runner: Runner, first: Outcome) -> Measurement | None:
         recipe = self._space.recipe(first.point)
         with self._work.watch.over(lambda: runner.pids):
             again = run_trial(
                 runner, first.point, recipe, seed=self._work.options.seed, budget=_BUDGET
             )
-        if again.measurement is not None and again.rate > 0:
-            self.drift = drift_between(first.measurement, again.measurement)
-        took = self._clock() - began
-        self._due = self._clock() + max(_SECONDS, _SHARE * took)
-        return self.drift
+        return again.measurement if again.rate > 0 else None
+
+    def _settle(self, seen: float) -> bool:
+        """Take a change on where two timings in a row saw it, the smaller; say if one alone did."""
+        both, self._last = (self._last, seen), seen
+        if not min(both) <= self.drift <= max(both):
+            self.drift = min(both, key=lambda drift: abs(math.log(drift / self.drift)))
+            return False
+        return abs(math.log(seen / self.drift)) > _CHANGE
 
 
 def drift_between(first: Measurement, again: Measurement) -> float:

@@ -46,7 +46,7 @@ def make(*answers: Any) -> tuple[DriftGuard, Clock, Runner, Starts]:
     return DriftGuard(cast(Any, WORK), SPACE, clock), clock, runner, starts
 
 
-def test_the_baseline_is_not_timed_again_soon_after_its_first_time() -> None:
+def test_the_baseline_is_not_timed_again_at_once() -> None:
     guard, clock, runner, starts = make(measured(0.02))
     assert guard.check(runner, None) == 1.0
     clock.now = 5.0
@@ -54,22 +54,54 @@ def test_the_baseline_is_not_timed_again_soon_after_its_first_time() -> None:
     assert len(starts.answers) == 1
 
 
-def test_a_machine_at_half_speed_halves_the_drift_until_the_next_check() -> None:
-    guard, clock, runner, starts = make(measured(0.02), measured(0.01))
+def drifts(*steps: float, every: float = 30.0, fresh: bool = True) -> list[float]:
+    """What the guard says before each trial where the baseline takes these steps."""
+    guard, clock, runner, starts = make(*map(measured, steps))
+    if fresh:
+        guard.check(runner, None)
+    said = []
+    while starts.answers:
+        clock.now += every
+        said.append(guard.check(runner, FIRST))
+    return said
+
+
+def test_a_machine_at_half_speed_halves_the_drift_when_two_timings_say_so() -> None:
+    assert drifts(0.01, 0.02, 0.02, 0.01, 0.01) == pytest.approx([1.0, 1.0, 0.5, 0.5, 1.0])
+
+
+def test_what_is_over_at_the_next_timing_is_no_drift() -> None:
+    assert drifts(0.01, 0.02, 0.01, 0.02, 0.01) == [1.0] * 5
+
+
+def test_of_two_timings_that_saw_a_change_the_smaller_counts() -> None:
+    assert drifts(0.01, 0.02, 0.0125, 0.0125) == pytest.approx([1.0, 1.0, 0.8, 0.8])
+    assert drifts(0.01, 0.02, 0.005, 0.005) == pytest.approx([1.0, 1.0, 1.0, 2.0])
+
+
+def test_a_disturbed_first_timing_is_forgotten() -> None:
+    """The second is faster, and is what the later ones are compared with."""
+    assert drifts(0.005, 0.005, 0.005) == [1.0] * 3
+
+
+def test_a_change_is_looked_at_again_after_the_next_trial() -> None:
+    guard, clock, runner, starts = make(*map(measured, (0.01, 0.02, 0.02, 0.0205, 0.02)))
     guard.check(runner, None)
+    clock.now = 7.0
+    guard.check(runner, FIRST)
     clock.now = 30.0
-    assert guard.check(runner, FIRST) == pytest.approx(0.5)
+    guard.check(runner, FIRST)
     clock.now = 31.0
     assert guard.check(runner, FIRST) == pytest.approx(0.5)
-    clock.now = 60.0
-    assert guard.check(runner, FIRST) == 1.0
-    assert starts.answers == []
+    clock.now = 52.0  # as slow as the drift says, but for a little
+    assert guard.check(runner, FIRST) == pytest.approx(0.5)
+    clock.now = 53.0
+    assert guard.check(runner, FIRST) == pytest.approx(0.5)
+    assert len(starts.answers) == 1
 
 
-def test_a_resumed_search_checks_before_its_first_trial() -> None:
-    guard, _, runner, starts = make(measured(0.008))
-    assert guard.check(runner, FIRST) == pytest.approx(1.25)
-    assert starts.answers == []
+def test_a_resumed_search_checks_before_its_first_trial_and_after_it() -> None:
+    assert drifts(0.008, 0.008, every=1.0, fresh=False) == pytest.approx([1.0, 1.25])
 
 
 def test_noise_is_not_drift() -> None:
