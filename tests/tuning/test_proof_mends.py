@@ -1,0 +1,100 @@
+"""The proof's two mends: the loss scale it measures and the islands it finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoprec.tuning.proof import Proof
+from tests.tuning.test_proof import BFLOAT16, FLOAT16, UNITS, FakeTracer
+
+
+def test_the_scale_is_measured_and_confirmed_by_one_trial():
+    scale, evidence = Proof(FakeTracer(largest=-2)).tune_loss_scale(FLOAT16)
+    assert scale.initial == 2.0**13
+    assert scale.floor == 2.0**5
+    assert (evidence.largest_safe, evidence.trials, evidence.skipped_steps) == (17, 1, 0)
+
+
+def test_a_scale_that_skips_steps_is_tried_lower():
+    scale, evidence = Proof(FakeTracer(largest=-2, overflow=9.5)).tune_loss_scale(FLOAT16)
+    assert scale.initial == 2.0**7
+    assert evidence.skipped_steps == 0
+    assert evidence.trials == 3
+
+
+def test_a_scale_that_loses_gradient_is_tried_higher():
+    tracer = FakeTracer(largest=8, counts={"-28": 0.5, "-27": 0.5})
+    scale, evidence = Proof(tracer).tune_loss_scale(FLOAT16)
+    assert scale.initial == 2.0**5
+    assert evidence.underflow == 0.0
+    assert evidence.trials == 2
+
+
+def test_what_growing_too_far_costs_is_measured():
+    scale, evidence = Proof(FakeTracer(largest=-2, overflow=17.0)).tune_loss_scale(FLOAT16)
+    assert (evidence.overflow_exponent, evidence.skips_per_overflow) == (18, 1)
+    assert scale.growth_interval == 2000
+
+
+def test_a_scale_that_needs_many_steps_to_come_back_grows_less_often():
+    tracer = FakeTracer(largest=-2, overflow=17.0, recovery=0.25)
+    scale, evidence = Proof(tracer).tune_loss_scale(FLOAT16)
+    assert evidence.skips_per_overflow == 4
+    assert scale.growth_interval == 4000
+
+
+def test_a_scale_that_never_overflows_keeps_the_usual_interval():
+    scale, evidence = Proof(FakeTracer(largest=-2)).tune_loss_scale(FLOAT16)
+    assert evidence.overflow_exponent is None
+    assert scale.growth_interval == 2000
+
+
+@pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16])
+def test_the_island_that_mends_is_found_and_proven(recipe):
+    events: list[tuple[str, int]] = []
+    tracer = FakeTracer(error=0.01, shadow=0.1, culprits=("norm",))
+    proof = Proof(tracer, on_event=lambda phase, step: events.append((phase, step)))
+    found = proof.find_islands(recipe, UNITS)
+    assert found.recipe.float32_modules == ("norm",)
+    assert found.verdict.accepted
+    assert found.products == 0.0
+    assert "norm" in found.reason
+    assert found.trials == len(events) <= 4
+
+
+def test_matrix_products_are_islands_only_where_they_must_be():
+    found = Proof(FakeTracer(error=0.01, culprits=("two",))).find_islands(BFLOAT16, UNITS)
+    assert found.recipe.float32_modules == ("two",)
+    assert found.products == 0.5
+
+
+def test_islands_that_hold_all_matrix_products_are_no_mend():
+    found = Proof(FakeTracer(error=0.01, culprits=("one", "two"))).find_islands(BFLOAT16, UNITS)
+    assert found.recipe is None
+    assert found.products == 1.0
+    assert "100 % of its matrix products" in found.reason
+
+
+def test_where_nothing_mends_it_the_units_that_were_tried_are_named():
+    found = Proof(FakeTracer(error=0.01)).find_islands(BFLOAT16, UNITS)
+    assert found.recipe is None
+    assert found.verdict is None
+    assert set(found.tried) == {unit.path for unit in UNITS}
+
+
+def test_code_that_raises_while_its_scale_is_measured_gets_the_usual_one():
+    proof = Proof(FakeTracer(raises=RuntimeError("not implemented for 'Half'\nmore")))
+    scale, evidence = proof.tune_loss_scale(FLOAT16)
+    assert scale.initial == 2.0**16
+    assert evidence.note == "the task's own code raises under it: not implemented for 'Half'"
+    assert evidence.largest_safe is None
+    found = proof.find_islands(FLOAT16, UNITS)
+    assert found.recipe is None
+
+
+@pytest.mark.parametrize("method", ["tune_loss_scale", "find_islands"])
+def test_a_full_memory_while_the_scale_is_measured_goes_on_up(method):
+    proof = Proof(FakeTracer(raises=MemoryError()))
+    arguments = (FLOAT16,) if method == "tune_loss_scale" else (FLOAT16, UNITS)
+    with pytest.raises(MemoryError):
+        getattr(proof, method)(*arguments)
