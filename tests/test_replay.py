@@ -114,7 +114,8 @@ unkept = pytest.mark.xfail(strict=True, reason="the policies are compared with m
 )
 def test_further_knobs_hide_nothing_and_cost_few_trials(grid: Any) -> None:
     wide = widened(grid)
-    row = replaying.run(wide, "cost", seeds=256 // len(grid.outcomes))
+    seeds = 60 if len(grid.outcomes) < 16 else 8  # of few recipes, a single miss weighs much
+    row = replaying.run(wide, "cost", seeds=seeds)
     assert row["mean_regret"] <= 0.015
     assert row["share_of_points"] <= 0.25
 
