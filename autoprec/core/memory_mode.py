@@ -17,8 +17,8 @@ from autoprec.core.space import BATCH, Point, Space
 #: Above this ratio of the baseline's two trials it is plain that the knob pays.
 _CLEARLY_FASTER = 1.15
 
-#: So many times the baseline's batch has tensors so much larger that it pays there, too: on all of
-#: the recorded grids (benchmarks/curves/), where it brings from 5 to 170 % to the fastest recipe.
+#: So many times the baseline's batch has tensors so much larger that it pays there, too: on all
+#: recorded grids (benchmarks/curves/) whose fastest recipe is that large, it brings 5 to 170 %.
 _MUCH_LARGER = 4
 
 
@@ -45,11 +45,9 @@ def start_point(space: Space, baseline: Point, history: Sequence[Ran]) -> Point:
     return keeping if kept > 0 else baseline
 
 
-def surely_pays(
-    space: Space, baseline: Point, history: Sequence[Ran], batch_size: int | None = None
-) -> bool:
-    """Whether keeping memory is plainly worth its cost at a batch (default: the baseline's)."""
-    if batch_size is not None and batch_size >= _MUCH_LARGER * int(baseline[BATCH]):
+def surely_pays(space: Space, baseline: Point, history: Sequence[Ran], batch_size: int) -> bool:
+    """Whether keeping memory is plainly worth its cost at a batch."""
+    if batch_size >= _MUCH_LARGER * int(baseline[BATCH]):
         return True
     start = start_point(space, baseline, history)
     kept, plain = _rate(start, history), _rate(baseline, history)

@@ -44,7 +44,6 @@ def test_memory_is_kept_where_it_can_be_and_two_trials_seldom_say_that_it_pays(
 ) -> None:
     history = [ran(BASELINE, 100.0), ran(KEEPING, kept)]
     assert start_point(SPACE, BASELINE, history) == start
-    assert surely_pays(SPACE, BASELINE, history) is sure
     assert surely_pays(SPACE, BASELINE, history, 64) is sure
     assert surely_pays(SPACE, BASELINE, history, 128)  # with tensors so much larger
 
@@ -66,7 +65,7 @@ def test_without_the_knob_the_baseline_is_where_the_search_starts() -> None:
     space = Space(policies=SPACE.policies, batch_sizes=SPACE.batch_sizes)
     plain = {name: value for name, value in BASELINE.items() if name != KEEP_MEMORY}
     assert start_point(space, plain, []) == plain
-    assert not surely_pays(space, plain, [ran(plain, 100.0)])
+    assert not surely_pays(space, plain, [ran(plain, 100.0)], 64)
 
 
 def searched(fails: bool) -> list[Outcome]:
