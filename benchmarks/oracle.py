@@ -189,22 +189,36 @@ def alternate(
     recipes: Sequence[Recipe],
     peaks: Mapping[str, int],
     rounds: int,
+    precision: float = math.inf,
+    limit: float = 0.0,
 ) -> dict[str, list[float]]:
     """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once.
 
     Each has `PROCESSES` processes, one after the other: where a process lies in memory moves a step
-    by a few per cent, which no number of rounds in one process shows. `peaks` are their bytes by
-    the same keys, where known.
+    by a few per cent, which no number of rounds in one process shows. Further ones follow until the
+    95 % interval of every ratio to the first recipe is narrower than `precision`, or `limit` s are
+    over. `peaks` are the recipes' bytes by the same keys, where known.
     """
     unique = list({recipe.key(): recipe for recipe in recipes}.values())
     room = work.memory_bytes or 0
     rates: dict[str, list[float]] = {recipe.key(): [] for recipe in unique}
-    for _ in range(PROCESSES):
+    ends = time.monotonic() + limit
+    processes = 0
+    while processes < PROCESSES or (
+        time.monotonic() < ends and widest([*rates.values()]) > precision
+    ):
         together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
         with contest_of(work, unique, together) as contest:
             for final in contest.run(math.ceil(rounds / PROCESSES)):
                 rates[final.recipe.key()] += final.rates
+        processes += 1
     return rates
+
+
+def widest(rates: Sequence[Sequence[float]]) -> float:
+    """The widest interval of the ratios to the first, as a share of the ratio."""
+    ratios = [paired_ratio(each, rates[0]) for each in rates]
+    return max((ratio.high - ratio.low) / ratio.ratio for ratio in ratios)
 
 
 def tune_from_scratch(path: Path, folder: Path, seed: int) -> tuple[Profile, Clock]:
@@ -233,15 +247,14 @@ def record_grid(name: str, head: dict[str, Any], seconds: float, wide: bool) -> 
         measure_grid(work, space, seconds, known, save)
 
 
-def run_task(
-    name: str, head: dict[str, Any], seconds: float, rounds: int, again: bool
-) -> dict[str, Any]:
+def run_task(name: str, head: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
     """Grid, tuning with two seeds, and the alternation between what each chose."""
     path, curves = TASKS / f"{name}.py", CURVES / head["family"] / f"{name}.json"
+    seconds = arguments.seconds
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         work, space = make_work(path, folder)
-        known = [] if again else read_curves(curves, space, head)
+        known = [] if arguments.grid_again else read_curves(curves, space, head)
         save = writer(curves, {**head, "task": name, "seconds": seconds})
         grid = measure_grid(work, space, seconds, known, save)
         best = max(grid, key=lambda outcome: outcome.rate)
@@ -257,8 +270,15 @@ def run_task(
             for o in grid
             if o.measurement is not None
         }
-        rates = alternate(work, [chosen, oracle, plain, second], peaks, rounds)
-    of = {"chosen": chosen, "best": oracle, "float32": plain, "second": second}
+        of = {"chosen": chosen, "best": oracle, "float32": plain, "second": second}
+        rates = alternate(
+            work,
+            [*of.values()],
+            peaks,
+            arguments.rounds,
+            arguments.precision,
+            arguments.limit,
+        )
 
     def ratio(left: str, right: str) -> dict[str, Any]:
         plainly: dict[str, Any] = to_plain(
@@ -341,7 +361,13 @@ def main() -> None:
     known = sorted(path.stem for path in TASKS.glob("*.py"))
     parser.add_argument("--tasks", nargs="+", default=known, choices=known)
     parser.add_argument("--seconds", type=float, default=5.0, help="of steps for each recipe")
-    parser.add_argument("--rounds", type=int, default=18, help="of the last alternation")
+    parser.add_argument("--rounds", type=int, default=24, help="of the last alternation, at least")
+    parser.add_argument(
+        "--precision", type=float, default=0.04, help="width of its 95 %% intervals to reach"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=240.0, help="seconds of it, however wide they are then"
+    )
     parser.add_argument("--grid-again", action="store_true", help="measure recorded grids anew")
     parser.add_argument(
         "--grids-only", action="store_true", help="record the grids that are missing; tune nothing"
@@ -362,7 +388,7 @@ def main() -> None:
     output.write_text("")
     for name in arguments.tasks:
         print(name, flush=True)
-        result = run_task(name, head, arguments.seconds, arguments.rounds, arguments.grid_again)
+        result = run_task(name, head, arguments)
         results.append(result)
         with output.open("a") as file:
             file.write(json.dumps(result) + "\n")

@@ -1,15 +1,19 @@
 """Robust statistics of step times: medians, their intervals, warm-up, and when to stop.
 
 Step times are skewed and machines drift, so nothing here assumes a normal distribution: intervals
-of a median come from order statistics (the sign test), which hold for any distribution. Times are
-in seconds.
+of a median come from order statistics (the sign test), which hold for any distribution. Ratios of
+two recipes in the same rounds err to either side alike, whichever of the two was disturbed; theirs
+come from the signed ranks (Hodges and Lehmann, "Estimates of location based on rank tests", 1963),
+which need a third fewer rounds than the median where errors are normal. Times are in seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations_with_replacement
 
 from autoprec.core.codec import bounded
 from autoprec.core.measurement import TimingBudget
@@ -39,7 +43,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio measured in alternating rounds: its median over rounds and the 95 % interval."""
+    """A ratio measured in alternating rounds: its pseudomedian over them and the 95 % interval."""
 
     ratio: float = bounded(low=0.0, high=1e9)
     low: float = bounded(low=0.0, high=1e9)
@@ -58,22 +62,42 @@ def median(values: Sequence[float]) -> float:
     return (ordered[middle - 1] + ordered[middle]) / 2
 
 
-@cache
-def _interval_rank(count: int, confidence: float) -> int:
-    """How many values may be cut at either end so that the rest still covers the median.
+def _largest_rank(ways: Iterable[int], count: int, confidence: float) -> int:
+    """The largest r with 1 - 2 P(X <= r) >= `confidence`; X is k in the k-th of 2^count `ways`.
 
-    The number of values below the true median is Binomial(count, 1/2); the interval from the
-    (r+1)-th smallest to the (r+1)-th largest covers it with 1 - 2 P(X <= r). Counted in integers:
-    the numbers are exact and no count overflows.
+    So many values may be cut at either end. Counted in integers: no count overflows.
     """
-    ways, tail, rank = 1, 0, 0
-    for successes in range(count // 2):
-        tail += ways
+    tail, rank = 0, 0
+    for number, each in enumerate(ways):
+        tail += each
         if 2 * tail / 2**count > 1 - confidence:
             break
-        rank = successes
-        ways = ways * (count - successes) // (successes + 1)
+        rank = number
     return rank
+
+
+@cache
+def _sign_rank(count: int, confidence: float) -> int:
+    """How many of `count` values may be cut at either end: the rest covers the median.
+
+    The number of values below the true median is Binomial(count, 1/2).
+    """
+    return _largest_rank((math.comb(count, k) for k in range(count // 2)), count, confidence)
+
+
+@cache
+def _signed_rank(count: int, confidence: float) -> int:
+    """How many of the means of two of `count` values may be cut at either end.
+
+    Wilcoxon's statistic is the sum of those of the ranks 1 ... count whose sign is positive, each
+    with probability 1/2; it equals the number of means above the centre.
+    """
+    most = count * (count + 1) // 4
+    ways = [1] + [0] * most
+    for rank in range(1, count + 1):
+        for total in range(most, rank - 1, -1):
+            ways[total] += ways[total - rank]
+    return _largest_rank(ways, count, confidence)
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -84,7 +108,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     if not values:
         raise ValueError("the interval of nothing is not defined")
     ordered = sorted(values)
-    rank = _interval_rank(len(ordered), confidence)
+    rank = _sign_rank(len(ordered), confidence)
     return ordered[rank], ordered[-1 - rank]
 
 
@@ -148,12 +172,17 @@ def disturbed(step_seconds: float, foreseen_seconds: float | None) -> bool:
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """The median of the rounds' ratios with its interval; round i pairs the i-th of each."""
+    """The pseudomedian of the rounds' ratios with its interval; round i pairs the i-th of each.
+
+    It is the median of the geometric means of every two rounds' ratios. Fewer than 6 rounds cannot
+    give 95 %: then the range is the honest answer.
+    """
     if len(numerators) != len(denominators) or not numerators:
         raise ValueError("a paired ratio needs as many numerators as denominators, at least one")
     ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
-    low, high = median_interval(ratios)
-    return Ratio(median(ratios), low, high, len(ratios))
+    means = sorted(math.sqrt(a * b) for a, b in combinations_with_replacement(ratios, 2))
+    rank = _signed_rank(len(ratios), CONFIDENCE)
+    return Ratio(median(means), means[rank], means[-1 - rank], len(ratios))
 
 
 def relative_spread(values: Sequence[float]) -> float:

@@ -25,11 +25,11 @@ from autoprec.tuning.work import Work
 
 #: Who runs: at most this many, and nobody below this share of the fastest one's speed. The second
 #: may be further behind: the fastest of many trials was often only the luckiest.
-_MOST, _NEAR, _SECOND = 3, 0.9, 0.8
+_MOST, _NEAR, _SECOND = 3, 0.85, 0.8
 
 #: Rounds, and the seconds that these and making ready may take; where fewer fit, fewer run, and
 #: where that leaves nobody to compare, the search's word stands.
-_ROUNDS, _FEWEST, _SECONDS = 5, 3, 12.0
+_ROUNDS, _FEWEST, _SECONDS = 7, 3, 15.0
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,14 @@ def _rounds(running: Sequence[Outcome], together: bool) -> int:
 
 
 def _settled(finals: Sequence[Finalist]) -> bool:
-    """Whether one was the fastest in each of enough rounds, or all are as fast as each other."""
+    """Whether one was the fastest in each of enough rounds, or all are surely equally fast."""
     rounds = list(zip(*(final.rates for final in finals), strict=True))
     if len(rounds) < _FEWEST:
         return False
-    ratios = [paired_ratio(final.rates, finals[0].rates).ratio for final in finals]
+    ratios = [paired_ratio(final.rates, finals[0].rates) for final in finals]
     one_leads = len({rates.index(max(rates)) for rates in rounds}) == 1
-    return one_leads or min(ratios) >= (1 - SAME_SPEED) * max(ratios)
+    slowest, fastest = min(r.low for r in ratios), max(r.high for r in ratios)
+    return one_leads or slowest >= (1 - SAME_SPEED) * fastest
 
 
 def _rates(running: Sequence[Outcome], finals: Sequence[Finalist]) -> list[float]:

@@ -73,6 +73,18 @@ def test_as_many_values_are_cut_as_the_sign_test_allows(count, rank):
     assert median_interval(list(range(count))) == (rank, count - 1 - rank)
 
 
+@pytest.mark.parametrize(
+    ("count", "rank"),
+    # Wilcoxon's signed-rank test's 5 % points (two-sided), from any table of it.
+    [(1, 0), (5, 0), (6, 0), (7, 2), (8, 3), (9, 5), (10, 8), (12, 13), (15, 25), (20, 52)],
+)
+def test_as_many_means_of_two_rounds_are_cut_as_the_signed_ranks_allow(count, rank):
+    rounds = [2.0 ** (2**index / 2**count) for index in range(count)]
+    means = sorted(math.sqrt(a * b) for i, a in enumerate(rounds) for b in rounds[i:])
+    ratio = paired_ratio(rounds, [1.0] * count)
+    assert (ratio.low, ratio.high) == (means[rank], means[-1 - rank])
+
+
 @pytest.mark.parametrize("count", [1_100, 5_000])
 def test_the_interval_holds_for_more_values_than_a_float_can_count(count):
     low, high = median_interval(list(range(count)))
@@ -209,6 +221,38 @@ def test_a_ratio_lies_between_its_rounds_and_inverts(rounds):
     inverse = paired_ratio(below, above)
     assert inverse.low == pytest.approx(1 / ratio.high)
     assert inverse.high == pytest.approx(1 / ratio.low)
+
+
+def rounds_of(draw, count, ratio, disturbed):
+    """Two recipes' rates: noise of their own, drift that they share, now and then a disturbance."""
+
+    def rate(level):
+        return level * draw.lognormvariate(0.0, 0.05) * (0.75 if draw.random() < disturbed else 1.0)
+
+    drift = [draw.lognormvariate(0.0, 0.3) for _ in range(count)]
+    return [ratio * rate(level) for level in drift], [rate(level) for level in drift]
+
+
+@pytest.mark.parametrize("disturbed", [0.0, 0.2])
+@pytest.mark.parametrize("count", [9, 18])
+def test_a_ratio_covers_the_true_one_as_often_as_it_says(count, disturbed):
+    draw = random.Random(7)
+    found = [paired_ratio(*rounds_of(draw, count, 1.1, disturbed)) for _ in range(400)]
+    assert sum(ratio.low <= 1.1 <= ratio.high for ratio in found) >= 0.93 * 400
+
+
+@pytest.mark.parametrize("count", [5, 9, 18])
+def test_a_ratio_is_nearer_to_the_true_one_than_the_median_of_the_rounds(count):
+    """By the mean square of the errors' logarithms; a few disturbed rounds do not change that."""
+    draw = random.Random(7)
+    errors, of_medians = [], []
+    for _ in range(400):
+        above, below = rounds_of(draw, count, 1.1, disturbed=0.03)
+        errors.append(math.log(paired_ratio(above, below).ratio / 1.1))
+        of_medians.append(
+            math.log(median([a / b for a, b in zip(above, below, strict=True)]) / 1.1)
+        )
+    assert sum(e**2 for e in errors) < sum(e**2 for e in of_medians)
 
 
 @given(times, st.lists(times, min_size=1, max_size=20))
