@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from oracle import RESULTS, TASKS, contest_of, machine, make_work
+from alternation import contest_of
+from oracle import RESULTS, TASKS, machine, make_work
 
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oracle import alternate, machine
+from alternation import alternate
+from oracle import machine
 
 from autoprec.api import probe, tune
 from autoprec.backends.products import measure_products

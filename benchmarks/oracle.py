@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from alternation import Sharpness, alternate
+
 from autoprec.api import probe, tune
 from autoprec.backends.products import measure_products
 from autoprec.core.codec import from_plain, to_plain
@@ -33,9 +35,7 @@ from autoprec.core.search import Outcome, Status, key
 from autoprec.core.space import Point, Space
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.documents import write_text
-from autoprec.tuning.contest import Contest
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
-from autoprec.tuning.neighbours import Watch
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import build_space, preflight
 from autoprec.tuning.study import Study
@@ -44,9 +44,6 @@ from autoprec.tuning.work import Place, Work
 
 #: What both the grid and the tuner try besides policy, batch, layout and XLA.
 KNOBS: Mapping[str, tuple[KnobValue, ...]] = {KEEP_MEMORY: (False, True)}
-
-#: Processes of each recipe in the last alternation.
-PROCESSES = 6
 
 Save = Callable[[Sequence[Outcome]], None]
 
@@ -170,57 +167,6 @@ def writer(path: Path, head: Mapping[str, Any]) -> Save:
     return write
 
 
-def contest_of(work: Work, recipes: Sequence[Recipe], together: bool) -> Contest:
-    """Recipes in alternation, each in a process of its own."""
-    return Contest(
-        recipes,
-        work.runner(),
-        work.runner,
-        shares=lambda recipe: False,
-        seed=0,
-        together=together,
-        listener=lambda event: None,
-        watch=Watch(print),
-    )
-
-
-def alternate(
-    work: Work,
-    recipes: Sequence[Recipe],
-    peaks: Mapping[str, int],
-    rounds: int,
-    precision: float = math.inf,
-    limit: float = 0.0,
-) -> dict[str, list[float]]:
-    """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once.
-
-    Each has `PROCESSES` processes, one after the other: where a process lies in memory moves a step
-    by a few per cent, which no number of rounds in one process shows. Further ones follow until the
-    95 % interval of every ratio to the first recipe is narrower than `precision`, or `limit` s are
-    over. `peaks` are the recipes' bytes by the same keys, where known.
-    """
-    unique = list({recipe.key(): recipe for recipe in recipes}.values())
-    room = work.memory_bytes or 0
-    rates: dict[str, list[float]] = {recipe.key(): [] for recipe in unique}
-    ends = time.monotonic() + limit
-    processes = 0
-    while processes < PROCESSES or (
-        time.monotonic() < ends and widest([*rates.values()]) > precision
-    ):
-        together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
-        with contest_of(work, unique, together) as contest:
-            for final in contest.run(math.ceil(rounds / PROCESSES)):
-                rates[final.recipe.key()] += final.rates
-        processes += 1
-    return rates
-
-
-def widest(rates: Sequence[Sequence[float]]) -> float:
-    """The widest interval of the ratios to the first, as a share of the ratio."""
-    ratios = [paired_ratio(each, rates[0]) for each in rates]
-    return max((ratio.high - ratio.low) / ratio.ratio for ratio in ratios)
-
-
 def tune_from_scratch(path: Path, folder: Path, seed: int) -> tuple[Profile, Clock]:
     """One tuning with a study of its own; with the seconds of its stages."""
     clock = Clock()
@@ -271,14 +217,8 @@ def run_task(name: str, head: dict[str, Any], arguments: argparse.Namespace) -> 
             if o.measurement is not None
         }
         of = {"chosen": chosen, "best": oracle, "float32": plain, "second": second}
-        rates = alternate(
-            work,
-            [*of.values()],
-            peaks,
-            arguments.rounds,
-            arguments.precision,
-            arguments.limit,
-        )
+        sharpness = Sharpness((chosen, oracle, second), arguments.precision, arguments.limit)
+        rates = alternate(work, [*of.values()], peaks, arguments.rounds, sharpness)
 
     def ratio(left: str, right: str) -> dict[str, Any]:
         plainly: dict[str, Any] = to_plain(
@@ -363,10 +303,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of steps for each recipe")
     parser.add_argument("--rounds", type=int, default=24, help="of the last alternation, at least")
     parser.add_argument(
-        "--precision", type=float, default=0.04, help="width of its 95 %% intervals to reach"
+        "--precision",
+        type=float,
+        default=Sharpness.width,
+        help="width that the intervals of chosen/best and of the seeds shall reach",
     )
     parser.add_argument(
-        "--limit", type=float, default=240.0, help="seconds of it, however wide they are then"
+        "--limit",
+        type=float,
+        default=Sharpness.seconds,
+        help="seconds of the last alternation after which it ends anyway",
     )
     parser.add_argument("--grid-again", action="store_true", help="measure recorded grids anew")
     parser.add_argument(

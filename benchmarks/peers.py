@@ -287,7 +287,8 @@ def compare(
     task: str, peers: Sequence[str], rounds: int, limit: float, folder: Path
 ) -> dict[str, Any]:
     """Every peer's search, then all choices in alternation."""
-    from oracle import alternate, make_work
+    from alternation import alternate
+    from oracle import make_work
 
     work, _ = make_work(TASKS / f"{task}.py", folder)
     found = {}

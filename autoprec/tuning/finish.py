@@ -158,7 +158,8 @@ class Finish:
         rounds = self.work.options.rounds
 
         def settled(finals: tuple[Finalist, ...]) -> bool:
-            return len(finals[0].rates) == rounds and not _undecided(finals)
+            ran = len(finals[0].rates)
+            return ran >= rounds and (_hopeless(finals) or (ran == rounds and _faster(finals)))
 
         return self._alternate(recipes, 2 * rounds, settled)
 
@@ -179,7 +180,11 @@ class Finish:
         )
 
 
-def _undecided(finals: Sequence[Finalist]) -> bool:
-    """Whether the winner seems faster than the baseline, but a few bad rounds may say otherwise."""
-    ratio = paired_ratio(finals[1].rates, finals[0].rates)
-    return ratio.low <= 1.0 < ratio.ratio - WORTH
+def _hopeless(finals: Sequence[Finalist]) -> bool:
+    """Whether the winner does not even seem faster than the baseline by what is worth it."""
+    return paired_ratio(finals[1].rates, finals[0].rates).ratio <= 1.0 + WORTH
+
+
+def _faster(finals: Sequence[Finalist]) -> bool:
+    """Whether the winner is surely faster; asked once only: who asks until it is so is misled."""
+    return paired_ratio(finals[1].rates, finals[0].rates).low > 1.0

@@ -181,6 +181,23 @@ def test_one_disturbed_round_does_not_make_a_fast_recipe_lose(
     assert findings.speedup.rounds == 10  # five were not enough to tell
 
 
+def test_who_loses_the_lead_in_further_rounds_is_not_measured_to_the_end(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rounds of five were faster by 20 %, then none."""
+
+    class Fading(Stage):
+        def finals(self, rounds: int) -> tuple[Finalist, ...]:
+            luck = (1.2, 1.2, 0.9, 1.2, 1.2, *(0.8,) * rounds)[:rounds]
+            return tuple(Finalist(r, (1.0,) * rounds if r == PLAIN else luck) for r in self.recipes)
+
+    monkeypatch.setattr(module, "Contest", Fading)
+    finish(findings, [proven(FAST[64])])
+    assert findings.choice is not None
+    assert findings.choice.recipe == PLAIN
+    assert findings.choice.ratio.rounds == 7
+
+
 def test_finalists_that_are_all_slower_are_not_measured_again(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
