@@ -28,10 +28,10 @@ from autoprec.api import probe, tune
 from autoprec.backends.products import measure_products
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.measurement import TimingBudget
+from autoprec.core.outcomes import Outcome, Status, key
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe
 from autoprec.core.rules import propose
-from autoprec.core.search import Outcome, Status, key
 from autoprec.core.space import Point, Space
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.documents import write_text

@@ -28,8 +28,9 @@ from autoprec.core.codec import from_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.memory_mode import surely_pays
+from autoprec.core.outcomes import Outcome, key, shortlist, suspects
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
-from autoprec.core.search import Limits, Next, Outcome, Stop, key, next_point, shortlist
+from autoprec.core.search import Limits, Next, Stop, next_point
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.core.statistics import disturbed as seems_disturbed
 
@@ -202,7 +203,8 @@ def replay(grid: Grid, ask: Ask, seed: int, disturbed: float = 0.0) -> tuple[flo
             seen = max(seen, look(true), key=lambda outcome: outcome.rate)
             seconds += trial_seconds(true.measurement)
         history.append(seen)
-    finalists = [grid.outcomes[key(o.point)] for o in shortlist(history, count=FINALISTS)]
+    last = (*shortlist(history, count=FINALISTS), *suspects(history)[:1])
+    finalists = [grid.outcomes[key(o.point)] for o in last]
     chosen = max(finalists, key=lambda o: noisy(o, draw, FINAL_NOISE).rate)
     return 1 - chosen.rate / grid.best, len(history), seconds
 

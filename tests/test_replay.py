@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from autoprec.core.cost import MemorySeen, Seen, ThroughputModel, predict_memory
-from autoprec.core.search import Limits, key
+from autoprec.core.outcomes import key
+from autoprec.core.search import Limits
 from autoprec.core.space import BATCH
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "replay.py"

@@ -8,43 +8,26 @@ the most expected improvement per second of measuring is next, until no point is
 by more than one per cent. Batches grow at most eightfold from one that ran, so that memory and step
 time are never guessed from afar; and since libraries change their kernels at some batch, and a
 compiler may lose what a policy wins, the search ends only when the recipes beside the fastest one
-were tried.
+were tried. What was slower than all others foresee weighs little: a neighbour may have slowed it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 
-from autoprec.core.choice import SAME_SPEED
 from autoprec.core.cost import (
     FACTORS,
     MemorySeen,
     Prediction,
-    Seen,
     ThroughputModel,
     predict_memory,
 )
-from autoprec.core.measurement import Measurement
 from autoprec.core.memory_mode import start_point
+from autoprec.core.outcomes import Outcome, Status, key, seen, suspects
 from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.space import BATCH, Point, Space
-
-
-class Status(StrEnum):
-    """How a trial ended. Only `OUT_OF_MEMORY` means that the batch is too big."""
-
-    OK = "ok"
-    OUT_OF_MEMORY = "out_of_memory"
-    WOULD_NOT_FIT = "would_not_fit"
-    SHORT_DATA = "short_data"
-    TIMEOUT = "timeout"
-    KILLED = "killed"
-    CRASHED = "crashed"
-    UNSUPPORTED = "unsupported"
-
 
 #: Ends that say that every larger batch of the same arm ends so too.
 _GROWS_WORSE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KILLED)
@@ -59,33 +42,15 @@ _CLIFF = 0.35
 #: Standard deviations by which a recipe between measured ones must be slower not to be tried.
 _SURE = 3.0
 
+#: How far off as a logarithm a measurement in doubt may be.
+_DOUBT = 0.3
+
 #: A factor's other level may cost so many times more: what the model expects of it is a guess.
 _DEAR = 2.0
 
 
 #: Ends that say that the batch is too big for this machine.
 _TOO_BIG = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.KILLED)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One finished trial: where it was and what came of it.
-
-    `drift` is how fast the reference ran beside it relative to its first time (1: as then).
-    """
-
-    point: Point
-    status: Status
-    measurement: Measurement | None = None
-    reason: str = ""
-    drift: float = 1.0
-
-    @property
-    def rate(self) -> float:
-        """Samples per second, the machine's drift taken out; 0 where the trial failed."""
-        if self.status is not Status.OK or self.measurement is None:
-            return 0.0
-        return self.measurement.samples_per_second / self.drift
 
 
 @dataclass(frozen=True)
@@ -129,11 +94,6 @@ class Stop:
     reason: str
 
 
-def key(point: Point) -> tuple[tuple[str, object], ...]:
-    """A hashable identity of a point."""
-    return tuple(sorted(point.items()))
-
-
 def next_point(
     space: Space, baseline: Point, history: Sequence[Outcome], limits: Limits
 ) -> Next | Stop:
@@ -163,7 +123,8 @@ def next_point(
         return Next(_smallest(open_points), "nothing has run yet; the smallest batch next")
     firsts = [point for point in open_points if point["policy"] not in known]
     if firsts:
-        return Next(firsts[0], "the baseline under another policy")
+        alike = next((o.rate for o in good if key(o.point) == key(start)), 0.0)
+        return Next(firsts[0], "the baseline under another policy", alike)
     decision = _most_promising(open_points, good, limits)
     if isinstance(decision, Stop):
         return _unsure(space, open_points, good, limits) or decision
@@ -203,11 +164,12 @@ def _unsure(
 
     Libraries change their kernels at some batch: an untried batch beside the fastest recipe's, or
     nearly as fast and between tried ones or the largest of all. Factors work on each other (a
-    compiler may lose what a policy wins): the fastest recipe with one factor changed. Only trials
-    that take a few seconds are spent on these doubts.
+    compiler may lose what a policy wins): the fastest recipe with one factor changed, also at
+    another batch where that level ran once only. Only trials that take a few seconds are spent on
+    these doubts.
     """
     fastest = max(good, key=lambda outcome: outcome.rate)
-    model = ThroughputModel([_seen(outcome) for outcome in good])
+    model = _model(good)
     sizes = space.batch_sizes
     at = sizes.index(int(fastest.point[BATCH]))
     ran = [int(o.point[BATCH]) for o in good]
@@ -228,6 +190,7 @@ def _unsure(
             slower = prediction.mean + _SURE * prediction.deviation < math.log(fastest.rate)
             known = slower and _surrounded(point, good)
             other = _one_factor_away(point, fastest.point, open_points, good)
+            other = other or _measured_once(point, fastest.point, good)
             doubtful = other and not known and cost <= _DEAR * limits.cheap_seconds
         if doubtful:
             found.append((prediction.mean, point))
@@ -253,6 +216,17 @@ def _one_factor_away(
     return size == max(left, default=0) and (size == wanted or size > max(ran, default=0))
 
 
+def _measured_once(point: Point, fastest: Point, good: Sequence[Outcome]) -> bool:
+    """Whether this is the fastest recipe's twin, at any batch, at a level of which little is known.
+
+    What was measured once, at whatever batch, may have been disturbed then.
+    """
+    changed = [name for name, value in fastest.items() if name != BATCH and point[name] != value]
+    if len(changed) != 1 or changed[0] not in FACTORS:
+        return False
+    return sum(o.point[changed[0]] == point[changed[0]] for o in good) == 1
+
+
 def _sizes_run(point: Point, good: Sequence[Outcome]) -> set[int]:
     """The batches that ran with the same kernels."""
     return {int(o.point[BATCH]) for o in good if _same_kernels(o.point, point)}
@@ -276,7 +250,7 @@ def _first_of_policy(point: Point, baseline: Point) -> bool:
 def _most_promising(
     open_points: Sequence[Point], good: Sequence[Outcome], limits: Limits
 ) -> Next | Stop:
-    model = ThroughputModel([_seen(outcome) for outcome in good])
+    model = _model(good)
     best = max(math.log(outcome.rate) for outcome in good)
     ranked = []
     for index, point in enumerate(open_points):
@@ -315,12 +289,13 @@ def _cost(point: Point, prediction: Prediction, limits: Limits) -> float:
     return limits.setup_seconds + max(limits.timed_seconds, limits.steps * step)
 
 
-def _seen(outcome: Outcome) -> Seen:
-    measured = outcome.measurement
-    width = 0.0
-    if measured is not None and measured.low > 0:
-        width = math.log(measured.high / measured.low) / 4
-    return Seen(outcome.point, math.log(outcome.rate), min(width, 0.2))
+def _model(good: Sequence[Outcome]) -> ThroughputModel:
+    """The cost model of what ran; what is in doubt weighs little."""
+    doubtful = {id(outcome) for outcome in suspects(good)}
+    measured = [(id(outcome), seen(outcome)) for outcome in good]
+    return ThroughputModel(
+        [replace(s, deviation=_DOUBT) if which in doubtful else s for which, s in measured]
+    )
 
 
 def _smallest(points: Sequence[Point]) -> Point:
@@ -363,28 +338,3 @@ def _same_arm(left: Point, right: Point) -> bool:
 def _same_kernels(left: Point, right: Point) -> bool:
     """Whether two points compute with the same kernels: what further knobs hardly change."""
     return all(left[name] == right[name] for name in FACTORS if name in left)
-
-
-def shortlist(
-    history: Sequence[Outcome], *, tolerance: float = SAME_SPEED, count: int = 3
-) -> tuple[Outcome, ...]:
-    """The outcomes worth a final, best first: the fastest, then simpler ones within `tolerance`.
-
-    Among recipes that are as fast within `tolerance`, the smallest batch and the simplest recipe
-    go first; what follows are the next fastest.
-    """
-    good = sorted((o for o in history if o.rate > 0), key=lambda o: -o.rate)
-    if not good:
-        return ()
-    close = [o for o in good if o.rate >= good[0].rate * (1 - tolerance)]
-    preferred = min(close, key=lambda o: (int(o.point[BATCH]), _complexity(o.point), -o.rate))
-    rest = [o for o in good if o is not preferred]
-    return (preferred, *rest)[:count]
-
-
-def _complexity(point: Point) -> int:
-    """How many settings of a point differ from plain training."""
-    plain = {"policy": "float32", "memory_format": "contiguous", "compile": False, "alignment": 1}
-    return sum(point.get(name, value) != value for name, value in plain.items()) + sum(
-        1 for name in point if name not in plain and name != BATCH and point[name]
-    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from autoprec.core.search import Outcome, Status
+from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.space import BATCH
 from autoprec.reporting.text import printable, seconds_text, settings_text
 

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.profile import Profile
-from autoprec.core.search import Outcome, Status
 from autoprec.core.space import BATCH
 from autoprec.reporting.explain import explain_table
 from autoprec.reporting.grid import grid_table

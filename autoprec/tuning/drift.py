@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from autoprec.core.measurement import Measurement, TimingBudget
-from autoprec.core.search import Outcome
+from autoprec.core.outcomes import Outcome
 from autoprec.core.space import Space
 from autoprec.tuning.trials import Runner, run_trial
 from autoprec.tuning.work import Work

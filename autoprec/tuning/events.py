@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from autoprec.core.device import DeviceFacts
 from autoprec.core.measurement import TaskFacts
+from autoprec.core.outcomes import Outcome
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Proposal
-from autoprec.core.search import Outcome
 from autoprec.core.trace import UnitTrace
 
 

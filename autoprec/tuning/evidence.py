@@ -14,6 +14,7 @@ from autoprec.core.device import DeviceFacts
 from autoprec.core.dtypes import Policy
 from autoprec.core.judge import Verdict
 from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.outcomes import Outcome, key
 from autoprec.core.profile import (
     Baseline,
     Chosen,
@@ -24,7 +25,6 @@ from autoprec.core.profile import (
 )
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
-from autoprec.core.search import Outcome, key
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.core.statistics import Ratio, median, relative_spread
 from autoprec.tuning.neighbours import BUSY_SHARE

@@ -2,7 +2,9 @@
 
 The search times a recipe once, each at another moment, and machines drift by more than the fastest
 recipes differ by. A proof takes as long as a search, so what is proven first should be what is
-really the fastest. The baseline does not run here: the finish measures everybody against it.
+really the fastest. Beside them runs one that was slower than all others foresee, if there is one: a
+neighbour may have taken what is missing. The baseline does not run here: the finish measures
+everybody against it.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.choice import SAME_SPEED, Finalist
+from autoprec.core.outcomes import Outcome, Status, key, suspects
 from autoprec.core.rules import Refusal
-from autoprec.core.search import Outcome, Status, key
 from autoprec.core.space import Point, Space
 from autoprec.core.statistics import paired_ratio
 from autoprec.tuning.contest import TURN_SECONDS, FinalistFailed, contest_among, fit_together
@@ -48,7 +50,10 @@ def rank(
         return kept.ranking
     ranking = list(findings.history)
     while True:
-        running = _fastest([o for o in ranking if key(o.point) != key(baseline)], work)
+        allowed = [o for o in ranking if _may_be_chosen(o, work) and key(o.point) != key(baseline)]
+        fastest = _fastest(allowed)
+        doubtful = [o for o in suspects(ranking) if o in allowed and o not in fastest]
+        running = [*fastest, *doubtful[:1]]
         recipes = [space.recipe(outcome.point) for outcome in running]
         while (rounds := _rounds(running, fit_together(work, recipes, findings))) < _FEWEST:
             running.pop()
@@ -67,7 +72,7 @@ def rank(
                 out, status=Status.CRASHED, measurement=None, reason=reason
             )
             continue
-        for outcome, rate in zip(running, _rates(running, finals), strict=True):
+        for outcome, rate in zip(running, _rates(fastest, finals), strict=True):
             ranking[ranking.index(outcome)] = _at(outcome, rate)
         study.remember("heats", Heats(tuple(ranking)))
         return tuple(ranking)
@@ -78,14 +83,14 @@ def _of(ranking: Sequence[Outcome], history: Sequence[Outcome]) -> bool:
     return [key(o.point) for o in ranking] == [key(o.point) for o in history]
 
 
-def _fastest(outcomes: Sequence[Outcome], work: Work) -> list[Outcome]:
-    """The fastest recipes that may be chosen, fastest first."""
-    allowed = [
-        o
-        for o in outcomes
-        if o.rate > 0 and (not work.options.policies or o.point["policy"] in work.options.policies)
-    ]
-    best = sorted(allowed, key=lambda o: -o.rate)[:_MOST]
+def _may_be_chosen(outcome: Outcome, work: Work) -> bool:
+    policies = work.options.policies
+    return outcome.rate > 0 and (not policies or outcome.point["policy"] in policies)
+
+
+def _fastest(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The fastest recipes, fastest first."""
+    best = sorted(outcomes, key=lambda o: -o.rate)[:_MOST]
     near = [o for o in best if o.rate >= _NEAR * best[0].rate]
     return near if len(near) > 1 else [o for o in best[:2] if o.rate >= _SECOND * best[0].rate]
 
@@ -112,10 +117,13 @@ def _settled(finals: Sequence[Finalist]) -> bool:
     return one_leads or slowest >= (1 - SAME_SPEED) * fastest
 
 
-def _rates(running: Sequence[Outcome], finals: Sequence[Finalist]) -> list[float]:
-    """Everybody's rate by the rounds, on the scale of the search's rates."""
+def _rates(fastest: Sequence[Outcome], finals: Sequence[Finalist]) -> list[float]:
+    """Everybody's rate by the rounds, on the scale of the search's rates of the fastest.
+
+    Those come first; behind them may run whose rate the search is in doubt of.
+    """
     ratios = [paired_ratio(final.rates, finals[0].rates).ratio for final in finals]
-    offsets = [math.log(o.rate / ratio) for o, ratio in zip(running, ratios, strict=True)]
+    offsets = [math.log(o.rate / ratio) for o, ratio in zip(fastest, ratios, strict=False)]
     scale = math.exp(sum(offsets) / len(offsets))
     return [scale * ratio for ratio in ratios]
 

@@ -10,9 +10,9 @@ from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.judge import Tolerance, Verdict
 from autoprec.core.measurement import TaskFacts, TimingBudget
+from autoprec.core.outcomes import Outcome
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
-from autoprec.core.search import Outcome
 from autoprec.core.space import Space
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven

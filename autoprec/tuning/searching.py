@@ -7,18 +7,9 @@ from dataclasses import replace
 
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.memory_mode import start_point, what_it_brings
+from autoprec.core.outcomes import Outcome, Status, key
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.search import (
-    Limits,
-    Next,
-    Outcome,
-    Status,
-    Stop,
-    key,
-    next_point,
-    ruled_out,
-    settled_baseline,
-)
+from autoprec.core.search import Limits, Next, Stop, next_point, ruled_out, settled_baseline
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.tuning.drift import DriftGuard
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
+from autoprec.core.outcomes import Outcome, Status, key
 from autoprec.core.recipe import KnobValue
-from autoprec.core.search import Outcome, Status, key
 from autoprec.core.space import Point, Space
 from autoprec.errors import UsageError
 from autoprec.tuning.storage import cannot_keep, open_storage

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any
 
 from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import Recipe
-from autoprec.core.search import Outcome, Status
 from autoprec.core.space import Point
 from autoprec.errors import TaskError, TrialFailure, UserCodeError
 from autoprec.tuning.events import Listener, Progress

@@ -17,10 +17,11 @@ from autoprec.core.device import DeviceFacts, Support
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.memory_mode import surely_pays
+from autoprec.core.outcomes import Outcome, Status, shortlist
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Proposal, Refusal, propose
-from autoprec.core.search import Outcome, Status, settled_baseline, shortlist
+from autoprec.core.search import settled_baseline
 from autoprec.core.space import BATCH, Space
 from autoprec.errors import NoFeasibleRecipe, UsageError
 from autoprec.tuning.contest import may_share

@@ -7,8 +7,9 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.memory_mode import start_point, surely_pays, what_it_brings
+from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import KEEP_MEMORY
-from autoprec.core.search import Limits, Next, Outcome, Status, Stop, next_point
+from autoprec.core.search import Limits, Next, Stop, next_point
 from autoprec.core.space import BATCH, Point, Space
 
 SPACE = Space(

@@ -11,16 +11,9 @@ from hypothesis import strategies as st
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
+from autoprec.core.outcomes import Outcome, Status, key, shortlist, suspects
 from autoprec.core.recipe import Recipe
-from autoprec.core.search import (
-    Limits,
-    Outcome,
-    Status,
-    key,
-    ruled_out,
-    settled_baseline,
-    shortlist,
-)
+from autoprec.core.search import Limits, ruled_out, settled_baseline
 from autoprec.core.space import BATCH, Space
 from tests.core.test_search import LIMITS, SPACE, at, machines, measured
 
@@ -138,6 +131,31 @@ def test_among_equally_fast_recipes_of_a_batch_the_simplest_is_first(other):
     history = [measured({**plain, **other}, 101), measured(plain, 100)]
     assert shortlist(history)[0].point == plain
     assert shortlist(history, tolerance=0.0)[0].point == {**plain, **other}
+
+
+def curve(**slower):
+    """Rates that grow with the batch as steps of 4 ms and 0.1 ms a sample do, but for some."""
+    sizes = {f"b{size}": size for size in (32, 64, 128, 256)}
+    rates = {name: size / (4e-3 + 1e-4 * size) for name, size in sizes.items()}
+    return [measured(at(sizes[n]), rate * slower.get(n, 1.0)) for n, rate in rates.items()]
+
+
+def test_who_ran_as_fast_as_the_others_foresee_is_not_in_doubt():
+    assert suspects(curve()) == ()
+    assert suspects(curve(b32=0.7)) == ()  # slow, but at its best not the fastest
+    assert suspects([]) == suspects(curve()[:1]) == ()
+
+
+@pytest.mark.parametrize(("factor", "doubted"), [(0.95, False), (0.75, True), (0.5, False)])
+def test_the_largest_batch_is_in_doubt_if_a_neighbour_may_have_slowed_it(factor, doubted):
+    """By a few per cent recipes differ anyway; half as fast is a recipe's own doing."""
+    history = curve(b256=factor)
+    assert suspects(history) == ((history[-1],) if doubted else ())
+
+
+def test_failed_trials_are_not_in_doubt():
+    history = [*curve()[:-1], Outcome(at(256), Status.OUT_OF_MEMORY)]
+    assert suspects(history) == ()
 
 
 def test_the_baseline_settles_at_the_largest_batch_that_fits() -> None:

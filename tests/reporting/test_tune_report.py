@@ -10,8 +10,8 @@ from rich.console import Console
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
+from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import Alignment, Recipe
-from autoprec.core.search import Outcome, Status
 from autoprec.core.space import Point
 from autoprec.core.statistics import Ratio
 from autoprec.reporting.grid import grid_table

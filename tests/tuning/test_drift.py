@@ -11,7 +11,7 @@ import pytest
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.search import Outcome, Status
+from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.space import Space
 from autoprec.tuning.drift import DriftGuard, drift_between
 from autoprec.tuning.events import silent

@@ -13,8 +13,8 @@ from autoprec.core.choice import Finalist
 from autoprec.core.device import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.search import Outcome, Status
 from autoprec.core.space import Space
 from autoprec.errors import TaskError
 from autoprec.tuning import contest as module

@@ -12,8 +12,8 @@ from autoprec.core.choice import Finalist
 from autoprec.core.device import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import Recipe
-from autoprec.core.search import Outcome, Status
 from autoprec.core.space import BATCH, Space
 from autoprec.tuning import contest
 from autoprec.tuning import heats as module
@@ -140,7 +140,7 @@ def test_one_that_leads_by_far_runs_alone_in_no_heat() -> None:
     assert Rounds.ran == []
 
 
-@pytest.mark.parametrize(("second", "ran"), [(850.0, [[64, 128]]), (790.0, [])])
+@pytest.mark.parametrize(("second", "ran"), [(850.0, [[64, 128]]), (590.0, [])])
 def test_one_that_leads_alone_runs_beside_the_second_unless_that_is_far_behind(
     second: float, ran: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +150,19 @@ def test_one_that_leads_alone_runs_beside_the_second_unless_that_is_far_behind(
     ranking = rank(findings())
     assert Rounds.ran == ran
     assert max(ranking, key=lambda batch: ranking[batch].rate) == (128 if ran else 64)
+
+
+def test_who_was_slower_than_all_others_foresee_runs_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the scale is that of the others: what slowed it says nothing of them."""
+    monkeypatch.setitem(SEEN, 32, 700.0)
+    monkeypatch.setitem(SEEN, 64, 1000.0)
+    monkeypatch.setitem(SEEN, 128, 790.0)
+    ranking = rank(findings())
+    assert Rounds.ran == [[64, 128]]
+    assert ranking[64].rate == pytest.approx(1000.0)
+    assert ranking[128].rate == pytest.approx(1000.0 * 1100 / 900)
 
 
 def test_steps_too_dear_for_rounds_leave_the_searches_word() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.search import Outcome, Status
+from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.space import Point, Space
 from autoprec.errors import UsageError
 from autoprec.tuning import study as study_module

@@ -11,8 +11,8 @@ import pytest
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.outcomes import Status
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.search import Status
 from autoprec.errors import TaskError, TrialFailure, UserCodeError
 from autoprec.tuning.events import silent
 from autoprec.tuning.failures import FailureKind, WorkerFailure
