@@ -33,8 +33,11 @@ def contest_of(work: Work, recipes: Sequence[Recipe], together: bool) -> Contest
 
 @dataclass(frozen=True)
 class Sharpness:
-    """How far an alternation goes on: until the 95 % intervals of these recipes' ratios to the
-    first of them are all narrower than `width`, as a share of the ratio, or `seconds` are over."""
+    """How far an alternation goes on.
+
+    Until the 95 % intervals of these recipes' ratios to the first of them are all narrower than
+    `width`, as a share of the ratio, or `seconds` are over.
+    """
 
     recipes: tuple[Recipe, ...] = ()
     width: float = 0.04

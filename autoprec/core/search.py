@@ -207,8 +207,7 @@ def _one_factor_away(
 
     The other level may have run at small batches only: then its largest batch within reach.
     """
-    changed = [name for name, value in fastest.items() if name != BATCH and point[name] != value]
-    if len(changed) != 1 or changed[0] not in FACTORS:
+    if _changed_factor(point, fastest) is None:
         return False
     size, wanted = int(point[BATCH]), int(fastest[BATCH])
     left = [int(p[BATCH]) for p in open_points if _same_arm(p, point) and int(p[BATCH]) <= wanted]
@@ -221,10 +220,14 @@ def _measured_once(point: Point, fastest: Point, good: Sequence[Outcome]) -> boo
 
     What was measured once, at whatever batch, may have been disturbed then.
     """
+    name = _changed_factor(point, fastest)
+    return name is not None and sum(o.point[name] == point[name] for o in good) == 1
+
+
+def _changed_factor(point: Point, fastest: Point) -> str | None:
+    """The factor that alone tells two points apart, whatever their batches; None: not one alone."""
     changed = [name for name, value in fastest.items() if name != BATCH and point[name] != value]
-    if len(changed) != 1 or changed[0] not in FACTORS:
-        return False
-    return sum(o.point[changed[0]] == point[changed[0]] for o in good) == 1
+    return changed[0] if len(changed) == 1 and changed[0] in FACTORS else None
 
 
 def _sizes_run(point: Point, good: Sequence[Outcome]) -> set[int]:
@@ -291,10 +294,9 @@ def _cost(point: Point, prediction: Prediction, limits: Limits) -> float:
 
 def _model(good: Sequence[Outcome]) -> ThroughputModel:
     """The cost model of what ran; what is in doubt weighs little."""
-    doubtful = {id(outcome) for outcome in suspects(good)}
-    measured = [(id(outcome), seen(outcome)) for outcome in good]
+    doubtful = suspects(good)
     return ThroughputModel(
-        [replace(s, deviation=_DOUBT) if which in doubtful else s for which, s in measured]
+        [replace(seen(o), deviation=_DOUBT) if o in doubtful else seen(o) for o in good]
     )
 
 
