@@ -132,9 +132,9 @@ class Terminal:
             case Explained():
                 self._console.print(explain_table(event.units, event.recipe))
             case Round():
-                first = event.rates[0]
-                others = ", ".join(f"{rate / first:.2f}x" for rate in event.rates[1:])
-                self._now(f"{self._stage}: round {event.number} of at most {event.of}: {others}")
+                first, *others = (rate for rate in event.rates if rate)
+                shown = ", ".join(f"{rate / first:.2f}x" for rate in others)
+                self._now(f"{self._stage}: round {event.number} of at most {event.of}: {shown}")
             case Note():
                 self._say(
                     f"{'warning: ' if event.warning else ''}{event.text}",

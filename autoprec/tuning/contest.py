@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ class FinalistFailed(Exception):
         self.recipe, self.failure = recipe, failure
 
 
-TURN_SECONDS = 0.25
+TURN_SECONDS = 0.15
 """What a recipe's turn in a round takes, where its steps are not longer."""
 _WARMUP_SECONDS = 0.1
 _OWN_WARMUP_SECONDS = 0.5
@@ -46,8 +46,14 @@ _OWN_WARMUP_SECONDS = 0.5
 #: the pace now, and is not waited for again.
 _DISTURBED, _WAIT_SECONDS = 1.15, 0.5
 
-Settled = Callable[[tuple[Finalist, ...]], bool]
-"""Whether the rounds so far are enough."""
+StillRunning = Callable[[tuple[Finalist, ...]], Collection[int]]
+"""Who runs another round after those so far, by number; nobody: they are enough."""
+
+
+def everybody(finals: tuple[Finalist, ...]) -> Collection[int]:
+    """All of them, whatever the rounds brought."""
+    return range(len(finals))
+
 
 #: Knobs that a framework holds once for the whole process.
 _PROCESS_WIDE = ("threads", "implicit_bfloat16", "cudnn_benchmark")
@@ -168,17 +174,23 @@ class Contest:
                 runner.call("open", name=f"final{mate}", recipe=recipe, seed=self._seed)
         return runner.call(method, name=f"final{index}", **arguments)
 
-    def run(self, rounds: int, settled: Settled = lambda finals: False) -> tuple[Finalist, ...]:
-        """Run the rounds, fewer where they settle it; return everybody with the rates in each."""
+    def run(self, rounds: int, running: StillRunning = everybody) -> tuple[Finalist, ...]:
+        """Run the rounds, fewer where they settle it; return everybody with the rates in each.
+
+        `running` says after each who runs the next; who is out has fewer rates.
+        """
+        order = list(range(len(self.recipes)))
         for number in range(rounds):
             self._waited = 0.0
-            order = list(range(len(self.recipes)))
             with self._watch.over(self._pids):
                 for index in order if number % 2 == 0 else reversed(order):
                     self.measured[index].append(self._turn(index))
-            rates = tuple(m[-1].samples_per_second for m in self.measured)
-            self._listener(Round(number + 1, rounds, rates))
-            if settled(self._finals()):
+            rates = [0.0] * len(self.recipes)
+            for index in order:
+                rates[index] = self.measured[index][-1].samples_per_second
+            self._listener(Round(number + 1, rounds, tuple(rates)))
+            order = sorted(running(self._finals()))
+            if not order:
                 break
         return self._finals()
 
@@ -232,7 +244,7 @@ def contest_among(
     rounds: int,
     findings: Findings,
     runner: Runner,
-    settled: Settled = lambda finals: False,
+    running: StillRunning = everybody,
     make_runner: Callable[[], Runner] | None = None,
 ) -> tuple[Finalist, ...]:
     """Run recipes in alternation; `findings` keeps what it took.
@@ -259,7 +271,7 @@ def contest_among(
         step_seconds=[trial.step_seconds if trial else math.inf for trial in trials],
     )
     with contest:
-        finals = contest.run(rounds, settled)
+        finals = contest.run(rounds, running)
     for recipe, measured in zip(recipes, contest.measured, strict=True):
         findings.finals[recipe.key()] = measured
     return finals

@@ -91,7 +91,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class Round:
-    """One round of the finish: throughput of every finalist, the baseline first."""
+    """One round of a contest: throughput of every finalist in their order, 0 of one that is out."""
 
     number: int
     of: int

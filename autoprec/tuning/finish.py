@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.choice import WORTH, Choice, Finalist, choose
@@ -10,7 +10,13 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
-from autoprec.tuning.contest import TURN_SECONDS, FinalistFailed, Settled, contest_among
+from autoprec.tuning.contest import (
+    TURN_SECONDS,
+    FinalistFailed,
+    StillRunning,
+    contest_among,
+    everybody,
+)
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings, Proven
 from autoprec.tuning.trials import Runner, raise_user_error
@@ -157,17 +163,18 @@ class Finish:
         recipes = list({r.key(): r for r in (self.plain, winner.recipe, *beside)}.values())
         rounds = self.work.options.rounds
 
-        def settled(finals: tuple[Finalist, ...]) -> bool:
+        def running(finals: tuple[Finalist, ...]) -> Collection[int]:
             ran = len(finals[0].rates)
-            return ran >= rounds and (_hopeless(finals) or (ran == rounds and _faster(finals)))
+            over = ran >= rounds and (_hopeless(finals) or (ran == rounds and _faster(finals)))
+            return () if over else everybody(finals)
 
-        return self._alternate(recipes, 2 * rounds, settled)
+        return self._alternate(recipes, 2 * rounds, running)
 
     def _alternate(
         self,
         recipes: Sequence[Recipe],
         rounds: int,
-        settled: Settled = lambda finals: False,
+        running: StillRunning = everybody,
     ) -> tuple[Finalist, ...]:
         return contest_among(
             self.work,
@@ -175,7 +182,7 @@ class Finish:
             rounds,
             self.findings,
             self.runner,
-            settled,
+            running,
             make_runner=self.make_runner,
         )
 

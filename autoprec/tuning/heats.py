@@ -10,11 +10,15 @@ everybody against it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.choice import SAME_SPEED, Finalist
+from autoprec.core import race
+from autoprec.core.choice import Finalist
+from autoprec.core.cost import Prediction
 from autoprec.core.outcomes import Outcome, Status, key, suspects
+from autoprec.core.race import FEWEST
 from autoprec.core.rules import Refusal
 from autoprec.core.space import Point, Space
 from autoprec.core.statistics import paired_ratio
@@ -25,13 +29,15 @@ from autoprec.tuning.study import Study
 from autoprec.tuning.trials import Runner, raise_user_error
 from autoprec.tuning.work import Work
 
-#: Who runs: at most this many, and nobody below this share of the fastest one's speed. The second
-#: may be further behind: the fastest of many trials was often only the luckiest.
-_MOST, _NEAR, _SECOND = 3, 0.85, 0.8
+#: Who runs: at most this many, and nobody who promises less than the price of the fewest rounds.
+#: `_LUCK` is how far the ratio of two recipes in the search may be off, as a logarithm: each was
+#: timed once, for half a second, and the fastest of many trials was often only the luckiest.
+_MOST, _LUCK = 4, 0.1
 
-#: Rounds, and the seconds that these and making ready may take; where fewer fit, fewer run, and
-#: where that leaves nobody to compare, the search's word stands.
-_ROUNDS, _FEWEST, _SECONDS = 7, 3, 15.0
+#: Seconds that making ready and the rounds may take, as the search timed the steps, and the most
+#: rounds. Where the fewest that decide do not fit, fewer recipes run, and where that leaves nobody
+#: to compare, the search's word stands.
+_SECONDS, _ROUNDS = 20.0, 20
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,14 @@ def rank(
         doubtful = [o for o in suspects(ranking) if o in allowed and o not in fastest]
         running = [*fastest, *doubtful[:1]]
         recipes = [space.recipe(outcome.point) for outcome in running]
-        while (rounds := _rounds(running, fit_together(work, recipes, findings))) < _FEWEST:
+        while (pace := _pace(running, fit_together(work, recipes, findings))).too_slow:
             running.pop()
             recipes.pop()
         if len(running) < 2:
             return tuple(ranking)
         work.listener(Stage("heats", "the fastest recipes in alternation"))
         try:
-            finals = contest_among(work, recipes, rounds, findings, runner, _settled)
+            finals = contest_among(work, recipes, _ROUNDS, findings, runner, pace.still_running)
         except FinalistFailed as failed:
             raise_user_error(failed.failure)
             out = next(o for o in running if space.recipe(o.point).key() == failed.recipe.key())
@@ -89,32 +95,45 @@ def _may_be_chosen(outcome: Outcome, work: Work) -> bool:
 
 
 def _fastest(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The fastest recipes, fastest first."""
+    """The fastest recipes, fastest first, as far as to run them is worth it."""
     best = sorted(outcomes, key=lambda o: -o.rate)[:_MOST]
-    near = [o for o in best if o.rate >= _NEAR * best[0].rate]
-    return near if len(near) > 1 else [o for o in best[:2] if o.rate >= _SECOND * best[0].rate]
+    return [o for o in best if o is best[0] or _promises(o, best[0])]
 
 
-def _rounds(running: Sequence[Outcome], together: bool) -> int:
-    """How many rounds these can run in the time there is, made ready once or for each turn."""
+def _promises(outcome: Outcome, fastest: Outcome) -> bool:
+    """Whether this may be so much faster than the fastest that the rounds are worth it."""
+    gain = Prediction(math.log(outcome.rate / fastest.rate), _LUCK).expected_gain(0.0)
+    pace = _pace([outcome], together=True)
+    return gain > race.PRICE * (pace.ready + FEWEST * sum(pace.turns))
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """Seconds that it takes to make everybody ready once, and each one's turn."""
+
+    ready: float
+    turns: tuple[float, ...]
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether too few rounds fit into the time."""
+        return self.ready + FEWEST * sum(self.turns) > _SECONDS
+
+    def still_running(self, finals: Sequence[Finalist]) -> Collection[int]:
+        """Who runs another round: nobody when the race is over or the time is."""
+        rates = [final.rates for final in finals]
+        spent = sum(len(own) * turn for own, turn in zip(rates, self.turns, strict=True))
+        return race.still_running(rates, self.turns) if self.ready + spent < _SECONDS else ()
+
+
+def _pace(running: Sequence[Outcome], together: bool) -> _Pace:
+    """What these take as the search timed them, made ready once or for each turn."""
     measured = [o.measurement for o in running if o.measurement is not None]
-    ready = sum(m.warmup_seconds for m in measured)
-    turns = sum(max(TURN_SECONDS, m.step_seconds) for m in measured)
-    if not turns:
-        return _ROUNDS
-    rounds = (_SECONDS - ready) / turns if together else _SECONDS / (ready + turns)
-    return min(_ROUNDS, int(rounds))
-
-
-def _settled(finals: Sequence[Finalist]) -> bool:
-    """Whether one was the fastest in each of enough rounds, or all are surely equally fast."""
-    rounds = list(zip(*(final.rates for final in finals), strict=True))
-    if len(rounds) < _FEWEST:
-        return False
-    ratios = [paired_ratio(final.rates, finals[0].rates) for final in finals]
-    one_leads = len({rates.index(max(rates)) for rates in rounds}) == 1
-    slowest, fastest = min(r.low for r in ratios), max(r.high for r in ratios)
-    return one_leads or slowest >= (1 - SAME_SPEED) * fastest
+    ready = [m.warmup_seconds for m in measured]
+    turns = [max(TURN_SECONDS, m.step_seconds) for m in measured]
+    if together:
+        return _Pace(sum(ready), tuple(turns))
+    return _Pace(0.0, tuple(map(operator.add, ready, turns)))
 
 
 def _rates(fastest: Sequence[Outcome], finals: Sequence[Finalist]) -> list[float]:
@@ -122,7 +141,9 @@ def _rates(fastest: Sequence[Outcome], finals: Sequence[Finalist]) -> list[float
 
     Those come first; behind them may run whose rate the search is in doubt of.
     """
-    ratios = [paired_ratio(final.rates, finals[0].rates).ratio for final in finals]
+    rates = [final.rates for final in finals]
+    of = rates[race.leader(rates)]
+    ratios = [paired_ratio(own, of[: len(own)]).ratio for own in rates]
     offsets = [math.log(o.rate / ratio) for o, ratio in zip(fastest, ratios, strict=False)]
     scale = math.exp(sum(offsets) / len(offsets))
     return [scale * ratio for ratio in ratios]

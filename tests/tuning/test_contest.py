@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -131,11 +132,26 @@ def test_a_peak_that_others_share_is_nobodys() -> None:
 def test_rounds_end_when_they_settle_it() -> None:
     made, _ = contest(Workers(), [PLAIN, FAST])
 
-    def settled(finals: tuple[Finalist, ...]) -> bool:
-        return len(finals[0].rates) == 3
+    def three_rounds(finals: tuple[Finalist, ...]) -> Collection[int]:
+        return range(2) if len(finals[0].rates) < 3 else ()
 
     with made:
-        assert [len(f.rates) for f in made.run(9, settled)] == [3, 3]
+        assert [len(f.rates) for f in made.run(9, three_rounds)] == [3, 3]
+
+
+def test_who_is_out_runs_no_further_round() -> None:
+    workers, heard = Workers(), []
+    made, _ = contest(workers, [PLAIN, FAST, LARGE])
+    made._listener = heard.append
+    with made:
+        finals = made.run(4, lambda finals: (1, 2) if len(finals[1].rates) < 3 else (1,))
+    assert [len(final.rates) for final in finals] == [1, 4, 3]
+    assert [tuple(map(bool, event.rates)) for event in heard] == [
+        (True, True, True),
+        (False, True, True),
+        (False, True, True),
+        (False, True, False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +163,8 @@ def test_rounds_end_when_they_settle_it() -> None:
             [0.1, 0.1, 0.5, 0.5, 0.1, 0.1],
             id="a step a turn",
         ),
-        # Short steps fill their turns of a quarter of a second.
-        pytest.param([[0.01], [0.02] * 2, [0.02]], [0.01, 0.02, 0.02], id="many steps a turn"),
+        # Short steps fill their turns of 0.15 s.
+        pytest.param([[0.01], [0.02] * 4, [0.02]], [0.01, 0.02, 0.02], id="many steps a turn"),
         # One long step is wait enough.
         pytest.param([[2.0], [3.0], [3.0]], [2.0, 3.0, 3.0], id="long steps"),
     ],

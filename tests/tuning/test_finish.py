@@ -18,7 +18,7 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.space import Space
 from autoprec.errors import TaskError
 from autoprec.tuning import contest as module
-from autoprec.tuning.contest import FinalistFailed, Settled
+from autoprec.tuning.contest import FinalistFailed, StillRunning, everybody
 from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import FailureKind, WorkerFailure
@@ -69,13 +69,13 @@ class Stage:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, rounds: int, settled: Settled = lambda finals: False) -> tuple[Finalist, ...]:
+    def run(self, rounds: int, running: StillRunning = everybody) -> tuple[Finalist, ...]:
         for recipe in self.recipes:
             if recipe.key() in self.failing:
                 raise FinalistFailed(recipe, WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room"))
         for number in range(1, rounds + 1):
             finals = self.finals(number)
-            if settled(finals):
+            if not running(finals):
                 break
         return finals
 
@@ -205,9 +205,9 @@ def test_finalists_that_are_all_slower_are_not_measured_again(
     asked: list[int] = []
     plainly = Stage.run
 
-    def run(self: Stage, rounds: int, settled: Settled) -> tuple[Finalist, ...]:
+    def run(self: Stage, rounds: int, running: StillRunning) -> tuple[Finalist, ...]:
         asked.append(rounds)
-        return plainly(self, rounds, settled)
+        return plainly(self, rounds, running)
 
     monkeypatch.setattr(Stage, "run", run)
     finish(findings, [proven(FAST[64]), proven(FAST[32])])

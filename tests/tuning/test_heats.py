@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -17,7 +18,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.space import BATCH, Space
 from autoprec.tuning import contest
 from autoprec.tuning import heats as module
-from autoprec.tuning.contest import FinalistFailed, Settled
+from autoprec.tuning.contest import FinalistFailed, StillRunning, everybody
 from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import Findings
 from autoprec.tuning.failures import FailureKind, WorkerFailure
@@ -37,6 +38,7 @@ class Rounds:
 
     failing: tuple[int, ...] = ()
     ran: ClassVar[list[list[int]]] = []
+    lengths: ClassVar[list[list[int]]] = []
 
     def __init__(self, recipes: Sequence[Recipe], *_: object, **__: object) -> None:
         self.recipes = recipes
@@ -48,11 +50,24 @@ class Rounds:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, rounds: int, settled: Settled = lambda finals: False) -> tuple[Finalist, ...]:
+    def run(self, rounds: int, running: StillRunning = everybody) -> tuple[Finalist, ...]:
         for recipe in self.recipes:
             if recipe.batch_size in self.failing:
                 raise FinalistFailed(recipe, WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room"))
-        return tuple(Finalist(r, (TRUE[r.batch_size],) * rounds) for r in self.recipes)
+        lengths = [0] * len(self.recipes)
+        on: Collection[int] = range(len(lengths))
+        for _ in range(rounds):
+            for index in on:
+                lengths[index] += 1
+            finals = tuple(
+                Finalist(r, (TRUE[r.batch_size],) * n)
+                for r, n in zip(self.recipes, lengths, strict=True)
+            )
+            on = running(finals)
+            if not on:
+                break
+        Rounds.lengths.append(lengths)
+        return finals
 
 
 class Notes:
@@ -73,6 +88,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contest, "Contest", Rounds)
     monkeypatch.setattr(Rounds, "failing", ())
     monkeypatch.setattr(Rounds, "ran", [])
+    monkeypatch.setattr(Rounds, "lengths", [])
 
 
 def seen(batch: int, policy: str, rate: float) -> Outcome:
@@ -86,6 +102,14 @@ def findings(scale: float = 1.0) -> Findings:
     history += [seen(batch, "mixed_bfloat16", rate * scale) for batch, rate in SEEN.items()]
     facts = TaskFacts("torch", {}, 32, 32, 1000)
     return Findings(device(DeviceKind.CPU), facts, tuple(history), SPACE)
+
+
+def slow_to_start(found: Findings, seconds: float) -> Findings:
+    found.history = tuple(
+        replace(o, measurement=replace(cast(Measurement, o.measurement), warmup_seconds=seconds))
+        for o in found.history
+    )
+    return found
 
 
 def work(policies: tuple[Policy, ...] = ()) -> Any:
@@ -159,7 +183,7 @@ def test_who_was_slower_than_all_others_foresee_runs_as_well(
     monkeypatch.setitem(SEEN, 32, 700.0)
     monkeypatch.setitem(SEEN, 64, 1000.0)
     monkeypatch.setitem(SEEN, 128, 790.0)
-    ranking = rank(findings())
+    ranking = rank(slow_to_start(findings(), 2.0))  # too slow for what 790 promises by itself
     assert Rounds.ran == [[64, 128]]
     assert ranking[64].rate == pytest.approx(1000.0)
     assert ranking[128].rate == pytest.approx(1000.0 * 1100 / 900)
@@ -173,7 +197,7 @@ def test_steps_too_dear_for_rounds_leave_the_searches_word() -> None:
 
 def test_where_not_all_fit_into_the_time_the_fastest_do() -> None:
     """With steps of seconds only two of three recipes can run three rounds."""
-    found = findings(scale=0.04)
+    found = findings(scale=0.03)
     rank(found)
     assert Rounds.ran == [[64, 128]]
 
@@ -185,15 +209,17 @@ def test_the_baseline_runs_in_the_finish_and_not_here() -> None:
     assert Rounds.ran == [[64, 128, 32]]
 
 
-def test_rounds_end_when_one_leads_in_each_or_all_are_surely_as_fast() -> None:
-    def finals(*rates: tuple[float, ...]) -> tuple[Finalist, ...]:
-        return tuple(Finalist(Recipe(batch_size=8), rate) for rate in rates)
+def test_the_race_is_over_when_a_round_costs_more_than_it_can_bring() -> None:
+    rank(findings())
+    assert Rounds.lengths == [[3, 3, 3]]
 
-    assert module._settled(finals((3, 3, 3), (2, 2, 2)))
-    assert not module._settled(finals((3, 3), (2, 2)))
-    assert not module._settled(finals((3, 3, 1), (2, 2, 2)))
-    assert module._settled(finals((3, 3, 2.99), (2.99, 2.99, 3)))
-    assert not module._settled(finals((3, 3, 2.9), (3, 2.9, 3)))
+
+def test_the_race_is_over_when_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 3.2 and 6.5 s: four rounds take 39 s at least, three fit into 30."""
+    monkeypatch.setattr(module.race, "still_running", lambda rates, seconds: range(len(rates)))
+    monkeypatch.setattr(module, "_SECONDS", 30.0)
+    rank(findings(scale=0.02))
+    assert Rounds.lengths == [[4, 4]]
 
 
 def test_only_policies_that_may_be_chosen_run() -> None:
@@ -215,3 +241,14 @@ def test_a_stopped_tuning_does_not_run_them_again() -> None:
     found.history = found.history[:-1]  # another search: other heats
     rank(found, notes)
     assert len(Rounds.ran) == 2
+
+
+@pytest.mark.parametrize(("warmup", "ran"), [(0.1, [[64, 128]]), (9.0, [])])
+def test_who_takes_long_to_make_ready_must_promise_more(
+    warmup: float, ran: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler takes seconds: too many for one that seemed to be 15 % behind."""
+    monkeypatch.setitem(SEEN, 32, 500.0)
+    monkeypatch.setitem(SEEN, 128, 850.0)
+    rank(slow_to_start(findings(), warmup))
+    assert Rounds.ran == ran
