@@ -41,7 +41,7 @@ class Sharpness:
 
     recipes: tuple[Recipe, ...] = ()
     width: float = 0.04
-    seconds: float = 150.0
+    seconds: float = 300.0
 
     def reached(self, rates: Mapping[str, Sequence[float]], seconds: float) -> bool:
         """Whether it may end after so many seconds with these rates by the recipes' keys."""

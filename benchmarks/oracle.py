@@ -211,20 +211,8 @@ def run_task(name: str, head: dict[str, Any], arguments: argparse.Namespace) -> 
             batch_size=baseline.batch_size, accumulation_steps=baseline.accumulation_steps
         )
         chosen, second = (replace(p.recipe, forced=False) for p in (profile, other))
-        peaks = {
-            space.recipe(o.point).key(): o.measurement.peak_memory_bytes
-            for o in grid
-            if o.measurement is not None
-        }
         of = {"chosen": chosen, "best": oracle, "float32": plain, "second": second}
-        sharpness = Sharpness((chosen, oracle, second), arguments.precision, arguments.limit)
-        rates = alternate(work, [*of.values()], peaks, arguments.rounds, sharpness)
-
-    def ratio(left: str, right: str) -> dict[str, Any]:
-        plainly: dict[str, Any] = to_plain(
-            paired_ratio(rates[of[left].key()], rates[of[right].key()])
-        )
-        return plainly
+        ratios = compare(work, of, peaks_of(space, grid), arguments)
 
     return {
         **head,
@@ -234,15 +222,52 @@ def run_task(name: str, head: dict[str, Any], arguments: argparse.Namespace) -> 
         "killed": clock.killed,
         "grid_seconds": sum(max(seconds, timed(outcome)) for outcome in grid),
         "recipes": {label: to_plain(recipe) for label, recipe in of.items()},
-        "chosen_over_best": ratio("chosen", "best"),
-        "chosen_over_float32": ratio("chosen", "float32"),
-        "best_over_float32": ratio("best", "float32"),
-        "second_over_chosen": ratio("second", "chosen"),
+        **ratios,
         "reason": clock.reason,
         "stages": clock.seconds,
         "trials": clock.trials,
         "peak_memory_bytes": clock.peak,
     }
+
+
+def peaks_of(space: Space, grid: Sequence[Outcome]) -> dict[str, int]:
+    """Bytes that each recipe of a grid needs, by its key."""
+    return {
+        space.recipe(o.point).key(): o.measurement.peak_memory_bytes
+        for o in grid
+        if o.measurement is not None
+    }
+
+
+def compare(
+    work: Work, of: Mapping[str, Recipe], peaks: Mapping[str, int], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """The last alternation: the ratios that a row reports."""
+    watched = (of["chosen"], of["best"], of["second"])
+    sharpness = Sharpness(watched, arguments.precision, arguments.limit)
+    rates = alternate(work, [*of.values()], peaks, arguments.rounds, sharpness)
+
+    def ratio(left: str, right: str) -> Any:
+        return to_plain(paired_ratio(rates[of[left].key()], rates[of[right].key()]))
+
+    return {
+        "chosen_over_best": ratio("chosen", "best"),
+        "chosen_over_float32": ratio("chosen", "float32"),
+        "best_over_float32": ratio("best", "float32"),
+        "second_over_chosen": ratio("second", "chosen"),
+    }
+
+
+def compare_again(result: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """A row with the last alternation of its recipes anew; nothing is tuned."""
+    name = result["task"]
+    of = {label: from_plain(Recipe, plain) for label, plain in result["recipes"].items()}
+    with tempfile.TemporaryDirectory() as temporary:
+        work, space = make_work(TASKS / f"{name}.py", Path(temporary))
+        grid = read_curves(CURVES / result["family"] / f"{name}.json", space, {})
+        ratios = compare(work, of, peaks_of(space, grid), arguments)
+    limit = f"the last alternation was measured once more, for up to {arguments.limit:.0f} s"
+    return {**result, **ratios, "note": limit}
 
 
 HEAD = (
@@ -321,6 +346,11 @@ def main() -> None:
     parser.add_argument(
         "--wide", action="store_true", help="with --grids-only: with every plausible further knob"
     )
+    parser.add_argument(
+        "--compare-again",
+        type=Path,
+        help="a result: its rows of these tasks with the last alternation anew; tunes nothing",
+    )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     head = machine()
@@ -330,16 +360,21 @@ def main() -> None:
             print(name, flush=True)
             record_grid(name, head, arguments.seconds, arguments.wide)
         return
-    results = []
-    output.write_text("")
+    again = arguments.compare_again
+    before = [json.loads(line) for line in again.read_text().splitlines()] if again else []
+    results = {result["task"]: result for result in before}
     for name in arguments.tasks:
         print(name, flush=True)
-        result = run_task(name, head, arguments)
-        results.append(result)
-        with output.open("a") as file:
-            file.write(json.dumps(result) + "\n")
-        print(row(result), flush=True)
-    print("", HEAD, *(row(result) for result in results), summary(results), sep="\n")
+        if again and name not in results:
+            parser.error(f"{again} has no result of {name}")
+        known = results.get(name)
+        results[name] = (
+            compare_again(known, arguments) if known else run_task(name, head, arguments)
+        )
+        write_text(output, "".join(f"{json.dumps(result)}\n" for result in results.values()))
+        print(row(results[name]), flush=True)
+    found = list(results.values())
+    print("", HEAD, *(row(result) for result in found), summary(found), sep="\n")
 
 
 if __name__ == "__main__":

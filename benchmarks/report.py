@@ -30,8 +30,9 @@ command that prints it. Four machines were at hand, all virtual with 2 cores and
 
 - **Xeon with AMX**: an Intel Xeon that has AMX and AVX512_BF16 (`intel-amx` in the catalogue).
   Matrix products in bfloat16 run six to seven times as fast as in float32.
-- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). Its speed varied much: many recipes' rates
-  differ by a fifth from one process to the next.
+- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). When its grids were recorded (all but gpt's
+  and keras_mlp's), many recipes' rates differed by a fifth from one process to the next; when the
+  tables were made it was quieter: a round's ratio of two recipes varied by 3 %.
 - **Zen 4**: an AMD EPYC with AVX512_BF16 (`amd-zen4`). Its speed fell by a quarter and came back
   every few seconds.
 - **Zen 3**: an AMD EPYC without 16-bit arithmetic. Its 16-bit products are 30 to 100 times slower
