@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, compress
 
 from autoprec.core import race
 from autoprec.core.choice import Finalist
@@ -59,13 +60,15 @@ def rank(
         allowed = [o for o in ranking if _may_be_chosen(o, work) and key(o.point) != key(baseline)]
         fastest = _fastest(allowed)
         doubtful = [o for o in suspects(ranking) if o in allowed and o not in fastest]
-        running = [*fastest, *doubtful[:1]]
-        recipes = [space.recipe(outcome.point) for outcome in running]
-        while (pace := _pace(running, fit_together(work, recipes, findings))).too_slow:
-            running.pop()
-            recipes.pop()
+
+        def pace_of(outcomes: Sequence[Outcome]) -> _Pace:
+            own = [space.recipe(outcome.point) for outcome in outcomes]
+            return _pace(outcomes, fit_together(work, own, findings))
+
+        running = _within_time([*fastest, *doubtful[:1]], pace_of)
         if len(running) < 2:
             return tuple(ranking)
+        recipes, pace = [space.recipe(outcome.point) for outcome in running], pace_of(running)
         work.listener(Stage("heats", "the fastest recipes in alternation"))
         try:
             finals = contest_among(work, recipes, _ROUNDS, findings, runner, pace.still_running)
@@ -78,7 +81,8 @@ def rank(
                 out, status=Status.CRASHED, measurement=None, reason=reason
             )
             continue
-        for outcome, rate in zip(running, _rates(fastest, finals), strict=True):
+        sure = [outcome in fastest for outcome in running]
+        for outcome, rate in zip(running, _rates(running, sure, finals), strict=True):
             ranking[ranking.index(outcome)] = _at(outcome, rate)
         study.remember("heats", Heats(tuple(ranking)))
         return tuple(ranking)
@@ -102,9 +106,23 @@ def _fastest(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 def _promises(outcome: Outcome, fastest: Outcome) -> bool:
     """Whether this may be so much faster than the fastest that the rounds are worth it."""
-    gain = Prediction(math.log(outcome.rate / fastest.rate), _LUCK).expected_gain(0.0)
     pace = _pace([outcome], together=True)
-    return gain > race.PRICE * (pace.ready + FEWEST * sum(pace.turns))
+    return _gain(outcome, fastest) > race.PRICE * pace.fewest_seconds
+
+
+def _gain(outcome: Outcome, fastest: Outcome) -> float:
+    """What this is expected to be faster by, in log throughput."""
+    return Prediction(math.log(outcome.rate / fastest.rate), _LUCK).expected_gain(0.0)
+
+
+def _within_time(
+    outcomes: Sequence[Outcome], pace_of: Callable[[Sequence[Outcome]], _Pace]
+) -> list[Outcome]:
+    """The first, and of the others those that promise most together and have the time to run."""
+    first, others = outcomes[:1], outcomes[1:]
+    sets = [[*first, *few] for n in range(1, len(others) + 1) for few in combinations(others, n)]
+    fitting = [few for few in sets if pace_of(few).fewest_seconds <= _SECONDS]
+    return max(fitting, key=lambda few: sum(_gain(o, few[0]) for o in few[1:]), default=[])
 
 
 @dataclass(frozen=True)
@@ -115,9 +133,9 @@ class _Pace:
     turns: tuple[float, ...]
 
     @property
-    def too_slow(self) -> bool:
-        """Whether too few rounds fit into the time."""
-        return self.ready + FEWEST * sum(self.turns) > _SECONDS
+    def fewest_seconds(self) -> float:
+        """What the fewest rounds that decide take."""
+        return self.ready + FEWEST * sum(self.turns)
 
     def still_running(self, finals: Sequence[Finalist]) -> Collection[int]:
         """Who runs another round: nobody when the race is over or the time is."""
@@ -136,15 +154,15 @@ def _pace(running: Sequence[Outcome], together: bool) -> _Pace:
     return _Pace(0.0, tuple(map(operator.add, ready, turns)))
 
 
-def _rates(fastest: Sequence[Outcome], finals: Sequence[Finalist]) -> list[float]:
-    """Everybody's rate by the rounds, on the scale of the search's rates of the fastest.
-
-    Those come first; behind them may run whose rate the search is in doubt of.
-    """
+def _rates(
+    running: Sequence[Outcome], sure: Sequence[bool], finals: Sequence[Finalist]
+) -> list[float]:
+    """Everybody's rate by the rounds, on the scale of the search's rates that it is `sure` of."""
     rates = [final.rates for final in finals]
     of = rates[race.leader(rates)]
     ratios = [paired_ratio(own, of[: len(own)]).ratio for own in rates]
-    offsets = [math.log(o.rate / ratio) for o, ratio in zip(fastest, ratios, strict=False)]
+    known = compress(zip(running, ratios, strict=True), sure)
+    offsets = [math.log(outcome.rate / ratio) for outcome, ratio in known]
     scale = math.exp(sum(offsets) / len(offsets))
     return [scale * ratio for ratio in ratios]
 

@@ -202,6 +202,23 @@ def test_where_not_all_fit_into_the_time_the_fastest_do() -> None:
     assert Rounds.ran == [[64, 128]]
 
 
+@pytest.mark.parametrize(
+    ("warmup", "ran"), [({128: 25.0}, [[64, 32]]), ({128: 15.0, 32: 5.0}, [[64, 128]])]
+)
+def test_who_takes_too_long_to_make_ready_keeps_no_quick_one_out(
+    warmup: dict[int, float], ran: list[list[int]]
+) -> None:
+    """20 s are there: of those that fit together, who promises most runs."""
+    found = findings()
+    found.history = tuple(
+        replace(o, measurement=replace(m, warmup_seconds=warmup.get(int(o.point[BATCH]), 0.0)))
+        for o in found.history
+        if (m := o.measurement)
+    )
+    rank(found)
+    assert Rounds.ran == ran
+
+
 def test_the_baseline_runs_in_the_finish_and_not_here() -> None:
     found = findings()
     found.history = (seen(32, "float32", 990.0), *found.history[1:])
