@@ -33,12 +33,12 @@ from autoprec.tuning.work import Work
 #: Who runs: at most this many, and nobody who promises less than the price of the fewest rounds.
 #: `_LUCK` is how far the ratio of two recipes in the search may be off, as a logarithm: each was
 #: timed once, for half a second, and the fastest of many trials was often only the luckiest.
-_MOST, _LUCK = 4, 0.1
+_MOST, _LUCK = 5, 0.1
 
 #: Seconds that making ready and the rounds may take, as the search timed the steps, and the most
 #: rounds. Where the fewest that decide do not fit, fewer recipes run, and where that leaves nobody
 #: to compare, the search's word stands.
-_SECONDS, _ROUNDS = 20.0, 20
+_SECONDS, _ROUNDS = 30.0, 20
 
 
 @dataclass(frozen=True)

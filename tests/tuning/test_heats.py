@@ -190,25 +190,25 @@ def test_who_was_slower_than_all_others_foresee_runs_as_well(
 
 
 def test_steps_too_dear_for_rounds_leave_the_searches_word() -> None:
-    found = findings(scale=0.01)
-    assert rank(found)[64].rate == 10.0
+    found = findings(scale=0.005)
+    assert rank(found)[64].rate == 5.0
     assert Rounds.ran == []
 
 
 def test_where_not_all_fit_into_the_time_the_fastest_do() -> None:
     """With steps of seconds only two of three recipes can run three rounds."""
-    found = findings(scale=0.03)
+    found = findings(scale=0.02)
     rank(found)
     assert Rounds.ran == [[64, 128]]
 
 
 @pytest.mark.parametrize(
-    ("warmup", "ran"), [({128: 25.0}, [[64, 32]]), ({128: 15.0, 32: 5.0}, [[64, 128]])]
+    ("warmup", "ran"), [({128: 40.0}, [[64, 32]]), ({128: 25.0, 32: 5.0}, [[64, 128]])]
 )
 def test_who_takes_too_long_to_make_ready_keeps_no_quick_one_out(
     warmup: dict[int, float], ran: list[list[int]]
 ) -> None:
-    """20 s are there: of those that fit together, who promises most runs."""
+    """30 s are there: of those that fit together, who promises most runs."""
     found = findings()
     found.history = tuple(
         replace(o, measurement=replace(m, warmup_seconds=warmup.get(int(o.point[BATCH]), 0.0)))
@@ -234,7 +234,6 @@ def test_the_race_is_over_when_a_round_costs_more_than_it_can_bring() -> None:
 def test_the_race_is_over_when_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 3.2 and 6.5 s: four rounds take 39 s at least, three fit into 30."""
     monkeypatch.setattr(module.race, "still_running", lambda rates, seconds: range(len(rates)))
-    monkeypatch.setattr(module, "_SECONDS", 30.0)
     rank(findings(scale=0.02))
     assert Rounds.lengths == [[4, 4]]
 
