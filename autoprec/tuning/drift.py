@@ -3,7 +3,9 @@
 A machine that slows down while a search runs (its clock falls, a neighbour wakes up) would make
 late recipes look worse than early ones. On shared machines, though, most of what slows a step is
 over within seconds: a correction for that would be an error of its own. So a change counts only
-when two timings in a row see it, beyond their intervals, with a trial between them.
+when two timings in a row see it, beyond their intervals, with a trial between them. And while a
+large one counts, the baseline is timed after every trial: where it is over by then, the trial is
+not corrected by it. The fastest recipe must not be who ran just after a disturbance.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from autoprec.tuning.work import Work
 #: When the first timing is done again, then every timing: seconds, or times what the last took.
 _SOON, _SECONDS, _SHARE = 6.0, 20.0, 20.0
 
-#: A drift that differs by more, as a logarithm, is looked at again.
+#: A drift that differs by more, as a logarithm, is looked at again; a larger one, after each trial.
 _CHANGE = 0.1
 
 _BUDGET = TimingBudget(seconds=0.5, min_steps=4, max_steps=40)
@@ -54,9 +56,23 @@ class DriftGuard:
             return 1.0
         if first.measurement is None or first.rate <= 0:
             return 1.0
+        if self._due is None or self._clock() >= self._due:
+            self._look(runner, first)
+        return self.drift
+
+    def of_trial(self, runner: Runner, first: Outcome | None) -> float:
+        """Return the drift of the trial that just ran: of a large one what is left of it now."""
+        before = self.drift
+        if first is None or abs(math.log(before)) <= _CHANGE:
+            return before
+        after = self._look(runner, first)
+        self._due = self._clock() + _SECONDS  # while it is large, the next look is after a trial
+        return min(before, after, key=lambda drift: abs(math.log(drift)))
+
+    def _look(self, runner: Runner, first: Outcome) -> float:
+        """Time the baseline, take on the change that it settles, and return what it saw."""
         began = self._clock()
-        if self._due is not None and began < self._due:
-            return self.drift
+        assert first.measurement is not None
         reference = self._reference or first.measurement
         again = self._time(runner, first)
         if again is not None and self._young:
@@ -66,7 +82,7 @@ class DriftGuard:
         suspected = self._settle(seen)
         ended = self._clock()
         self._due = ended if suspected else ended + max(_SECONDS, _SHARE * (ended - began))
-        return self.drift
+        return seen
 
     def _time(self, runner: Runner, first: Outcome) -> Measurement | None:
         recipe = self._space.recipe(first.point)

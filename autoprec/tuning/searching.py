@@ -61,11 +61,12 @@ def search(
         outcome = _not_fitting(work, history, point)
         if outcome is None:
             runner.load()
-            drift = guard.check(runner, find(history, start_point(space, settled, history)))
+            first = find(history, start_point(space, settled, history))
+            drift = guard.check(runner, first)
             budget = _budget(recipe, history, decision.foreseen, drift)
             with work.watch.over(lambda: runner.pids):
                 outcome = run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
-            outcome = replace(outcome, drift=drift)
+            outcome = replace(outcome, drift=guard.of_trial(runner, first))
         study.tell(trial, outcome)
         base = find((*history, outcome), settled)
         best = max(each.rate for each in (*history, outcome))

@@ -100,6 +100,38 @@ def test_a_change_is_looked_at_again_after_the_next_trial() -> None:
     assert len(starts.answers) == 1
 
 
+def trials_in(*steps: float) -> list[float]:
+    """The drift of trials 15 s apart, where the baseline takes these steps when it is timed."""
+    guard, clock, runner, starts = make(*map(measured, steps))
+    guard.check(runner, None)
+    clock.now = 30.0
+    said = []
+    while starts.answers:
+        guard.check(runner, FIRST)
+        said.append(guard.of_trial(runner, FIRST))
+        clock.now += 15.0
+    return said
+
+
+def test_a_trial_is_not_corrected_by_a_disturbance_that_was_over_when_it_had_run() -> None:
+    """Two timings saw half the speed; the one after the trial that followed does not."""
+    assert trials_in(0.01, 0.02, 0.02, 0.01, 0.01) == [1.0] * 5
+
+
+def test_a_drift_that_lasts_corrects_every_trial() -> None:
+    assert trials_in(0.01, 0.02, 0.02, 0.02, 0.02) == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.5])
+
+
+def test_a_small_drift_is_not_looked_at_after_each_trial() -> None:
+    guard, clock, runner, starts = make(*map(measured, (0.01, 0.0107, 0.0107, 0.01)))
+    guard.check(runner, None)
+    for clock.now in (30.0, 60.0, 90.0):
+        guard.check(runner, FIRST)
+        last = guard.of_trial(runner, FIRST)
+    assert last == pytest.approx(0.01 / 0.0107)
+    assert len(starts.answers) == 1
+
+
 def test_a_resumed_search_checks_before_its_first_trial_and_after_it() -> None:
     assert drifts(0.008, 0.008, every=1.0, fresh=False) == pytest.approx([1.0, 1.25])
 
