@@ -38,6 +38,7 @@ TASKS = Path(__file__).parent / "tasks"
 RESULTS = Path(__file__).parent / "results"
 USERS_BATCH, LARGEST = 32, 1024
 STEPS = 3
+_SAMPLED_SECONDS = 0.1
 FIXED = "no search: the task names its batch"
 
 
@@ -221,13 +222,7 @@ def search_here(peer: str, task: str, memory: int) -> dict[str, Any]:
         found["recipe"] = to_plain(recipe)
     except Exception as error:  # a peer that fails is a result
         found["note"] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return {
-        **found,
-        "seconds": time.monotonic() - began,
-        "peak_memory_bytes": max(usage.ru_maxrss for usage in used) * 1024,
-        "tried": TRIED,
-    }
+    return {**found, "seconds": time.monotonic() - began, "tried": TRIED}
 
 
 def search_apart(peer: str, task: str, memory: int, limit: float) -> dict[str, Any]:
@@ -236,33 +231,41 @@ def search_apart(peer: str, task: str, memory: int, limit: float) -> dict[str, A
     `limit` are the seconds a peer may search; autoprec's own search has no limit.
     """
     command = [sys.executable, __file__, "--one", peer, "--tasks", task, "--memory", str(memory)]
+    until = math.inf if peer == "autoprec" else time.monotonic() + limit
+    peak = 0
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as told:
         child = subprocess.Popen(command, stdout=told, stderr=said)
-        try:
-            child.wait(None if peer == "autoprec" else limit)
-        except subprocess.TimeoutExpired:
-            peak = highest_memory(child.pid)
+        while child.poll() is None and time.monotonic() < until:
+            peak = max(peak, resident_bytes(child.pid))
+            time.sleep(_SAMPLED_SECONDS)
+        memory_used = {"peak_memory_bytes": peak}
+        if child.returncode is None:
             child.kill()
             child.wait()
             said.seek(0)
-            return {**unfinished(said.read(), limit), "peak_memory_bytes": peak}
+            return {**unfinished(said.read(), limit), **memory_used}
         said.seek(0)
         told.seek(0)
         errors, lines = said.read().strip().splitlines(), told.read().strip().splitlines()
     if child.returncode or not lines:
         why = (errors or [""])[-1][:160]
-        return {"note": f"ended with code {child.returncode}: {why}", "seconds": None}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+        note = f"ended with code {child.returncode}: {why}"
+        return {"note": note, "seconds": None, **memory_used}
+    return {**json.loads(lines[-1]), **memory_used}
 
 
-def highest_memory(process: int) -> int | None:
-    """The most bytes a running process ever had resident, where the system tells."""
-    status = Path(f"/proc/{process}/status")
-    if not status.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-    return int(lines["VmHWM"].split()[0]) * 1024
+def resident_bytes(process: int) -> int:
+    """Main memory that a process and all its descendants hold now; shared pages count in each.
+
+    A worker that is killed tells its parent nothing, so the parent's own figures do not do.
+    """
+    folder = Path(f"/proc/{process}")
+    try:
+        own = int((folder / "statm").read_text().split()[1]) * resource.getpagesize()
+        children = " ".join(p.read_text() for p in folder.glob("task/*/children")).split()
+    except (OSError, IndexError):  # it has just ended
+        return 0
+    return own + sum(resident_bytes(int(child)) for child in children)
 
 
 def unfinished(said: str, limit: float) -> dict[str, Any]:
