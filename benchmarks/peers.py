@@ -238,7 +238,7 @@ def search_apart(peer: str, task: str, memory: int, limit: float) -> dict[str, A
         while child.poll() is None and time.monotonic() < until:
             peak = max(peak, resident_bytes(child.pid))
             time.sleep(_SAMPLED_SECONDS)
-        memory_used = {"peak_memory_bytes": peak}
+        memory_used = {"peak_memory_bytes": peak} if peak else {}  # only Linux tells
         if child.returncode is None:
             child.kill()
             child.wait()
@@ -345,6 +345,8 @@ def main() -> None:
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    if not arguments.one and "autoprec" not in arguments.peers:
+        parser.error("--peers: name autoprec too, for it is what the others are compared with")
     if arguments.one:
         warnings.simplefilter("ignore")
         print(json.dumps(search_here(arguments.one, arguments.tasks[0], arguments.memory)))
