@@ -71,7 +71,6 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.trials = self.killed = self.peak = 0
-        self.reason = ""
         self._stage, self._since = "start", time.monotonic()
 
     def __call__(self, event: Event) -> None:
@@ -223,7 +222,7 @@ def run_task(name: str, head: dict[str, Any], arguments: argparse.Namespace) -> 
         "grid_seconds": sum(max(seconds, timed(outcome)) for outcome in grid),
         "recipes": {label: to_plain(recipe) for label, recipe in of.items()},
         **ratios,
-        "reason": clock.reason,
+        "reason": profile.evidence.reason,
         "stages": clock.seconds,
         "trials": clock.trials,
         "peak_memory_bytes": clock.peak,
