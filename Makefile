@@ -73,11 +73,11 @@ format: $(VENV)/.all-installed  ## Format the code and mend what lint can mend.
 # -- measurements ---------------------------------------------------------------------------------
 
 .PHONY: bench
-bench: $(VENV)/.all-installed  ## Start-up, overhead of a step, replays, and the oracle (20 minutes or more).
+bench: $(VENV)/.all-installed  ## Start-up, replays, the oracle, and the overhead of a step (40 minutes or more).
 	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/oracle.py
+	$(BIN)/python benchmarks/overhead.py
 
 .PHONY: oracle
 oracle: $(VENV)/.all-installed  ## The tuner against an exhaustive search, every grid measured anew (hours).
