@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -45,6 +46,12 @@ _OWN_WARMUP_SECONDS = 0.5
 #: reached by then is not reached beside the others, or the whole machine has become slower: that is
 #: the pace now, and is not waited for again.
 _DISTURBED, _WAIT_SECONDS = 1.15, 0.5
+
+#: Who runs after another worker pays for it in its first step: that one's threads spin for some
+#: milliseconds before they sleep (OpenMP's wait), and the caches are cold. Training pays neither,
+#: and a step as long as a turn would count nothing else. So each such turn begins with a pause, and
+#: with a step that is not counted where it takes less than this; in a longer one it is lost.
+_PAUSE_SECONDS, _LEAD_IN_SECONDS = 0.02, 0.5
 
 StillRunning = Callable[[tuple[Finalist, ...]], Collection[int]]
 """Who runs another round after those so far, by number; nobody: they are enough."""
@@ -100,6 +107,7 @@ class Contest:
         self._revived: set[int] = set()
         self._shared = shared
         self._own: list[Runner] = []
+        self._last: Runner | None = None
         self._runners: list[Runner] = []
         for recipe in recipes:
             if not shares(recipe) and (together or not self._own):
@@ -143,7 +151,9 @@ class Contest:
                 raise
         for index in range(len(self.recipes)):
             own = self._runners[index] is not self._shared
-            self._time(index, _OWN_WARMUP_SECONDS if own else _WARMUP_SECONDS)
+            warm = self._time(index, _OWN_WARMUP_SECONDS if own else _WARMUP_SECONDS)
+            self._fastest[index] = min(self._fastest[index], warm.step_seconds)
+            self._last = self._runners[index]
 
     def _open(self, index: int) -> None:
         self._call(index, "open", recipe=self.recipes[index], seed=self._seed)
@@ -216,6 +226,9 @@ class Contest:
 
     def _undisturbed(self, index: int) -> Measurement:
         """A turn, which goes on while the recipe is slower than it has been."""
+        if self._runners[index] is not self._last:
+            self._last = self._runners[index]
+            self._lead_in(index)
         while True:
             measured = self._time(index, TURN_SECONDS)
             if measured.step_seconds <= _DISTURBED * self._fastest[index]:
@@ -225,6 +238,12 @@ class Contest:
             if self._waited >= _WAIT_SECONDS:
                 self._fastest[index] = measured.step_seconds
                 return measured
+
+    def _lead_in(self, index: int) -> None:
+        """Leave the worker before time to fall silent, and this one a step to warm the caches."""
+        time.sleep(_PAUSE_SECONDS)
+        if self._fastest[index] < _LEAD_IN_SECONDS:
+            self._time(index, 0.0)
 
     def _time(self, index: int, seconds: float) -> Measurement:
         budget = TimingBudget(seconds=seconds, min_steps=1, max_steps=1000, precision=0.0)

@@ -122,6 +122,37 @@ def test_the_order_turns_round_in_every_second_round() -> None:
         assert [name for _, _, name in workers.log] == ["final0", "final1", "final1", "final0"]
 
 
+@pytest.mark.parametrize(
+    ("step_seconds", "expected"),
+    [
+        # The second round begins with who ran last in the first.
+        pytest.param(0.1, ["lead", 0, "lead", 1, 1, "lead", 0], id="short steps"),
+        pytest.param(2.0, [0, 1, 1, 0], id="steps against which it is lost"),
+    ],
+)
+def test_a_turn_after_another_worker_begins_with_a_step_that_does_not_count(
+    step_seconds: float, expected: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[object] = []
+
+    class Slow(Worker):
+        def call(self, method: str, **arguments: Any) -> Any:
+            answer = super().call(method, **arguments)
+            if answer is None:
+                return None
+            lead = arguments["budget"].seconds == 0
+            heard.append("lead" if lead else int(arguments["name"].removeprefix("final")))
+            return replace(answer, step_seconds=9.0 if lead else step_seconds)
+
+    monkeypatch.setitem(globals(), "Worker", Slow)
+    made, _ = contest(Workers(), [PLAIN, FAST])
+    with made:
+        heard.clear()
+        finals = made.run(2)
+    assert heard == expected
+    assert [final.rates for final in finals] == [(32 / step_seconds,) * 2, (64 / step_seconds,) * 2]
+
+
 def test_a_peak_that_others_share_is_nobodys() -> None:
     made, _ = contest(Workers(), [PLAIN, FAST, LARGE])
     with made:
