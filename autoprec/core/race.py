@@ -21,8 +21,8 @@ from autoprec.core.statistics import paired_ratio
 FEWEST = 3
 """Rounds before anybody is out: of fewer, a disturbed one may decide."""
 
-PRICE = 1 / 3600
-"""The gain in throughput for which a second is spent: an hour of training wins it back."""
+PRICE = 1 / 7200
+"""The gain in throughput for which a second is spent: two hours of training win it back."""
 
 #: The noise of a round's ratio before any is known, which counts as much as so many rounds.
 _NOISE, _WEIGHT = 0.03, 1.0

@@ -259,7 +259,7 @@ def test_a_stopped_tuning_does_not_run_them_again() -> None:
     assert len(Rounds.ran) == 2
 
 
-@pytest.mark.parametrize(("warmup", "ran"), [(0.1, [[64, 128]]), (9.0, [])])
+@pytest.mark.parametrize(("warmup", "ran"), [(0.1, [[64, 128]]), (18.0, [])])
 def test_who_takes_long_to_make_ready_must_promise_more(
     warmup: float, ran: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
