@@ -95,18 +95,18 @@ rates = st.lists(
 )
 
 
-@given(rates, st.integers(1, 5), st.floats(0, 0.2))
+@given(rates, st.integers(1, 5), st.floats(0, 0.2), st.floats(0, 0.2))
 def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_ones_first(
-    pairs, count, tolerance
+    pairs, count, tolerance, batch_tolerance
 ):
     history = [measured(point, rate) for point, rate in pairs]
-    chosen = shortlist(history, tolerance=tolerance, count=count)
+    chosen = shortlist(history, tolerance=tolerance, batch_tolerance=batch_tolerance, count=count)
     assert len(chosen) == min(count, len(history))
     assert len({id(outcome) for outcome in chosen}) == len(chosen)
     if chosen:
         best = max(outcome.rate for outcome in history)
-        close = [o for o in history if o.rate >= best * (1 - tolerance)]
-        assert chosen[0] in close
+        close = [o for o in history if o.rate >= best * (1 - batch_tolerance)]
+        assert chosen[0].rate >= best * (1 - max(tolerance, batch_tolerance))
         assert chosen[0].point[BATCH] == min(o.point[BATCH] for o in close)
         rest = [outcome.rate for outcome in chosen[1:]]
         assert rest == sorted(rest, reverse=True)
@@ -128,9 +128,17 @@ def test_failed_trials_are_on_no_shortlist():
 )
 def test_among_equally_fast_recipes_of_a_batch_the_simplest_is_first(other):
     plain = {**at(32), "alignment": 1, "fused_optimizer": False}
-    history = [measured({**plain, **other}, 101), measured(plain, 100)]
+    history = [measured({**plain, **other}, 101), measured(plain, 100.1)]
     assert shortlist(history)[0].point == plain
-    assert shortlist(history, tolerance=0.0)[0].point == {**plain, **other}
+    exactly = shortlist(history, tolerance=0.0, batch_tolerance=0.0)
+    assert exactly[0].point == {**plain, **other}
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(100.3, 32), (100.0, 64)])
+def test_a_smaller_batch_is_taken_only_where_nothing_is_lost(rate, batch):
+    """In the heats a per cent is less than two batches' ratio is known to."""
+    history = [measured(at(64), 100.5), measured(at(32), rate)]
+    assert shortlist(history)[0].point[BATCH] == batch
 
 
 def curve(**slower):
