@@ -5,6 +5,9 @@ recipes differ by. A proof takes as long as a search, so what is proven first sh
 really the fastest. Beside them runs one that was slower than all others foresee, if there is one: a
 neighbour may have taken what is missing. The baseline does not run here: the finish measures
 everybody against it.
+
+What they mend may make the search want another recipe after all (the batch beside one that was
+slowed, say). So the search is asked again, and what it then measures runs against the winner.
 """
 
 from __future__ import annotations
@@ -43,21 +46,64 @@ _SECONDS, _ROUNDS = 30.0, 20
 
 @dataclass(frozen=True)
 class Heats:
-    """The search's outcomes as the heats left them, as they are kept in the study."""
+    """Who ran in the heats, at the rate they came to or failed, as it is kept in the study.
 
-    ranking: tuple[Outcome, ...]
+    `trials` is how many the search had made by then.
+    """
+
+    ran: tuple[Outcome, ...] = ()
+    trials: int = 0
+
+    def ranking(self, history: Sequence[Outcome]) -> tuple[Outcome, ...]:
+        """The history, with everybody who ran here as they came out."""
+        own = self._own()
+        return tuple(own.get(key(o.point), o) for o in history)
+
+    def mended(self, history: Sequence[Outcome]) -> tuple[Outcome, ...]:
+        """What the search may learn from: the ranking, but that who failed here ran alone."""
+        return tuple(
+            measured if ranked.rate <= 0 else ranked
+            for measured, ranked in zip(history, self.ranking(history), strict=True)
+        )
+
+    def beaten(self, outcome: Outcome) -> bool:
+        """Whether this ran and another was faster."""
+        own = self._own()
+        fastest = max((o.rate for o in self.ran), default=0.0)
+        return key(outcome.point) in own and own[key(outcome.point)].rate < fastest
+
+    def joined(self, ran: Sequence[Outcome], trials: int) -> Heats:
+        """These heats and further ones."""
+        own = self._own() | {key(o.point): o for o in ran}
+        return Heats(tuple(own.values()), trials)
+
+    def _own(self) -> dict[object, Outcome]:
+        return {key(o.point): o for o in self.ran}
 
 
-def rank(
-    work: Work, study: Study, space: Space, baseline: Point, findings: Findings, runner: Runner
-) -> tuple[Outcome, ...]:
-    """The history, with the rates of the fastest recipes as they are in alternation."""
-    kept = study.recall("heats", Heats)
-    if kept is not None and _of(kept.ranking, findings.history):
-        return kept.ranking
-    ranking = list(findings.history)
+def known_heats(study: Study) -> Heats:
+    """What an earlier run of this tuning has kept."""
+    return study.recall("heats", Heats) or Heats()
+
+
+def run_heats(
+    work: Work,
+    study: Study,
+    space: Space,
+    baseline: Point,
+    findings: Findings,
+    before: Heats,
+    runner: Runner,
+) -> Heats:
+    """Run who may be the fastest of the history: after earlier heats the winner and newcomers."""
+    heats = before
     while True:
-        allowed = [o for o in ranking if _may_be_chosen(o, work) and key(o.point) != key(baseline)]
+        ranking = heats.ranking(findings.history)
+        allowed = [
+            o
+            for o in ranking
+            if _may_be_chosen(o, work) and key(o.point) != key(baseline) and not heats.beaten(o)
+        ]
         fastest = _fastest(allowed)
         doubtful = [o for o in suspects(ranking) if o in allowed and o not in fastest]
 
@@ -67,7 +113,8 @@ def rank(
 
         running = _within_time([*fastest, *doubtful[:1]], pace_of)
         if len(running) < 2:
-            return tuple(ranking)
+            heats = heats.joined((), len(findings.history))
+            break
         recipes, pace = [space.recipe(outcome.point) for outcome in running], pace_of(running)
         work.listener(Stage("heats", "the fastest recipes in alternation"))
         try:
@@ -77,20 +124,16 @@ def rank(
             out = next(o for o in running if space.recipe(o.point).key() == failed.recipe.key())
             reason = f"ran before but failed in the heats: {failed}"
             findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
-            ranking[ranking.index(out)] = replace(
-                out, status=Status.CRASHED, measurement=None, reason=reason
-            )
+            gone = replace(out, status=Status.CRASHED, measurement=None, reason=reason)
+            heats = heats.joined([gone], heats.trials)
             continue
-        sure = [outcome in fastest for outcome in running]
-        for outcome, rate in zip(running, _rates(running, sure, finals), strict=True):
-            ranking[ranking.index(outcome)] = _at(outcome, rate)
-        study.remember("heats", Heats(tuple(ranking)))
-        return tuple(ranking)
-
-
-def _of(ranking: Sequence[Outcome], history: Sequence[Outcome]) -> bool:
-    """Whether a kept ranking is of this history."""
-    return [key(o.point) for o in ranking] == [key(o.point) for o in history]
+        winners = [outcome in before.ran for outcome in running]
+        sure = winners if any(winners) else [outcome in fastest for outcome in running]
+        rates = _rates(running, sure, finals)
+        heats = heats.joined(list(map(_at, running, rates)), len(findings.history))
+        break
+    study.remember("heats", heats)
+    return heats
 
 
 def _may_be_chosen(outcome: Outcome, work: Work) -> bool:

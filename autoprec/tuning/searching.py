@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from autoprec.core.measurement import TimingBudget
@@ -13,6 +14,7 @@ from autoprec.core.search import Limits, Next, Stop, next_point, ruled_out, sett
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.tuning.drift import DriftGuard
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
+from autoprec.tuning.heats import Heats
 from autoprec.tuning.study import Study
 from autoprec.tuning.trials import Runner, run_trial
 from autoprec.tuning.work import Work
@@ -27,55 +29,92 @@ def find(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
     return next((outcome for outcome in history if key(outcome.point) == key(point)), None)
 
 
-def search(
-    work: Work, study: Study, space: Space, baseline: Point, runner: Runner
-) -> tuple[Outcome, ...]:
-    """Measure recipes until none is worth its time; return every outcome, oldest first.
+class Search:
+    """The search of one tuning: goes on where its study stands, as often as it is run.
 
     Where plain float32 does not fit at the baseline's batch, the largest batch at which it does
     becomes the baseline (`settled_baseline` of the history says which).
     """
-    work.listener(Stage("search", f"{len(space.points())} recipes"))
-    began = time.monotonic()
-    guard = DriftGuard(work, space)
-    repeats = 0
-    while True:
-        history = study.history()
-        settled = settled_baseline(space, baseline, history)
-        if settled is None:
-            return history
-        decision = _decide(work, space, settled, history, repeats, time.monotonic() - began)
-        if isinstance(decision, Stop):
-            work.listener(Note(f"the search ends: {decision.reason}"))
-            return history
-        trial, point = study.ask(decision.point)
-        known = find(history, point)
-        if known is not None:
-            study.tell(trial, known)
-            repeats += 1
-            continue
-        repeats = 0
+
+    def __init__(
+        self,
+        work: Work,
+        study: Study,
+        space: Space,
+        baseline: Point,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._work, self._study, self._space = work, study, space
+        self._baseline = baseline
+        self._clock, self._began = clock, clock()
+        self._guard = DriftGuard(work, space)
+
+    def run(self, runner: Runner, heats: Heats) -> tuple[Outcome, ...]:
+        """Measure recipes until none is worth its time; return every outcome, oldest first.
+
+        What ran in `heats` counts as it came out there.
+        """
+        work, study, space = self._work, self._study, self._space
+        work.listener(Stage("search", f"{len(space.points())} recipes"))
+        repeats, told = 0, 0
+        while True:
+            measured = study.history()
+            history = heats.mended(measured)
+            settled = settled_baseline(space, self._baseline, history)
+            if settled is None:
+                return measured
+            elapsed = self._clock() - self._began
+            decision = _decide(work, space, settled, history, repeats, elapsed)
+            if isinstance(decision, Stop):
+                if told or not heats.trials:
+                    work.listener(Note(f"the search ends: {decision.reason}"))
+                return measured
+            trial, point = study.ask(decision.point)
+            known = find(measured, point)
+            if known is not None:
+                study.tell(trial, known)
+                repeats += 1
+                continue
+            repeats = 0
+            if heats.trials and not told:
+                work.listener(Note("the search goes on, with the rates that the heats mended"))
+            told += 1
+            outcome = self._measure(runner, history, settled, point, decision)
+            study.tell(trial, outcome)
+            self._say(history, settled, outcome)
+
+    def _measure(
+        self,
+        runner: Runner,
+        history: tuple[Outcome, ...],
+        baseline: Point,
+        point: Point,
+        decision: Next,
+    ) -> Outcome:
+        work, space = self._work, self._space
         recipe = space.recipe(point)
-        number = len(history)
-        work.listener(TrialStarted(number, recipe, decision.reason))
+        work.listener(TrialStarted(len(history), recipe, decision.reason))
         outcome = _not_fitting(work, history, point)
-        if outcome is None:
-            runner.load()
-            first = find(history, start_point(space, settled, history))
-            drift = guard.check(runner, first)
-            budget = _budget(recipe, history, decision.foreseen, drift)
-            with work.watch.over(lambda: runner.pids):
-                outcome = run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
-            outcome = replace(outcome, drift=guard.of_trial(runner, first))
-        study.tell(trial, outcome)
-        base = find((*history, outcome), settled)
+        if outcome is not None:
+            return outcome
+        runner.load()
+        first = find(history, start_point(space, baseline, history))
+        drift = self._guard.check(runner, first)
+        budget = _budget(recipe, history, decision.foreseen, drift)
+        with work.watch.over(lambda: runner.pids):
+            outcome = run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
+        return replace(outcome, drift=self._guard.of_trial(runner, first))
+
+    def _say(self, history: tuple[Outcome, ...], baseline: Point, outcome: Outcome) -> None:
+        recipe = self._space.recipe(outcome.point)
+        base = find((*history, outcome), baseline)
         best = max(each.rate for each in (*history, outcome))
         baseline_rate = base.rate if base is not None else 0.0
-        work.listener(TrialFinished(number, recipe, outcome, best, baseline_rate))
-        if recipe.keeps_memory and key(point) == key({**settled, KEEP_MEMORY: True}):
-            said = what_it_brings(settled, (*history, outcome))
+        self._work.listener(TrialFinished(len(history), recipe, outcome, best, baseline_rate))
+        if recipe.keeps_memory and key(outcome.point) == key({**baseline, KEEP_MEMORY: True}):
+            said = what_it_brings(baseline, (*history, outcome))
             if said:
-                work.listener(Note(said))
+                self._work.listener(Note(said))
 
 
 def _decide(

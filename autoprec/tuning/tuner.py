@@ -22,16 +22,16 @@ from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Proposal, Refusal, propose
 from autoprec.core.search import settled_baseline
-from autoprec.core.space import BATCH, Space
+from autoprec.core.space import BATCH, Point, Space
 from autoprec.errors import NoFeasibleRecipe, UsageError
 from autoprec.tuning.contest import may_share
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import Finish
-from autoprec.tuning.heats import rank
+from autoprec.tuning.heats import known_heats, run_heats
 from autoprec.tuning.preflight import baseline_point, build_space, preflight, wanted_multiple
 from autoprec.tuning.proving import Prover, is_reference, keeps_arithmetic
-from autoprec.tuning.searching import find, search
+from autoprec.tuning.searching import Search, find
 from autoprec.tuning.spares import Spares
 from autoprec.tuning.storage import DeviceLock, default_journal
 from autoprec.tuning.study import Study, study_name
@@ -129,27 +129,16 @@ def _learn(
     space = build_space(work, task, facts, proposal)
     study.use(space, sampler=work.options.sampler, seed=work.options.seed)
     work.listener(Described(task, len(study.history()), len(space.points())))
-    baseline = baseline_point(space)
-    history = search(work, study, space, baseline, runner)
     findings = Findings(
         facts=facts,
         task=task,
-        history=history,
+        history=(),
         refusals=list(proposal.refusals),
         memory_bytes=work.memory_bytes,
         space=space,
         alignment=wanted_multiple(work, facts, space.policies),
     )
-    settled = settled_baseline(space, baseline, history) or baseline
-    measured = find(history, settled)
-    if settled != baseline:
-        findings.notes.append(
-            f"plain float32 does not fit at batch {baseline[BATCH]}: the baseline is batch "
-            f"{settled[BATCH]}"
-        )
-    if measured is None or measured.measurement is None or measured.rate <= 0:
-        raise _no_baseline(measured)
-    findings.ranking = rank(work, study, space, settled, findings, runner)
+    settled = _search(work, study, space, findings, runner)
     prover = Prover(work, study, task, findings, runner)
 
     def substitute(failed: Recipe) -> Proven | None:
@@ -165,11 +154,35 @@ def _learn(
         prover.forget()
 
         def memory_pays(batch_size: int) -> bool:
-            return surely_pays(space, settled, history, batch_size)
+            return surely_pays(space, settled, findings.history, batch_size)
 
         Finish(work, runner, plain, findings, spares, memory_pays).run(proven, substitute)
     findings.neighbours = work.watch.worst
     return findings
+
+
+def _search(work: Work, study: Study, space: Space, findings: Findings, runner: Runner) -> Point:
+    """Search and run the heats, until what they mend brings nothing new; return the baseline."""
+    baseline = baseline_point(space)
+    search, heats = Search(work, study, space, baseline), known_heats(study)
+    while True:
+        findings.history = search.run(runner, heats)
+        settled = settled_baseline(space, baseline, findings.history) or baseline
+        measured = find(findings.history, settled)
+        if measured is None or measured.rate <= 0:
+            raise _no_baseline(measured)
+        if heats.trials == len(findings.history):
+            break
+        heats = run_heats(work, study, space, settled, findings, heats, runner)
+        if work.options.sampler != "cost":  # the others learn nothing from a mended rate
+            break
+    findings.ranking = heats.ranking(findings.history)
+    if settled != baseline:
+        findings.notes.append(
+            f"plain float32 does not fit at batch {baseline[BATCH]}: the baseline is batch "
+            f"{settled[BATCH]}"
+        )
+    return settled
 
 
 def _worth_a_spare(work: Work, space: Space, plain: Recipe, findings: Findings) -> bool:

@@ -22,6 +22,7 @@ from autoprec.tuning.contest import FinalistFailed, StillRunning, everybody
 from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import Findings
 from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning.heats import Heats, known_heats, run_heats
 from tests.core.test_rules import facts as device
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(16, 32, 64, 128))
@@ -124,13 +125,20 @@ def work(policies: tuple[Policy, ...] = ()) -> Any:
     )
 
 
-def rank(found: Findings, notes: Notes | None = None, **kwargs: Any) -> dict[int, Outcome]:
+def run(
+    found: Findings, before: Heats | None = None, notes: Notes | None = None, **kwargs: Any
+) -> Heats:
     baseline = found.history[0].point
-    ranking = module.rank(
-        work(**kwargs), cast(Any, notes or Notes()), SPACE, baseline, found, cast(Any, RUNNER)
-    )
-    assert [o.point for o in ranking] == [o.point for o in found.history]
-    return {int(o.point[BATCH]): o for o in ranking if o.point["policy"] == "mixed_bfloat16"}
+    study, runner = cast(Any, notes or Notes()), cast(Any, RUNNER)
+    return run_heats(work(**kwargs), study, SPACE, baseline, found, before or Heats(), runner)
+
+
+def rank(found: Findings, **kwargs: Any) -> dict[int, Outcome]:
+    return by_batch(run(found, **kwargs).ranking(found.history))
+
+
+def by_batch(outcomes: Sequence[Outcome]) -> dict[int, Outcome]:
+    return {int(o.point[BATCH]): o for o in outcomes if o.point["policy"] == "mixed_bfloat16"}
 
 
 def test_the_truly_fastest_leads_and_the_others_stay_as_they_were() -> None:
@@ -249,14 +257,46 @@ def test_without_a_recipe_that_ran_there_is_no_heat() -> None:
     assert Rounds.ran == []
 
 
-def test_a_stopped_tuning_does_not_run_them_again() -> None:
+def test_what_they_came_to_is_kept_with_the_trials_that_were_known() -> None:
     notes, found = Notes(), findings()
-    first = rank(found, notes)
-    assert rank(found, notes) == first
+    heats = run(found, notes=notes)
+    assert heats.trials == len(found.history)
+    assert known_heats(cast(Any, notes)) == heats
+    assert known_heats(cast(Any, Notes())) == Heats()
+
+
+def test_a_newcomer_runs_against_the_winner_alone_and_on_its_scale() -> None:
+    found = findings()
+    everything, found.history = found.history, found.history[:-1]
+    first = run(found)
+    found.history = everything
+    ranking = by_batch(run(found, before=first).ranking(everything))
+    assert Rounds.ran == [[64, 32], [64, 128]]
+    before = by_batch(first.ranking(everything))
+    assert ranking[32] == before[32]
+    assert ranking[64].rate == pytest.approx(before[64].rate)
+    assert ranking[128].rate == pytest.approx(before[64].rate * 1100 / 900)
+
+
+def test_a_newcomer_that_is_far_behind_runs_in_no_further_heat() -> None:
+    found = findings()
+    first = run(found)
+    found.history = (*found.history, seen(8, "mixed_bfloat16", 300.0))
+    heats = run(found, before=first)
     assert len(Rounds.ran) == 1
-    found.history = found.history[:-1]  # another search: other heats
-    rank(found, notes)
-    assert len(Rounds.ran) == 2
+    assert (heats.ran, heats.trials) == (first.ran, first.trials + 1)
+
+
+def test_the_search_learns_rates_but_not_that_one_failed_beside_others(monkeypatch: Any) -> None:
+    """A trial that crashed rules its kind out; this one ran when it was alone."""
+    monkeypatch.setattr(Rounds, "failing", (128,))
+    found = findings()
+    heats = run(found)
+    mended, ranking = by_batch(heats.mended(found.history)), by_batch(heats.ranking(found.history))
+    assert ranking[128].rate == 0.0
+    assert mended[128].rate == pytest.approx(980.0)
+    assert mended[64] == ranking[64]
+    assert mended[64].rate != 1000.0
 
 
 @pytest.mark.parametrize(("warmup", "ran"), [(0.1, [[64, 128]]), (18.0, [])])

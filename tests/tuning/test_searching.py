@@ -1,0 +1,126 @@
+"""The search as the tuner runs it: once, and again with what the heats mended."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement
+from autoprec.core.outcomes import Outcome, Status
+from autoprec.core.recipe import Recipe
+from autoprec.core.space import BATCH, Point, Space, powers_of_two
+from autoprec.tuning import searching
+from autoprec.tuning.events import Event, Note, TrialFinished
+from autoprec.tuning.heats import Heats
+from autoprec.tuning.preflight import baseline_point
+from autoprec.tuning.searching import Search, find
+from autoprec.tuning.study import Study
+
+SPACE = Space(
+    policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16),
+    batch_sizes=powers_of_two(8, 1024),
+    memory_formats=("contiguous", "channels_last"),
+)
+
+#: Samples per second of a recorded tuning of a U-Net, by policy, layout and batch. Its trial of
+#: batch 512 was disturbed, and 1024 was never tried; the heats timed 512 at `MENDED` and 256 at
+#: 1749. What is not listed was not tried then, and is made up of its neighbours.
+RATES = {
+    ("float32", "contiguous"): {8: 800, 16: 1000, 32: 1223, 64: 1230, 128: 1225, 256: 1223},
+    ("mixed_bfloat16", "channels_last"): {8: 807, 16: 1000, 32: 1200, 64: 1300, 128: 1354},
+    ("mixed_bfloat16", "contiguous"): {8: 800, 16: 1081, 32: 1457, 64: 1567, 128: 1739},
+}
+LARGE = {256: 1716, 512: 1609, 1024: 1760}
+MENDED = {32: 1372.0, 64: 1595.0, 128: 1645.0, 256: 1749.0, 512: 1740.0}
+
+
+def rate(point: Point) -> float:
+    batch, of = int(point[BATCH]), (str(point["policy"]), str(point["memory_format"]))
+    known = RATES.get(of, {8: 800.0})
+    if of == ("mixed_bfloat16", "contiguous"):
+        known = {**known, **LARGE}
+    elif of == ("mixed_bfloat16", "channels_last"):
+        known = {**known, 256: 1428.0}
+    return float(known.get(batch, known[max(known)]))
+
+
+def measured(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
+    batch = int(point[BATCH])
+    step = batch / rate(point)
+    return Outcome(point, Status.OK, Measurement(step, step, step, 5, batch, peak_memory_bytes=1))
+
+
+class Tuning:
+    """A search on recorded rates, with what it said."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.events: list[Event] = []
+        settings = {"sampler": "cost", "time_limit": None, "trials": None, "seed": 0, **options}
+        work = SimpleNamespace(
+            options=SimpleNamespace(**settings),
+            listener=self.events.append,
+            memory_bytes=None,
+            watch=SimpleNamespace(over=lambda pids: nullcontext()),
+        )
+        study = Study(folder / "study.journal", "unet")
+        study.use(SPACE, sampler=settings["sampler"])
+        self.now = 0.0
+        self.baseline = {**baseline_point(SPACE), BATCH: 32}
+        self.search = Search(cast(Any, work), study, SPACE, self.baseline, clock=lambda: self.now)
+
+    def run(self, heats: Heats) -> list[int]:
+        """Search; return the batches of the trials that it made."""
+        self.events.clear()
+        runner = SimpleNamespace(pids=(), load=lambda: None)
+        self.history = self.search.run(cast(Any, runner), heats)
+        return [e.recipe.batch_size for e in self.events if isinstance(e, TrialFinished)]
+
+    @property
+    def notes(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Note)]
+
+    def heats(self, rates: dict[int, float]) -> Heats:
+        """Heats in which these batches of plain bfloat16 came to these rates."""
+        fast = {**self.baseline, "policy": "mixed_bfloat16"}
+        ran = []
+        for batch, mended in rates.items():
+            outcome = find(self.history, {**fast, BATCH: batch})
+            assert outcome is not None
+            ran.append(replace(outcome, drift=outcome.rate / mended))
+        return Heats(tuple(ran), len(self.history))
+
+
+@pytest.fixture
+def tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuning:
+    monkeypatch.setattr(searching, "run_trial", measured)
+    return Tuning(tmp_path)
+
+
+def test_the_search_goes_on_where_the_heats_mended_what_ended_it(tuning: Tuning) -> None:
+    first = tuning.run(Heats())
+    assert 512 in first
+    assert 1024 not in first
+    assert [note.split(":")[0] for note in tuning.notes] == ["the search ends"]
+    assert 1024 in tuning.run(tuning.heats(MENDED))
+    said = [note.split(",")[0].split(":")[0] for note in tuning.notes]
+    assert said == ["the search goes on", "the search ends"]
+
+
+def test_it_ends_without_a_word_where_they_mended_nothing(tuning: Tuning) -> None:
+    tuning.run(Heats())
+    assert tuning.run(tuning.heats({128: 1739.0, 256: 1716.0})) == []
+    assert tuning.notes == []
+
+
+def test_the_time_limit_covers_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "run_trial", measured)
+    tuning = Tuning(tmp_path, time_limit=100.0)
+    tuning.run(Heats())
+    tuning.now = 101.0
+    assert tuning.run(tuning.heats(MENDED)) == []
