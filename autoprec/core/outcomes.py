@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autoprec.core.choice import SAME_SPEED
+from autoprec.core.choice import simplest_of_fastest
 from autoprec.core.cost import Seen, ThroughputModel
 from autoprec.core.measurement import Measurement
 from autoprec.core.space import BATCH, Point
@@ -84,32 +84,20 @@ def suspects(history: Sequence[Outcome]) -> tuple[Outcome, ...]:
     return tuple(outcome for _, outcome in sorted(found, key=lambda item: -item[0]))
 
 
-#: A smaller batch this near the fastest is as fast. Two batches' ratio is known to a per cent or
-#: two after the heats, and what is given up here comes on top: of races drawn from recorded rounds
-#: 4.7 % ended more than 3 % slower where 1 % was given up, 0.2 % where nothing was.
-_SAME_BATCH_SPEED = 0.0025
-
-
-def shortlist(
-    history: Sequence[Outcome],
-    *,
-    tolerance: float = SAME_SPEED,
-    batch_tolerance: float = _SAME_BATCH_SPEED,
-    count: int = 3,
-) -> tuple[Outcome, ...]:
+def shortlist(history: Sequence[Outcome], *, count: int = 3) -> tuple[Outcome, ...]:
     """The outcomes worth a final, best first: the fastest, or a simpler one as fast as it.
 
-    That is the simplest within `tolerance` of the fastest, at the smallest batch within
-    `batch_tolerance` of it; what follows are the next fastest.
+    What follows are the next fastest.
     """
     good = sorted((o for o in history if o.rate > 0), key=lambda o: -o.rate)
     if not good:
         return ()
-    near = [o for o in good if o.rate >= good[0].rate * (1 - batch_tolerance)]
-    batch = min(int(o.point[BATCH]) for o in near)
-    lowest = good[0].rate * (1 - max(tolerance, batch_tolerance))
-    mates = [o for o in good if int(o.point[BATCH]) == batch and o.rate >= lowest]
-    preferred = min(mates, key=lambda o: (_complexity(o.point), -o.rate))
+    preferred = simplest_of_fastest(
+        good,
+        rate=lambda o: o.rate,
+        batch=lambda o: int(o.point[BATCH]),
+        settings=lambda o: _complexity(o.point),
+    )
     rest = [o for o in good if o is not preferred]
     return (preferred, *rest)[:count]
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoprec.core.choice import SAME_BATCH_SPEED, SAME_SPEED
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
@@ -89,24 +90,24 @@ def test_points_are_told_apart_by_their_values_alone():
 
 
 rates = st.lists(
-    st.tuples(st.sampled_from(SPACE.points()), st.floats(0.1, 1e4)),
+    st.tuples(st.sampled_from(SPACE.points()), st.floats(0.1, 1e4) | st.floats(99, 100)),
     max_size=12,
     unique_by=lambda pair: key(pair[0]),
 )
 
 
-@given(rates, st.integers(1, 5), st.floats(0, 0.2), st.floats(0, 0.2))
+@given(rates, st.integers(1, 5))
 def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_ones_first(
-    pairs, count, tolerance, batch_tolerance
+    pairs, count
 ):
     history = [measured(point, rate) for point, rate in pairs]
-    chosen = shortlist(history, tolerance=tolerance, batch_tolerance=batch_tolerance, count=count)
+    chosen = shortlist(history, count=count)
     assert len(chosen) == min(count, len(history))
     assert len({id(outcome) for outcome in chosen}) == len(chosen)
     if chosen:
         best = max(outcome.rate for outcome in history)
-        close = [o for o in history if o.rate >= best * (1 - batch_tolerance)]
-        assert chosen[0].rate >= best * (1 - max(tolerance, batch_tolerance))
+        close = [o for o in history if o.rate >= best * (1 - SAME_BATCH_SPEED)]
+        assert chosen[0].rate >= best * (1 - SAME_SPEED)
         assert chosen[0].point[BATCH] == min(o.point[BATCH] for o in close)
         rest = [outcome.rate for outcome in chosen[1:]]
         assert rest == sorted(rest, reverse=True)
@@ -130,8 +131,8 @@ def test_among_equally_fast_recipes_of_a_batch_the_simplest_is_first(other):
     plain = {**at(32), "alignment": 1, "fused_optimizer": False}
     history = [measured({**plain, **other}, 101), measured(plain, 100.1)]
     assert shortlist(history)[0].point == plain
-    exactly = shortlist(history, tolerance=0.0, batch_tolerance=0.0)
-    assert exactly[0].point == {**plain, **other}
+    faster = [measured({**plain, **other}, 101), measured(plain, 99.9)]
+    assert shortlist(faster)[0].point == {**plain, **other}
 
 
 @pytest.mark.parametrize(("rate", "batch"), [(100.3, 32), (100.0, 64)])
