@@ -60,7 +60,7 @@ class Limits:
     `setup_seconds` is the cost of a trial besides its steps, which it times for `timed_seconds`,
     and for `steps` steps with the warm-up at least. A trial must promise an expected gain of
     `gain_per_second` for every second that it takes; trials of up to `cheap_seconds` are spent on
-    what the model cannot know.
+    what the model cannot know, unless there are to be no `doubts`.
     """
 
     memory_bytes: float | None = None
@@ -72,6 +72,7 @@ class Limits:
     steps: int = 4
     gain_per_second: float = 5e-4
     cheap_seconds: float = 3.0
+    doubts: bool = True
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def next_point(
         alike = next((o.rate for o in good if key(o.point) == key(start)), 0.0)
         return Next(firsts[0], "the baseline under another policy", alike)
     decision = _most_promising(open_points, good, limits)
-    if isinstance(decision, Stop):
+    if isinstance(decision, Stop) and limits.doubts:
         return _unsure(space, open_points, good, limits) or decision
     return decision
 

@@ -66,11 +66,9 @@ class Heats:
             for measured, ranked in zip(history, self.ranking(history), strict=True)
         )
 
-    def beaten(self, outcome: Outcome) -> bool:
-        """Whether this ran and another was faster."""
-        own = self._own()
-        fastest = max((o.rate for o in self.ran), default=0.0)
-        return key(outcome.point) in own and own[key(outcome.point)].rate < fastest
+    def won(self, outcome: Outcome) -> bool:
+        """Whether this is the fastest of who ran."""
+        return outcome == max(self.ran, key=lambda o: o.rate, default=None)
 
     def joined(self, ran: Sequence[Outcome], trials: int) -> Heats:
         """These heats and further ones."""
@@ -99,11 +97,8 @@ def run_heats(
     heats = before
     while True:
         ranking = heats.ranking(findings.history)
-        allowed = [
-            o
-            for o in ranking
-            if _may_be_chosen(o, work) and key(o.point) != key(baseline) and not heats.beaten(o)
-        ]
+        running = [o for o in ranking if before.won(o) or o in findings.history[before.trials :]]
+        allowed = [o for o in running if _may_be_chosen(o, work) and key(o.point) != key(baseline)]
         fastest = _fastest(allowed)
         doubtful = [o for o in suspects(ranking) if o in allowed and o not in fastest]
 

@@ -48,11 +48,13 @@ class Search:
         self._baseline = baseline
         self._clock, self._began = clock, clock()
         self._guard = DriftGuard(work, space)
+        self._ended = False
 
     def run(self, runner: Runner, heats: Heats) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
 
-        What ran in `heats` counts as it came out there.
+        What ran in `heats` counts as it came out there. Run again after them, only what is expected
+        to be faster is tried: what no model can know was looked at before.
         """
         work, study, space = self._work, self._study, self._space
         work.listener(Stage("search", f"{len(space.points())} recipes"))
@@ -64,8 +66,9 @@ class Search:
             if settled is None:
                 return measured
             elapsed = self._clock() - self._began
-            decision = _decide(work, space, settled, history, repeats, elapsed)
+            decision = _decide(work, space, settled, history, repeats, elapsed, not self._ended)
             if isinstance(decision, Stop):
+                self._ended = True
                 if told or not heats.trials:
                     work.listener(Note(f"the search ends: {decision.reason}"))
                 return measured
@@ -124,12 +127,13 @@ def _decide(
     history: tuple[Outcome, ...],
     repeats: int,
     elapsed: float,
+    doubts: bool,
 ) -> Next | Stop:
     options = work.options
     if options.time_limit is not None and elapsed >= options.time_limit and history:
         return Stop(f"the time limit of {options.time_limit:g} s is reached")
     if options.sampler == "cost" or find(history, baseline) is None:
-        limits = Limits(memory_bytes=_room(work), trials=options.trials)
+        limits = Limits(memory_bytes=_room(work), trials=options.trials, doubts=doubts)
         return next_point(space, baseline, history, limits)
     points = len(space.points())
     count = options.trials or (points if options.sampler == "grid" else _SAMPLER_TRIALS)

@@ -124,3 +124,11 @@ def test_the_time_limit_covers_both(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tuning.run(Heats())
     tuning.now = 101.0
     assert tuning.run(tuning.heats(MENDED)) == []
+
+
+def test_what_no_model_can_know_is_not_looked_at_twice(tuning: Tuning) -> None:
+    """That 1024 is the fastest now makes its twin of another layout no likelier to be so."""
+    tuning.run(Heats())
+    tuning.run(tuning.heats(MENDED))
+    again = [e.recipe for e in tuning.events if isinstance(e, TrialFinished)]
+    assert {(r.policy, r.memory_format) for r in again} == {(Policy.MIXED_BFLOAT16, "contiguous")}
