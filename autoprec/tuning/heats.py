@@ -7,7 +7,9 @@ neighbour may have taken what is missing. The baseline does not run here: the fi
 everybody against it.
 
 What they mend may make the search want another recipe after all (the batch beside one that was
-slowed, say). So the search is asked again, and what it then measures runs against the winner.
+slowed, say). So the search is asked again, and what it then measures runs against the winner. So
+does, once, what seemed too slow to run, where the search's timings turn out to be worse than taken
+for: on a machine whose neighbours come and go, a recipe may have met them alone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, compress
+from statistics import stdev
 
 from autoprec.core import race
 from autoprec.core.choice import Finalist
@@ -34,9 +37,13 @@ from autoprec.tuning.trials import Runner, raise_user_error
 from autoprec.tuning.work import Work
 
 #: Who runs: at most this many, and nobody who promises less than the price of the fewest rounds.
-#: `_LUCK` is how far the ratio of two recipes in the search may be off, as a logarithm: each was
-#: timed once, for half a second, and the fastest of many trials was often only the luckiest.
-_MOST, _LUCK = 5, 0.1
+_MOST = 5
+
+LUCK = 0.1
+"""How far the ratio of two recipes in the search may be off, as a logarithm, for all that is known.
+
+Each was timed once, for half a second, and the fastest of many was often only the luckiest.
+"""
 
 #: Seconds that making ready and the rounds may take, as the search timed the steps, and the most
 #: rounds. Where the fewest that decide do not fit, fewer recipes run, and where that leaves nobody
@@ -48,11 +55,12 @@ _SECONDS, _ROUNDS = 30.0, 20
 class Heats:
     """Who ran in the heats, at the rate they came to or failed, as it is kept in the study.
 
-    `trials` is how many the search had made by then.
+    `trials` is how many the search had made by then, `luck` how far its ratios may be off.
     """
 
     ran: tuple[Outcome, ...] = ()
     trials: int = 0
+    luck: float = LUCK
 
     def ranking(self, history: Sequence[Outcome]) -> tuple[Outcome, ...]:
         """The history, with everybody who ran here as they came out."""
@@ -70,10 +78,17 @@ class Heats:
         """Whether this is the fastest of who ran."""
         return outcome == max(self.ran, key=lambda o: o.rate, default=None)
 
-    def joined(self, ran: Sequence[Outcome], trials: int) -> Heats:
+    def may_run(self, history: Sequence[Outcome]) -> list[Outcome]:
+        """The winner, and who did not run yet: newcomers, and who may be as fast after all."""
+        ranking, known = self.ranking(history), self._own().keys()
+        doubtful = ranking if self.luck > LUCK else suspects(ranking)
+        wanted = (*doubtful, *history[self.trials :])
+        return [o for o in ranking if self.won(o) or (o in wanted and key(o.point) not in known)]
+
+    def joined(self, ran: Sequence[Outcome], trials: int, luck: float = LUCK) -> Heats:
         """These heats and further ones."""
         own = self._own() | {key(o.point): o for o in ran}
-        return Heats(tuple(own.values()), trials)
+        return Heats(tuple(own.values()), trials, luck)
 
     def _own(self) -> dict[object, Outcome]:
         return {key(o.point): o for o in self.ran}
@@ -93,20 +108,20 @@ def run_heats(
     before: Heats,
     runner: Runner,
 ) -> Heats:
-    """Run who may be the fastest of the history: after earlier heats the winner and newcomers."""
+    """Run who may be the fastest of the history; return `before` where nobody else may be."""
     heats = before
     while True:
-        ranking = heats.ranking(findings.history)
-        running = [o for o in ranking if before.won(o) or o in findings.history[before.trials :]]
-        allowed = [o for o in running if _may_be_chosen(o, work) and key(o.point) != key(baseline)]
-        fastest = _fastest(allowed)
-        doubtful = [o for o in suspects(ranking) if o in allowed and o not in fastest]
+        may_run = heats.may_run(findings.history)
+        allowed = [o for o in may_run if _may_be_chosen(o, work) and key(o.point) != key(baseline)]
+        fastest = _fastest(allowed, heats.luck)
+        suspected = suspects(heats.ranking(findings.history))
+        doubtful = [o for o in suspected if o in allowed and o not in fastest]
 
         def pace_of(outcomes: Sequence[Outcome]) -> _Pace:
             own = [space.recipe(outcome.point) for outcome in outcomes]
             return _pace(outcomes, fit_together(work, own, findings))
 
-        running = _within_time([*fastest, *doubtful[:1]], pace_of)
+        running = _within_time([*fastest, *doubtful[:1]], pace_of, heats.luck)
         if len(running) < 2:
             heats = heats.joined((), len(findings.history))
             break
@@ -120,12 +135,13 @@ def run_heats(
             reason = f"ran before but failed in the heats: {failed}"
             findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
             gone = replace(out, status=Status.CRASHED, measurement=None, reason=reason)
-            heats = heats.joined([gone], heats.trials)
+            heats = heats.joined([gone], heats.trials, heats.luck)
             continue
         winners = [outcome in before.ran for outcome in running]
         sure = winners if any(winners) else [outcome in fastest for outcome in running]
         rates = _rates(running, sure, finals)
-        heats = heats.joined(list(map(_at, running, rates)), len(findings.history))
+        luck = LUCK if any(winners) else _luck(running, sure, rates)
+        heats = heats.joined(list(map(_at, running, rates)), len(findings.history), luck)
         break
     study.remember("heats", heats)
     return heats
@@ -136,31 +152,38 @@ def _may_be_chosen(outcome: Outcome, work: Work) -> bool:
     return outcome.rate > 0 and (not policies or outcome.point["policy"] in policies)
 
 
-def _fastest(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _fastest(outcomes: Sequence[Outcome], luck: float) -> list[Outcome]:
     """The fastest recipes, fastest first, as far as to run them is worth it."""
     best = sorted(outcomes, key=lambda o: -o.rate)[:_MOST]
-    return [o for o in best if o is best[0] or _promises(o, best[0])]
+    return [o for o in best if o is best[0] or _promises(o, best[0], luck)]
 
 
-def _promises(outcome: Outcome, fastest: Outcome) -> bool:
+def _promises(outcome: Outcome, fastest: Outcome, luck: float) -> bool:
     """Whether this may be so much faster than the fastest that the rounds are worth it."""
     pace = _pace([outcome], together=True)
-    return _gain(outcome, fastest) > race.PRICE * pace.fewest_seconds
+    return _gain(outcome, fastest, luck) > race.PRICE * pace.fewest_seconds
 
 
-def _gain(outcome: Outcome, fastest: Outcome) -> float:
+def _gain(outcome: Outcome, fastest: Outcome, luck: float) -> float:
     """What this is expected to be faster by, in log throughput."""
-    return Prediction(math.log(outcome.rate / fastest.rate), _LUCK).expected_gain(0.0)
+    return Prediction(math.log(outcome.rate / fastest.rate), luck).expected_gain(0.0)
+
+
+def _luck(running: Sequence[Outcome], sure: Sequence[bool], rates: Sequence[float]) -> float:
+    """How far the ratio of two of the search's rates was off, at least what is taken for it."""
+    known = compress(zip(running, rates, strict=True), sure)
+    errors = [math.log(rate / outcome.rate) for outcome, rate in known]
+    return max(LUCK, math.sqrt(2) * stdev(errors)) if len(errors) > 1 else LUCK
 
 
 def _within_time(
-    outcomes: Sequence[Outcome], pace_of: Callable[[Sequence[Outcome]], _Pace]
+    outcomes: Sequence[Outcome], pace_of: Callable[[Sequence[Outcome]], _Pace], luck: float
 ) -> list[Outcome]:
     """The first, and of the others those that promise most together and have the time to run."""
     first, others = outcomes[:1], outcomes[1:]
     sets = [[*first, *few] for n in range(1, len(others) + 1) for few in combinations(others, n)]
     fitting = [few for few in sets if pace_of(few).fewest_seconds <= _SECONDS]
-    return max(fitting, key=lambda few: sum(_gain(o, few[0]) for o in few[1:]), default=[])
+    return max(fitting, key=lambda few: sum(_gain(o, few[0], luck) for o in few[1:]), default=[])
 
 
 @dataclass(frozen=True)

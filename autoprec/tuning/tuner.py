@@ -171,10 +171,9 @@ def _search(work: Work, study: Study, space: Space, findings: Findings, runner: 
         measured = find(findings.history, settled)
         if measured is None or measured.rate <= 0:
             raise _no_baseline(measured)
-        if heats.trials == len(findings.history):
-            break
-        heats = run_heats(work, study, space, settled, findings, heats, runner)
-        if work.options.sampler != "cost":  # the others learn nothing from a mended rate
+        before = heats
+        heats = run_heats(work, study, space, settled, findings, before, runner)
+        if heats == before:
             break
     findings.ranking = heats.ranking(findings.history)
     if settled != baseline:
