@@ -27,9 +27,9 @@ from autoprec.core.cost import (
 from autoprec.core.memory_mode import start_point
 from autoprec.core.outcomes import Outcome, Status, key, seen, suspects
 from autoprec.core.recipe import KEEP_MEMORY
-from autoprec.core.space import BATCH, Point, Space
+from autoprec.core.space import BATCH, PADDED, Point, Space
 
-#: Ends that say that every larger batch of the same arm ends so too.
+#: Ends that say that every larger batch of the same arm ends so too, however it is padded.
 _GROWS_WORSE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KILLED)
 
 
@@ -316,7 +316,7 @@ def ruled_out(point: Point, history: Sequence[Outcome], limits: Limits) -> str:
             point, outcome.point
         ):
             return outcome.reason or str(outcome.status)
-        if outcome.status in _GROWS_WORSE and batch >= at and _same_arm(point, outcome.point):
+        if outcome.status in _GROWS_WORSE and batch >= at and _padded_more(point, outcome.point):
             return f"batch {at} ended with {outcome.status}"
     if limits.memory_bytes is None:
         return ""
@@ -336,6 +336,14 @@ def ruled_out(point: Point, history: Sequence[Outcome], limits: Limits) -> str:
 
 def _same_arm(left: Point, right: Point) -> bool:
     return all(right[name] == value for name, value in left.items() if name != BATCH)
+
+
+def _padded_more(point: Point, other: Point) -> bool:
+    """Whether two points differ at most in their batches and in that `point` is padded to more."""
+    alike = all(
+        other[name] == value for name, value in point.items() if name not in (BATCH, PADDED)
+    )
+    return alike and int(point.get(PADDED, 1)) >= int(other.get(PADDED, 1))
 
 
 def _same_kernels(left: Point, right: Point) -> bool:

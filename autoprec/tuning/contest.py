@@ -44,8 +44,9 @@ _OWN_WARMUP_SECONDS = 0.5
 #: A turn this much slower than the recipe ran before is disturbed: what its neighbours freed comes
 #: back from the system page by page. It runs on, for so many seconds in a round; what is not
 #: reached by then is not reached beside the others, or the whole machine has become slower: that is
-#: the pace now, and is not waited for again.
-_DISTURBED, _WAIT_SECONDS = 1.15, 0.5
+#: the pace now, and is not waited for again. And one for which that took so long in all varies by
+#: that much of itself.
+_DISTURBED, _WAIT_SECONDS, _PATIENCE_SECONDS = 1.15, 0.5, 1.0
 
 #: Who runs after another worker pays for it in its first step: that one's threads spin for some
 #: milliseconds before they sleep (OpenMP's wait), and the caches are cold. Training pays neither,
@@ -101,6 +102,7 @@ class Contest:
         self._fastest = list(step_seconds) or [math.inf] * len(self.recipes)
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
         self._waited = 0.0
+        self._patience = [_PATIENCE_SECONDS] * len(self.recipes)
         self._seed, self._together, self._listener = seed, together, listener
         self._watch = watch
         self._open_now: set[int] = set()
@@ -231,10 +233,13 @@ class Contest:
             self._lead_in(index)
         while True:
             measured = self._time(index, TURN_SECONDS)
-            if measured.step_seconds <= _DISTURBED * self._fastest[index]:
+            slow = measured.step_seconds > _DISTURBED * self._fastest[index]
+            if not slow or self._patience[index] <= 0:
                 self._fastest[index] = min(self._fastest[index], measured.step_seconds)
                 return measured
-            self._waited += max(TURN_SECONDS, measured.steps * measured.step_seconds)
+            seconds = max(TURN_SECONDS, measured.steps * measured.step_seconds)
+            self._waited += seconds
+            self._patience[index] -= seconds
             if self._waited >= _WAIT_SECONDS:
                 self._fastest[index] = measured.step_seconds
                 return measured

@@ -33,6 +33,14 @@ def test_what_grows_worse_rules_out_the_same_and_larger_batches_of_its_arm(statu
     assert not ruled_out(at(128, memory_format="channels_last"), history, LIMITS)
 
 
+@pytest.mark.parametrize("status", GROWING)
+def test_what_is_padded_needs_no_less(status):
+    plain, padded = {**at(64), "alignment": 1}, {**at(64), "alignment": 8}
+    assert ruled_out(padded, [Outcome(plain, status)], LIMITS)
+    assert not ruled_out(plain, [Outcome(padded, status)], LIMITS)
+    assert not ruled_out({**padded, BATCH: 32}, [Outcome(plain, status)], LIMITS)
+
+
 @pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.CRASHED])
 def test_what_cannot_run_rules_out_its_whole_arm(status):
     history = [Outcome(at(64), status, reason="no such kernel"), Outcome(at(32), Status.TIMEOUT)]

@@ -240,6 +240,25 @@ def test_a_machine_that_has_become_slower_is_waited_for_once_a_round(
     assert next(steps, None) is None
 
 
+def test_one_that_varies_by_itself_is_waited_for_a_second_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = [0.4, 0.4], [0.2], [0.4, 0.2], [0.4], [0.2], [0.4]
+    steps = iter([0.2, *chain(*rounds)])  # a warm-up first
+
+    class Jumping(Worker):
+        def call(self, method: str, **arguments: Any) -> Any:
+            answer = super().call(method, **arguments)
+            return answer if answer is None else replace(answer, step_seconds=next(steps), steps=1)
+
+    monkeypatch.setitem(globals(), "Worker", Jumping)
+    made, _ = contest(Workers(), [FAST])
+    with made:
+        made.run(len(rounds))
+    assert [m.step_seconds for m in made.measured[0]] == [0.4, 0.2, 0.2, 0.4, 0.2, 0.4]
+    assert next(steps, None) is None
+
+
 def test_what_does_not_fit_together_is_opened_for_its_turn() -> None:
     workers = Workers()
     made, _ = contest(workers, [PLAIN, FAST, LARGE], together=False)
