@@ -27,7 +27,7 @@ from autoprec.core.cost import (
 from autoprec.core.memory_mode import start_point
 from autoprec.core.outcomes import Outcome, Status, key, seen, suspects
 from autoprec.core.recipe import KEEP_MEMORY
-from autoprec.core.space import BATCH, PADDED, Point, Space
+from autoprec.core.space import ALIGNMENT, BATCH, Point, Space
 
 #: Ends that say that every larger batch of the same arm ends so too, however it is padded.
 _GROWS_WORSE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KILLED)
@@ -340,10 +340,11 @@ def _same_arm(left: Point, right: Point) -> bool:
 
 def _padded_more(point: Point, other: Point) -> bool:
     """Whether two points differ at most in their batches and in that `point` is padded to more."""
-    alike = all(
-        other[name] == value for name, value in point.items() if name not in (BATCH, PADDED)
+    return all(
+        value == other[name] or (name == ALIGNMENT and int(value) > int(other[name]))
+        for name, value in point.items()
+        if name != BATCH
     )
-    return alike and int(point.get(PADDED, 1)) >= int(other.get(PADDED, 1))
 
 
 def _same_kernels(left: Point, right: Point) -> bool:

@@ -21,7 +21,7 @@ from autoprec.errors import UsageError
 Point = Mapping[str, KnobValue]
 
 BATCH = "batch_size"
-PADDED = "alignment"
+ALIGNMENT = "alignment"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Space:
             "policy": tuple(policy.value for policy in self.policies),
             "memory_format": self.memory_formats,
             "compile": self.compile,
-            **({PADDED: self.alignments} if len(self.alignments) > 1 else {}),
+            **({ALIGNMENT: self.alignments} if len(self.alignments) > 1 else {}),
             **self.knobs,
             BATCH: self.batch_sizes,
         }
@@ -83,7 +83,7 @@ class Space:
             if point["memory_format"] == "channels_last"
             else "contiguous",
             compile=bool(point["compile"]),
-            alignment=self._alignment(int(point.get(PADDED, self.alignments[0]))),
+            alignment=self._alignment(int(point.get(ALIGNMENT, self.alignments[0]))),
             knobs={name: point[name] for name in self.knobs if point[name] != self.knobs[name][0]},
         )
 
@@ -96,7 +96,7 @@ class Space:
             "policy": recipe.policy.value,
             "memory_format": recipe.memory_format,
             "compile": recipe.compile,
-            **({PADDED: recipe.alignment.multiple} if len(self.alignments) > 1 else {}),
+            **({ALIGNMENT: recipe.alignment.multiple} if len(self.alignments) > 1 else {}),
             **{name: recipe.knobs.get(name, levels[0]) for name, levels in self.knobs.items()},
             BATCH: recipe.batch_size,
         }

@@ -60,7 +60,7 @@ class Search:
         if self._ended and work.options.sampler != "cost":
             return study.history()  # the others learn nothing from a mended rate
         work.listener(Stage("search", f"{len(space.points())} recipes"))
-        repeats, told = 0, 0
+        repeats, told = 0, False
         while True:
             measured = study.history()
             history = heats.mended(measured)
@@ -83,7 +83,7 @@ class Search:
             repeats = 0
             if heats.trials and not told:
                 work.listener(Note("the search goes on, with the rates that the heats mended"))
-            told += 1
+            told = True
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._say(history, settled, outcome)

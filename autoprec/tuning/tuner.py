@@ -171,10 +171,10 @@ def _search(work: Work, study: Study, space: Space, findings: Findings, runner: 
         measured = find(findings.history, settled)
         if measured is None or measured.rate <= 0:
             raise _no_baseline(measured)
-        before = heats
-        heats = run_heats(work, study, space, settled, findings, before, runner)
-        if heats == before:
+        further = run_heats(work, study, space, settled, findings, heats, runner)
+        if further == heats:
             break
+        heats = further
     findings.ranking = heats.ranking(findings.history)
     if settled != baseline:
         findings.notes.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -185,6 +185,17 @@ def test_who_is_out_runs_no_further_round() -> None:
     ]
 
 
+def paced(steps: Iterator[float]) -> type[Worker]:
+    """A worker whose timings are these, in seconds a step, a step each."""
+
+    class Paced(Worker):
+        def call(self, method: str, **arguments: Any) -> Any:
+            answer = super().call(method, **arguments)
+            return answer if answer is None else replace(answer, step_seconds=next(steps), steps=1)
+
+    return Paced
+
+
 @pytest.mark.parametrize(
     ("turns", "kept"),
     [
@@ -198,6 +209,12 @@ def test_who_is_out_runs_no_further_round() -> None:
         pytest.param([[0.01], [0.02] * 4, [0.02]], [0.01, 0.02, 0.02], id="many steps a turn"),
         # One long step is wait enough.
         pytest.param([[2.0], [3.0], [3.0]], [2.0, 3.0, 3.0], id="long steps"),
+        # Who varies by itself is waited for a second in all.
+        pytest.param(
+            [[0.2], [0.4, 0.4], [0.2], [0.4, 0.2], [0.4], [0.2], [0.4]],
+            [0.2, 0.4, 0.2, 0.2, 0.4, 0.2, 0.4],
+            id="varying",
+        ),
     ],
 )
 def test_a_disturbed_turn_goes_on_until_the_recipe_runs_as_before(
@@ -205,12 +222,7 @@ def test_a_disturbed_turn_goes_on_until_the_recipe_runs_as_before(
 ) -> None:
     steps = iter([turns[0][0], *(step for turn in turns for step in turn)])  # a warm-up first
 
-    class Slow(Worker):
-        def call(self, method: str, **arguments: Any) -> Any:
-            answer = super().call(method, **arguments)
-            return answer if answer is None else replace(answer, step_seconds=next(steps), steps=1)
-
-    monkeypatch.setitem(globals(), "Worker", Slow)
+    monkeypatch.setitem(globals(), "Worker", paced(steps))
     made, _ = contest(Workers(), [FAST])
     with made:
         made.run(len(turns))
@@ -224,12 +236,7 @@ def test_a_machine_that_has_become_slower_is_waited_for_once_a_round(
     rounds = [0.1, 0.2], [*[0.3] * 2, 0.15], [0.15, 0.3]
     steps = iter([0.1, 0.2, *chain(*rounds)])  # a warm-up first
 
-    class Slow(Worker):
-        def call(self, method: str, **arguments: Any) -> Any:
-            answer = super().call(method, **arguments)
-            return answer if answer is None else replace(answer, step_seconds=next(steps), steps=1)
-
-    monkeypatch.setitem(globals(), "Worker", Slow)
+    monkeypatch.setitem(globals(), "Worker", paced(steps))
     made, _ = contest(Workers(), [FAST, LARGE])
     with made:
         made.run(3)
@@ -237,25 +244,6 @@ def test_a_machine_that_has_become_slower_is_waited_for_once_a_round(
         [0.1, 0.15, 0.15],
         [0.2, 0.3, 0.3],
     ]
-    assert next(steps, None) is None
-
-
-def test_one_that_varies_by_itself_is_waited_for_a_second_in_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rounds = [0.4, 0.4], [0.2], [0.4, 0.2], [0.4], [0.2], [0.4]
-    steps = iter([0.2, *chain(*rounds)])  # a warm-up first
-
-    class Jumping(Worker):
-        def call(self, method: str, **arguments: Any) -> Any:
-            answer = super().call(method, **arguments)
-            return answer if answer is None else replace(answer, step_seconds=next(steps), steps=1)
-
-    monkeypatch.setitem(globals(), "Worker", Jumping)
-    made, _ = contest(Workers(), [FAST])
-    with made:
-        made.run(len(rounds))
-    assert [m.step_seconds for m in made.measured[0]] == [0.4, 0.2, 0.2, 0.4, 0.2, 0.4]
     assert next(steps, None) is None
 
 

@@ -264,6 +264,8 @@ def test_what_they_came_to_is_kept_with_the_trials_that_were_known() -> None:
     assert heats.trials == len(found.history)
     assert known_heats(cast(Any, notes)) == heats
     assert known_heats(cast(Any, Notes())) == Heats()
+    run(found, before=heats)
+    assert len(Rounds.ran) == 1  # a stopped tuning does not run them again
 
 
 def test_a_newcomer_runs_against_the_winner_alone_and_on_its_scale() -> None:
