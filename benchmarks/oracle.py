@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import platform
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,17 +48,33 @@ KNOBS: Mapping[str, tuple[KnobValue, ...]] = {KEEP_MEMORY: (False, True)}
 
 Save = Callable[[Sequence[Outcome]], None]
 
+ROOT = Path(__file__).parent.parent
 TASKS = Path(__file__).parent / "tasks"
 RESULTS = Path(__file__).parent / "results"
 CURVES = Path(__file__).parent / "curves"
 
 
+def commit() -> str:
+    """The commit that is measured; with -dirty where autoprec/ differs from it."""
+
+    def git(*words: str) -> str:
+        said = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        return said.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", "autoprec")
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 def machine() -> dict[str, Any]:
-    """What every result begins with: date, device and versions."""
+    """What every result begins with: date, commit, device and versions."""
     seen = probe(device="cpu")
     facts = seen.devices[0].facts
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
         "device": facts.name,
         "family": facts.family,
         "python": platform.python_version(),
@@ -148,7 +165,8 @@ def read_curves(path: Path, space: Space, head: Mapping[str, Any]) -> list[Outco
     if not path.exists():
         return []
     kept = json.loads(path.read_text(encoding="utf-8"))
-    if any(kept.get(name) != value for name, value in head.items() if name != "date"):
+    same = head.keys() - {"date", "commit"}
+    if any(kept.get(name) != head[name] for name in same):
         return []
     defaults = {name: levels[0] for name, levels in space.knobs.items()}
     outcomes = [from_plain(Outcome, item) for item in kept["grid"]]

@@ -58,9 +58,10 @@ def latest(name: str, suffix: str = "json") -> list[Path]:
 
 
 def where(found: Mapping[str, Any]) -> str:
-    """When and on which machine a table was measured."""
+    """When, on which machine and, where that was kept, of which commit a table was measured."""
     family = found.get("family", "intel-amx")
-    return f"{found['date']}, {MACHINES.get(family, family)}"
+    of = f", commit {found['commit']}" if "commit" in found else ""
+    return f"{found['date']}, {MACHINES.get(family, family)}{of}"
 
 
 def overhead(path: Path) -> Iterator[str]:
