@@ -21,6 +21,9 @@ from autoprec.core.statistics import paired_ratio
 FEWEST = 3
 """Rounds before anybody is out: of fewer, a disturbed one may decide."""
 
+TURN_SECONDS = 0.15
+"""What a recipe's turn in a round takes, where its steps are not longer."""
+
 PRICE = 1 / 7200
 """The gain in throughput for which a second is spent: two hours of training win it back."""
 

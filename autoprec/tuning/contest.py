@@ -19,6 +19,7 @@ from typing import Any
 
 from autoprec.core.choice import Finalist
 from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.race import TURN_SECONDS
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.events import Listener, Round
 from autoprec.tuning.evidence import Findings
@@ -36,10 +37,8 @@ class FinalistFailed(Exception):
         self.recipe, self.failure = recipe, failure
 
 
-TURN_SECONDS = 0.15
-"""What a recipe's turn in a round takes, where its steps are not longer."""
-_WARMUP_SECONDS = 0.1
-_OWN_WARMUP_SECONDS = 0.5
+#: What a session is warmed up for, where it shares a worker and where it has its own.
+_WARMUP_SECONDS, _OWN_WARMUP_SECONDS = 0.1, 0.5
 
 #: A turn this much slower than the recipe ran before is disturbed: what its neighbours freed comes
 #: back from the system page by page. It runs on, for so many seconds in a round; what is not

@@ -6,17 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.choice import WORTH, Choice, Finalist, choose
+from autoprec.core.race import TURN_SECONDS
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
-from autoprec.tuning.contest import (
-    TURN_SECONDS,
-    FinalistFailed,
-    StillRunning,
-    contest_among,
-    everybody,
-)
+from autoprec.tuning.contest import FinalistFailed, StillRunning, contest_among, everybody
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings, Proven
 from autoprec.tuning.trials import Runner, raise_user_error

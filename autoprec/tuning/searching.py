@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from autoprec.core.heats import Heats
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.memory_mode import start_point, what_it_brings
 from autoprec.core.outcomes import Outcome, Status, key
@@ -14,7 +15,6 @@ from autoprec.core.search import Limits, Next, Stop, next_point, ruled_out, sett
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.tuning.drift import DriftGuard
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
-from autoprec.tuning.heats import Heats
 from autoprec.tuning.study import Study
 from autoprec.tuning.trials import Runner, run_trial
 from autoprec.tuning.work import Work

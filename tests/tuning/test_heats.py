@@ -10,20 +10,21 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+from autoprec.core import race
 from autoprec.core.choice import Finalist
 from autoprec.core.device import DeviceKind
 from autoprec.core.dtypes import Policy
+from autoprec.core.heats import LUCK, Heats
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import Recipe
 from autoprec.core.space import BATCH, Space
 from autoprec.tuning import contest
-from autoprec.tuning import heats as module
 from autoprec.tuning.contest import FinalistFailed, StillRunning, everybody
 from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import Findings
 from autoprec.tuning.failures import FailureKind, WorkerFailure
-from autoprec.tuning.heats import LUCK, Heats, known_heats, run_heats
+from autoprec.tuning.heats import known_heats, run_heats
 from tests.core.test_rules import facts as device
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(16, 32, 64, 128))
@@ -242,7 +243,7 @@ def test_the_race_is_over_when_a_round_costs_more_than_it_can_bring() -> None:
 
 def test_the_race_is_over_when_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 3.2 and 6.5 s: four rounds take 39 s at least, three fit into 30."""
-    monkeypatch.setattr(module.race, "still_running", lambda rates, seconds: range(len(rates)))
+    monkeypatch.setattr(race, "still_running", lambda rates, seconds: range(len(rates)))
     rank(findings(scale=0.02))
     assert Rounds.lengths == [[4, 4]]
 

@@ -12,13 +12,13 @@ from typing import Any, cast
 import pytest
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.heats import Heats
 from autoprec.core.measurement import Measurement
 from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import Recipe
 from autoprec.core.space import BATCH, Point, Space, powers_of_two
 from autoprec.tuning import searching
 from autoprec.tuning.events import Event, Note, TrialFinished
-from autoprec.tuning.heats import Heats
 from autoprec.tuning.preflight import baseline_point
 from autoprec.tuning.searching import Search, find
 from autoprec.tuning.study import Study
