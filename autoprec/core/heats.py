@@ -66,7 +66,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Heat:
-    """Who runs; how sure the search's rate of each is (it sets the scale) and what it takes."""
+    """Who runs, whether the search's rate of each is sure (those set the scale), and the pace."""
 
     running: tuple[Outcome, ...]
     sure: tuple[bool, ...]
