@@ -92,7 +92,8 @@ class Observation:
     know all, so a missing one proves nothing. `memory_bytes` is what may be used: the smaller of
     what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
     set. `uuid` selects the device for a worker process: a UUID, or for ROCm and TPU the ordinal
-    that the visibility variable wants. It is no part of a fingerprint.
+    that the visibility variable wants. It is no part of a fingerprint. `rehearsal`: the machine
+    only pretends to have this device, so that nothing timed on it means anything.
     """
 
     kind: DeviceKind
@@ -119,6 +120,7 @@ class Observation:
     driver: str = ""
     partition: str = ""
     notes: tuple[str, ...] = ()
+    rehearsal: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,7 @@ class Fingerprint:
     name: str
     memory_gib: int
     core_quota: float | None = None
+    rehearsal: bool = False
 
 
 @dataclass(frozen=True)
@@ -279,7 +282,9 @@ class DeviceFacts:
         """What a profile is matched by."""
         seen = self.observation
         memory = round((seen.memory_bytes or 0) / GIB)
-        return Fingerprint(self.kind, self.family, self.name, memory, seen.core_quota)
+        return Fingerprint(
+            self.kind, self.family, self.name, memory, seen.core_quota, seen.rehearsal
+        )
 
 
 def merge(
@@ -332,7 +337,13 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
 
 
 def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts:
-    """Put what was measured over what the catalogue and the probe say."""
+    """Put what was measured over what the catalogue and the probe say.
+
+    In a rehearsal times mean nothing: only what did not run at all counts.
+    """
+    if facts.observation.rehearsal:
+        failed = tuple(p for p in measured.products if p.gflops is None)
+        measured = replace(measured, products=failed, memory_bandwidth_gbps=None)
     base = measured.product(DType.FLOAT32)
     base_gflops = base.gflops if base else None
     dtypes = dict(facts.dtypes)

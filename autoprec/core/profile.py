@@ -112,6 +112,24 @@ class Profile:
     evidence: Evidence
 
 
+def without_speeds(evidence: Evidence) -> Evidence:
+    """The evidence of a rehearsal: the same verdicts and memory, and nothing that was timed."""
+    timeless: dict[str, Any] = {"samples_per_second": 0.0, "step_seconds": 0.0}
+    return replace(
+        evidence,
+        baseline=replace(evidence.baseline, **timeless),
+        chosen=Chosen(peak_memory_bytes=evidence.chosen.peak_memory_bytes, **timeless),
+        speedup=Ratio(1.0, 1.0, 1.0, 0),
+        speedup_same_batch=None,
+        padding=tuple({**each, "speed_with_over_without": None} for each in evidence.padding),
+        reason=f"{REHEARSED}; numerics: {evidence.parity.verdict}: {evidence.parity.reason}",
+    )
+
+
+#: What a profile says of itself that was made where devices are pretended.
+REHEARSED = "a rehearsal on a pretended device, in which nothing timed means anything"
+
+
 @dataclass(frozen=True)
 class Fit:
     """Whether a profile holds here: `problems` rule it out, `warnings` weaken it."""
@@ -130,13 +148,16 @@ def fit(
 ) -> Fit:
     """Compare a profile with a device and the software on it.
 
-    Another kind or family of device rules the profile out; another name, memory, core quota or
+    Another kind or family of device rules the profile out, and so does having been made in a
+    rehearsal; another name, memory, core quota or
     minor version of the framework is a warning. `software` maps names to versions; one that is not
     installed here is not compared unless it is the profile's own framework.
     """
     problems, warnings = [], []
     made = profile.device.fingerprint
-    if made.kind != here.kind:
+    if made.rehearsal and not here.rehearsal:
+        problems.append("made in a rehearsal, on a device that was only pretended")
+    elif made.kind != here.kind:
         problems.append(f"made on a {made.kind} device, this one is {here.kind}")
     elif made.family != here.family:
         problems.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from autoprec.core.device import DeviceKind, Observation
@@ -20,6 +21,10 @@ from autoprec.hardware.probes.nvidia import probe_nvidia
 from autoprec.hardware.probes.tpu import probe_tpu
 
 T = TypeVar("T")
+
+#: Set where devices are only pretended: what is tuned there is marked, and never shown as speed.
+REHEARSAL = "AUTOPREC_REHEARSAL"
+_REHEARSAL_NOTE = f"a rehearsal ({REHEARSAL} is set): devices are pretended, times mean nothing"
 
 #: A driver that does not answer (NVML can wait on a GPU that fell off the bus) is left behind.
 _PROBE_SECONDS = 10.0
@@ -52,6 +57,9 @@ def observe(machine: Machine | None = None) -> MachineObservation:
     nothing: tuple[FrameworkFact, ...] = ()
     frameworks, trouble = _bounded(lambda: find_frameworks(machine), nothing)
     notes.extend(f"frameworks: {each}" for each in trouble)
+    if _bounded(lambda: machine.variable(REHEARSAL), None)[0]:
+        devices = [replace(device, rehearsal=True) for device in devices]
+        notes.append(_REHEARSAL_NOTE)
     return MachineObservation(
         devices=tuple(devices),
         frameworks=frameworks,

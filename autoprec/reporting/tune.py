@@ -17,7 +17,7 @@ from rich.text import Text
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.outcomes import Outcome, Status
-from autoprec.core.profile import Profile
+from autoprec.core.profile import REHEARSED, Profile
 from autoprec.core.space import BATCH
 from autoprec.reporting.explain import explain_table
 from autoprec.reporting.grid import grid_table
@@ -75,6 +75,7 @@ class Terminal:
         self._stage = self._doing = ""
         self._points, self._best = 0, 0.0
         self._refused: set[tuple[str, str]] = set()
+        self._speeds = True
 
     def __enter__(self) -> Terminal:
         if self._console.is_terminal:
@@ -116,7 +117,7 @@ class Terminal:
             case Described():
                 self._described(event)
             case TrialStarted():
-                best = f"; best so far {self._best:.2f}x" if self._best else ""
+                best = f"; best so far {self._best:.2f}x" if self._best and self._speeds else ""
                 of = f" of at most {self._points}" if self._points else ""
                 self._now(f"trial {event.number + 1}{of}: {recipe_text(event.recipe)}{best}")
             case Progress():
@@ -125,7 +126,7 @@ class Terminal:
                     self._live.update(Text(printable(f"{self._doing}  [{where}]")))
             case TrialFinished():
                 self._best = event.best / event.baseline if event.baseline else 0.0
-                self._say(_trial_line(event))
+                self._say(_trial_line(event, self._speeds))
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
                 self._say(f"  {event.recipe.policy}: {event.verdict}: {event.reason}", style)
@@ -134,7 +135,8 @@ class Terminal:
             case Round():
                 first, *others = (rate for rate in event.rates if rate)
                 shown = ", ".join(f"{rate / first:.2f}x" for rate in others)
-                self._now(f"{self._stage}: round {event.number} of at most {event.of}: {shown}")
+                so_far = f": {shown}" if self._speeds else ""
+                self._now(f"{self._stage}: round {event.number} of at most {event.of}{so_far}")
             case Note():
                 self._say(
                     f"{'warning: ' if event.warning else ''}{event.text}",
@@ -146,6 +148,9 @@ class Terminal:
     def _started(self, event: Started) -> None:
         facts = event.facts
         self._say(f"{event.task} on {facts.name} ({facts.address}, {facts.family})", "bold")
+        self._speeds = not facts.observation.rehearsal
+        if not self._speeds:
+            self._say(f"this is {REHEARSED}: no speed is shown", "yellow")
         for candidate in event.proposal.candidates:
             self._say(f"  {candidate.policy}: {'; '.join(candidate.reasons)}")
         for refusal in event.proposal.refusals:
@@ -168,8 +173,9 @@ class Terminal:
             return
         if event.from_study:
             self._say(f"already tuned; the study in {event.storage} holds it (--fresh tunes again)")
-        self._console.print(_table(event.outcomes))
-        if self._grid:
+        self._speeds = not event.profile.device.fingerprint.rehearsal
+        self._console.print(_table(event.outcomes, self._speeds))
+        if self._grid and self._speeds:
             self._console.print(grid_table(event.outcomes))
         for refusal in event.profile.evidence.refusals:
             if refusal.reason == "not requested":
@@ -191,20 +197,23 @@ def _console() -> Console:
     return console if console.is_terminal else Console(stderr=True, highlight=False, width=_WIDTH)
 
 
-def _trial_line(event: TrialFinished) -> str:
+def _trial_line(event: TrialFinished, speeds: bool) -> str:
     outcome, measured = event.outcome, event.outcome.measurement
     head = f"  trial {event.number + 1:2d}  {recipe_text(event.recipe)}"
     if outcome.status is not Status.OK or measured is None:
         return f"{head}: {outcome.status}: {outcome.reason}"
+    memory = bytes_text(measured.peak_memory_bytes)
+    if not speeds:
+        return f"{head}: ran, {memory}"
     ratio = outcome.rate / event.baseline if event.baseline else 1.0
     return (
         f"{head}: {rate_text(outcome.rate)}, {ratio:.2f}x, step "
-        f"{seconds_text(measured.step_seconds)}, {bytes_text(measured.peak_memory_bytes)}"
+        f"{seconds_text(measured.step_seconds)}, {memory}"
     )
 
 
-def _table(outcomes: tuple[Outcome, ...]) -> Table:
-    """What was tried, fastest first."""
+def _table(outcomes: tuple[Outcome, ...], speeds: bool) -> Table:
+    """What was tried, fastest first; without `speeds` nothing that was timed."""
     table = Table(
         title="what was tried, as the search measured it",
         title_justify="left",
@@ -216,23 +225,23 @@ def _table(outcomes: tuple[Outcome, ...]) -> Table:
             name, justify="right" if name not in ("policy", "settings", "") else "left"
         )
     base = outcomes[0].rate if outcomes else 0.0
-    for outcome in sorted(outcomes, key=lambda o: -o.rate):
-        table.add_row(*_row(outcome, base))
+    for outcome in sorted(outcomes, key=lambda o: -o.rate) if speeds else outcomes:
+        table.add_row(*_row(outcome, base, speeds))
     return table
 
 
-def _row(outcome: Outcome, base: float) -> list[Text]:
+def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
     point, measured = outcome.point, outcome.measurement
     settings = settings_text(point)
     if outcome.status is not Status.OK or measured is None:
         numbers, note = ["", "", "", ""], outcome.status.value.replace("_", " ")
     else:
-        numbers = [
+        timed = [
             rate_text(outcome.rate).removesuffix(" samples/s"),
             f"{outcome.rate / base:.2f}x" if base else "",
             seconds_text(measured.step_seconds),
-            bytes_text(measured.peak_memory_bytes),
         ]
+        numbers = [*(timed if speeds else [""] * 3), bytes_text(measured.peak_memory_bytes)]
         note = "" if measured.finite else "the loss was not finite"
     batch = str(point[BATCH])
     parts = round(measured.samples_per_step / int(point[BATCH])) if measured is not None else 1
@@ -257,6 +266,8 @@ def _costs(event: Finished) -> str:
 def closing_sentence(profile: Profile) -> str:
     """One sentence with the result and its numbers."""
     recipe, evidence = profile.recipe, profile.evidence
+    if profile.device.fingerprint.rehearsal:
+        return f"result: {recipe_text(recipe)}: {evidence.reason}"
     if recipe.policy is Policy.FLOAT32 and evidence.speedup.rounds == 0:
         return f"result: {evidence.reason}"
     text = f"result: {recipe_text(recipe)}: {ratio_text(evidence.speedup)} the float32 baseline"

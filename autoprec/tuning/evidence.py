@@ -22,6 +22,7 @@ from autoprec.core.profile import (
     Evidence,
     Profile,
     TaskRecord,
+    without_speeds,
 )
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
@@ -73,6 +74,11 @@ class Findings:
     speedup: Ratio | None = None
     speedup_same_batch: Ratio | None = None
     finals: dict[str, list[Measurement]] = field(default_factory=dict)
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether the device is only pretended, so that nothing timed means anything."""
+        return self.facts.observation.rehearsal
 
     def of(self, policy: str) -> list[Outcome]:
         """The outcomes of one policy, as the heats ranked them."""
@@ -166,6 +172,8 @@ def build_profile(
         warnings=_warnings(findings, recipe, plain, chosen),
     )
     facts = findings.facts
+    if findings.rehearsed:
+        evidence = without_speeds(evidence)
     return Profile(
         schema=1,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -287,6 +295,8 @@ def _warnings(
             "schedule to it, or set BATCH_SIZE to keep yours"
         )
     found += _advice(findings, recipe, plain, measured)
+    if findings.rehearsed:
+        return tuple(found)
     if findings.neighbours > BUSY_SHARE:
         found.append(
             f"other processes used up to {findings.neighbours:.0%} of the processors while this "
@@ -325,7 +335,7 @@ def _advice(findings: Findings, recipe: Recipe, plain: Recipe, measured: Measure
 
 def _padding_seen(findings: Findings) -> str:
     gain = _padding_gain(findings)
-    if gain is None:
+    if gain is None or findings.rehearsed:
         return "was not worth a trial"
     return f"was measured at {gain:.2f}x and not chosen"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,24 @@ def test_it_writes_a_profile_that_loads(write: Write, run: Run, tmp_path: Path) 
         "model_x.study.journal",
         "model_x.study.journal.lock",
     }
+
+
+def test_a_rehearsal_shows_no_speed_and_marks_its_profile(
+    write: Write, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOPREC_REHEARSAL", "1")
+    task = write()
+    for _ in range(2):  # measured, then answered from the study
+        code, _, err = run(task, *QUICK)
+        assert code == 0
+        assert "rehearsal on a pretended device" in err
+        assert re.findall(r"samples/s: |[\d.]+x\b|\d samples/s", err) == []
+    profile = load_profile(tmp_path / "model_x.profile.yaml")
+    assert profile.device.fingerprint.rehearsal
+    assert profile.recipe.policy == "mixed_bfloat16"
+    assert profile.evidence.parity.verdict == "equal"
+    assert profile.evidence.chosen.samples_per_second == 0.0
+    assert not re.search(r"[\d.]+x\b", (tmp_path / "model_x.profile.yaml").read_text())
 
 
 def test_json_on_stdout_is_the_profile_and_nothing_else(

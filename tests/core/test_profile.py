@@ -25,6 +25,7 @@ from autoprec.core.profile import (
     fit,
     minor_version,
     select,
+    without_speeds,
 )
 from autoprec.core.recipe import KNOBS, Recipe
 from autoprec.core.statistics import Ratio
@@ -121,6 +122,25 @@ def test_another_family_or_kind_never_matches_and_the_same_always_does(made, her
         assert found.warnings == ()
     elif made == here:
         assert found == Fit()
+
+
+def test_a_rehearsals_profile_fits_in_a_rehearsal_only():
+    rehearsed = replace(HERE, rehearsal=True)
+    profile = replace(PROFILE, device=replace(PROFILE.device, fingerprint=rehearsed))
+    assert fit(profile, rehearsed, SOFTWARE, "torch") == Fit()
+    assert fit(profile, HERE, SOFTWARE, "torch").problems == (
+        "made in a rehearsal, on a device that was only pretended",
+    )
+    assert fit(PROFILE, rehearsed, SOFTWARE, "torch").matches
+
+
+def test_a_rehearsals_evidence_keeps_verdicts_and_memory_and_nothing_timed():
+    kept = without_speeds(PROFILE.evidence)
+    assert kept.parity == PROFILE.evidence.parity
+    assert kept.chosen.peak_memory_bytes == PROFILE.evidence.chosen.peak_memory_bytes
+    assert {kept.baseline.samples_per_second, kept.chosen.samples_per_second} == {0.0}
+    assert (kept.speedup.rounds, kept.speedup_same_batch) == (0, None)
+    assert "rehearsal" in kept.reason
 
 
 def test_what_rules_a_profile_out_is_told_with_both_devices():

@@ -39,6 +39,13 @@ def test_a_machine_that_fails_everywhere_still_has_a_cpu():
     assert any(note.startswith("frameworks: ") for note in seen.notes)
 
 
+def test_a_rehearsal_marks_every_device_and_says_so():
+    seen = observe(machine(variables={observing.REHEARSAL: "1"}))
+    assert all(device.rehearsal for device in seen.devices)
+    assert any("rehearsal" in note for note in seen.notes)
+    assert not any(device.rehearsal for device in observe(machine()).devices)
+
+
 def test_an_empty_machine_has_a_cpu():
     assert observe(machine()).devices[0].kind is DeviceKind.CPU
 
