@@ -24,7 +24,8 @@ Report = Callable[[str, int], None]
 class Task:
     """The user's task file, loaded: what to build, what to train it on, and how.
 
-    Optional functions are None where the file does not define them.
+    Optional functions are None where the file does not define them. `count_samples(batch)` is for
+    batches whose samples no dimension counts, such as graphs joined into one.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Task:
     training_step: Callable[[Any, Any], Any] | None = None
     build_optimizer: Callable[[Any], Any] | None = None
     evaluate: Callable[[Any], float] | None = None
+    count_samples: Callable[[Any], int] | None = None
     batch_size: int | None = None
     clip_grad_norm: float | None = None
 

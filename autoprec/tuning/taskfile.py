@@ -26,7 +26,7 @@ from autoprec.errors import TaskError, UsageError, UserCodeError
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _FRAMEWORK = re.compile(r"[\\/](site|dist)-packages[\\/](torch|keras|tensorflow)[\\/]")
 _LONGEST_LINE = 200
-_FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate")
+_FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate", "count_samples")
 
 
 def check_task_path(path: str | Path) -> Path:
@@ -153,6 +153,7 @@ _SIGNATURES = {
     "training_step": "training_step(model, batch) -> loss",
     "build_optimizer": "build_optimizer(model) -> optimizer",
     "evaluate": "evaluate(model) -> float",
+    "count_samples": "count_samples(batch) -> int",
 }
 
 

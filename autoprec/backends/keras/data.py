@@ -135,7 +135,9 @@ def _arrays(task: Task, data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def count_samples(task: Task, batch: Any) -> int:
-    """The leading dimension of the first array of a batch; `TaskError` if there is none."""
+    """What the task counts, else the first array's leading dimension; `TaskError` without one."""
+    if task.count_samples is not None:
+        return int(task.count_samples(batch))
     for leaf in keras.tree.flatten(batch):
         shape = getattr(leaf, "shape", None)
         if shape is not None and len(shape) > 0:

@@ -14,29 +14,26 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from autoprec.backends.base import Report, Task
 from autoprec.backends.memory import can_keep_freed_memory
-from autoprec.backends.torch.flops import by_module, counter
+from autoprec.backends.torch.costs import attempt, operations, passed, saved_bytes
 from autoprec.backends.torch.fused import fusable
+from autoprec.backends.torch.low_precision import LOW, low_precision, noted_autocasts
 from autoprec.backends.torch.running import (
     batches,
     build_model,
     build_optimizer,
     compute_loss,
-    count_samples,
     materialize,
     move,
-    seed_everything,
-    tensors_in,
 )
+from autoprec.backends.torch.samples import Samples, find_samples
+from autoprec.backends.torch.splitting import splittable
+from autoprec.backends.torch.tensors import tensors_in
 from autoprec.backends.torch.units import has_own_code
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.errors import TaskError
-
-_SPLIT_TOLERANCE = 1e-4
-_LOW = (torch.float16, torch.bfloat16)
 
 
 def describe(
@@ -51,18 +48,22 @@ def describe(
     """Build the task, take one float32 step, and describe it; see `Backend.describe`."""
     report("data", 0)
     with contextlib.closing(batches(task, batch_size, seed)) as stream:
-        batch = move(next(stream), device)
+        batch = next(stream)
+        found = find_samples(task, batch, batch_size, seed)
+    batch = move(batch, device)
+    device_type = torch.device(device).type
     report("build", 0)
     model = build_model(task, device, seed)
     materialize(task, model, batch, seed)
     report("describe", 0)
-    _plain_step(task, model, batch, seed)
-    counted, autocasts = _count(task, model, batch, seed)
-    saved = _saved_bytes(task, model, batch, seed)
-    splittable, why = _splittable(task, model, batch, seed)
+    passed(task, model, batch, seed)  # the user's code as it is: only its own errors show here
+    with noted_autocasts(model, device_type) as autocasts:
+        counted = operations(task, model, batch, seed)
+    saved, _ = attempt(lambda: saved_bytes(task, model, batch, seed))
+    may_split, why_not = splittable(task, model, batch, found, seed)
     report("describe", 1)
-    seconds, share = _one_step(task, model, batch)
-    samples = count_samples(batch)
+    seconds, share = _one_step(task, model, batch, device)
+    samples = found.count(batch)
     flops = sum(counted.values())
     parameters = list(model.parameters())
     return TaskFacts(
@@ -75,99 +76,24 @@ def describe(
         batch_size=task.batch_size,
         convolutions=any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules()),
         recurrent=any(isinstance(m, nn.RNNBase) for m in model.modules()),
-        splittable=splittable,
-        split_reason=why,
+        splittable=may_split,
+        split_reason=why_not,
         flops_per_sample=flops / samples if flops else None,
-        saved_bytes_per_sample=saved / samples,
+        saved_bytes_per_sample=(saved or 0) / samples,
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
-        low_precision=_low_precision(model, autocasts),
+        low_precision=low_precision(model, autocasts, device_type),
         step_seconds=seconds,
         optimizer_share=share,
         threads=torch.get_num_threads(),
-        keepable_memory=torch.device(device).type == "cpu" and can_keep_freed_memory(),
+        keepable_memory=device_type == "cpu" and can_keep_freed_memory(),
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(model)),
         units=tuple(_units(model, counted)),
-        warnings=tuple(_warnings(model, batch)),
+        warnings=tuple(_warnings(model, batch, found)),
     )
 
 
-def _plain_step(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
-    """Run the user's code once as it is, so that its errors show no frames but its own."""
-    seed_everything(seed)
-    with _untouched(model):
-        compute_loss(task, model, batch, None).backward()  # type: ignore[no-untyped-call]
-    model.zero_grad(set_to_none=True)
-
-
-def _count(task: Task, model: nn.Module, batch: Any, seed: int) -> tuple[dict[str, int], set[str]]:
-    """Operations by module in one forward and backward pass, and modules run under autocast."""
-    autocasts: set[str] = set()
-    device_type = next(tensors_in(batch)).device.type
-
-    def note(path: str) -> Any:
-        def hook(module: nn.Module, args: Any) -> None:
-            if torch.is_autocast_enabled(device_type):
-                autocasts.add(path)
-
-        return hook
-
-    handles = [m.register_forward_pre_hook(note(path)) for path, m in model.named_modules()]
-    seed_everything(seed)
-    try:
-        with _flops(model) as own, _untouched(model):
-            compute_loss(task, model, batch, None).backward()  # type: ignore[no-untyped-call]
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.zero_grad(set_to_none=True)
-    return own, autocasts
-
-
-def _saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:
-    """Bytes that a forward pass keeps for the backward pass; weights are not among them."""
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse: it has no storage
-            storage = tensor.untyped_storage()
-            place, size = storage.data_ptr(), tensor.numel() * tensor.element_size()
-            if place not in weights:  # a batch may be a slice of all the data, or one row repeated
-                kept[place] = max(kept.get(place, 0), min(size, storage.nbytes()))
-        return tensor
-
-    seed_everything(seed)
-    with _untouched(model), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        compute_loss(task, model, batch, None).backward()  # type: ignore[no-untyped-call]
-    model.zero_grad(set_to_none=True)
-    return sum(kept.values())
-
-
-@contextlib.contextmanager
-def _flops(model: nn.Module) -> Iterator[dict[str, int]]:
-    """Fill the yielded mapping with operations by module; a failing counter costs nothing."""
-    own: dict[str, int] = {}
-    mode = counter()
-    with mode:
-        yield own
-    own.update(by_module(mode, model))
-
-
-@contextlib.contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Put buffers (BatchNorm's statistics, counters) back as they were."""
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                if name in kept and kept[name].shape == buffer.shape:
-                    buffer.copy_(kept[name])
-
-
-def _one_step(task: Task, model: nn.Module, batch: Any) -> tuple[float, float]:
+def _one_step(task: Task, model: nn.Module, batch: Any, device: str) -> tuple[float, float]:
     """Seconds of a second optimizer step (the first one warms up), and the optimizer's share.
 
     The share is 0 where fused kernels are not to be tried.
@@ -182,107 +108,16 @@ def _one_step(task: Task, model: nn.Module, batch: Any) -> tuple[float, float]:
         between = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        _synchronize(batch)
+        _synchronize(device)
         seconds = time.perf_counter() - start
         updating = time.perf_counter() - between
     return seconds, updating / seconds if fusable(optimizer) else 0.0
 
 
-def _synchronize(batch: Any) -> None:
+def _synchronize(device: str) -> None:
     """Wait for the device, so that what was launched counts as done."""
-    device = next(tensors_in(batch)).device
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def _splittable(task: Task, model: nn.Module, batch: Any, seed: int) -> tuple[bool, str]:
-    """Whether two halves' averaged gradients equal the whole batch's, dropout off."""
-    samples = count_samples(batch)
-    if samples < 2 or samples % 2:
-        return False, f"a batch of {samples} samples has no halves"
-    try:
-        halves = [_part(batch, samples, 0), _part(batch, samples, 1)]
-    except TypeError as problem:
-        return False, str(problem)
-    with _untouched(model), _without_dropout(model):
-        whole = _gradient(task, model, [batch], seed)
-        split = _gradient(task, model, halves, seed)
-    norm = whole.norm()
-    error = float((whole - split).norm() / norm) if norm > 0 else 0.0
-    if error <= _SPLIT_TOLERANCE:
-        return True, ""
-    cause = "BatchNorm, in-batch negatives or a summed loss does this"
-    return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
-
-
-def _gradient(task: Task, model: nn.Module, parts: list[Any], seed: int) -> torch.Tensor:
-    model.zero_grad(set_to_none=True)
-    for part in parts:
-        seed_everything(seed)
-        (compute_loss(task, model, part, None) / len(parts)).backward()  # type: ignore[no-untyped-call]
-    found = [p.grad.detach().double().flatten() for p in model.parameters() if p.grad is not None]
-    model.zero_grad(set_to_none=True)
-    return torch.cat(found) if found else torch.zeros(1, dtype=torch.double)
-
-
-class _NoDropout(TorchFunctionMode):
-    """Makes every functional dropout the identity, attention's too."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if "dropout" in name and args and isinstance(args[0], torch.Tensor):
-            return args[0]
-        if name == "scaled_dot_product_attention":
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-            kwargs = {key: 0.0 if key == "dropout_p" else value for key, value in kwargs.items()}
-        return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off while BatchNorm stays in training mode."""
-    recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
-    rates = [module.dropout for module in recurrent]
-    for module in recurrent:
-        module.dropout = 0.0
-    try:
-        with _NoDropout():
-            yield
-    finally:
-        for module, rate in zip(recurrent, rates, strict=True):
-            module.dropout = rate
-
-
-def _part(batch: Any, samples: int, index: int) -> Any:
-    """Half of a batch: every tensor whose leading dimension counts samples is cut."""
-    if isinstance(batch, torch.Tensor):
-        if batch.ndim == 0 or batch.shape[0] != samples:
-            return batch
-        half = samples // 2
-        return batch[index * half : (index + 1) * half]
-    if isinstance(batch, Mapping):
-        return {key: _part(value, samples, index) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_part(value, samples, index) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_part(value, samples, index) for value in batch)
-    if isinstance(batch, str | bytes | int | float | None):
-        return batch
-    raise TypeError(f"a batch holding a {type(batch).__name__} cannot be split")
-
-
-def _low_precision(model: nn.Module, autocasts: set[str]) -> str:
-    found = []
-    low = [name for name, p in model.named_parameters() if p.dtype in _LOW]
-    if low:
-        found.append(f"{len(low)} parameters are kept in 16 bits ({low[0]}, ...)")
-    if autocasts:
-        where = min(autocasts) or "the model itself"
-        found.append(f"the model opens autocast itself (seen in {where})")
-    return "; ".join(found)
+    if torch.device(device).type != "cpu":
+        torch.accelerator.synchronize(torch.device(device))
 
 
 def _dimensions(model: nn.Module) -> Iterator[Dimension]:
@@ -312,12 +147,14 @@ def _units(model: nn.Module, own: Mapping[str, int]) -> Iterator[Unit]:
         yield Unit(path, type(module).__name__, share)
 
 
-def _warnings(model: nn.Module, batch: Any) -> Iterator[str]:
-    low = {str(t.dtype) for t in tensors_in(batch) if t.dtype in _LOW}
+def _warnings(model: nn.Module, batch: Any, samples: Samples) -> Iterator[str]:
+    low = {str(t.dtype) for t in tensors_in(batch) if t.dtype in LOW}
     if low:
         yield (
             f"build_data yields {', '.join(sorted(low))}: keep inputs in float32 on the CPU and "
             "let the policy cast them"
         )
+    if samples.doubt:
+        yield samples.doubt
     if not any(p.requires_grad for p in model.parameters()):
         raise TaskError("build_model returned a model without trainable parameters")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.module_tracker import ModuleTracker
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
@@ -51,9 +52,22 @@ def formulas() -> dict[Any, Any]:
     return {getattr(aten, name): f for name, f in wanted.items() if hasattr(aten, name)}
 
 
-def counter() -> FlopCounterMode:
-    """A flop counter that also counts what CPUs fuse."""
-    return FlopCounterMode(display=False, custom_mapping=formulas())
+class _OneModule(ModuleTracker):
+    """Tells no modules apart: the real one's hooks break gradients by a pass's own inputs."""
+
+    def __enter__(self) -> _OneModule:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        return None
+
+
+def counter(*, by_module: bool = True) -> FlopCounterMode:
+    """A flop counter that also counts what CPUs fuse; in all, or module by module."""
+    mode = FlopCounterMode(display=False, custom_mapping=formulas())
+    if not by_module:
+        mode.mod_tracker = _OneModule()
+    return mode
 
 
 def by_module(mode: FlopCounterMode, root: torch.nn.Module) -> dict[str, int]:

@@ -8,8 +8,8 @@ file got wrong is a `TaskError` that names the function and the fix.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
+import inspect
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from torch import nn
 
 from autoprec.backends.base import Task
 from autoprec.backends.torch.rng import RngState, seed_everything
+from autoprec.backends.torch.tensors import items_in, with_items
 from autoprec.errors import TaskError
 
 __all__ = [
@@ -26,7 +27,6 @@ __all__ = [
     "build_model",
     "build_optimizer",
     "compute_loss",
-    "count_samples",
     "materialize",
     "move",
     "seed_everything",
@@ -39,87 +39,81 @@ class Autocasting(Protocol):
     """What `compute_loss` needs of a Precision object."""
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context the forward pass and the loss run in."""
+        """Return the context the forward pass runs in."""
 
 
 def move(value: Any, device: str | torch.device) -> Any:
     """Return `value` with every tensor in it on `device`.
 
-    Mappings, lists, tuples, named tuples and dataclasses are rebuilt; objects with a `to` method
-    (packed sequences, tokenizer batches, graphs) move themselves; everything else passes through.
+    Objects whose class has a method `to` (packed sequences, tokenizer batches, graphs) move
+    themselves; mappings, lists, tuples, named tuples and dataclasses are rebuilt; everything else
+    passes through. `TaskError` for a container that holds itself.
     """
+    return _move(value, device, ())
+
+
+def _move(value: Any, device: str | torch.device, outside: tuple[int, ...]) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
-    if isinstance(value, str | bytes | int | float | None):
+    if isinstance(value, str | bytes | int | float | type | None):
         return value
-    if not isinstance(value, type) and callable(getattr(value, "to", None)):
+    if callable(getattr(type(value), "to", None)):  # a dict with attributes has every attribute
         return value.to(device)
-    if isinstance(value, Mapping):
-        items = {key: move(item, device) for key, item in value.items()}
-        return items if type(value) is dict else _refill(value, items)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(move(item, device) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(move(item, device) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        clone = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(clone, field.name, move(getattr(value, field.name), device))
-        return clone
-    return value
-
-
-def _refill(value: Any, items: dict[Any, Any]) -> Any:
-    clone = copy.copy(value)
-    for key, item in items.items():
-        clone[key] = item
-    return clone
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors nested in `value`, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, str | bytes | int | float | None):
-        return
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
-        for item in vars(value).values():
-            yield from tensors_in(item)
-
-
-def count_samples(batch: Any) -> int:
-    """Return the leading dimension of the first tensor in `batch`; `TaskError` if there is none.
-
-    A packed sequence counts its sequences, not its time steps.
-    """
-    first = batch[0] if isinstance(batch, list | tuple) and batch else batch
-    if isinstance(first, nn.utils.rnn.PackedSequence):
-        return int(first.batch_sizes[0])
-    for tensor in tensors_in(batch):
-        if tensor.ndim > 0:
-            return int(tensor.shape[0])
-    raise TaskError(
-        f"build_data: a batch of type {type(batch).__name__} without any tensor was given, "
-        "expected tensors with the samples in their first dimension"
-    )
+    known = isinstance(value, Mapping | list | tuple) or dataclasses.is_dataclass(value)
+    if not known:
+        return value
+    if id(value) in outside:
+        raise TaskError(
+            f"build_data yielded a batch with {_kind(value)} that holds itself, which cannot be "
+            "put on a device item by item; give its class a method to(device)"
+        )
+    outside = (*outside, id(value))
+    return with_items(value, {k: _move(item, device, outside) for k, item in items_in(value)})
 
 
 def build_model(task: Task, device: str | torch.device, seed: int) -> nn.Module:
-    """Build the user's model with all RNGs seeded, on `device`, in training mode."""
+    """Build the user's model with all RNGs seeded, on `device`, in training mode.
+
+    A model in training mode keeps the modes of its modules (BatchNorm that was frozen by `eval()`);
+    one that is in evaluation mode as a whole, as `from_pretrained` leaves it, is set to train.
+    """
     seed_everything(seed)
-    model = task.build_model()
+    model = _checked(task, task.build_model()).to(device)
+    return model if model.training else model.train()
+
+
+def _checked(task: Task, model: Any) -> nn.Module:
+    given = f"{task.name}: build_model returned {_kind(model)}"
     if not isinstance(model, nn.Module):
+        raise TaskError(f"{given}, expected a torch.nn.Module; return the model from build_model")
+    if isinstance(model, nn.DataParallel):
         raise TaskError(
-            f"{task.name}: build_model returned {_kind(model)}, expected a torch.nn.Module; "
-            "return the model from build_model"
+            f"{given}, expected the module inside: autoprec tunes one device, and replicas would "
+            "go on calling the first one's weights; return the model without nn.DataParallel"
         )
-    return model.to(device).train()
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TaskError(
+            f"{given}, expected an ordinary torch.nn.Module: what TorchScript compiled cannot be "
+            "given another precision module by module; return the model before torch.jit.script "
+            "or torch.jit.trace"
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise TaskError(
+            f"{given} with parameters on the meta device, which hold no numbers; initialise them "
+            'in build_model, on the CPU: model.to_empty(device="cpu"), then the initialisation'
+        )
+    return model
+
+
+@contextlib.contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Put every module back into the mode, training or evaluation, that it was in."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 def build_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
@@ -138,7 +132,23 @@ def build_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
             f"{task.name}: build_optimizer returned {_kind(optimizer)}, expected a "
             "torch.optim.Optimizer; return one optimizer made from model.parameters()"
         )
+    if _needs_closure(optimizer):
+        raise TaskError(
+            f"{task.name}: build_optimizer returned {_kind(optimizer)}, whose step() needs a "
+            "closure, expected one that steps by the gradients there are (AdamW, SGD, ...): a "
+            "closure runs the forward pass several times a step, which loss scaling cannot follow"
+        )
     return optimizer
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        return True
+    except ValueError:  # a function of C has no signature to look at
+        return False
+    return False
 
 
 def batches(
@@ -239,21 +249,25 @@ def compute_loss(
 ) -> torch.Tensor:
     """Return the loss of one batch as a float32 scalar, computed as the user's loop would.
 
-    The batch must be on the model's device. A loss that is not finite is returned as it is; one
-    that is not a scalar, or that no gradient can flow from, is a `TaskError`.
+    The model runs under autocast, `loss_fn` outside it, on outputs that the surgeon casts up;
+    `training_step` holds both and runs under autocast as a whole. The batch must be on the model's
+    device. A loss that is not finite is returned as it is; one that is not a scalar, or that no
+    gradient can flow from, is a `TaskError`.
     """
-    with contextlib.nullcontext() if precision is None else precision.autocast():
-        if task.training_step is not None:
-            name, loss = "training_step", task.training_step(model, batch)
-        elif task.loss_fn is not None:
-            inputs, targets = batch
-            name, loss = "loss_fn", task.loss_fn(model(inputs), targets)
-        else:
-            raise TaskError(
-                f"{task.name}: neither loss_fn(outputs, targets) nor training_step(model, batch) "
-                "is defined; define one of them"
-            )
-    return _scalar(task, name, loss)
+    cast = contextlib.nullcontext() if precision is None else precision.autocast()
+    if task.training_step is not None:
+        with cast:
+            loss = task.training_step(model, batch)
+        return _scalar(task, "training_step", loss)
+    if task.loss_fn is None:
+        raise TaskError(
+            f"{task.name}: neither loss_fn(outputs, targets) nor training_step(model, batch) "
+            "is defined; define one of them"
+        )
+    inputs, targets = batch
+    with cast:
+        outputs = model(inputs)
+    return _scalar(task, "loss_fn", task.loss_fn(outputs, targets))
 
 
 def _scalar(task: Task, name: str, loss: Any) -> torch.Tensor:

@@ -31,12 +31,12 @@ from autoprec.backends.torch.running import (
     build_model,
     build_optimizer,
     compute_loss,
-    count_samples,
     materialize,
     move,
-    tensors_in,
 )
+from autoprec.backends.torch.samples import Samples, find_samples
 from autoprec.backends.torch.surgeon import TorchSurgeon
+from autoprec.backends.torch.tensors import tensors_in
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.statistics import enough, summarize
@@ -73,7 +73,6 @@ class TorchSession:
     def _build(self, seed: int) -> None:
         self._report("data", 0)
         self._batches, self._data_seconds = self._fetch(seed)
-        self._samples = [count_samples(batch) for batch in self._batches]
         self._report("build", 0)
         self._model = build_model(self._task, self._device, seed)
         materialize(self._task, self._model, self._batches[0], seed)
@@ -91,6 +90,7 @@ class TorchSession:
         """A few full batches on the device, and the loader's seconds for one."""
         found: list[Any] = []
         seconds: list[float] = []
+        samples = Samples()
         held = 0
         stream = batches(self._task, self._recipe.batch_size, seed, repeat=True)
         with contextlib.closing(stream):
@@ -98,13 +98,16 @@ class TorchSession:
                 start = time.perf_counter()
                 batch = next(stream)
                 seconds.append(time.perf_counter() - start)
-                if found and count_samples(batch) < count_samples(found[0]):
+                if not found:
+                    samples = find_samples(self._task, batch, self._recipe.batch_size, seed)
+                elif samples.count(batch) < samples.count(found[0]):
                     continue
                 found.append(move(batch, self._device))
                 size = sum(t.numel() * t.element_size() for t in tensors_in(batch))
                 held += size
                 if len(found) == _KEPT_BATCHES or held + size > _KEPT_BYTES:
                     break
+        self._samples = [samples.count(batch) for batch in found]
         later = seconds[1:] or seconds
         return found, sum(later) / len(later)
 

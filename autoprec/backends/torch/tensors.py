@@ -1,20 +1,64 @@
-"""Casting and laying out tensors that are nested in whatever a model takes or returns.
+"""Finding, casting and laying out tensors that are nested in whatever a model takes or returns.
 
 Tuples (named ones too), lists, mappings (Hugging Face's outputs too) and dataclasses are walked;
 anything else is passed on as it is. A container none of whose tensors changes is returned itself,
-never a copy.
+never a copy. Only looking for tensors (`tensors_in`) also goes into the attributes of objects.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch import nn
 
 _LOW = (torch.float16, torch.bfloat16)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors nested in `value`, in order; what refers to itself is gone into once."""
+    return _tensors_in(value, ())
+
+
+def _tensors_in(value: Any, outside: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif id(value) not in outside:
+        for _, item in items_in(value):
+            yield from _tensors_in(item, (*outside, id(value)))
+
+
+def items_in(value: Any) -> list[tuple[Any, Any]]:
+    """Return what a container or an object holds, by key, index or attribute; a leaf holds none."""
+    if isinstance(value, torch.Tensor | str | bytes | int | float | None):
+        return []
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
+        return list(vars(value).items())
+    return []
+
+
+def with_items(value: Any, items: Mapping[Any, Any]) -> Any:
+    """Return a copy of the container or object `value` that holds `items` instead of its own."""
+    if type(value) is dict:
+        return dict(items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*items.values())
+    if isinstance(value, list | tuple):
+        return type(value)(items.values())
+    clone = copy.copy(value)
+    for key, item in items.items():
+        if isinstance(value, Mapping):
+            clone[key] = item
+        else:
+            object.__setattr__(clone, key, item)
+    return clone
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:

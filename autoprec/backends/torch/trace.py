@@ -21,7 +21,13 @@ from autoprec.backends.step_clock import StepClock
 from autoprec.backends.torch import trace_magnitudes
 from autoprec.backends.torch.globals import restored_globals
 from autoprec.backends.torch.rng import preserved
-from autoprec.backends.torch.running import build_model, build_optimizer, materialize, move
+from autoprec.backends.torch.running import (
+    build_model,
+    build_optimizer,
+    materialize,
+    modes_kept,
+    move,
+)
 from autoprec.backends.torch.trace_apply import Float32, Trainee, apply_recipe
 from autoprec.backends.torch.trace_data import BatchStream
 from autoprec.backends.torch.trace_state import (
@@ -209,10 +215,8 @@ class TorchTracer:
         if self._task.evaluate is None:
             return None
         self._report("evaluate", 0)
-        training = trainee.model.training
-        with preserved():
+        with preserved(), modes_kept(trainee.model):
             value = float(self._task.evaluate(trainee.model))
-        trainee.model.train(training)
         return value if math.isfinite(value) else None
 
     def _answer(self) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from autoprec.backends.base import Task
-from autoprec.backends.torch.running import batches, move, tensors_in
+from autoprec.backends.torch.running import batches, move
+from autoprec.backends.torch.tensors import tensors_in
 
 KEEP_BYTES = 1 << 30
 """How much data one stream keeps in memory before it draws again instead."""

@@ -74,7 +74,7 @@ class Exponents:
         """Read the backward pass of one batch; the model's state is put back."""
         once = self._read(trainee, batch, seed, 1.0)
         grads = [p.grad for p in trainee.model.parameters()]
-        gradients = [grad.detach().float() for grad in grads if grad is not None]
+        shares = _shares([grad for grad in grads if grad is not None])
         put_back(trainee.model, state)
         more = self._read(trainee, batch, seed, _GROWTH)
         put_back(trainee.model, state)
@@ -85,7 +85,7 @@ class Exponents:
                 self._finite = False
             elif low > 0 and high == low * _GROWTH:
                 self._largest.append(low)
-        for exponent, share in _shares(gradients).items():
+        for exponent, share in shares.items():
             self._counts[exponent] = self._counts.get(exponent, 0.0) + share
 
     @staticmethod
@@ -116,14 +116,20 @@ def _exponent(value: float) -> int:
 
 def _exponents(tensor: torch.Tensor) -> torch.Tensor:
     """floor(log2 |x|) of every finite, non-zero element."""
-    flat = tensor.detach().double().abs().flatten()
+    flat = _on_host(tensor).abs().flatten()
     flat = flat[torch.isfinite(flat) & (flat > 0)]
     return torch.frexp(flat).exponent - 1
 
 
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in float64 on the CPU: MPS and Arc have no float64, nor MPS frexp."""
+    values = tensor.detach()
+    return (values.coalesce().values() if values.is_sparse else values).cpu().double()
+
+
 def _shares(gradients: Sequence[torch.Tensor]) -> dict[int, float]:
     """Exponents of all gradients, each gradient weighted by its share of the norm."""
-    norms = [float(torch.linalg.vector_norm(g, dtype=torch.float64)) for g in gradients]
+    norms = [float(torch.linalg.vector_norm(_on_host(g))) for g in gradients]
     total = sum(norm for norm in norms if math.isfinite(norm))
     shares: dict[int, float] = {}
     for gradient, norm in zip(gradients, norms, strict=True):
@@ -212,4 +218,4 @@ def _underflow(module: nn.Module, scale: float) -> float:
         return 0.0
     limits = DType.FLOAT16.limits
     smallest = limits.min_exponent - limits.mantissa_bits
-    return float((exponents + math.log2(scale) < smallest).double().mean())
+    return float((exponents + math.log2(scale) < smallest).float().mean())

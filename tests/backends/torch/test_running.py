@@ -18,7 +18,6 @@ from autoprec.backends.torch.running import (
     build_model,
     build_optimizer,
     compute_loss,
-    count_samples,
     materialize,
     move,
     seed_everything,
@@ -66,14 +65,57 @@ def test_nested_batches_are_moved_and_keep_their_types():
     assert not batch["g"].nodes.is_meta
 
 
-def test_samples_are_counted_by_the_first_tensor():
-    assert count_samples((torch.ones(7, 3), torch.ones(7))) == 7
-    assert count_samples({"scale": torch.tensor(1.0), "x": torch.ones(5, 2)}) == 5
-    assert count_samples(Graph(torch.ones(4))) == 4
-    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])
-    assert count_samples((packed, torch.ones(2))) == 2
-    with pytest.raises(TaskError, match="without any tensor"):
-        count_samples("text")
+class Attributes(dict):
+    """A dictionary whose items are its attributes too, a method `to` among them."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_a_dictionary_with_attributes_is_moved_item_by_item():
+    moved = move(Attributes(x=torch.ones(2), to=torch.ones(3)), "meta")
+    assert isinstance(moved, Attributes)
+    assert moved.x.is_meta
+    assert moved.to.is_meta
+
+
+def test_a_batch_that_holds_itself_is_named():
+    batch = {"x": torch.ones(2)}
+    batch["me"] = batch
+    with pytest.raises(TaskError, match=r"holds itself.*give its class a method to\(device\)"):
+        move(batch, "cpu")
+
+
+def test_a_model_keeps_its_modules_modes_unless_all_of_it_is_in_evaluation():
+    def frozen() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        model[1].eval()
+        return model
+
+    model = build_model(task(build_model=frozen), "cpu", 0)
+    assert [module.training for module in model.modules()] == [True, True, False]
+    pretrained = build_model(task(build_model=lambda: frozen().eval()), "cpu", 0)
+    assert all(module.training for module in pretrained.modules())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: nn.DataParallel(nn.Linear(4, 1)), "return the model without nn.DataParallel"),
+        (lambda: torch.jit.script(nn.Linear(4, 1)), r"return the model before torch\.jit\.script"),
+        (lambda: nn.Linear(4, 1, device="meta"), r"to_empty\(device=\"cpu\"\)"),
+    ],
+)
+def test_a_model_that_cannot_be_tuned_is_named(build, message):
+    with pytest.raises(TaskError, match=message):
+        build_model(task(build_model=build), "cpu", 0)
+
+
+def test_an_optimizer_that_needs_a_closure_is_named():
+    model = build_model(task(), "cpu", 0)
+    lbfgs = task(build_optimizer=lambda model: torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(TaskError, match=r"returned a LBFGS, whose step\(\) needs a closure"):
+        build_optimizer(lbfgs, model)
 
 
 def test_data_do_not_depend_on_what_training_draws():
@@ -166,6 +208,28 @@ def test_a_wrong_loss_is_named(loss, message):
     batch = (torch.ones(2, 4), torch.ones(2))
     with pytest.raises(TaskError, match=message):
         compute_loss(task(loss_fn=loss), build_model(task(), "cpu", 0), batch, None)
+
+
+class Cast:
+    """A Precision object's autocast."""
+
+    def autocast(self):
+        return torch.autocast("cpu", torch.bfloat16)
+
+
+def test_a_loss_function_is_computed_outside_autocast_and_a_training_step_inside():
+    seen = []
+
+    def loss(outputs, targets):
+        seen.append((torch.is_autocast_enabled("cpu"), outputs.dtype))
+        return nn.functional.mse_loss(outputs.float(), targets)
+
+    batch = (torch.ones(2, 4), torch.ones(2))
+    model = build_model(task(), "cpu", 0)
+    compute_loss(task(loss_fn=loss), model, batch, Cast())
+    step = task(loss_fn=None, training_step=lambda model, batch: loss(model(batch[0]), batch[1]))
+    compute_loss(step, model, batch, Cast())
+    assert seen == [(False, torch.bfloat16), (True, torch.bfloat16)]
 
 
 def test_a_loss_function_is_needed():

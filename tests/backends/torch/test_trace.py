@@ -206,6 +206,22 @@ def test_evaluate_is_called_after_the_last_step_and_changes_nothing():
     )
 
 
+def test_what_evaluate_does_to_the_modes_is_undone():
+    built = []
+
+    def frozen() -> nn.Module:
+        built.append(model())
+        built[-1][1].eval()
+        return built[-1]
+
+    def evaluate(trained: nn.Module) -> float:
+        trained.eval()
+        return 1.0
+
+    losses(tracer(build_model=frozen, evaluate=evaluate), steps=1)
+    assert (built[-1].training, built[-1][1].training) == (True, False)
+
+
 def test_islands_of_the_recipe_are_in_the_trace():
     trace = tracer()
     trace.reference(batch_size=8, steps=1, checkpoints=(0,))

@@ -1,0 +1,363 @@
+"""What one float32 step shows: only the user's own errors end it; what fails besides is unknown."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autoprec.backends.base import Task
+from autoprec.backends.torch import costs, splitting
+from autoprec.backends.torch.describe import describe
+from autoprec.backends.torch.globals import restored_globals
+from autoprec.core.measurement import TaskFacts
+
+pytestmark = pytest.mark.torch
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def pairs(batch_size: int) -> Iterator[Any]:
+    while True:
+        yield torch.randn(batch_size, 4), torch.randn(batch_size, 1)
+
+
+def task(**changes: Any) -> Task:
+    known = {"name": "task.py", "build_model": small, "build_data": pairs}
+    if "training_step" not in changes:
+        known["loss_fn"] = F.mse_loss
+    return Task(**(known | changes))
+
+
+def facts(batch_size: int = 32, **changes: Any) -> TaskFacts:
+    return describe(
+        task(**changes),
+        device="cpu",
+        seed=0,
+        batch_size=batch_size,
+        report=lambda *_: None,
+        software={},
+    )
+
+
+def by_inputs(model: nn.Module, batch: Any) -> torch.Tensor:
+    """A physics-informed net in small: the gradient by a leaf that is the model's input."""
+    inputs = batch[0].requires_grad_()
+    outputs = model(inputs)
+    (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+    return (slope**2).mean() + F.mse_loss(outputs, batch[1])
+
+
+def by_function(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Forces from energies, by torch.func."""
+    weights = dict(model.named_parameters())
+
+    def energy(inputs: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (inputs,)).sum()
+
+    forces = torch.func.vmap(torch.func.grad(energy))(batch[0])
+    return (forces**2).mean()
+
+
+@pytest.mark.parametrize("step", [by_inputs, by_function])
+def test_gradients_by_inputs_are_described(step: Callable[..., Any]) -> None:
+    found = facts(training_step=step)
+    assert found.flops_per_sample is not None
+    assert found.flops_per_sample > 3 * 2 * (4 * 16 + 16)  # more than one pass there and back
+    assert found.splittable
+
+
+def test_operations_by_module_where_torch_can_tell_them_apart() -> None:
+    shares = {unit.path: unit.products for unit in facts().units}
+    assert shares["0"] > 0.5  # inputs need no gradient, so it is 2 to 3 there
+    assert shares["0"] + shares["2"] == pytest.approx(1)
+
+
+class Jagged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part.mean(0) for part in self.linear(inputs).unbind()])
+
+
+def jagged(batch_size: int) -> Iterator[Any]:
+    while True:
+        parts = [torch.randn(1 + index % 3, 4) for index in range(batch_size)]
+        yield (
+            torch.nested.nested_tensor(parts, layout=torch.jagged),
+            torch.randn(batch_size, 1),
+        )
+
+
+def test_what_cannot_be_counted_is_unknown() -> None:
+    found = facts(build_model=Jagged, build_data=jagged)
+    assert found.flops_per_sample is None
+    assert found.samples == 32
+    assert found.splittable
+
+
+class Encoding(collections.UserDict):
+    """Transformers' BatchEncoding in small: items as attributes, and it moves itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data":
+            raise AttributeError(name)
+        return self.data[name]
+
+    def to(self, device: str) -> Encoding:
+        self.data = {key: value.to(device) for key, value in self.data.items()}
+        return self
+
+
+class Attributes(dict):
+    __getattr__ = dict.__getitem__
+
+
+@pytest.mark.parametrize("kind", [Encoding, Attributes])
+def test_batches_with_attributes_keep_them_when_they_are_cut(kind: type) -> None:
+    found = facts(
+        build_data=lambda n: [kind(x=torch.randn(n, 4), y=torch.randn(n, 1))],
+        training_step=lambda model, batch: F.mse_loss(model(batch.x), batch.y),
+    )
+    assert found.splittable
+
+
+def test_sparse_gradients_are_compared() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.linear = nn.Embedding(50, 8, sparse=True), nn.Linear(8, 1)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.table(words).mean(1))
+
+    given = {
+        "build_model": Words,
+        "build_data": lambda n: [(torch.randint(50, (n, 5)), torch.randn(n, 1))],
+        "build_optimizer": lambda model: torch.optim.SGD(model.parameters(), 0.1),
+    }
+    assert facts(**given).splittable
+    summed = facts(**given, loss_fn=lambda o, t: F.mse_loss(o, t, reduction="sum"))
+    assert "a summed loss" in summed.split_reason
+
+
+def test_hard_coded_shapes_are_not_split_and_say_why() -> None:
+    found = facts(
+        training_step=lambda model, batch: F.mse_loss(model(batch[0].view(32, 4)), batch[1])
+    )
+    assert not found.splittable
+    assert "could not be compared" in found.split_reason
+    assert "shape '[32, 4]' is invalid" in found.split_reason
+
+
+def test_what_cannot_be_cut_is_not_split_and_says_why() -> None:
+    found = facts(
+        build_data=lambda n: [(torch.randn(5 * n + 1, 4), torch.arange(5 * n + 1) // 5, n)],
+        training_step=lambda model, batch: model(batch[0]).square().mean(),
+        count_samples=lambda batch: batch[2],
+    )
+    assert found.samples == 32
+    assert "grows with the batch, but not sample by sample" in found.split_reason
+    assert found.warnings == ()
+
+
+def test_samples_in_doubt_are_a_warning() -> None:
+    found = facts(
+        build_data=lambda n: [(torch.randn(5 * n + 1, 4), torch.arange(5 * n + 1) // 5)],
+        training_step=lambda model, batch: model(batch[0]).square().mean(),
+    )
+    assert any("define count_samples(batch) -> int" in warning for warning in found.warnings)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.3, batch_first=True)
+        self.linear = nn.Linear(16, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.layer(inputs).mean(1))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        mixed = self.linear(inputs)
+        mixed = F.scaled_dot_product_attention(mixed, mixed, mixed, dropout_p=0.3)
+        mixed = F.dropout(mixed, 0.3)
+        mixed = nn.functional.multi_head_attention_forward(
+            *(mixed.transpose(0, 1),) * 3,
+            *(16, 2, self.linear.weight.repeat(3, 1), None, None, None, False, 0.3),
+            *(self.linear.weight, None),
+            need_weights=False,
+        )[0]
+        return self.last(mixed.mean(0))
+
+
+@pytest.mark.parametrize("model", [Encoder, Attention])
+def test_dropout_does_not_hide_that_a_batch_may_be_split(model: Callable[[], nn.Module]) -> None:
+    found = facts(
+        build_model=model, build_data=lambda n: [(torch.randn(n, 6, 16), torch.randn(n, 1))]
+    )
+    assert (found.splittable, found.split_reason) == (True, "")
+
+
+def test_dropout_is_as_it_was_afterwards() -> None:
+    model = Encoder()
+    with splitting._without_dropout(model):
+        assert model.layer.self_attn.dropout == model.layer.dropout1.p == 0.0
+    assert model.layer.self_attn.dropout == model.layer.dropout1.p == 0.3
+
+
+def test_random_numbers_of_the_steps_own_are_the_reason_told() -> None:
+    def noisy(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.mse_loss(model(batch[0] + torch.randn_like(batch[0])), batch[1])
+
+    assert "random numbers of its own" in facts(training_step=noisy).split_reason
+
+
+def test_batchnorm_is_the_reason_told() -> None:
+    found = facts(build_model=lambda: nn.Sequential(nn.Linear(4, 1), nn.BatchNorm1d(1)))
+    assert "BatchNorm" in found.split_reason
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_gradients_whose_squares_no_float32_holds_are_compared(scale: float) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs * scale).mean()
+
+    def summed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs * scale).sum()
+
+    assert facts(loss_fn=loss).splittable
+    assert "differ from the whole batch's by 5.0e-01" in facts(loss_fn=summed).split_reason
+
+
+def test_nothing_is_computed_in_float64_where_a_device_has_none() -> None:
+    class NoFloat64(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for leaf in torch.utils._pytree.tree_leaves(result):
+                assert not (isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float64), func
+            return result
+
+    with NoFloat64():
+        assert facts().splittable
+
+
+def test_the_users_own_errors_are_errors() -> None:
+    def wrong(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise ZeroDivisionError("the user's own")
+
+    with pytest.raises(ZeroDivisionError):
+        facts(training_step=wrong)
+
+
+def test_a_measurement_without_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(batch)
+        if 1 < len(calls) <= 5:  # operations twice, what is kept, the whole batch
+            raise MemoryError
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    found = facts(training_step=step)
+    assert found.flops_per_sample is None
+    assert found.saved_bytes_per_sample == 0
+    assert not found.splittable
+    assert "MemoryError" in found.split_reason
+
+
+def test_what_is_counted_is_freed_at_once() -> None:
+    """Without a garbage collection: a pass's activations must not outlive it."""
+    import gc
+    import weakref
+
+    seen = []
+
+    class Notes(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            output = inputs.exp()
+            seen.append(weakref.ref(output))
+            return output
+
+    model = nn.Sequential(nn.Linear(4, 1), Notes())
+    batch = (torch.randn(8, 4), torch.randn(8, 1))
+    gc.collect()
+    gc.disable()
+    try:
+        costs.saved_bytes(task(), model, batch, 0)
+        assert [reference() for reference in seen] == [None]
+    finally:
+        gc.enable()
+
+
+ROUNDED = [
+    ("cpu", "torch.set_float32_matmul_precision('medium')", "bfloat16"),
+    ("cpu", "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'", "bfloat16"),
+    ("cpu", "torch.backends.fp32_precision = 'bf16'", "bfloat16"),
+    ("cuda", "torch.set_float32_matmul_precision('high')", "TF32"),
+    ("cuda", "torch.set_float32_matmul_precision('medium')", "TF32"),
+    ("cuda", "torch.backends.cuda.matmul.allow_tf32 = True", "TF32"),
+    ("cuda", "torch.backends.cuda.matmul.fp32_precision = 'tf32'", "TF32"),
+    ("cuda", "torch.backends.fp32_precision = 'tf32'", "TF32"),
+    ("xpu", "torch.set_float32_matmul_precision('high')", "TF32"),
+]
+PLAIN = [
+    ("cpu", "torch.backends.cuda.matmul.allow_tf32 = True"),
+    ("cuda", "torch.backends.cudnn.allow_tf32 = True"),
+    ("cuda", "torch.backends.cuda.matmul.fp32_precision = 'ieee'"),
+    ("mps", "torch.set_float32_matmul_precision('high')"),
+    ("cuda", "pass"),
+]
+
+
+def test_settings_that_round_float32_products_are_told() -> None:
+    """Each in a process of its own: what the newer settings change, nothing puts back exactly."""
+    script = """
+import os, torch
+from autoprec.backends.torch.low_precision import low_precision
+for device_type, statement in %r:
+    child = os.fork()
+    if not child:
+        exec(statement)
+        print(low_precision(torch.nn.Linear(1, 1), set(), device_type), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    cases = [case[:2] for case in (*ROUNDED, *PLAIN)]
+    ran = subprocess.run(
+        [sys.executable, "-c", script % cases],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    said = ran.stdout.splitlines()
+    assert len(said) == len(cases)
+    for (_, statement, rounded), line in zip(ROUNDED, said, strict=False):
+        assert f"rounded to {rounded} " in line, statement
+    assert said[len(ROUNDED) :] == [""] * len(PLAIN)
+
+
+def test_a_rounded_baseline_is_part_of_the_facts() -> None:
+    with restored_globals():
+        torch.set_float32_matmul_precision("medium")
+        assert "apply_profile leaves the setting" in facts().low_precision
+    assert facts().low_precision == ""
