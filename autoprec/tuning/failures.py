@@ -31,11 +31,15 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """A piece of evidence: a pattern in "TypeName: message" or in printed output, and its kind."""
+    """A piece of evidence: a pattern in "TypeName: message" or in printed output, and its kind.
+
+    `advice` says what mends it, where the message does not and there is one answer.
+    """
 
     pattern: str
     kind: FailureKind
     source: str
+    advice: str = ""
 
 
 _OOM = FailureKind.OUT_OF_MEMORY
@@ -106,7 +110,23 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(r"Tensor had (NaN|Inf)|Inf and NaN values", FailureKind.NONFINITE, "TensorFlow"),
     Row(r"but found invalid values:\s+tensor\(.*nan", FailureKind.NONFINITE, "torch.distributions"),
+    # The task's own code, where what mends it is known
+    Row(
+        r"xpected (all )?tensors to be on the same device|indices should be either on \w+ or on",
+        FailureKind.USER_ERROR,
+        "PyTorch: a tensor made on the CPU meets one of the accelerator",
+        "Make the tensor where the others are: torch.arange(n, device=inputs.device), or "
+        "register_buffer for a constant of the model",
+    ),
     # No kernel for this dtype, or code that a recipe breaks
+    Row(
+        r"binary_cross_entropy and torch\.nn\.BCELoss are unsafe to autocast",
+        _UNSUPPORTED,
+        "PyTorch's autocast for CUDA and XPU, not the CPU's",
+        "Use binary_cross_entropy_with_logits, or compute the loss in float32: `with "
+        "torch.autocast(device_type, enabled=False)` in training_step, or a loss_fn(outputs, "
+        "targets) instead of it",
+    ),
     Row(rf"not implemented for '{_LOW}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"),
     Row(rf"unsupported ScalarType {_LOW}", _UNSUPPORTED, "PyTorch to NumPy"),
     Row(
@@ -178,8 +198,19 @@ def describe_exception(error: BaseException) -> str:
 
 def match(text: str) -> FailureKind | None:
     """The kind of the first row whose pattern occurs in `text`."""
+    row = _row(text)
+    return None if row is None else row.kind
+
+
+def with_advice(text: str) -> str:
+    """A message, and what mends it where that is known."""
+    row = _row(text)
+    return f"{text.partition(chr(10))[0]} {row.advice}" if row and row.advice else text
+
+
+def _row(text: str) -> Row | None:
     text = text[-20_000:]
-    return next((row.kind for row in TABLE if re.search(row.pattern, text)), None)
+    return next((row for row in TABLE if re.search(row.pattern, text)), None)
 
 
 def classify_exit(returncode: int, printed: str) -> FailureKind:

@@ -200,7 +200,12 @@ def _answer(service: Any, request: dict[str, Any], limit: _MemoryLimit) -> dict[
 
 def _failure(error: BaseException) -> dict[str, Any]:
     from autoprec.errors import AutoprecError, UserCodeError
-    from autoprec.tuning.failures import FailureKind, classify_exception, describe_exception
+    from autoprec.tuning.failures import (
+        FailureKind,
+        classify_exception,
+        describe_exception,
+        with_advice,
+    )
     from autoprec.tuning.messages import ChannelClosed
     from autoprec.tuning.taskfile import is_ours, user_frames
 
@@ -211,7 +216,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, AutoprecError):
         return _failed("user_error", str(error), "")
     kind = classify_exception(error)
-    message = describe_exception(error)
+    message = with_advice(describe_exception(error))
     if isinstance(error, SystemExit):
         message = f"the task called sys.exit({error.code!r})"
     elif kind is FailureKind.USER_ERROR and is_ours(error):

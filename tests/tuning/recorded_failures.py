@@ -271,6 +271,27 @@ RECORDED = [
         "memory limit.",
         "PyTorch: /dev/shm is too small, whatever the batch",
     ),
+    (
+        USER,
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two "
+        "devices, cuda:0 and cpu!",
+        "PyTorch, aten/src/ATen/TensorIterator.cpp",
+    ),
+    (
+        USER,
+        "RuntimeError: indices should be either on cpu or on the same device as the indexed tensor "
+        "(cpu)",
+        "PyTorch, aten/src/ATen/native/TensorAdvancedIndexing.cpp",
+    ),
+    (
+        UNSUPPORTED,
+        "RuntimeError: torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
+        "autocast.\nMany models use a sigmoid layer right before the binary cross entropy layer.\n"
+        "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_"
+        "logits\nor torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and "
+        "BCEWithLogits are\nsafe to autocast.",
+        "PyTorch 2.13, aten/src/ATen/autocast_mode.cpp",
+    ),
 ]
 
 # What a dying process printed, with the signal it died by.

@@ -18,6 +18,7 @@ from autoprec.tuning.failures import (
     describe_exception,
     describe_exit,
     match,
+    with_advice,
 )
 from tests.tuning.recorded_failures import OOM, PRINTED, RECORDED, USER
 
@@ -31,6 +32,29 @@ def test_every_row_has_a_recorded_message() -> None:
     printed = [text for _, text, _ in RECORDED] + [text for _, text, _ in PRINTED]
     lonely = [row.pattern for row in TABLE if not any(re.search(row.pattern, t) for t in printed)]
     assert lonely == []
+
+
+@pytest.mark.parametrize(
+    ("text", "mend"),
+    [
+        ("RuntimeError: Expected all tensors to be on the same device, but found", "inputs.device"),
+        ("IndexError: indices should be either on cpu or on the same device", "inputs.device"),
+        (
+            "RuntimeError: torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are "
+            "unsafe to autocast.\nMany models",
+            "binary_cross_entropy_with_logits",
+        ),
+    ],
+)
+def test_what_mends_a_failure_is_said_where_it_is_known(text: str, mend: str) -> None:
+    assert with_advice(text).startswith(text.partition("\n")[0])
+    assert mend in with_advice(text)
+    assert len(with_advice(text)) < 500  # what a trial keeps of a message
+
+
+def test_other_messages_stay_as_they_are() -> None:
+    assert with_advice("ValueError: a\nb") == "ValueError: a\nb"
+    assert with_advice(RECORDED[1][1]) == RECORDED[1][1]
 
 
 def test_a_row_names_its_source() -> None:

@@ -83,7 +83,7 @@ def _norm(model: nn.Module) -> float:
 def _magnitude(gradient: torch.Tensor) -> float:
     values = gradient.detach()
     values = (values.coalesce().values() if values.is_sparse else values).float()
-    largest = float(values.abs().amax()) if values.numel() else 0.0
+    largest = float(torch.linalg.vector_norm(values, math.inf)) if values.numel() else 0.0
     if largest == 0.0 or not math.isfinite(largest):
         return largest
     # By parts of the largest: the square of a small or a large float32 is 0 or infinite.
