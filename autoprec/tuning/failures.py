@@ -205,7 +205,10 @@ def match(text: str) -> FailureKind | None:
 def with_advice(text: str) -> str:
     """A message, and what mends it where that is known."""
     row = _row(text)
-    return f"{text.partition(chr(10))[0]} {row.advice}" if row and row.advice else text
+    if row is None or not row.advice:
+        return text
+    first, _, _ = text.partition("\n")
+    return f"{first.rstrip('.')}. {row.advice}"
 
 
 def _row(text: str) -> Row | None:
