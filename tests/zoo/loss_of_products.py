@@ -1,4 +1,4 @@
-"""A loss that multiplies matrices inside training_step: autocast runs them in sixteen bits. Silent."""
+"""A training step whose loss multiplies matrices: autocast runs them in sixteen bits. Silent."""
 
 import torch
 from torch import nn

@@ -284,6 +284,62 @@ def test_a_measurement_without_memory_is_unknown(monkeypatch: pytest.MonkeyPatch
     assert "MemoryError" in found.split_reason
 
 
+PEAKS = """
+import os, re, torch
+from torch import nn
+from autoprec.backends.base import Task
+from autoprec.backends.torch.describe import describe
+
+def build_model():
+    return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)))
+
+def build_data(batch_size):
+    while True:
+        yield torch.randn(batch_size, 1024), torch.randn(batch_size, 1024)
+
+def build_optimizer(model):
+    return torch.optim.SGD(model.parameters(), 0.01)
+
+def train():
+    model = build_model()
+    optimizer = build_optimizer(model)
+    for _, (inputs, targets) in zip(range(3), build_data(32)):
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def described():
+    task = Task("task.py", build_model, build_data, nn.functional.mse_loss, None, build_optimizer)
+    facts = describe(
+        task, device="cpu", seed=0, batch_size=32, report=lambda *_: None, software={}
+    )
+    assert facts.splittable and facts.flops_per_sample and facts.saved_bytes_per_sample
+
+def peak():
+    status = open("/proc/self/status").read()
+    return int(re.search(r"VmHWM:\\s+(\\d+)", status).group(1))
+
+for run in (train, described):
+    child = os.fork()
+    if not child:
+        before = peak()
+        run()
+        print(peak() - before, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/status")
+def test_a_task_is_described_in_the_memory_that_training_takes() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True, timeout=120
+    )
+    training, described = (int(line) for line in ran.stdout.split())
+    assert training > 100 * 1024  # KiB: large enough to tell one copy of the gradients
+    assert described < 1.25 * training
+
+
 def test_what_is_counted_is_freed_at_once() -> None:
     """Without a garbage collection: a pass's activations must not outlive it."""
     import gc
