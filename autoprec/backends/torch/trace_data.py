@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,11 +29,22 @@ def digest(batch: Any) -> str:
     """Return a hash of a batch: shapes, dtypes, and up to 65536 elements of every tensor."""
     state = hashlib.blake2b(digest_size=16)
     for tensor in tensors_in(batch):
-        flat = tensor.detach().reshape(-1)
-        flat = flat[:: max(1, flat.numel() // SAMPLED)].cpu().contiguous()
-        state.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())
-        state.update(flat.view(torch.uint8).numpy().tobytes())
+        for part in _strided(tensor.detach()):
+            flat = part.reshape(-1)
+            flat = flat[:: max(1, flat.numel() // SAMPLED)].cpu().contiguous()
+            state.update(f"{tuple(part.shape)}{part.dtype}".encode())
+            state.update(flat.view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
+
+
+def _strided(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The plain tensors that a nested or a sparse one consists of."""
+    if tensor.is_nested:
+        return tensor.unbind()
+    if tensor.is_sparse:
+        tensor = tensor.coalesce()
+        return tensor.indices(), tensor.values()
+    return (tensor,)
 
 
 def size_in_bytes(batch: Any) -> int:

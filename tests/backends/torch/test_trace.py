@@ -282,6 +282,25 @@ def test_a_stream_beyond_its_budget_cycles_where_data_do_not_repeat():
     assert [float(stream.batch(index)[0][0]) for index in range(6)] == kept
 
 
+def ragged(values: list[list[float]], layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.tensor(v) for v in values], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda v: ragged([v, [1.0]], torch.jagged),
+        lambda v: ragged([v, [1.0]], torch.strided),
+        lambda v: torch.tensor(v).to_sparse(),
+    ],
+)
+def test_batches_of_other_layouts_are_told_apart(make):
+    first, same, other = make([0.0, 2.0]), make([0.0, 2.0]), make([0.0, 3.0])
+    assert digest((first, 1)) == digest((same, 1))
+    assert digest((first, 1)) != digest((other, 1))
+
+
 def test_a_batch_handed_out_is_a_copy():
     stream = BatchStream(task(), 2, seed=0)
     before = digest(stream.batch(0))
