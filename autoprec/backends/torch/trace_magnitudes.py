@@ -213,7 +213,7 @@ def _known(value: float | None) -> int | None:
 def _underflow(module: nn.Module, scale: float) -> float:
     """The share of a module's own non-zero gradient below float16's smallest number at `scale`."""
     found = [_exponents(p.grad) for p in module.parameters(recurse=False) if p.grad is not None]
-    exponents = torch.cat(found) if found else torch.zeros(0)
+    exponents = torch.cat(found) if found else torch.zeros(0, device="cpu")
     if exponents.numel() == 0:
         return 0.0
     limits = DType.FLOAT16.limits

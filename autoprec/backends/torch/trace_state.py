@@ -60,11 +60,12 @@ def put_back(model: nn.Module, snapshot: Snapshot) -> None:
 @torch.no_grad()
 def add_noise(model: nn.Module, seed: int) -> None:
     """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn on the CPU from `seed`."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     for parameter in model.parameters():
         if not parameter.is_floating_point():
             continue
-        noise = torch.rand(parameter.shape, generator=generator).mul_(2).sub_(1).mul_(NOISE)
+        noise = torch.rand(parameter.shape, generator=generator, device="cpu")
+        noise = noise.mul_(2).sub_(1).mul_(NOISE)
         parameter.mul_(noise.add_(1).to(device=parameter.device, dtype=parameter.dtype))
 
 

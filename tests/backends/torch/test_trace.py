@@ -321,6 +321,15 @@ def test_a_snapshot_holds_weights_and_buffers_and_comes_back():
     assert all(torch.equal(kept[name], tensor) for name, tensor in take(net).items())
 
 
+def test_noise_is_the_same_whatever_device_a_task_made_the_default():
+    plain, noisy = nn.Linear(3, 2), nn.Linear(3, 2)
+    noisy.load_state_dict(plain.state_dict())
+    add_noise(plain, 7)
+    with torch.device("meta"):
+        add_noise(noisy, 7)
+    assert torch.equal(plain.weight, noisy.weight)
+
+
 def test_gradient_errors():
     g = {"a": torch.ones(4)}
     assert gradient_error(g, g) == 0.0
