@@ -109,6 +109,8 @@ def _splittable(task: Task, model: Any, placed: Sequence[Placed], batch: Any) ->
     samples = count_samples(task, batch)
     if samples < 2 or samples % 2:
         return False, f"a batch of {samples} samples has no halves"
+    if not any(tuple(leaf.shape[:1]) == (samples,) for leaf in keras.tree.flatten(batch)):
+        return False, "no array in a batch has its samples in the first dimension"
     half = samples // 2
     halves = [part(batch, samples, 0, half), part(batch, samples, half, samples)]
     before = [(v, keras.ops.copy(v.value)) for v in variables(model)]

@@ -223,6 +223,14 @@ def test_batch_normalisation_forbids_splitting_and_dropout_does_not():
     assert dropout.split_reason == ""
 
 
+def test_what_the_task_counts_are_its_samples():
+    twos = task(count_samples=lambda batch: len(batch[0]) // 2)
+    facts = describe(twos)
+    assert facts.samples == 4
+    assert not facts.splittable
+    assert "first dimension" in facts.split_reason
+
+
 def test_a_custom_train_step_is_described_and_timed():
     given = task(build_model=lambda: compiled(OwnTrainStep()))
     facts = describe(given)
