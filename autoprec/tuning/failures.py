@@ -115,8 +115,9 @@ TABLE: tuple[Row, ...] = (
         r"xpected (all )?tensors to be on the same device|indices should be either on \w+ or on",
         FailureKind.USER_ERROR,
         "PyTorch: a tensor made on the CPU meets one of the accelerator",
-        "Make the tensor where the others are: torch.arange(n, device=inputs.device), or "
-        "register_buffer for a constant of the model",
+        "Make tensors where the others are, as in torch.arange(n, device=inputs.device); constants "
+        "of a model are buffers (register_buffer), and a batch of a class of your own needs a "
+        "method to(device)",
     ),
     # No kernel for this dtype, or code that a recipe breaks
     Row(

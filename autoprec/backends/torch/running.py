@@ -79,6 +79,8 @@ def build_model(task: Task, device: str | torch.device, seed: int) -> nn.Module:
     """
     seed_everything(seed)
     model = _checked(task, task.build_model()).to(device)
+    if isinstance(task.loss_fn, nn.Module):  # the weights of its classes, made at import
+        task.loss_fn.to(device)
     return model if model.training else model.train()
 
 

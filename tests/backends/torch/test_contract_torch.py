@@ -39,6 +39,30 @@ class TestTorch(BackendContract):
         return Subject(registry.load("torch"), task, lambda: replace(task, build_model=fail))
 
 
+class LastState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.GRU(6, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(inputs)[0][-1])
+
+
+def time_first(batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for _ in range(16):
+        inputs = torch.randn(50, batch_size, 6)
+        yield inputs, inputs[0, :, :3].argmax(dim=1)
+
+
+class TestTorchTimeFirst(BackendContract):
+    """Samples are counted where they are: 8 were asked for, 50 time steps lead."""
+
+    @pytest.fixture
+    def subject(self) -> Subject:
+        task = Task("task.py", LastState, time_first, loss_fn=loss_fn)
+        return Subject(registry.load("torch"), task, lambda: replace(task, build_model=fail))
+
+
 @pytest.mark.parametrize("sliced", [False, True])
 def test_what_the_backward_pass_needs_is_counted_without_the_weights(sliced):
     def slices(batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -97,6 +97,12 @@ def test_a_model_keeps_its_modules_modes_unless_all_of_it_is_in_evaluation():
     assert all(module.training for module in pretrained.modules())
 
 
+def test_a_loss_module_is_put_on_the_device_too():
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3))
+    build_model(task(loss_fn=loss), "meta", 0)
+    assert loss.weight.is_meta
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("build", "message"),
