@@ -74,7 +74,10 @@ def test_a_folder_named_like_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_good_file_is_a_task(write) -> None:
     task = load_task(write(GOOD + "BATCH_SIZE = 64\nCLIP_GRAD_NORM = 1\n"))
     assert (task.name, task.batch_size, task.clip_grad_norm) == ("a_task.py", 64, 1.0)
-    assert task.loss_fn is None
+    assert task.loss_fn is task.count_samples is None
+    counting = load_task(write(GOOD + "def count_samples(batch): return 3\n", "counts.py"))
+    assert counting.count_samples is not None
+    assert counting.count_samples([]) == 3
 
 
 def test_a_module_beside_it_can_be_imported(write) -> None:
@@ -103,6 +106,10 @@ WRONG = {
     "a loss of one argument": (
         GOOD + "def loss_fn(outputs): ...",
         r"loss_fn cannot be called as loss_fn\(outputs, targets\)",
+    ),
+    "a count of nothing": (
+        GOOD + "def count_samples(): ...",
+        r"count_samples cannot be called as count_samples\(batch\) -> int",
     ),
     "sys.exit": ("import sys\nsys.exit(3)", r"sys\.exit\(3\).*__main__"),
     "a batch of text": (GOOD + "BATCH_SIZE = '32'", "expected a positive integer"),

@@ -158,7 +158,7 @@ def _compare(here: Mapping[Place, _Node], task: Task, batch_size: int, seed: int
     if not grown:
         return Samples(found)
     sizes = f"{grown[0][0]} for build_data({batch_size}), {grown[0][1]} for build_data({smaller})"
-    uncut = f"a tensor grows with the batch, but not sample by sample ({sizes})"
+    uncut = f"a tensor's length changes with the batch, but not sample by sample ({sizes})"
     return Samples(found, uncut=uncut, doubt="" if found else _DOUBT.format(sizes))
 
 

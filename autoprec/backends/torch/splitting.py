@@ -47,6 +47,8 @@ def splittable(
             return False, f"two halves could not be compared with their batch: {why}"
         if error <= _TOLERANCE:
             return True, ""
+        if math.isnan(error):
+            return False, "the gradients of a batch or of its halves are not finite"
         again = [whole, (batch, -1.0, seed + 1)]
         luck, _ = attempt(lambda: _difference(task, model, again))
     if luck is not None and not luck <= _TOLERANCE:
@@ -59,7 +61,7 @@ def splittable(
 
 
 def _difference(task: Task, model: nn.Module, parts: Sequence[Part]) -> float:
-    """Return the norm of the parts' summed gradients, relative to that of the first one's."""
+    """Return the norm of the parts' summed gradients, relative to the first's; NaN if unknown."""
     model.zero_grad(set_to_none=True)
     total = 0.0
     try:
@@ -72,6 +74,8 @@ def _difference(task: Task, model: nn.Module, parts: Sequence[Part]) -> float:
         model.zero_grad(set_to_none=True)
     if left == 0.0:
         return 0.0
+    if not math.isfinite(left + total):
+        return math.nan
     return left / total if total > 0.0 else math.inf
 
 

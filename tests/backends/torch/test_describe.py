@@ -168,7 +168,7 @@ def test_what_cannot_be_cut_is_not_split_and_says_why() -> None:
         count_samples=lambda batch: batch[2],
     )
     assert found.samples == 32
-    assert "grows with the batch, but not sample by sample" in found.split_reason
+    assert "changes with the batch, but not sample by sample" in found.split_reason
     assert found.warnings == ()
 
 
@@ -229,6 +229,11 @@ def test_random_numbers_of_the_steps_own_are_the_reason_told() -> None:
         return F.mse_loss(model(batch[0] + torch.randn_like(batch[0])), batch[1])
 
     assert "random numbers of its own" in facts(training_step=noisy).split_reason
+
+
+def test_gradients_that_are_not_finite_are_the_reason_told() -> None:
+    found = facts(loss_fn=lambda outputs, targets: (outputs * torch.inf).mean())
+    assert "not finite" in found.split_reason
 
 
 def test_batchnorm_is_the_reason_told() -> None:
