@@ -26,9 +26,15 @@ def attempt(measure: Callable[[], Result]) -> tuple[Result | None, str]:
     try:
         return measure(), ""
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        why = _reason(error)
     gc.collect()  # what the failed pass held
     return None, why
+
+
+def _reason(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
+    return "there is not enough memory for it" if full else text
 
 
 def operations(task: Task, model: nn.Module, batch: Any, seed: int) -> dict[str, int]:

@@ -273,20 +273,20 @@ def test_the_users_own_errors_are_errors() -> None:
         facts(training_step=wrong)
 
 
-def test_a_measurement_without_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_without_memory_is_unknown() -> None:
     calls = []
 
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         calls.append(batch)
         if 1 < len(calls) <= 5:  # operations twice, what is kept, the whole batch
-            raise MemoryError
+            torch.empty(2**50)
         return F.mse_loss(model(batch[0]), batch[1])
 
     found = facts(training_step=step)
     assert found.flops_per_sample is None
     assert found.saved_bytes_per_sample == 0
     assert not found.splittable
-    assert "MemoryError" in found.split_reason
+    assert found.split_reason.endswith("there is not enough memory for it")
 
 
 PEAKS = """
