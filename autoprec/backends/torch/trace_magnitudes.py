@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from autoprec.backends.torch.trace_apply import Trainee
-from autoprec.backends.torch.trace_state import Snapshot, put_back
+from autoprec.backends.torch.trace_state import Snapshot, put_back, stored
 from autoprec.backends.torch.units import has_own_code
 from autoprec.core.dtypes import DType
 from autoprec.core.trace import ExponentHistogram, UnitTrace
@@ -123,8 +123,7 @@ def _exponents(tensor: torch.Tensor) -> torch.Tensor:
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in float64 on the CPU: MPS and Arc have no float64, nor MPS frexp."""
-    values = tensor.detach()
-    return (values.coalesce().values() if values.is_sparse else values).cpu().double()
+    return stored(tensor.detach()).cpu().double()
 
 
 def _shares(gradients: Sequence[torch.Tensor]) -> dict[int, float]:

@@ -98,7 +98,12 @@ def gradient_error(
     return math.sqrt(difference / total) if total > 0.0 else None
 
 
+def stored(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the numbers a gradient holds: of a sparse one the rows that are not zero."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
 def _square(tensor: torch.Tensor | None) -> float:
     if tensor is None or tensor.numel() == 0:
         return 0.0
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+    return float(torch.linalg.vector_norm(stored(tensor), dtype=torch.float64)) ** 2

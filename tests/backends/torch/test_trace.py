@@ -257,6 +257,45 @@ def test_every_unit_has_its_magnitudes():
     assert 0.0 <= traces["0"].underflow <= 1.0
 
 
+def bag_trace(*, sparse: bool) -> TorchTracer:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.EmbeddingBag(32, 8, sparse=sparse), nn.Linear(8, 4))
+
+    def words(batch_size: int) -> Any:
+        for _ in range(4):
+            x = torch.randint(16, (batch_size, 6))
+            yield x, x.sum(-1) % 4
+
+    return tracer(
+        build_model=build,
+        build_data=words,
+        loss_fn=nn.functional.cross_entropy,
+        build_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+
+
+def test_sparse_gradients_are_compared_as_dense_ones_are():
+    found = []
+    for sparse in (True, False):
+        trace = bag_trace(sparse=sparse)
+        trace.reference(batch_size=8, steps=3, checkpoints=(0, 2))
+        found.append(
+            (
+                trace.shadow(recipe=BFLOAT16),
+                trace.noise(draws=1),
+                trace.backward_exponents(recipe=FLOAT16, batches=2),
+                trace.unit_magnitudes(recipe=FLOAT16),
+            )
+        )
+    of_sparse, of_dense = found
+    assert all(point.gradient_error > 0 for point in of_sparse[0] + of_sparse[1])
+    for sparse, dense in zip(of_sparse[0] + of_sparse[1], of_dense[0] + of_dense[1], strict=True):
+        assert sparse.loss == dense.loss
+        assert sparse.gradient_error == pytest.approx(dense.gradient_error, rel=1e-5)
+    assert of_sparse[2].counts == pytest.approx(of_dense[2].counts)
+    assert of_sparse[3] == of_dense[3]
+
+
 def test_a_stream_beyond_its_budget_draws_again_what_it_drew_before():
     small = BatchStream(task(), 8, seed=0, keep_bytes=1)
     plenty = BatchStream(task(), 8, seed=0)
