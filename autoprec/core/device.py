@@ -337,13 +337,7 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
 
 
 def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts:
-    """Put what was measured over what the catalogue and the probe say.
-
-    In a rehearsal times mean nothing: only what did not run at all counts.
-    """
-    if facts.observation.rehearsal:
-        failed = tuple(p for p in measured.products if p.gflops is None)
-        measured = replace(measured, products=failed, memory_bandwidth_gbps=None)
+    """Put what was measured over what the catalogue and the probe say."""
     base = measured.product(DType.FLOAT32)
     base_gflops = base.gflops if base else None
     dtypes = dict(facts.dtypes)

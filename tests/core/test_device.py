@@ -48,19 +48,6 @@ def test_without_a_probe_the_catalogue_is_what_is_known():
     assert fact == DTypeFact(Support.NATIVE, Evidence.CATALOGUE, "", 8, 64, 300.0)
 
 
-def test_in_a_rehearsal_only_what_did_not_run_counts_as_measured():
-    timed, crashed = (
-        Product(DType.FLOAT32, 100.0, 512),
-        Product(BF16, failure="SIGILL", crashed=True),
-    )
-    given = Measurements("torch", (timed, crashed), memory_bandwidth_gbps=10.0)
-    facts = merge(seen(rehearsal=True), family(), given)
-    assert facts.fact(DType.FLOAT32).measured_gflops is None
-    assert facts.measured_memory_bandwidth_gbps is None
-    assert facts.fact(BF16).support is Support.ABSENT
-    assert facts.fingerprint.rehearsal
-
-
 def test_the_best_alignment_is_the_least_one_where_no_other_is_named():
     row = DTypeRow(Support.NATIVE, alignment=8)
     facts = merge(seen(), family(row))

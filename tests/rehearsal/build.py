@@ -1,0 +1,49 @@
+"""Builds guard.cpp for one kind of device, once, with the compiler that torch.compile needs too."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("guard.cpp")
+
+
+def library(kind: str) -> Path:
+    """The shared library for "CUDA", "XPU" or "MPS"; built where it is not there already.
+
+    It is kept in the temporary folder under a name that its source and torch's version decide.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+    if compiler is None:
+        raise RuntimeError(
+            "the rehearsal of accelerators needs a C++ compiler, as torch.compile does; install "
+            "g++ or clang++, or name one in CXX"
+        )
+    mark = hashlib.blake2b(SOURCE.read_bytes(), digest_size=8)
+    mark.update(importlib.metadata.version("torch").encode())
+    folder = Path(tempfile.gettempdir()) / f"autoprec-rehearsal-{os.getuid()}"
+    built = folder / f"guard-{kind}-{mark.hexdigest()}.so"
+    if not built.exists():
+        folder.mkdir(mode=0o700, exist_ok=True)
+        partial = built.with_suffix(f".{os.getpid()}")
+        subprocess.run([compiler, *_flags(kind), "-o", partial], check=True, timeout=240)
+        partial.replace(built)
+    return built
+
+
+def _flags(kind: str) -> list[str | Path]:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    torch = Path(spec.origin).parent
+    kinds = [f"-DIS_{each}={int(each == kind)}" for each in ("CUDA", "XPU", "MPS")]
+    places = [f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
+    libraries = ["-lc10", "-ltorch_cpu"]
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-w"]
+    return [*options, f"-DKIND={kind}", *kinds, *places, SOURCE, *libraries]

@@ -1,0 +1,1 @@
+"""The pretended accelerator: what a process that rehearses one has in place of the hardware."""

@@ -1,0 +1,46 @@
+"""What is pretended here, as `rehearsal.Rehearsal.environment` wrote it into the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+GIB = 2**30
+GIVEN: dict[str, Any] = json.loads(os.environ["REHEARSAL"])
+
+#: "cuda", "rocm", "xpu" or "mps", and what torch calls it.
+KIND: str = GIVEN["kind"]
+TYPE = "cuda" if KIND == "rocm" else KIND
+HAS_FLOAT64: bool = GIVEN["float64"]
+FAULTS: list[dict[str, Any]] = GIVEN["faults"]
+
+#: Where the processes of one rehearsal write how much they hold of each GPU.
+FOLDER: str = GIVEN["folder"]
+
+#: Every GPU of the machine, in the bus's order, with name, capability, uuid, bytes, others, hidden.
+MACHINE: list[dict[str, Any]] = GIVEN["gpus"]
+
+
+def visible() -> list[dict[str, Any]]:
+    """The GPUs that this process sees, in its order: what the visibility variable leaves."""
+    shown = [gpu for gpu in MACHINE if not gpu["hidden"]]
+    names = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
+    text = os.environ.get(names.get(KIND, ""))
+    if text is None:
+        return shown
+    chosen: list[dict[str, Any]] = []
+    for entry in (each.strip() for each in text.split(",")):
+        if entry.isdigit() and int(entry) < len(shown):
+            chosen.append(shown[int(entry)])
+        elif entry.startswith("GPU-"):
+            found = [gpu for gpu in shown if gpu["uuid"].startswith(entry)]
+            if len(found) != 1:
+                break
+            chosen += found
+        else:
+            break
+    return chosen
+
+
+GPUS = visible()

@@ -1,0 +1,62 @@
+"""NVML for pretended GPUs: all of the machine's, whether CUDA shows them to this process or not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from pretended import settings
+
+
+class NVMLError(Exception):
+    """What NVML raises, with its return code."""
+
+    def __init__(self, value: int, text: str) -> None:
+        super().__init__(text)
+        self.value = value
+
+
+def nvmlInit() -> None:
+    if settings.KIND != "cuda" or not settings.GIVEN["nvml"]:
+        raise NVMLError(12, "NVML Shared Library Not Found")
+
+
+def nvmlShutdown() -> None: ...
+
+
+def nvmlSystemGetDriverVersion() -> str:
+    return "580.65.06"
+
+
+def nvmlDeviceGetCount() -> int:
+    return len(settings.MACHINE)
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> dict[str, Any]:
+    return settings.MACHINE[index]
+
+
+def nvmlDeviceGetCudaComputeCapability(gpu: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(int(part) for part in gpu["capability"].split("."))
+
+
+def nvmlDeviceGetName(gpu: dict[str, Any]) -> str:
+    return gpu["name"]
+
+
+def nvmlDeviceGetUUID(gpu: dict[str, Any]) -> str:
+    return gpu["uuid"]
+
+
+def nvmlDeviceGetPciInfo(gpu: dict[str, Any]) -> SimpleNamespace:
+    return SimpleNamespace(busId=f"00000000:0{settings.MACHINE.index(gpu) + 1}:00.0")
+
+
+def nvmlDeviceGetMigMode(gpu: dict[str, Any]) -> tuple[int, int]:
+    return (0, 0)
+
+
+def nvmlDeviceGetMemoryInfo(gpu: dict[str, Any]) -> SimpleNamespace:
+    return SimpleNamespace(
+        total=gpu["bytes"], free=gpu["bytes"] - gpu["others"], used=gpu["others"]
+    )

@@ -1,0 +1,55 @@
+"""On PYTHONPATH: pretends the accelerator in this process, once it imports torch or autoprec."""
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+
+
+class _Hook(importlib.abc.MetaPathFinder):
+    """Runs something before and after one module is imported."""
+
+    def __init__(self, name, before, after):
+        self.name, self.before, self.after = name, before, after
+
+    def find_spec(self, name, path, target=None):
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            self.before(spec)
+            run(module)
+            self.after(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _before_torch(spec):
+    import ctypes
+
+    # The guard's symbols must be there before `import torch` looks for hooks, and torch's own
+    # before the guard.
+    library = os.path.join(os.path.dirname(spec.origin), "lib", "libtorch_cpu.so")
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(os.environ["REHEARSAL_GUARD"])
+
+
+def _after_torch(module):
+    from pretended import border
+
+    border.install()
+
+
+def _after_machine(module):
+    from pretended import machine
+
+    machine.install(module)
+
+
+if "REHEARSAL" in os.environ:
+    sys.meta_path.insert(0, _Hook("torch", _before_torch, _after_torch))
+    sys.meta_path.insert(0, _Hook("autoprec.hardware.machine", lambda spec: None, _after_machine))

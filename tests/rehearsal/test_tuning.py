@@ -1,0 +1,248 @@
+"""Whole tunings on pretended accelerators, from the command line, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Profile
+from autoprec.profiles import load_profile
+from rehearsal import GIB, Gpu, Rehearsal
+from rehearsal.build import library
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+TASKS = Path(__file__).with_name("tasks")
+QUICK = ("--trials", 2, "--rounds", 1, "--proof-seconds", 8, "--no-extras")
+L4 = Gpu("NVIDIA L4", "8.9", gib=1.0, others_gib=0.25)
+BUSY = Gpu("NVIDIA L4", "8.9", gib=8.0, others_gib=3.0)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One tuning: a task, the machine it is tuned on, and the command's words."""
+
+    task: str
+    words: tuple[object, ...]
+    kind: str = "cuda"
+    gpus: tuple[Gpu, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How a job ended, on which machine, and where its profile is."""
+
+    machine: Rehearsal
+    done: subprocess.CompletedProcess[str]
+    path: Path
+
+    def profile(self) -> Profile:
+        """The profile of a tuning that must have ended well, with no measured speed shown."""
+        assert self.done.returncode == 0, self.done.stderr
+        assert re.findall(r"\d samples/s|\d\.\d\dx", self.done.stderr) == []
+        profile = load_profile(self.path)
+        assert profile.device.fingerprint.rehearsal
+        return profile
+
+
+def quick(task: str, policy: str, kind: str = "cuda", *gpus: Gpu) -> Job:
+    return Job(task, ("--policies", policy, *QUICK), kind, gpus)
+
+
+GRID = ("--policies", "float32", "--batch-sizes", "8-256", "--sampler", "grid", "--rounds", 1)
+JOBS = {
+    "mlp": quick("mlp", "mixed_float16"),
+    "conv": quick("conv", "mixed_bfloat16"),
+    "lstm": quick("lstm", "mixed_float16"),
+    "transformer": quick("transformer", "mixed_bfloat16"),
+    "probabilities": quick("probabilities", "mixed_bfloat16"),
+    "rocm": quick("mlp", "mixed_float16", "rocm"),
+    "xpu": quick("mlp", "mixed_float16", "xpu"),
+    "mps": quick("mlp", "mixed_float16", "mps"),
+    "own_norm": quick("own_norm", "mixed_float16"),
+    "wide": Job("wide", (*GRID, "--no-extras"), gpus=(L4,)),
+    "busy": quick("mlp", "float32", "cuda", BUSY),
+    "left_on_the_cpu": Job("left_on_the_cpu", QUICK),
+}
+
+
+def tune(job: Job, folder: Path) -> Tuned:
+    """Run a job; its files lie in `folder`."""
+    machine = Rehearsal(folder, job.kind, job.gpus)
+    path = folder / "profile.yaml"
+    done = machine.autoprec(
+        *("tune", TASKS / f"{job.task}.py", "--device", job.kind),
+        *("--output", path, "--storage", folder / "study.journal", *job.words),
+    )
+    return Tuned(machine, done, path)
+
+
+@pytest.fixture(scope="module")
+def tunings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Tuned]]]:
+    """Every job's outcome; two run at a time, each with a core."""
+    library("CUDA")
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            name: pool.submit(tune, job, tmp_path_factory.mktemp(name))
+            for name, job in JOBS.items()
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def tuned(tunings: Mapping[str, Future[Tuned]]) -> Callable[[str], Tuned]:
+    """Wait for a job's outcome."""
+    return lambda name: tunings[name].result()
+
+
+APPLY = """
+import json, sys, warnings
+import torch
+from autoprec import apply_profile
+warnings.simplefilter("error")
+sys.path.insert(0, sys.argv[1])
+import importlib
+task = importlib.import_module(sys.argv[2])
+torch.manual_seed(0)
+model = task.build_model().to(sys.argv[4])
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+names = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+precision = apply_profile(sys.argv[3], model=model, optimizer=optimizer)
+losses = []
+data = task.build_data(precision.batch_size)
+for _ in range(20 * precision.accumulation_steps):
+    inputs, targets = next(data)
+    with precision.autocast():
+        outputs = model(inputs.to(sys.argv[4]))
+    loss = task.loss_fn(outputs, targets.to(sys.argv[4]))
+    precision.backward(loss)
+    precision.clip_grad_norm_(1.0)
+    precision.step()
+    losses.append(loss.item())
+assert precision.steps + precision.skipped == 20
+assert names == {name: tuple(value.shape) for name, value in model.state_dict().items()}
+print(json.dumps([precision.policy, losses, precision.skipped]))
+"""
+
+
+def trained(tuning: Tuned, task: str, device: str = "cuda") -> tuple[str, list[float], int]:
+    """Train 20 steps in a fresh process with the profile that was tuned."""
+    printed = tuning.machine.python(APPLY, TASKS, task, tuning.path, device)
+    policy, losses, skipped = json.loads(printed)
+    return policy, losses, skipped
+
+
+@pytest.mark.parametrize("task", ["mlp", "conv", "lstm", "transformer", "probabilities"])
+def test_a_task_is_tuned_and_its_profile_trains_in_a_fresh_process(tuned: Any, task: str) -> None:
+    profile = tuned(task).profile()
+    policy = str(JOBS[task].words[1])
+    assert profile.recipe.policy == policy
+    assert profile.evidence.parity.verdict == "equal", profile.evidence.parity
+    assert (profile.evidence.loss_scale is not None) == (policy == "mixed_float16")
+    there, losses, skipped = trained(tuned(task), task)
+    assert (there, skipped) == (policy, 0)
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+@pytest.mark.parametrize("kind", ["rocm", "xpu", "mps"])
+def test_every_kind_of_accelerator_is_probed_tuned_and_applied(tuned: Any, kind: str) -> None:
+    probed = json.loads(tuned(kind).machine.autoprec("probe", "--json").stdout)
+    assert probed["devices"][0]["facts"]["observation"]["kind"] == kind
+    profile = tuned(kind).profile()
+    assert profile.device.kind == kind
+    assert profile.recipe.policy is Policy.MIXED_FLOAT16
+    policy, losses, skipped = trained(tuned(kind), "mlp", "cuda" if kind == "rocm" else kind)
+    assert (policy, skipped) == ("mixed_float16", 0)
+    assert losses[-1] < losses[0]
+
+
+def test_an_island_is_found_under_cudas_rules(tuned: Any) -> None:
+    profile = tuned("own_norm").profile()
+    assert profile.recipe.float32_modules == ("1",)
+    assert profile.evidence.parity.verdict == "equal"
+
+
+def test_the_largest_batch_that_fits_is_found_without_a_crash(tuned: Any) -> None:
+    shown, profile = tuned("wide").done.stderr, tuned("wide").profile()
+    assert "Traceback" not in shown
+    ran = [int(n) for n in re.findall(r"float32, batch (\d+): ran", shown)]
+    left_out = re.findall(r"batch (\d+): (?:out_of_memory|would_not_fit)", shown)
+    assert ran
+    assert left_out
+    assert max(ran) < min(int(n) for n in left_out)
+    budget = profile.evidence.memory_budget_bytes  # of what is free, not of all there is
+    assert budget == pytest.approx(0.92 * 0.75 * GIB, rel=0.01)
+
+
+def test_strangers_on_the_gpu_are_told_of(tuned: Any) -> None:
+    tuned("busy").profile()
+    assert "other processes hold 3.0 GiB of this device" in tuned("busy").done.stderr
+
+
+def test_a_tensor_left_on_the_cpu_is_the_users_error_with_its_line_and_the_fix(
+    tuned: Any,
+) -> None:
+    done = tuned("left_on_the_cpu").done
+    assert done.returncode == 1
+    assert "self.layer(images * torch.linspace(0, 1, 64))" in done.stderr
+    assert "device=" in done.stderr.splitlines()[-1]
+    assert f"{os.sep}autoprec{os.sep}backends" not in done.stderr
+    assert not tuned("left_on_the_cpu").path.exists()
+
+
+def test_a_killed_tuning_goes_on_where_it_stopped(rehearse: Any) -> None:
+    machine = rehearse("cuda")
+    profile, storage = machine.folder / "p.yaml", machine.folder / "s.journal"
+    words = ["--device", "cuda", "--output", profile, "--storage", storage, *QUICK]
+    words += ["--policies", "mixed_bfloat16"]
+    command = [sys.executable, "-m", "autoprec", "tune", TASKS / "mlp.py", *words]
+    with subprocess.Popen(
+        [str(word) for word in command],
+        env=machine.variables(),
+        cwd=machine.folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as first:
+        for line in first.stderr or ():
+            if "trial  2" in line:
+                first.send_signal(signal.SIGKILL)
+                break
+    time.sleep(1)
+    done = machine.autoprec("tune", TASKS / "mlp.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"[2-9] finished trials are known", done.stderr)
+    assert "trial  2" not in done.stderr
+    assert load_profile(profile).recipe.policy is Policy.MIXED_BFLOAT16
+
+
+def test_a_rehearsals_profile_is_refused_elsewhere(tuned: Any) -> None:
+    tuned("mlp").profile()
+    real = {k: v for k, v in os.environ.items() if not k.startswith("REHEARSAL")}
+    real["PYTHONPATH"] = str(Path(__file__).parents[2])
+    code = (
+        "import torch, sys; from autoprec import apply_profile; "
+        "apply_profile(sys.argv[1], model=torch.nn.Linear(2, 2))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tuned("mlp").path],
+        env=real,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "ProfileMismatch" in done.stderr
+    assert "made in a rehearsal" in done.stderr
