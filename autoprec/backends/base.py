@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from autoprec.core.device import Observation
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
@@ -38,6 +39,18 @@ class Task:
     count_samples: Callable[[Any], int] | None = None
     batch_size: int | None = None
     clip_grad_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """An accelerator's memory as a process finds it, in bytes.
+
+    `free` is what the process may take, with what it holds already; `others` is what is not its
+    own: other processes, and the driver.
+    """
+
+    free: int
+    others: int
 
 
 class Session(Protocol):
@@ -117,6 +130,12 @@ class Backend(Protocol):
 
     def devices(self) -> Iterable[str]:
         """The devices the framework can train on here, best first, such as "cuda" or "cpu"."""
+
+    def observe(self, device: str) -> Observation | None:
+        """What the framework itself says of an accelerator, for where no probe sees it."""
+
+    def memory(self, device: str) -> DeviceMemory | None:
+        """The device's memory now; None for the CPU, and where the framework cannot tell."""
 
     def device_of(self, model: object) -> str:
         """The device `model` is on, such as "cuda:0"; None asks for where it would be built."""

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 
 import keras
 
-from autoprec.backends.base import Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.core.device import Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 
@@ -39,6 +40,14 @@ class KerasBackend:
         from autoprec.backends.keras.running import devices
 
         return devices()
+
+    def observe(self, device: str) -> Observation | None:
+        """Nothing: TensorFlow's details of a device do not name its family."""
+        return None
+
+    def memory(self, device: str) -> DeviceMemory | None:
+        """TensorFlow tells what it holds itself, not what is free."""
+        return None
 
     def device_of(self, model: object) -> str:
         """The device of the model's first weight; without any, the one TensorFlow prefers."""

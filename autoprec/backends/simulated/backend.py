@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autoprec.backends.base import Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
 from autoprec.backends.simulated.model import SimulatedModel
+from autoprec.core.device import Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
 from autoprec.core.recipe import Recipe
@@ -46,6 +47,14 @@ class SimulatedBackend:
     def devices(self) -> Iterable[str]:
         """The CPU, which is all it needs."""
         return ["cpu"]
+
+    def observe(self, device: str) -> Observation | None:
+        """Nothing: there is no device."""
+        return None
+
+    def memory(self, device: str) -> DeviceMemory | None:
+        """Nothing is simulated of other processes."""
+        return None
 
     def device_of(self, model: object) -> str:
         """Everything simulated is on the CPU."""

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from autoprec.backends.base import Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.core.device import Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 
@@ -40,6 +41,20 @@ class TorchBackend:
         if torch.backends.mps.is_available():
             found.append("mps")
         return [*found, "cpu"]
+
+    def observe(self, device: str) -> Observation | None:
+        """The properties torch knows of a CUDA, ROCm or Intel GPU."""
+        from autoprec.backends.torch import devices
+
+        return devices.observe(devices.resolve_device(device))
+
+    def memory(self, device: str) -> DeviceMemory | None:
+        """What is free on an accelerator, by its own module of torch."""
+        from autoprec.backends.torch import devices
+
+        found = devices.resolve_device(device)
+        free = devices.free_bytes(found)
+        return None if free is None else DeviceMemory(free, devices.used_by_others(found) or 0)
 
     def device_of(self, model: object) -> str:
         """The device of the model's first parameter; the CPU for one without parameters."""

@@ -54,7 +54,8 @@ def move(value: Any, device: str | torch.device) -> Any:
 
 def _move(value: Any, device: str | torch.device, outside: tuple[int, ...]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        # What is copied to the CPU is read there at once; only the device waits for its own copies.
+        return value.to(device, non_blocking=torch.device(device).type != "cpu")
     if isinstance(value, str | bytes | int | float | type | None):
         return value
     if callable(getattr(type(value), "to", None)):  # a dict with attributes has every attribute

@@ -25,6 +25,8 @@ from autoprec.backends.memory import (
     peak_resident_bytes,
     reset_peak_resident,
 )
+from autoprec.backends.torch import devices
+from autoprec.backends.torch.compiling import compiled_throughout
 from autoprec.backends.torch.globals import restored_globals
 from autoprec.backends.torch.running import (
     batches,
@@ -47,7 +49,6 @@ _CHUNK = 8
 
 #: Steps in which memory still grows are warm-up, for as many times the budget's seconds.
 _GROWING = 3.0
-_DEVICE_SHARE = 0.92
 
 
 class TorchSession:
@@ -56,14 +57,16 @@ class TorchSession:
     def __init__(
         self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
     ) -> None:
-        self._task, self._recipe, self._device = task, recipe, torch.device(device)
+        self._task, self._recipe = task, recipe
+        self._device = devices.resolve_device(device)
         self._report = report
         self._notes: list[str] = []
         self._started = time.perf_counter()
-        _leave_room(self._device)
+        devices.limit_memory(self._device)
         self._reset_peak()
         self._globals = contextlib.ExitStack()
         self._globals.enter_context(restored_globals())
+        self._globals.enter_context(compiled_throughout(recipe))
         try:
             self._build(seed)
         except BaseException:
@@ -84,7 +87,7 @@ class TorchSession:
         self._finite = torch.ones((), dtype=torch.bool, device=self._device)
         self._report("compile" if self._recipe.compile else "warmup", 0)
         self._step()
-        self._synchronize()
+        devices.synchronize(self._device)
 
     def _fetch(self, seed: int) -> tuple[list[Any], float]:
         """A few full batches on the device, and the loader's seconds for one."""
@@ -123,13 +126,13 @@ class TorchSession:
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
         """Time steps until the budget says enough; see `Session.time_steps`."""
-        timer = _event_times if self._device.type == "cuda" else _clock_times
+        timer = self._timer()
         warmup_seconds = time.perf_counter() - self._started
         times: list[float] = []
         memory = Growth()
         start, growing = time.perf_counter(), 0.0
         while not enough(times, budget, time.perf_counter() - start - growing):
-            chunk = timer(self._step, self._synchronize, _chunk(times))
+            chunk = timer(_chunk(times))
             self._report("steps", len(times))
             if memory.since_last() and growing < _GROWING * budget.seconds:
                 growing += sum(chunk)
@@ -155,21 +158,28 @@ class TorchSession:
             notes=tuple(self._notes),
         )
 
-    def _synchronize(self) -> None:
-        if self._device.type in ("cuda", "xpu", "mps"):
-            getattr(torch, self._device.type).synchronize()
+    def _timer(self) -> Callable[[int], list[float]]:
+        """What times so many steps: by events on the device's stream, else by the clock."""
+
+        def synchronize() -> None:
+            devices.synchronize(self._device)
+
+        event = devices.event_maker(self._device)
+        if event is None:
+            return lambda count: _clock_times(self._step, synchronize, count)
+        return lambda count: _event_times(self._step, synchronize, count, event)
 
     def _reset_peak(self) -> None:
         gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
+        if self._device.type == "cpu":
             reset_peak_resident()
+        else:
+            devices.reset_peak(self._device)
 
     def _peak(self) -> int:
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_reserved(self._device))
-        return peak_resident_bytes()
+        if self._device.type == "cpu":
+            return peak_resident_bytes()
+        return devices.peak_bytes(self._device)
 
     def close(self) -> None:
         """Give back the memory and the process-global settings."""
@@ -177,18 +187,8 @@ class TorchSession:
             self.__dict__.pop(name, None)
         self._globals.close()
         gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        if self._recipe.compile:
-            torch.compiler.reset()
+        devices.empty_cache(self._device)
         give_back_memory()
-
-
-def _leave_room(device: torch.device) -> None:
-    """Make too much of a CUDA device's free memory an exception before the device runs full."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        torch.cuda.set_per_process_memory_fraction(_DEVICE_SHARE * free / total, device)
 
 
 def _chunk(times: Sequence[float]) -> int:
@@ -211,11 +211,13 @@ def _clock_times(
 
 
 def _event_times(
-    step: Callable[[], None], synchronize: Callable[[], None], count: int
+    step: Callable[[], None],
+    synchronize: Callable[[], None],
+    count: int,
+    event: Callable[[], Any],
 ) -> list[float]:
     """Seconds between events around each step; the device is waited for once, at the end."""
-    make: Any = torch.cuda.Event
-    marks = [make(enable_timing=True) for _ in range(count + 1)]
+    marks = [event() for _ in range(count + 1)]
     marks[0].record()
     for mark in marks[1:]:
         step()

@@ -20,6 +20,7 @@ from autoprec.backends.base import Task
 from autoprec.backends.torch.costs import attempt, untouched
 from autoprec.backends.torch.running import compute_loss, seed_everything
 from autoprec.backends.torch.samples import Samples
+from autoprec.backends.torch.trace_state import stored
 
 _TOLERANCE = 1e-4
 
@@ -85,8 +86,7 @@ def _norm(model: nn.Module) -> float:
 
 
 def _magnitude(gradient: torch.Tensor) -> float:
-    values = gradient.detach()
-    values = (values.coalesce().values() if values.is_sparse else values).float()
+    values = stored(gradient.detach()).float()
     largest = float(torch.linalg.vector_norm(values, math.inf)) if values.numel() else 0.0
     if largest == 0.0 or not math.isfinite(largest):
         return largest
