@@ -312,9 +312,7 @@ def ruled_out(point: Point, history: Sequence[Outcome], limits: Limits) -> str:
         at = int(outcome.point[BATCH])
         if outcome.status is Status.SHORT_DATA and batch >= at:
             return f"the data hold fewer than {at} samples a batch"
-        if outcome.status in (Status.UNSUPPORTED, Status.CRASHED) and _same_arm(
-            point, outcome.point
-        ):
+        if _fails(outcome) and _same_arm(point, outcome.point) and _beyond(point, outcome, history):
             return outcome.reason or str(outcome.status)
         if outcome.status in _GROWS_WORSE and batch >= at and _padded_more(point, outcome.point):
             return f"batch {at} ended with {outcome.status}"
@@ -332,6 +330,20 @@ def ruled_out(point: Point, history: Sequence[Outcome], limits: Limits) -> str:
             f"{limits.memory_bytes / 2**30:.1f} GiB there are"
         )
     return ""
+
+
+def _fails(outcome: Outcome) -> bool:
+    return outcome.status in (Status.UNSUPPORTED, Status.CRASHED)
+
+
+def _beyond(point: Point, failed: Outcome, history: Sequence[Outcome]) -> bool:
+    """Whether a failure counts at `point`: everywhere, unless the same settings ran at some batch.
+
+    Then it does at its own batch and at those that are further from where they ran.
+    """
+    at, batch = int(failed.point[BATCH]), int(point[BATCH])
+    ran = [int(o.point[BATCH]) for o in history if o.rate > 0 and _same_arm(point, o.point)]
+    return all(batch >= at if other < at else batch <= at for other in ran)
 
 
 def _same_arm(left: Point, right: Point) -> bool:

@@ -37,6 +37,9 @@ class FinalistFailed(Exception):
         self.recipe, self.failure = recipe, failure
 
 
+#: How a worker ended that says nothing, or little, of the recipe: it goes on in a new one, once.
+_REVIVED = (FailureKind.KILLED, FailureKind.DEVICE_FAULT)
+
 #: What a session is warmed up for, where it shares a worker and where it has its own.
 _WARMUP_SECONDS, _OWN_WARMUP_SECONDS = 0.1, 0.5
 
@@ -95,6 +98,7 @@ class Contest:
         together: bool,
         listener: Listener,
         watch: Watch,
+        at_once: bool = True,
         step_seconds: Sequence[float] = (),
     ) -> None:
         self.recipes = tuple(recipes)
@@ -103,6 +107,7 @@ class Contest:
         self._waited = 0.0
         self._patience = [_PATIENCE_SECONDS] * len(self.recipes)
         self._seed, self._together, self._listener = seed, together, listener
+        self._at_once = at_once
         self._watch = watch
         self._open_now: set[int] = set()
         self._revived: set[int] = set()
@@ -134,10 +139,18 @@ class Contest:
                 runner.drop()
 
     def _open_together(self) -> None:
-        """Make everybody ready, the workers side by side: starting one takes seconds."""
-        mates: dict[int, list[int]] = {}
+        """Make everybody ready: the workers side by side where that may be, for one takes seconds.
+
+        On an accelerator a session limits itself to what is free, so the workers start side by
+        side, and their sessions are opened one after the other.
+        """
+        mates: dict[Runner, list[int]] = {}
         for index, runner in enumerate(self._runners):
-            mates.setdefault(id(runner), []).append(index)
+            mates.setdefault(runner, []).append(index)
+
+        def start(runner: Runner) -> None:
+            with contextlib.suppress(WorkerFailure):  # opening says it again, and for whom
+                runner.load()
 
         def open_all(indices: list[int]) -> None:
             for index in indices:
@@ -145,7 +158,11 @@ class Contest:
 
         with ThreadPoolExecutor(len(mates)) as pool:
             try:
-                list(pool.map(open_all, mates.values()))
+                if self._at_once:
+                    list(pool.map(open_all, mates.values()))
+                else:
+                    list(pool.map(start, mates))
+                    open_all([index for indices in mates.values() for index in indices])
             except KeyboardInterrupt:
                 for runner in self._runners:  # the threads wait for these
                     runner.drop()
@@ -169,7 +186,7 @@ class Contest:
             try:
                 return self._runners[index].call(method, name=f"final{index}", **arguments)
             except WorkerFailure as failure:
-                if failure.kind is not FailureKind.KILLED or index in self._revived:
+                if failure.kind not in _REVIVED or index in self._revived:
                     raise
                 return self._revive(index, method, **arguments)
         except WorkerFailure as failure:
@@ -255,10 +272,16 @@ class Contest:
         return measured
 
 
+#: What a process's own context takes of an accelerator, besides its tensors: some 500 MiB on CUDA.
+_CONTEXT_BYTES = 512 * 2**20
+
+
 def fit_together(work: Work, recipes: Sequence[Recipe], findings: Findings) -> bool:
     """Whether the memory suffices for all of them at once."""
     budget = work.memory_bytes
-    return budget is None or sum(findings.peak_of(recipe) for recipe in recipes) <= budget
+    beside = 0 if work.on_cpu else _CONTEXT_BYTES
+    needed = sum(findings.peak_of(recipe) + beside for recipe in recipes)
+    return budget is None or needed <= budget
 
 
 def contest_among(
@@ -291,6 +314,7 @@ def contest_among(
         together=fit_together(work, recipes, findings),
         listener=work.listener,
         watch=work.watch,
+        at_once=work.on_cpu,
         step_seconds=[trial.step_seconds if trial else math.inf for trial in trials],
     )
     with contest:

@@ -23,6 +23,7 @@ class FailureKind(StrEnum):
     NONFINITE = "nonfinite"
     USER_ERROR = "user_error"
     TIMEOUT = "timeout"
+    DEVICE_FAULT = "device_fault"
     LOST_DEVICE = "lost_device"
     UNSUPPORTED = "unsupported"
     EXITED = "exited"
@@ -43,6 +44,7 @@ class Row:
 
 
 _OOM = FailureKind.OUT_OF_MEMORY
+_FAULT = FailureKind.DEVICE_FAULT
 _LOST = FailureKind.LOST_DEVICE
 
 _UNSUPPORTED = FailureKind.UNSUPPORTED
@@ -81,12 +83,21 @@ TABLE: tuple[Row, ...] = (
     Row(r"pthread_create failed.*Resource temporarily unavailable", _OOM, "OpenBLAS"),
     Row(r"Thread creation failed: Resource temporarily unavailable", _OOM, "libgomp"),
     Row(r"can't start new thread", _OOM, "Python: no memory for a thread's stack"),
+    # A kernel faulted: this process's context is lost, another process can use the device ---------
+    Row(
+        r"(CUDA|HIP) error: (unspecified launch failure|an illegal (memory access|instruction)"
+        r"|misaligned address|invalid (program counter|address space)|hardware stack error)"
+        r"|CUDA_ERROR_(LAUNCH_FAILED|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS)"
+        r"|HSA_STATUS_ERROR_(EXCEPTION|MEMORY_APERTURE_VIOLATION|ILLEGAL_INSTRUCTION"
+        r"|MEMORY_FAULT)|Memory access fault by GPU",
+        _FAULT,
+        "CUDA errors 700, 715 to 719; ROCr's queue errors",
+    ),
     # The device, or a process, has gone ----------------------------------------------------------
     Row(
-        r"CUDA error: (unspecified launch failure|an illegal memory access|uncorrectable ECC"
-        r"|device lost|no CUDA-capable device)|CUDA_ERROR_(DEVICE_UNAVAILABLE|NO_DEVICE|ECC"
-        r"|DEINITIALIZED|LAUNCH_FAILED|ILLEGAL_ADDRESS)|GPU is lost|HSA_STATUS_ERROR"
-        r"|UR_RESULT_ERROR_DEVICE_LOST",
+        r"(CUDA|HIP) error: (uncorrectable ECC|device lost|no (CUDA|ROCm)-capable device)"
+        r"|CUDA_ERROR_(DEVICE_UNAVAILABLE|NO_DEVICE|ECC|DEINITIALIZED)|GPU is lost"
+        r"|HSA_STATUS_ERROR|UR_RESULT_ERROR_DEVICE_LOST",
         _LOST,
         "CUDA, NVML, ROCm, oneAPI",
     ),
@@ -158,6 +169,13 @@ TABLE: tuple[Row, ...] = (
         "PyTorch: .view() of a channels_last tensor",
     ),
     Row(r"could not create a primitive( descriptor)?", _UNSUPPORTED, "oneDNN: no such kernel"),
+    Row(
+        r"FailOnRecompileLimitHit",
+        _UNSUPPORTED,
+        "Dynamo gave up compiling: the rest would run eagerly",
+        "torch.compile recompiled too often and would have run the rest eagerly; shapes that vary "
+        "from batch to batch do this: pad them, or mark them with torch._dynamo.mark_dynamic",
+    ),
     Row(r"BackendCompilerFailed|InductorError|TorchRuntimeError", _UNSUPPORTED, "Dynamo"),
 )
 
@@ -221,11 +239,12 @@ def classify_exit(returncode: int, printed: str) -> FailureKind:
     """The kind of a worker's death: by its signal and the last lines it printed."""
     name = _signal_name(returncode)
     found = match(printed)
-    if name in ("SIGABRT", "SIGSEGV", "SIGTRAP") and found in (_OOM, _LOST):
+    if name in ("SIGABRT", "SIGSEGV", "SIGTRAP") and found in (_OOM, _FAULT, _LOST):
         return found
     if name is not None:
         return _SIGNALS.get(name, FailureKind.EXITED)
-    return found if found in (_OOM, _LOST) and returncode != 0 else FailureKind.EXITED
+    told = found if found in (_OOM, _FAULT, _LOST) and returncode != 0 else None
+    return told or FailureKind.EXITED
 
 
 def describe_exit(returncode: int) -> str:

@@ -14,7 +14,7 @@ from autoprec.errors import TaskError
 from autoprec.tuning.contest import FinalistFailed, StillRunning, contest_among, everybody
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings, Proven
-from autoprec.tuning.trials import Runner, raise_user_error
+from autoprec.tuning.trials import Runner, raise_lost, raise_user_error
 from autoprec.tuning.work import Work
 
 #: Who is a finalist: at most this many, and nobody below this share of the fastest one's speed.
@@ -61,8 +61,9 @@ class Finish:
                     left = sorted([*left, instead], key=lambda p: -p.rate)
 
     def _refuse(self, failed: FinalistFailed) -> None:
-        raise_user_error(failed.failure)
+        raise_lost(failed.failure)
         if failed.recipe.key() == self.plain.key():
+            raise_user_error(failed.failure)
             raise TaskError(
                 f"the float32 baseline ran before but failed in the finish: {failed}"
             ) from failed

@@ -19,7 +19,7 @@ from autoprec.tuning.contest import FinalistFailed, contest_among, fit_together
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings
 from autoprec.tuning.study import Study
-from autoprec.tuning.trials import Runner, raise_user_error
+from autoprec.tuning.trials import Runner, raise_lost
 from autoprec.tuning.work import Work
 
 
@@ -52,7 +52,7 @@ def run_heats(
         try:
             rates = _run(work, space, heat, findings, runner)
         except FinalistFailed as failed:
-            raise_user_error(failed.failure)
+            raise_lost(failed.failure)
             reason = f"ran before but failed in the heats: {failed}"
             findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
             lost = failed.recipe.key()

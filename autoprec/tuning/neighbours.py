@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from autoprec.backends.base import DeviceMemory
+
 #: Others using more of the processors than this make a measurement doubtful.
 BUSY_SHARE = 0.15
 _PROC = Path("/proc")
@@ -64,6 +66,21 @@ class Neighbours:
             fields = text.rpartition(")")[2].split()
             return sum(int(field) for field in fields[11:15]) / _ticks()
         return 0.0
+
+
+#: Others on an accelerator that hold more than this have work of their own there, in bytes.
+_HOLDS_WORK = 2**30
+
+
+def said_of_others(memory: DeviceMemory) -> str:
+    """What to say of others on an accelerator; empty where only a desktop, or nobody, is there."""
+    if memory.others <= _HOLDS_WORK:
+        return ""
+    return (
+        f"other processes hold {memory.others / 2**30:.1f} GiB of this device: recipes are kept to "
+        f"the {memory.free / 2**30:.1f} GiB that are free, and step times measured beside others "
+        "are doubtful. Stop them, or run the same command with --fresh later"
+    )
 
 
 class Watch:

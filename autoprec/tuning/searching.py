@@ -107,7 +107,14 @@ class Search:
         drift = self._guard.check(runner, first)
         budget = _budget(recipe, history, decision.foreseen, drift)
         with work.watch.over(lambda: runner.pids):
-            outcome = run_trial(runner, point, recipe, seed=work.options.seed, budget=budget)
+            outcome = run_trial(
+                runner,
+                point,
+                recipe,
+                seed=work.options.seed,
+                budget=budget,
+                baseline=key(point) == key(baseline),
+            )
         return replace(outcome, drift=self._guard.of_trial(runner, first))
 
     def _say(self, history: tuple[Outcome, ...], baseline: Point, outcome: Outcome) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.backends import registry
-from autoprec.backends.base import Backend, Report, Session, Task, Tracer
+from autoprec.backends.base import Backend, DeviceMemory, Report, Session, Task, Tracer
 from autoprec.backends.memory import give_back_memory
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.recipe import Recipe
@@ -33,6 +33,7 @@ class Loaded:
     batch_size: int | None = None
     clip_grad_norm: float | None = None
     has_evaluate: bool = False
+    memory: DeviceMemory | None = None
 
 
 class Service:
@@ -65,6 +66,7 @@ class Service:
             batch_size=task.batch_size,
             clip_grad_norm=task.clip_grad_norm,
             has_evaluate=task.evaluate is not None,
+            memory=backend.memory(device),
         )
 
     def describe(self, *, batch_size: int, seed: int) -> TaskFacts:

@@ -23,12 +23,15 @@ _STATUS = {
     FailureKind.SEGFAULT: Status.CRASHED,
     FailureKind.ILLEGAL_INSTRUCTION: Status.CRASHED,
     FailureKind.EXITED: Status.CRASHED,
+    FailureKind.DEVICE_FAULT: Status.CRASHED,
     FailureKind.UNSUPPORTED: Status.UNSUPPORTED,
     FailureKind.NONFINITE: Status.UNSUPPORTED,
+    FailureKind.USER_ERROR: Status.UNSUPPORTED,
+    FailureKind.INTERNAL: Status.UNSUPPORTED,
 }
 
-#: After one of these a worker is not trusted with another trial, though it may still answer.
-_SPOILS = (FailureKind.OUT_OF_MEMORY, FailureKind.LOST_DEVICE, FailureKind.UNSUPPORTED)
+#: What may be the machine's doing, or another process's: tried once more in a new worker.
+_TRY_AGAIN = (FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE)
 
 
 #: What opens a session to time it.
@@ -79,9 +82,10 @@ class Runner:
         return self._worker.load(self._progress)
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the worker's service; a worker that failed badly is dropped.
+        """Call a method of the worker's service; a worker in which something failed is dropped.
 
-        So is one that keeps its memory where a recipe is to be timed without that.
+        What failed may have left memory behind, or a device's context that answers no more. A
+        worker that keeps its memory is dropped too, where a recipe is to be timed without that.
         """
         recipe = arguments.get("recipe")
         keeps = isinstance(recipe, Recipe) and recipe.keeps_memory
@@ -92,9 +96,8 @@ class Runner:
             self._keeps_memory = self._keeps_memory or keeps
             assert self._worker is not None
             return self._worker.call(method, on_progress=self._progress, **arguments)
-        except WorkerFailure as failure:
-            if failure.kind in _SPOILS or self._worker is None or not self._worker.alive:
-                self.drop()
+        except WorkerFailure:
+            self.drop()
             raise
 
     def drop(self) -> None:
@@ -111,33 +114,47 @@ def raise_user_error(failure: WorkerFailure) -> None:
         if failure.frames:
             raise UserCodeError(failure.message, failure.frames) from failure
         raise TaskError(failure.message) from failure
+    raise_lost(failure)
+    if failure.kind is FailureKind.INTERNAL:
+        raise TrialFailure(failure.message) from failure
+
+
+def raise_lost(failure: WorkerFailure) -> None:
+    """End the run where the device has gone: no recipe can be measured on it."""
     if failure.kind is FailureKind.LOST_DEVICE:
         raise TrialFailure(
             f"the device was lost: {failure.message}. Check it with the vendor's tool and run the "
             "same command again; finished trials are kept"
         ) from failure
-    if failure.kind is FailureKind.INTERNAL:
-        raise TrialFailure(failure.message) from failure
 
 
 def run_trial(
-    runner: Runner, point: Point, recipe: Recipe, *, seed: int, budget: TimingBudget
+    runner: Runner,
+    point: Point,
+    recipe: Recipe,
+    *,
+    seed: int,
+    budget: TimingBudget,
+    baseline: bool = False,
 ) -> Outcome:
-    """Measure one recipe; every failure but the user's own is an outcome.
+    """Measure one recipe; a failure is an outcome, for the baseline has shown that the task runs.
 
-    A worker that somebody killed says nothing about the recipe: that is tried once more.
+    What fails in the `baseline` itself is the user's, and raises. A worker that was killed says
+    nothing about the recipe, and a device that faulted little: that is tried once more.
     """
     try:
         try:
             measured: Measurement = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
         except WorkerFailure as failure:
-            if failure.kind is not FailureKind.KILLED:
+            if failure.kind not in _TRY_AGAIN:
                 raise
             measured = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
     except WorkerFailure as failure:
-        raise_user_error(failure)
-        if _STATUS[failure.kind] is Status.UNSUPPORTED and _plain(recipe):
-            raise UserCodeError(failure.message, failure.frames) from failure
+        if baseline:
+            raise_user_error(failure)
+            if _STATUS[failure.kind] is Status.UNSUPPORTED:
+                raise UserCodeError(failure.message, failure.frames) from failure
+        raise_lost(failure)
         return Outcome(point, _STATUS[failure.kind], reason=failure.message[:500])
     if measured.samples_per_step < recipe.effective_batch:
         counted = measured.samples_per_step / recipe.accumulation_steps
@@ -148,12 +165,6 @@ def run_trial(
             f"the data gave {counted:g} samples where {recipe.batch_size} were asked for",
         )
     return Outcome(point, Status.OK, measured)
-
-
-def _plain(recipe: Recipe) -> bool:
-    """Whether a recipe asks nothing of the user's code that float32 training does not."""
-    changed = recipe.policy.mixed or recipe.compile or recipe.memory_format != "contiguous"
-    return not changed
 
 
 class RemoteTracer:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autoprec.backends.base import DeviceMemory
 from autoprec.core.device import DeviceFacts, Support
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
@@ -29,6 +30,7 @@ from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import Finish
 from autoprec.tuning.heats import known_heats, run_heats
+from autoprec.tuning.neighbours import said_of_others
 from autoprec.tuning.preflight import baseline_point, build_space, preflight, wanted_multiple
 from autoprec.tuning.proving import Prover, is_reference, keeps_arithmetic
 from autoprec.tuning.searching import Search, find
@@ -77,6 +79,7 @@ def tune(work: Work) -> Profile:
             return kept.profile
         with work.runner() as runner:
             task = preflight(work, study, runner)
+            work = with_memory(work, runner.load().memory)
             facts, proposal = _look(work, study)
             work.listener(Started(str(work.task), facts, proposal, study.place))
             findings = _learn(work, study, facts, proposal, task, runner)
@@ -90,6 +93,14 @@ def tune(work: Work) -> Profile:
         study.remember("result", Result(profile, repr(work.options.limits())))
     work.listener(Finished(profile, findings.history, study.place))
     return profile
+
+
+def with_memory(work: Work, memory: DeviceMemory | None) -> Work:
+    """The work with the accelerator's memory known, and others on the device told of."""
+    said = said_of_others(memory) if memory is not None else ""
+    if said:
+        work.listener(Note(said, warning=True))
+    return replace(work, memory=memory)
 
 
 def _open_study(work: Work, digest: str) -> Study:

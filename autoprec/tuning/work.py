@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from autoprec.backends.base import DeviceMemory
 from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.tuning.budget import memory_budget
@@ -16,6 +17,8 @@ from autoprec.tuning.options import Options
 from autoprec.tuning.remote import Worker, WorkerSettings
 from autoprec.tuning.trials import Runner
 
+#: Of what is free on an accelerator, the share that a recipe may take: the framework's context and
+#: kernels need the rest.
 _DEVICE_SHARE = 0.92
 
 
@@ -34,23 +37,31 @@ class Place:
 
 @dataclass(frozen=True)
 class Work:
-    """The task, the place, the options, and how workers are started."""
+    """The task, the place, the options, and how workers are started.
+
+    `memory` is the accelerator's as the first worker finds it.
+    """
 
     task: Path
     place: Place
     options: Options
     listener: Listener
     start: Callable[[WorkerSettings], Worker] = Worker
+    memory: DeviceMemory | None = None
 
     @cached_property
     def memory_bytes(self) -> int | None:
-        """What a worker may use: main memory on a CPU, the device's own elsewhere."""
+        """What a worker may use: main memory on a CPU, elsewhere what is free of the device's own.
+
+        All of the device's where nobody tells what is free.
+        """
         if self.options.memory_bytes is not None:
             return self.options.memory_bytes
         seen = self.place.facts.observation
         if self.on_cpu:
             return memory_budget(seen.memory_bytes)
-        return None if seen.memory_bytes is None else int(_DEVICE_SHARE * seen.memory_bytes)
+        free = seen.memory_bytes if self.memory is None else self.memory.free
+        return None if free is None else int(_DEVICE_SHARE * free)
 
     @cached_property
     def watch(self) -> Watch:

@@ -7,6 +7,7 @@ import signal
 from autoprec.tuning.failures import FailureKind
 
 OOM = FailureKind.OUT_OF_MEMORY
+FAULT = FailureKind.DEVICE_FAULT
 LOST = FailureKind.LOST_DEVICE
 UNSUPPORTED = FailureKind.UNSUPPORTED
 NONFINITE = FailureKind.NONFINITE
@@ -120,12 +121,12 @@ RECORDED = [
     (OOM, "MemoryError: std::bad_alloc", "pybind11, and libstdc++"),
     (OOM, "OSError: [Errno 12] Cannot allocate memory", "fork(2), mmap(2)"),
     (OOM, "RuntimeError: can't start new thread", "CPython, thread_pthread.h"),
-    (LOST, "RuntimeError: CUDA error: unspecified launch failure", "CUDA, cudaErrorLaunchFailure"),
-    (LOST, "AcceleratorError: CUDA error: an illegal memory access was encountered", "CUDA 700"),
+    (FAULT, "RuntimeError: CUDA error: unspecified launch failure", "CUDA, cudaErrorLaunchFailure"),
+    (FAULT, "AcceleratorError: CUDA error: an illegal memory access was encountered", "CUDA 700"),
     (LOST, "RuntimeError: CUDA error: uncorrectable ECC error encountered", "CUDA 214"),
     (LOST, "RuntimeError: CUDA error: no CUDA-capable device is detected", "CUDA 100"),
     (
-        LOST,
+        FAULT,
         "InternalError: Could not synchronize CUDA stream: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal "
         "memory access was encountered",
         "XLA, cuda_driver.cc",

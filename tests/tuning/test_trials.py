@@ -13,7 +13,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.outcomes import Status
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.errors import TaskError, TrialFailure, UserCodeError
+from autoprec.errors import TrialFailure, UserCodeError
 from autoprec.tuning.events import silent
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.remote import WorkerSettings
@@ -58,9 +58,11 @@ class Starts:
         return self.made[-1]
 
 
-def trial(starts: Starts, recipe: Recipe = Recipe()) -> Any:  # noqa: B008
+def trial(starts: Starts, recipe: Recipe = Recipe(), *, baseline: bool = False) -> Any:  # noqa: B008
     with Runner(WorkerSettings(Path("x.py")), silent, starts) as runner:
-        return run_trial(runner, {"batch_size": 32}, recipe, seed=0, budget=TimingBudget())
+        return run_trial(
+            runner, {"batch_size": 32}, recipe, seed=0, budget=TimingBudget(), baseline=baseline
+        )
 
 
 def failure(kind: FailureKind, frames: str = "") -> WorkerFailure:
@@ -82,6 +84,8 @@ def test_a_measured_trial_is_ok() -> None:
         (FailureKind.EXITED, Status.CRASHED),
         (FailureKind.UNSUPPORTED, Status.UNSUPPORTED),
         (FailureKind.NONFINITE, Status.UNSUPPORTED),
+        (FailureKind.USER_ERROR, Status.UNSUPPORTED),
+        (FailureKind.INTERNAL, Status.UNSUPPORTED),
     ],
 )
 def test_a_failure_is_an_outcome(kind: FailureKind, status: Status) -> None:
@@ -89,36 +93,44 @@ def test_a_failure_is_an_outcome(kind: FailureKind, status: Status) -> None:
     assert (outcome.status, outcome.measurement, outcome.reason) == (status, None, "why")
 
 
-def test_every_kind_has_an_outcome_or_ends_the_run() -> None:
+def test_every_kind_is_an_outcome_but_a_lost_device() -> None:
     for kind in FailureKind:
         try:
             outcome = trial(Starts(failure(kind), failure(kind)), BFLOAT16)
-        except (TaskError, TrialFailure):
-            assert kind in (
-                FailureKind.USER_ERROR,
-                FailureKind.LOST_DEVICE,
-                FailureKind.INTERNAL,
-            )
+        except TrialFailure:
+            assert kind is FailureKind.LOST_DEVICE
         else:
             assert outcome.status is not Status.OK
 
 
-def test_the_users_error_ends_the_run_with_their_frames() -> None:
+@pytest.mark.parametrize(
+    "kind", [FailureKind.USER_ERROR, FailureKind.UNSUPPORTED, FailureKind.NONFINITE]
+)
+def test_what_the_baseline_cannot_do_is_the_users_error_with_their_frames(
+    kind: FailureKind,
+) -> None:
     with pytest.raises(UserCodeError) as info:
-        trial(Starts(failure(FailureKind.USER_ERROR, "their frames")))
+        trial(Starts(failure(kind, "their frames")), baseline=True)
     assert info.value.frames == "their frames"
 
 
-@pytest.mark.parametrize("kind", [FailureKind.UNSUPPORTED, FailureKind.NONFINITE])
-def test_what_plain_float32_cannot_do_is_the_users_error(kind: FailureKind) -> None:
-    with pytest.raises(UserCodeError):
-        trial(Starts(failure(kind, "their frames")))
+def test_what_a_recipe_alone_cannot_do_is_its_result_whatever_the_error() -> None:
+    plain_at_another_batch = Recipe(batch_size=64)
+    for recipe in (BFLOAT16, Recipe(compile=True), plain_at_another_batch):
+        outcome = trial(Starts(failure(FailureKind.USER_ERROR, "their frames")), recipe)
+        assert (outcome.status, outcome.reason) == (Status.UNSUPPORTED, "why")
 
 
-def test_a_recipe_that_user_code_does_not_bear_is_refused_and_not_an_error() -> None:
-    for recipe in (BFLOAT16, Recipe(compile=True), Recipe(memory_format="channels_last")):
-        outcome = trial(Starts(failure(FailureKind.UNSUPPORTED)), recipe)
-        assert outcome.status is Status.UNSUPPORTED
+@pytest.mark.parametrize("kind", [FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE])
+def test_a_device_that_faults_is_tried_once_more_in_a_new_worker(kind: FailureKind) -> None:
+    starts = Starts(failure(kind), MEASURED)
+    assert trial(starts, BFLOAT16).status is Status.OK
+    assert len(starts.made) == 2
+
+
+def test_a_recipe_under_which_the_device_faults_twice_is_refused() -> None:
+    fault = failure(FailureKind.DEVICE_FAULT)
+    assert trial(Starts(fault, fault), BFLOAT16).status is Status.CRASHED
 
 
 def test_a_killed_worker_is_tried_once_more() -> None:
@@ -132,8 +144,10 @@ def test_a_trial_that_is_killed_twice_is_killed() -> None:
     assert trial(Starts(killed, killed)).status is Status.KILLED
 
 
-@pytest.mark.parametrize("kind", [FailureKind.OUT_OF_MEMORY, FailureKind.UNSUPPORTED])
-def test_a_worker_that_failed_badly_is_not_used_again(kind: FailureKind) -> None:
+@pytest.mark.parametrize(
+    "kind", [FailureKind.OUT_OF_MEMORY, FailureKind.UNSUPPORTED, FailureKind.USER_ERROR]
+)
+def test_a_worker_in_which_something_failed_is_not_used_again(kind: FailureKind) -> None:
     starts = Starts(failure(kind), MEASURED)
     with Runner(WorkerSettings(Path("x.py")), silent, starts) as runner:
         for _ in range(2):

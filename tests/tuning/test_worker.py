@@ -58,7 +58,7 @@ def raised(error: BaseException, by: str = "exec") -> BaseException:
         (KeyError("x"), "user_error"),
         (TaskError("wrong"), "user_error"),
         (UserCodeError("wrong", "frames"), "user_error"),
-        (RuntimeError("CUDA error: unspecified launch failure"), "lost_device"),
+        (RuntimeError("CUDA error: unspecified launch failure"), "device_fault"),
     ],
 )
 def test_an_exception_becomes_its_kind(error: BaseException, kind: str) -> None:
