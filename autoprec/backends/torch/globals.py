@@ -1,8 +1,8 @@
 """Settings that hold for the whole process: TF32, CPU threads, cuDNN's autotuner.
 
-PyTorch has no narrower place for them. `apply_profile` sets them once, for good (`set_globals`); a
-measurement sets them inside `global_settings`, which restores every one of them, also after an
-exception.
+PyTorch has no narrower place for them. `apply_profile` sets them until the profile is restored, or
+another one applied to the model (`set_globals`, `release_globals`); a measurement sets them inside
+`global_settings`, which restores every one of them, also after an exception.
 
 Reading and writing go through torch's older API (`allow_tf32`, `set_float32_matmul_precision`):
 what it writes can be read through both, while a setting written through the newer
@@ -18,22 +18,74 @@ cuDNN convolutions, which is what an untuned float32 run computes with.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from autoprec.backends.memory import keep_freed_memory
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe
 
 
-def set_globals(recipe: Recipe, device: str) -> tuple[str, ...]:
-    """Set what `recipe` needs of the process on `device`, and name what was set."""
+@dataclass
+class _Claims:
+    """What recipes of several models want of the process.
+
+    `wanted` are the settings of each model's recipe, `original` what stood there before the first
+    of them, `left` what the last one left.
+    """
+
+    wanted: list[tuple[weakref.ref[nn.Module], dict[str, Any]]] = field(default_factory=list)
+    original: dict[str, Any] = field(default_factory=dict)
+    left: dict[str, Any] = field(default_factory=dict)
+
+
+_CLAIMS = _Claims()
+
+#: Two views of one setting: who writes the one has written the other.
+_ONE_SETTING = frozenset({"matmul_precision", "matmul_tf32"})
+
+
+def release_globals(model: nn.Module | None = None) -> None:
+    """Take back what `model`'s recipe set, and what recipes of models set that are gone.
+
+    A setting that somebody has changed since is theirs and stays; one that another model's recipe
+    wants too stays for that one.
+    """
+    gone = [claim for claim in _CLAIMS.wanted if claim[0]() in (None, model)]
+    if not gone:
+        return
+    _CLAIMS.wanted = [claim for claim in _CLAIMS.wanted if claim not in gone]
+    still = {setting for _, changes in _CLAIMS.wanted for setting in changes}
+    theirs = {setting for setting in _READ if _read(setting) != _CLAIMS.left[setting]}
+    if theirs & _ONE_SETTING:
+        theirs |= _ONE_SETTING
+    over = {setting for _, changes in gone for setting in changes} - still - theirs
+    _restore({setting: _CLAIMS.original[setting] for setting in _READ if setting in over})
+    if not theirs and not still:
+        _restore(_CLAIMS.original)
+    _CLAIMS.left = _readings()
+
+
+def set_globals(recipe: Recipe, device: str, model: nn.Module | None = None) -> tuple[str, ...]:
+    """Set what `recipe` needs of the process on `device`, and name what was set.
+
+    With a `model` it is remembered whose it is, for `release_globals`.
+    """
     changes = _changes(recipe, torch.device(device).type)
+    if model is not None and changes:
+        if not _CLAIMS.wanted:
+            _CLAIMS.original = _readings()
+        _CLAIMS.wanted.append((weakref.ref(model), changes))
     for setting, value in changes.items():
-        _WRITE[setting](value)
+        _write(setting, value)
+    if model is not None and changes:
+        _CLAIMS.left = _readings()
     done = [f"{setting}={value}" for setting, value in changes.items()]
     if recipe.keeps_memory and torch.device(device).type == "cpu" and keep_freed_memory():
         done.append(f"{KEEP_MEMORY}=True")
@@ -50,17 +102,18 @@ def global_settings(recipe: Recipe, device: str) -> Iterator[tuple[str, ...]]:
 @contextmanager
 def restored_globals() -> Iterator[None]:
     """Restore every setting this module may change, whatever happens inside."""
-    before = {setting: read() for setting, read in _READ.items()}
-    newer = {path: _read_precision(path) for path in _PRECISIONS}
+    before = _readings()
     try:
         yield
     finally:
-        for setting, value in before.items():
-            if value is not None and _READ[setting]() != value:
-                _WRITE[setting](value)
-        for path, precision in newer.items():
-            if precision is not None and _read_precision(path) != precision:
-                _write_precision(path, precision)
+        _restore(before)
+
+
+def _restore(before: Mapping[str, Any]) -> None:
+    """Write back what differs, the older API's settings first."""
+    for setting, value in before.items():
+        if value is not None and _read(setting) != value:
+            _write(setting, value)
 
 
 def _changes(recipe: Recipe, device_type: str) -> dict[str, Any]:
@@ -122,6 +175,22 @@ _WRITE: Mapping[str, Callable[[Any], None]] = {
 # The newer API's view of the same settings (torch >= 2.9). It tells "none" (never set) from "ieee"
 # (set to full precision), which the older one cannot, so it is what makes a restore exact.
 _PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
+
+
+def _readings() -> dict[str, Any]:
+    """Every setting there is, the older API's first: what it writes changes the newer one's."""
+    return {setting: _read(setting) for setting in (*_READ, *_PRECISIONS)}
+
+
+def _read(setting: str) -> Any:
+    return _READ[setting]() if setting in _READ else _read_precision(setting)
+
+
+def _write(setting: str, value: Any) -> None:
+    if setting in _WRITE:
+        _WRITE[setting](value)
+    else:
+        _write_precision(setting, value)
 
 
 def _owner(path: str) -> Any:

@@ -111,7 +111,8 @@ class PaddedAttention(PaddedForward):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend; arguments and results as in nn.MultiheadAttention."""
         attention = cast(nn.MultiheadAttention, self.module)
-        if query.dim() != 3 or query.is_nested:
+        unmasked = is_causal and attn_mask is None  # torch's own forward says what is missing
+        if query.dim() != 3 or query.is_nested or unmasked:
             options = (key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
             return cast("tuple[Tensor, Tensor | None]", self.call(query, key, value, *options))
         if attention.batch_first:

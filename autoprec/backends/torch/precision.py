@@ -22,12 +22,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from autoprec.backends.torch.accumulation import Accumulation, Clip
+from autoprec.backends.torch.distributed import (
+    average_gradients,
+    find_ddp,
+    is_sharded_by_fsdp1,
+    no_sync,
+)
 from autoprec.backends.torch.losses import FiniteWatch
 from autoprec.backends.torch.report import SurgeryReport
 from autoprec.backends.torch.scaler import LossScaler, StepCounts
@@ -50,6 +57,7 @@ class Precision:
         optimizers: Sequence[torch.optim.Optimizer],
         device: str,
         report: SurgeryReport | None = None,
+        undo: Callable[[], None] | None = None,
     ) -> None:
         self.recipe = recipe
         self.report = report or SurgeryReport()
@@ -57,10 +65,16 @@ class Precision:
         self._model = model
         self._device_type = torch.device(device).type
         self._dtype = _AUTOCAST_DTYPES.get(recipe.policy.compute_dtype)
+        if recipe.policy.needs_loss_scale and is_sharded_by_fsdp1(model):
+            raise UsageError(
+                "mixed_float16 under FullyShardedDataParallel: each process would see the "
+                "overflows of its own part alone and skip other steps than the rest. Use "
+                "fully_shard (FSDP2), or mixed_bfloat16"
+            )
         self.scaler = LossScaler(self._device_type, _loss_scale(recipe))
-        self._micro_batches = 0
+        self._accumulation = Accumulation(recipe.accumulation_steps)
+        self._undo = undo
         self._seen_backward = False
-        self._deferred_clip: Callable[[], object] | None = None
         self._low_loss_warned = False
         self._losses = FiniteWatch()
 
@@ -118,25 +132,38 @@ class Precision:
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """The model's own `no_sync()` (DistributedDataParallel), or a context that does nothing."""
-        own = getattr(self._model, "no_sync", None)
-        return own() if callable(own) else contextlib.nullcontext()
+        return no_sync(self._model)
 
     # Backward ----------------------------------------------------------------------------------
 
-    def backward(self, loss: torch.Tensor, *, last: bool = True, **kwargs: Any) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        last: bool = True,
+        **kwargs: Any,
+    ) -> None:
         """Add the gradient of `loss`, divided by `accumulation_steps` and scaled where needed.
 
+        With an `optimizer` it is added to that one's parameters only, and counts for it alone: a
+        GAN's generator loss leaves the discriminator's gradients as they are. (Under
+        DistributedDataParallel, which wants every gradient, it is added everywhere.)
         `last=False` says that another loss of the same micro-batch follows, so that it is not
         counted as one. `kwargs` (`retain_graph`, `inputs`) go to `Tensor.backward`.
         """
+        chosen = self._chosen(optimizer)
         self._losses.see(loss, self._step_number)
         if loss.dtype in _AUTOCAST_DTYPES.values():
             loss = self._raised(loss)
         if self.accumulation_steps > 1:
             loss = loss / self.accumulation_steps
+        if optimizer is not None and find_ddp(self._model) is None:
+            kwargs.setdefault("inputs", _parameters((optimizer,)))
         self.scaler.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
         self._seen_backward = True
-        self._micro_batches += last
+        if last:
+            self._accumulation.add(chosen)
 
     def _raised(self, loss: torch.Tensor) -> torch.Tensor:
         """Cast a 16-bit loss up; warn of a float16 one, whose gradient is the loss scale itself."""
@@ -154,83 +181,119 @@ class Precision:
     @property
     def on_boundary(self) -> bool:
         """Whether the next `step()` updates the weights."""
-        return self._micro_batches >= self.accumulation_steps
+        return self._accumulation.due(self.optimizers)
+
+    def _chosen(self, optimizer: torch.optim.Optimizer | None) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizer that was named, else all of them."""
+        if optimizer is None:
+            return self.optimizers
+        if not any(each is optimizer for each in self.optimizers):
+            raise UsageError(
+                f"optimizer={type(optimizer).__name__} given, expected one of the optimizers that "
+                "apply_profile(..., optimizer=...) was given"
+            )
+        return (optimizer,)
 
     def _mid_way_next(self) -> bool:
-        """Whether the micro-batch about to run is not the last one before a boundary."""
-        return self._micro_batches + 1 < self.accumulation_steps
+        """Whether the micro-batch about to run is not the last one before a boundary.
+
+        Only where `backward` counts them: an AMP loop that calls the scaler itself has boundaries
+        of its own.
+        """
+        seen = self._accumulation.most(self.optimizers)
+        return self._seen_backward and seen + 1 < self.accumulation_steps
 
     def clip_grad_norm_(
         self,
         max_norm: float,
         norm_type: float = 2.0,
         *,
+        optimizer: torch.optim.Optimizer | None = None,
         parameters: Iterable[torch.nn.Parameter] | None = None,
         error_if_nonfinite: bool = False,
     ) -> torch.Tensor | None:
         """Clip the total norm of the unscaled gradients; None between boundaries.
 
-        `parameters` defaults to those of all optimizers. Between boundaries nothing is clipped,
-        but `flush()` will clip what it steps with the same way.
+        `parameters` defaults to those of all optimizers, or of the one that is named. Between
+        boundaries nothing is clipped, but `flush()` will clip what it steps with the same way.
         """
+        if is_sharded_by_fsdp1(self._model):
+            raise UsageError(
+                "precision.clip_grad_norm_ sees this process's part of the gradients only: under "
+                "FullyShardedDataParallel call model.clip_grad_norm_, or use fully_shard (FSDP2)"
+            )
         chosen = None if parameters is None else list(parameters)
 
-        def clip() -> torch.Tensor:
+        def clip(own: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
             return torch.nn.utils.clip_grad_norm_(
-                self._parameters() if chosen is None else chosen,
+                _parameters(own) if chosen is None else chosen,
                 max_norm,
                 norm_type,
                 error_if_nonfinite=error_if_nonfinite,
             )
 
-        norm: torch.Tensor | None = self._clip(clip)
+        norm: torch.Tensor | None = self._clip(clip, optimizer)
         return norm
 
     def clip_grad_value_(
-        self, clip_value: float, *, parameters: Iterable[torch.nn.Parameter] | None = None
+        self,
+        clip_value: float,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        parameters: Iterable[torch.nn.Parameter] | None = None,
     ) -> None:
         """Clip each element of the unscaled gradients to +-clip_value, on the boundary only."""
         chosen = None if parameters is None else list(parameters)
 
-        def clip() -> None:
+        def clip(own: Sequence[torch.optim.Optimizer]) -> None:
             torch.nn.utils.clip_grad_value_(
-                self._parameters() if chosen is None else chosen, clip_value
+                _parameters(own) if chosen is None else chosen, clip_value
             )
 
-        self._clip(clip)
+        self._clip(clip, optimizer)
 
-    def _clip(self, clip: Callable[[], Any]) -> Any:
-        if not self.on_boundary:
-            self._deferred_clip = clip
+    def _clip(self, clip: Clip, optimizer: torch.optim.Optimizer | None) -> Any:
+        self._check_use("clip_grad_norm_")
+        chosen = self._chosen(optimizer)
+        if not self._accumulation.due(chosen):
+            self._accumulation.clip_later(optimizer, chosen, clip)
             return None
-        self._unscale()
-        return clip()
+        self._unscale(chosen)
+        return clip(chosen)
 
-    def _unscale(self) -> None:
-        for optimizer in self.optimizers:
+    def _unscale(self, chosen: Sequence[torch.optim.Optimizer]) -> None:
+        for optimizer in chosen:
             self.scaler.unscale_once_(optimizer)
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        """Every optimizer's parameters, each once."""
-        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
-        return list({id(p): p for group in groups for p in group["params"]}.values())
+    def _check_use(self, method: str) -> None:
+        """Raise where it is not known whose gradients there are, or of how many micro-batches."""
+        if not self._seen_backward:
+            raise UsageError(
+                f"precision.{method}() was called, but precision.backward(loss) never was: call it "
+                "instead of loss.backward(). In a loop of your own use precision.scaler: "
+                "scaler.unscale_(optimizer), then torch's own clipping, then scaler.step(optimizer)"
+            )
+        if not self.optimizers:
+            raise UsageError(
+                f"precision.{method}() needs an optimizer: give it to "
+                "apply_profile(..., optimizer=...)"
+            )
 
     # Update ------------------------------------------------------------------------------------
 
-    def step(self) -> bool:
-        """On the boundary: step every optimizer, update the scale once, zero the gradients.
+    def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """On the boundary: step the optimizers, update the scale once, zero their gradients.
 
-        True only if weights changed: False between boundaries and where every optimizer was
-        skipped because its gradients were not finite.
+        With an `optimizer` that one alone is stepped and its gradients zeroed; the scale is updated
+        when no other one holds gradients at the present scale. True only if weights changed: False
+        between boundaries and where every optimizer was skipped because its gradients were not
+        finite.
         """
-        if not self._seen_backward:
-            raise UsageError(
-                "precision.step() was called, but precision.backward(loss) never was: call it "
-                "instead of loss.backward(), or use precision.scaler in a loop of your own"
-            )
-        return self._update() if self.on_boundary else False
+        self._check_use("step")
+        chosen = self._chosen(optimizer)
+        return self._update(chosen) if self._accumulation.due(chosen) else False
 
-    def flush(self) -> bool:
+    def flush(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Step with what a partial accumulation holds, and say whether weights changed.
 
         Each micro-batch was divided by `accumulation_steps`; its gradients are multiplied by
@@ -238,43 +301,51 @@ class Precision:
         and clipped as the last clip call asked. Under DistributedDataParallel they are averaged
         over the processes first. Without anything accumulated: False.
         """
-        if self._micro_batches == 0:
+        counted = self._accumulation
+        chosen = [each for each in self._chosen(optimizer) if counted.count(each) > 0]
+        if not chosen and counted.count(None) == 0:
             return False
-        if not self.on_boundary:
-            self._average_over_processes()
-            self._unscale()
-            factor = self.accumulation_steps / self._micro_batches
-            for gradient in self._gradients():
-                gradient.mul_(factor)
-            if self._deferred_clip is not None:
-                self._deferred_clip()
-        return self._update()
+        self._check_use("flush")
+        partial = [each for each in chosen if not counted.due((each,))]
+        for each in partial:
+            self._complete(each)
+        counted.clip_now(partial)
+        return self._update(chosen)
 
-    def _update(self) -> bool:
-        if not self.optimizers:
-            raise UsageError(
-                "precision.step() needs an optimizer: give it to apply_profile(..., optimizer=...)"
-            )
-        for optimizer in self.optimizers:
+    def _complete(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make a partial accumulation's gradients the mean over its micro-batches."""
+        gradients = [p.grad for p in _parameters((optimizer,)) if p.grad is not None]
+        average_gradients(self._model, gradients)
+        self._unscale((optimizer,))
+        factor = self.accumulation_steps / self._accumulation.count(optimizer)
+        for gradient in gradients:
+            gradient.mul_(factor)
+
+    def _update(self, chosen: Sequence[torch.optim.Optimizer]) -> bool:
+        changed = False
+        for optimizer in chosen:
             self.scaler.step(optimizer)
-        self.scaler.update()
-        for optimizer in self.optimizers:
+            changed |= self.scaler.changed_by_last_step
             optimizer.zero_grad(set_to_none=True)
-        self._micro_batches = 0
-        self._deferred_clip = None
-        return self.scaler.changed_weights
+        self._accumulation.stepped(chosen)
+        if self._accumulation.most(self.optimizers) == 0:
+            self.scaler.update()
+        return changed
 
-    def _gradients(self) -> Iterator[torch.Tensor]:
-        return (p.grad for p in self._parameters() if p.grad is not None)
+    def restore(self) -> None:
+        """Undo what `apply_profile` did to the model, its optimizers and the process.
 
-    def _average_over_processes(self) -> None:
-        """Do what DDP leaves undone under no_sync: average the gradients over the processes."""
-        if not isinstance(self._model, torch.nn.parallel.DistributedDataParallel):
-            return
-        group = self._model.process_group
-        for gradient in self._gradients():
-            torch.distributed.all_reduce(gradient, group=group)
-            gradient.div_(group.size())
+        Memory that is kept when freed (`keep_memory`) stays kept: no process can take that back.
+        """
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def __enter__(self) -> Precision:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.restore()
 
     # Counts and state --------------------------------------------------------------------------
 
@@ -331,8 +402,13 @@ class Precision:
         self._losses = FiniteWatch(int(counts.pop("nonfinite_losses", 0)))
         known = {field.name for field in dataclasses.fields(StepCounts)}
         self.scaler.counts = StepCounts(**{k: int(v) for k, v in counts.items() if k in known})
-        self._micro_batches = 0
-        self._deferred_clip = None
+        self._accumulation.clear()
+
+
+def _parameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+    """The optimizers' parameters, each once."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return list({id(p): p for group in groups for p in group["params"]}.values())
 
 
 def _loss_scale(recipe: Recipe) -> LossScale | None:

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import OptState
 
+from autoprec.backends.torch.devices import has_float64
 from autoprec.core.recipe import LossScale
-from autoprec.errors import AutoprecWarning
+from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
 
@@ -55,7 +56,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     loop serves every policy. Optimizers that unscale in their own kernel (torch's `fused=True`
     given to the constructor) are asked whether they skipped, which waits for the device once a
     step; all others cost no synchronisation that GradScaler itself does not make.
-    `changed_weights` says whether any optimizer stepped before the last `update()`.
+    `changed_weights` says whether any optimizer stepped before the last `update()`,
+    `changed_by_last_step` whether the last `step()` did.
     """
 
     def __init__(self, device: str, loss_scale: LossScale | None) -> None:
@@ -76,7 +78,25 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self._stepped = False
         self._skipped = False
         self._floor_warned = False
-        self.changed_weights = False
+        self.changed_weights = self.changed_by_last_step = False
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale `optimizer`'s gradients; on a device without float64 in float32.
+
+        torch computes the scale's reciprocal in float64, which some devices have not. In float32 it
+        is exact for a power of two, which is what a loss scale is.
+        """
+        if not self.is_enabled():
+            return
+        state, scale = self._per_optimizer_states[id(optimizer)], self._scale
+        if scale is None or state["stage"] is not OptState.READY or has_float64(scale.device):
+            super().unscale_(optimizer)
+            return
+        found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
+        state["found_inf_per_device"] = self._unscale_grads_(
+            optimizer, scale.reciprocal(), found_inf, False
+        )
+        state["stage"] = OptState.UNSCALED
 
     def unscale_once_(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale `optimizer`'s gradients unless that was done since the last update."""
@@ -91,11 +111,18 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         An optimizer none of whose parameters has a gradient is left alone; torch's scaler raises
         an AssertionError there.
         """
+        self.changed_by_last_step = False
         if not self.is_enabled():
-            self._stepped = True
+            self._note(skipped=False)
             return super().step(optimizer, *args, **kwargs)
         if not _has_gradients(optimizer):
             return None
+        if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
+            raise UsageError(
+                "an optimizer steps for the second time while another one holds gradients at the "
+                "present loss scale, which cannot change until that one has stepped too: step it, "
+                "or call its zero_grad() and precision.scaler.update()"
+            )
         result: float | None = super().step(optimizer, *args, **kwargs)
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
@@ -115,6 +142,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         return None if skipped else optimizer.step(*args, **kwargs)
 
     def _note(self, *, skipped: bool) -> None:
+        self.changed_by_last_step = not skipped
         self._skipped |= skipped
         self._stepped |= not skipped
 

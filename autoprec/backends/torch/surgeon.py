@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.backends.torch.globals import set_globals
+from autoprec.backends.torch.devices import resolve_device
+from autoprec.backends.torch.globals import release_globals, set_globals
 from autoprec.backends.torch.precision import Precision
-from autoprec.backends.torch.surgery import operate, restore
+from autoprec.backends.torch.surgery import operate, restore, unwrap
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
@@ -39,22 +40,34 @@ class TorchSurgeon:
     ) -> Precision:
         """Apply `recipe` in place and return what the training loop talks to.
 
-        A model that was operated on before is restored first. TF32, threads and cuDNN's autotuner
-        are set for the process, for good; `globals.restored_globals` takes them back, but never
-        `keep_memory`.
+        A model that was operated on before is restored first, and with it what its recipe had set
+        for the process (TF32, threads, cuDNN's autotuner, the precision of float32 products).
         """
         _check(model, optimizers)
-        report = operate(recipe, model, optimizers, device, compile_backend=self._compile_backend)
-        done = set_globals(recipe, device)
+        address = str(resolve_device(device))
+        report = operate(recipe, model, optimizers, address, compile_backend=self._compile_backend)
+        release_globals(unwrap(model))
+        done = set_globals(recipe, address, unwrap(model))
         unkept = (_NOT_KEPT,) if recipe.keeps_memory and _KEPT not in done else ()
         report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept))
         for warning in report.warnings:
             warnings.warn(warning, AutoprecWarning, stacklevel=2)
-        return Precision(recipe, model=model, optimizers=optimizers, device=device, report=report)
+        return Precision(
+            recipe,
+            model=model,
+            optimizers=optimizers,
+            device=address,
+            report=report,
+            undo=lambda: self.remove(model),
+        )
 
     def remove(self, model: nn.Module) -> None:
-        """Undo everything `apply` did to `model` and its optimizers."""
+        """Undo everything `apply` did to `model`, its optimizers and the process.
+
+        All but `keep_memory`, which no process can take back.
+        """
         restore(model)
+        release_globals(unwrap(model))
 
 
 def _check(model: object, optimizers: Sequence[object]) -> None:

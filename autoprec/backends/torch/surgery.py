@@ -12,6 +12,7 @@ torch's own compiled call is.
 
 from __future__ import annotations
 
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ _COMPILED = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled 
 class _Undo:
     """What cannot be found on the modules themselves."""
 
+    owner: str = field(default_factory=lambda: uuid.uuid4().hex)
     compiled: bool = False
     compiled_before: Callable[..., Any] | None = None
     layout: ChannelsLast = field(default_factory=ChannelsLast)
@@ -64,6 +66,7 @@ def operate(
     undo = _UNDO.setdefault(root, _Undo())
     device_type = torch.device(device).type
     dtype = _COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
+    _check_shared(root, dtype)
     padded, skipped = pad_modules(root, recipe.alignment)
     ends = float32_ends(root) if dtype is not None else ()
     islands = tuple(dict.fromkeys(recipe.float32_modules))
@@ -84,6 +87,9 @@ def operate(
             # an nn.Sequential would not be compiled as a whole, and nothing would say so.
             install(ForwardWrapper(root))
         root.compile(backend=compile_backend, mode=_mode(mode, compile_backend))
+    for module in root.modules():
+        for wrapper in installed(module):
+            wrapper.owner = wrapper.owner or undo.owner
     return SurgeryReport(
         islands=islands if dtype is not None else (),
         outputs=tuple(path for path in ends if path not in islands),
@@ -101,17 +107,48 @@ def _mode(mode: str, backend: object) -> str | None:
 
 
 def restore(model: nn.Module) -> None:
-    """Undo what `operate` did to `model`; a model it never saw stays as it is."""
+    """Undo what `operate` did to `model`; a model it never saw stays as it is.
+
+    Of modules that another model shares, what belongs to that one stays.
+    """
     root = unwrap(model)
-    for module in root.modules():
-        uninstall(module)
     undo = _UNDO.pop(root, None)
+    for module in root.modules():
+        foreign = _others(module)
+        own = {wrapper.owner for wrapper in installed(module)} - foreign
+        uninstall(module, own)
     if undo is None:
         return
     if undo.compiled:
         root.__dict__[_COMPILED] = undo.compiled_before
     undo.layout.undo()
     undo.fused.undo()
+
+
+def _others(module: nn.Module) -> set[str]:
+    """The owners of wrappers on `module` whose models are in use and really hold it.
+
+    A copy of a model carries the wrappers' names along, but is not held by the model they name.
+    """
+    named = {wrapper.owner for wrapper in installed(module)}
+    return {
+        undo.owner
+        for root, undo in _UNDO.items()
+        if undo.owner in named and any(each is module for each in root.modules())
+    }
+
+
+def _check_shared(root: nn.Module, dtype: torch.dtype | None) -> None:
+    """Raise where a module shared with another model would get islands for two dtypes."""
+    for path, module in root.named_modules():
+        for wrapper in installed(module):
+            other = getattr(wrapper, "dtype", dtype)
+            if dtype is not None and other is not dtype:
+                raise UsageError(
+                    f"{path or 'the model'} is shared with a model that runs under {other}, and "
+                    f"this profile's policy computes in {dtype}: apply profiles of one policy to "
+                    "both, or precision.restore() the other first"
+                )
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -122,8 +159,14 @@ def unwrap(model: nn.Module) -> nn.Module:
     if isinstance(model, nn.DataParallel):
         raise UsageError(
             "a model in torch.nn.DataParallel cannot be operated on: its replicas would go on "
-            "calling the first device's weights. Use DistributedDataParallel, or apply the "
-            "profile to the model inside"
+            "calling the first device's weights, also if the profile were applied to the model "
+            "inside. Use DistributedDataParallel, or one device without DataParallel"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            "a TorchScript module was given, expected an ordinary nn.Module: what is compiled "
+            "already cannot be given another precision module by module. Apply the profile before "
+            "torch.jit.script or torch.jit.trace, or train the model that was scripted"
         )
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return unwrap(model.module)

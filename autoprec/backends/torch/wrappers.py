@@ -9,7 +9,7 @@ would go on calling the old module's weights.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from torch import nn
@@ -19,8 +19,11 @@ class ForwardWrapper:
     """Calls what was the module's `forward` before; subclasses do something around it.
 
     `inner` is that earlier forward: another wrapper, a callable somebody else had put there, or
-    None for the forward of the module's class.
+    None for the forward of the module's class. `owner` names the operation it belongs to: models
+    may share modules.
     """
+
+    owner = ""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -55,13 +58,17 @@ def installed(module: nn.Module) -> Iterator[ForwardWrapper]:
         forward = forward.inner
 
 
-def uninstall(module: nn.Module) -> None:
-    """Take every wrapper off `module`, leaving what was its forward before."""
+def uninstall(module: nn.Module, owners: Container[str]) -> None:
+    """Take the wrappers of these owners off `module`; the others, and what was there, stay."""
     wrappers = list(installed(module))
-    if not wrappers:
+    kept = [wrapper for wrapper in wrappers if wrapper.owner not in owners]
+    if len(kept) == len(wrappers):
         return
-    original = wrappers[-1].inner
-    if original is None:
+    inner = wrappers[-1].inner
+    for wrapper in reversed(kept):
+        wrapper.inner = inner
+        inner = wrapper
+    if inner is None:
         del module.__dict__["forward"]
     else:
-        module.__dict__["forward"] = original
+        module.__dict__["forward"] = inner

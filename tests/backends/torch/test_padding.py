@@ -337,3 +337,15 @@ def test_a_shared_module_is_padded_once() -> None:
     report = padded(model, 8, "0", "1").report
     assert [m.path for m in report.padded] == ["0"]
     model(torch.ones(1, 5))
+
+
+def test_attention_that_is_said_to_be_causal_without_a_mask_fails_as_torchs_own_does() -> None:
+    attention = nn.MultiheadAttention(6, 2, batch_first=True)
+    inputs = torch.ones(2, 3, 6)
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    expected, _ = attention(inputs, inputs, inputs, attn_mask=mask, is_causal=True)
+    padded(attention, 8, "")
+    with pytest.raises(RuntimeError, match="Need attn_mask"):
+        attention(inputs, inputs, inputs, is_causal=True)
+    found, _ = attention(inputs, inputs, inputs, attn_mask=mask, is_causal=True)
+    torch.testing.assert_close(found, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 from dataclasses import replace
@@ -336,7 +337,7 @@ def readings() -> list[Any]:
 
 
 GLOBAL = [
-    ("cuda", Recipe(policy=Policy.TF32, knobs={"cudnn_benchmark": True})),
+    ("cuda:0", Recipe(policy=Policy.TF32, knobs={"cudnn_benchmark": True})),
     ("cpu", Recipe(knobs={"implicit_bfloat16": True, "threads": 1})),
 ]
 
@@ -368,6 +369,143 @@ def test_apply_sets_threads_for_the_process_and_says_so() -> None:
         precision = apply(Recipe(knobs={"threads": 1}), mlp())
         assert torch.get_num_threads() == 1
         assert precision.report.globals_set == ("threads=1",)
+
+
+@pytest.mark.parametrize(("device", "recipe"), GLOBAL)
+def test_what_a_recipe_set_for_the_process_is_taken_back_with_it(
+    device: str, recipe: Recipe
+) -> None:
+    before, surgeon = readings(), TorchSurgeon()
+    with restored_globals():
+        with surgeon.apply(recipe, model=mlp(), device=device) as precision:
+            assert readings() != before
+        assert readings() == before
+        precision.restore()
+        assert readings() == before
+
+
+@pytest.mark.parametrize(("device", "recipe"), GLOBAL)
+def test_applying_another_recipe_takes_back_what_the_first_set(device: str, recipe: Recipe) -> None:
+    before, surgeon, model = readings(), TorchSurgeon(), mlp()
+    with restored_globals():
+        surgeon.apply(recipe, model=model, device=device)
+        surgeon.apply(FLOAT32, model=model, device=device)
+        assert readings() == before
+
+
+def test_what_the_user_set_since_stays_theirs() -> None:
+    with restored_globals():
+        precision = TorchSurgeon().apply(Recipe(policy=Policy.TF32), model=mlp(), device="cuda:0")
+        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("medium")
+        precision.restore()
+        assert not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "medium"
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_two_models_may_need_the_same_setting(first_out: int) -> None:
+    before, surgeon = readings(), TorchSurgeon()
+    models = [mlp(), mlp()]
+    with restored_globals():
+        both = [surgeon.apply(GLOBAL[0][1], model=m, device="cuda:0") for m in models]
+        set_by_both = readings()
+        both.pop(first_out).restore()
+        assert readings() == set_by_both
+        both.pop().restore()
+        assert readings() == before
+
+
+def test_settings_of_a_model_that_is_gone_are_taken_back_by_the_next() -> None:
+    before, surgeon = readings(), TorchSurgeon()
+    with restored_globals():
+        surgeon.apply(Recipe(knobs={"threads": 1}), model=mlp())
+        gc.collect()
+        surgeon.apply(FLOAT32, model=mlp())
+        assert readings() == before
+
+
+# Models that share modules ------------------------------------------------------------------------
+
+
+class OnBackbone(nn.Module):
+    """A head on a backbone that other models use too."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(inputs))
+
+
+class Narrow(nn.Module):
+    """Says in which dtype its own code computes."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen = inputs.dtype
+        return inputs.relu()
+
+
+def test_models_that_share_a_backbone_keep_their_own_islands() -> None:
+    backbone = nn.Sequential(nn.Linear(6, 10), Narrow())
+    one, other = OnBackbone(backbone), OnBackbone(backbone)
+    inputs = torch.ones(2, 6)
+    kept = apply(replace(BFLOAT16, float32_modules=("backbone.1",)), one)
+    second = apply(BFLOAT16, other)
+    with kept.autocast():
+        one(inputs)
+    assert backbone[1].seen is torch.float32
+    second.restore()
+    with kept.autocast():
+        one(inputs)
+    assert backbone[1].seen is torch.float32
+    kept.restore()
+    with kept.autocast():
+        one(inputs)
+    assert backbone[1].seen is torch.bfloat16
+
+
+def test_applying_again_to_one_of_them_replaces_its_own_islands_only() -> None:
+    backbone = nn.Sequential(nn.Linear(6, 10), Narrow())
+    one, other = OnBackbone(backbone), OnBackbone(backbone)
+    apply(replace(BFLOAT16, float32_modules=("backbone.1",)), one)
+    apply(BFLOAT16, one)
+    with apply(BFLOAT16, other).autocast():
+        other(torch.ones(2, 6))
+    assert backbone[1].seen is torch.bfloat16
+
+
+def test_a_shared_module_cannot_compute_in_two_dtypes() -> None:
+    backbone = nn.Sequential(nn.Linear(6, 10), Narrow())
+    one, other = OnBackbone(backbone), OnBackbone(backbone)
+    first = apply(replace(BFLOAT16, float32_modules=("backbone.1",)), one)
+    with pytest.raises(UsageError, match="is shared with a model that runs under"):
+        apply(FLOAT16, other)
+    first.restore()
+    apply(FLOAT16, other)
+
+
+def test_a_copy_of_an_applied_model_can_be_restored_by_itself() -> None:
+    model = OnBackbone(nn.Sequential(nn.Linear(6, 10), Narrow()))
+    precision = apply(replace(BFLOAT16, float32_modules=("backbone.1",)), model)
+    copied = copy.deepcopy(model)
+    restore(copied)
+    with precision.autocast():
+        copied(torch.ones(2, 6))
+        model(torch.ones(2, 6))
+    assert copied.backbone[1].seen is torch.bfloat16
+    assert model.backbone[1].seen is torch.float32
+
+
+def test_what_cannot_be_operated_on_is_said_in_one_sentence() -> None:
+    with pytest.deprecated_call():
+        scripted = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(UsageError, match="TorchScript"):
+        apply(BFLOAT16, scripted)
+    with pytest.raises(UsageError, match="Use DistributedDataParallel, or one device"):
+        apply(BFLOAT16, nn.DataParallel(mlp()))
 
 
 def test_a_float32_recipe_changes_nothing_of_the_process() -> None:

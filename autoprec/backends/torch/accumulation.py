@@ -1,0 +1,60 @@
+"""Counts the micro-batches whose gradients each optimizer holds, and remembers how to clip them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Clip = Callable[[Sequence[torch.optim.Optimizer]], object]
+"""Clips the unscaled gradients of these optimizers' parameters."""
+
+
+class Accumulation:
+    """What gradients wait for a step: by optimizer, or for nobody's where there is none."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._counts: dict[int, int] = {}  # by id: optimizers are no keys of their own
+        self._clips: dict[int, tuple[Sequence[torch.optim.Optimizer], Clip]] = {}
+
+    def count(self, optimizer: torch.optim.Optimizer | None) -> int:
+        """Micro-batches whose gradients wait for this optimizer's step."""
+        return self._counts.get(id(optimizer), 0)
+
+    def most(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+        """The largest count among these."""
+        return max(self.count(each) for each in optimizers or (None,))
+
+    def due(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Whether each of these has all its micro-batches."""
+        return all(self.count(each) >= self._steps for each in optimizers or (None,))
+
+    def add(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Count a micro-batch for each of these."""
+        for each in optimizers or (None,):
+            self._counts[id(each)] = self.count(each) + 1
+
+    def clip_later(
+        self, name: object, optimizers: Sequence[torch.optim.Optimizer], clip: Clip
+    ) -> None:
+        """Remember how to clip these if their accumulation ends early; the last call counts."""
+        self._clips[id(name)] = (optimizers, clip)
+
+    def clip_now(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Clip these as it was asked for."""
+        for owners, clip in self._clips.values():
+            own = [each for each in owners if any(each is one for one in optimizers)]
+            if own:
+                clip(own)
+
+    def stepped(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Start anew for these."""
+        for each in (*optimizers, None):
+            self._counts.pop(id(each), None)
+            self._clips.pop(id(each), None)
+
+    def clear(self) -> None:
+        """Start anew for all."""
+        self._counts.clear()
+        self._clips.clear()
