@@ -19,6 +19,7 @@ import torch
 from autoprec.backends.base import Report, Task
 from autoprec.backends.step_clock import StepClock
 from autoprec.backends.torch import trace_magnitudes
+from autoprec.backends.torch.compiling import compiled_throughout
 from autoprec.backends.torch.globals import restored_globals
 from autoprec.backends.torch.rng import preserved
 from autoprec.backends.torch.running import (
@@ -250,7 +251,7 @@ class TorchTracer:
     def _trainee(self, recipe: Recipe, seed: int, *, plain: bool = False) -> Iterator[Trainee]:
         """A freshly built model under `recipe`; `plain` is the user's own float32 loop."""
         batch = move(self._stream(recipe.batch_size, seed).batch(0), self._device)
-        with restored_globals():
+        with restored_globals(), compiled_throughout(recipe):
             model = build_model(self._task, self._device, self._seed + seed)
             materialize(self._task, model, batch, self._seed + seed)
             if seed in self._initial:
@@ -259,7 +260,7 @@ class TorchTracer:
                 self._initial[seed] = take(model)
             optimizer = build_optimizer(self._task, model)
             if plain:
-                precision: Any = Float32(model, optimizer, recipe.accumulation_steps)
+                precision: Any = Float32(optimizer, recipe.accumulation_steps)
             else:
                 precision = apply_recipe(recipe, model, optimizer, self._device)
             yield Trainee(self._task, model, optimizer, precision, self._device)

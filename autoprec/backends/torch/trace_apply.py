@@ -68,8 +68,8 @@ class Float32:
 
     scaler: Any = None
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, accumulation: int):
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, optimizer: torch.optim.Optimizer, accumulation: int):
+        self._optimizer = optimizer
         self._accumulation, self._seen = accumulation, 0
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -82,9 +82,10 @@ class Float32:
         self._seen += 1
 
     def clip_grad_norm_(self, max_norm: float) -> Any:
-        """Clip the whole gradient's norm on the accumulation boundary."""
+        """Clip the norm of the optimizer's gradients, as a recipe does, on the boundary."""
         if self._seen % self._accumulation == 0:
-            return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+            groups = self._optimizer.param_groups
+            return nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], max_norm)
         return None
 
     def step(self) -> bool:

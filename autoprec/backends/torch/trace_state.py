@@ -62,7 +62,7 @@ def add_noise(model: nn.Module, seed: int) -> None:
     """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn on the CPU from `seed`."""
     generator = torch.Generator("cpu").manual_seed(seed)
     for parameter in model.parameters():
-        if not parameter.is_floating_point():
+        if not (parameter.is_floating_point() or parameter.is_complex()):
             continue
         noise = torch.rand(parameter.shape, generator=generator, device="cpu")
         noise = noise.mul_(2).sub_(1).mul_(NOISE)
@@ -72,10 +72,15 @@ def add_noise(model: nn.Module, seed: int) -> None:
 def gradients(model: nn.Module, divisor: float = 1.0) -> dict[str, torch.Tensor]:
     """Copy the gradients to the CPU, divided by the loss scale; absent ones are left out."""
     return {
-        name: parameter.grad.detach().to("cpu", torch.float32) / divisor
+        name: _in_full(parameter.grad.detach().cpu()) / divisor
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
+
+
+def _in_full(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float32, or in the complex dtype of two of them."""
+    return tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
 
 
 def gradient_error(
@@ -99,8 +104,12 @@ def gradient_error(
 
 
 def stored(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the numbers a gradient holds: of a sparse one the rows that are not zero."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+    """Return the real numbers a gradient holds.
+
+    Of a sparse one those are the rows that are not zero, of a complex one both parts.
+    """
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return torch.view_as_real(values) if values.is_complex() else values
 
 
 def _square(tensor: torch.Tensor | None) -> float:
