@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoprec.core.device import DeviceFacts, DeviceKind, Fingerprint, merge
+from autoprec.core.device import DeviceFacts, DeviceKind, Fingerprint, Observation, merge
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe import DeviceReport, ProbeResult
 from autoprec.core.profile import Fit, Profile, carry_over, fit, select
@@ -28,6 +28,7 @@ from autoprec.hardware.observe import select as select_devices
 from autoprec.profiles import default_path, load_folder, load_profile, save_profile
 
 if TYPE_CHECKING:
+    from autoprec.backends.base import Backend
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options
 
@@ -60,6 +61,8 @@ def probe(*, measure: bool = False, device: str | None = None) -> ProbeResult:
 
 
 def _measured(facts: DeviceFacts, frameworks: Sequence[str]) -> DeviceFacts:
+    if facts.observation.rehearsal:
+        return facts  # nothing timed there means anything
     from autoprec.backends.products import measure_products
 
     return measure_products(facts, frameworks)
@@ -206,7 +209,7 @@ def apply_profile(
     recipe = (
         profile
         if isinstance(profile, Recipe)
-        else _recipe_for(profile, address, name, dict(backend.versions()), strict=strict)
+        else _recipe_for(profile, address, backend, strict=strict)
     )
     optimizers = _as_sequence(optimizer)
     return backend.surgeon().apply(recipe, model=model, optimizers=optimizers, device=address)
@@ -241,8 +244,7 @@ def _as_sequence(optimizer: Any) -> tuple[Any, ...]:
 def _recipe_for(
     profile: str | Path | Profile,
     address: str,
-    framework: str,
-    software: Mapping[str, str],
+    backend: Backend,
     *,
     strict: bool,
 ) -> Recipe:
@@ -253,7 +255,7 @@ def _recipe_for(
         profiles = load_folder(Path(profile))
     else:
         profiles = {str(profile): load_profile(profile)}
-    facts = probe(device=_probed(address)).devices[0].facts
+    facts, software, framework = _facts_of(address, backend), backend.versions(), backend.name
     fits = {
         name: fit(each, facts.fingerprint, software, framework) for name, each in profiles.items()
     }
@@ -267,6 +269,8 @@ def _recipe_for(
     why = "; ".join(f"{name}: {reason}" for name, reason in chosen.reasons.items())
     if strict:
         raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")
+    if all(each.device.fingerprint.rehearsal for each in profiles.values()):
+        raise ProfileMismatch(f"no profile to apply: {why}. Run `autoprec tune` here")
     fallback = _by_rules(facts, next(iter(profiles.values())).recipe)
     warnings.warn(
         f"no profile fits this device ({why}): {fallback.policy} by the hardware's rules, not "
@@ -277,13 +281,28 @@ def _recipe_for(
     return fallback
 
 
-def _probed(address: str) -> str:
-    """A framework's device name as the probe knows it: "cuda:0" may be a ROCm device."""
+def _facts_of(address: str, backend: Backend) -> DeviceFacts:
+    """What is known of the framework's device; by its own word where no probe sees such a one."""
+    seen = observe().devices
     kind, _, index = address.partition(":")
-    kinds = {report.facts.kind for report in probe().devices}
+    kinds = {each.kind for each in seen}
     if kind == "cuda" and DeviceKind.CUDA not in kinds and DeviceKind.ROCM in kinds:
-        kind = "rocm"
-    return f"{kind}:{index}" if index and kind not in ("cpu", "mps") else kind
+        kind = "rocm"  # ROCm's devices are torch's "cuda"
+    number = int(index) if index and kind not in ("cpu", "mps") else 0
+    found = next((d for d in seen if (d.kind, d.index) == (kind, number)), None)
+    if found is None:
+        if kind not in {each.value for each in DeviceKind}:
+            raise UsageError(f"device {address!r} given, expected KIND[:INDEX] such as cuda:0")
+        found = backend.observe(address) or Observation(kind=DeviceKind(kind), index=number)
+        found = replace(found, rehearsal=any(each.rehearsal for each in seen))
+        warnings.warn(
+            f"no probe sees {address} (NVML or the vendor's driver shows none here): it is taken "
+            f"for {found.name or 'an unknown device'}, as {backend.name} calls it. What can be "
+            "seen `autoprec probe` says",
+            AutoprecWarning,
+            stacklevel=4,
+        )
+    return merge(found, load_catalogue().family_of(found))
 
 
 def _by_rules(facts: DeviceFacts, tuned: Recipe) -> Recipe:
