@@ -19,7 +19,7 @@ from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import WorkerFailure
 from autoprec.tuning.proof import Islands, Proof
 from autoprec.tuning.study import Study
-from autoprec.tuning.trials import RemoteTracer, Runner, raise_user_error, run_trial
+from autoprec.tuning.trials import RemoteTracer, Runner, raise_lost, run_trial
 from autoprec.tuning.work import Work
 
 
@@ -63,7 +63,7 @@ class Prover:
         try:
             proven = self._prove(recipe, outcome.rate, seconds, space)
         except WorkerFailure as failure:
-            raise_user_error(failure)
+            raise_lost(failure)
             self._proof.forget()
             self._refuse(recipe, f"the proof ended with {failure.kind}: {failure.message[:200]}")
             return None

@@ -75,11 +75,18 @@ class Runner:
         self._listener(Progress(phase, step))
 
     def load(self) -> Loaded:
-        """Load the task in the worker, starting one if there is none."""
+        """Load the task in the worker, starting one if there is none.
+
+        Loading is no recipe's doing: a fault of the task in it ends the run.
+        """
         if self._worker is None or not self._worker.alive:
             self.drop()
             self._worker = self._start(self.settings)
-        return self._worker.load(self._progress)
+        try:
+            return self._worker.load(self._progress)
+        except WorkerFailure as failure:
+            raise_user_error(failure)
+            raise
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the worker's service; a worker in which something failed is dropped.
@@ -178,7 +185,12 @@ class RemoteTracer:
             raise AttributeError(name)
 
         def call(**arguments: Any) -> Any:
-            return self._runner.call(name, **arguments)
+            try:
+                return self._runner.call(name, **arguments)
+            except WorkerFailure as failure:
+                if name in _IN_FLOAT32:
+                    raise_user_error(failure)
+                raise
 
         return call
 
@@ -191,3 +203,6 @@ _TRACES = (
     "backward_exponents",
     "unit_magnitudes",
 )
+
+#: What fails in these is not a recipe's doing.
+_IN_FLOAT32 = ("reference", "noise")

@@ -286,6 +286,11 @@ RECORDED = [
     ),
     (
         UNSUPPORTED,
+        "FailOnRecompileLimitHit: Hard failure due to fail_on_recompile_limit_hit",
+        "PyTorch 2.13, torch/_dynamo/convert_frame.py (seen)",
+    ),
+    (
+        UNSUPPORTED,
         "RuntimeError: torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
         "autocast.\nMany models use a sigmoid layer right before the binary cross entropy layer.\n"
         "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_"

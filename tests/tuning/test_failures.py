@@ -44,6 +44,10 @@ def test_every_row_has_a_recorded_message() -> None:
             "unsafe to autocast.\nMany models",
             "binary_cross_entropy_with_logits",
         ),
+        (
+            "FailOnRecompileLimitHit: Hard failure due to fail_on_recompile_limit_hit",
+            "mark_dynamic",
+        ),
     ],
 )
 def test_what_mends_a_failure_is_said_where_it_is_known(text: str, mend: str) -> None:

@@ -170,6 +170,28 @@ def test_a_tracer_has_the_tracers_methods_and_no_others() -> None:
             tracer.open
 
 
+def test_what_fails_in_float32_ends_the_run_and_what_fails_under_a_recipe_is_told() -> None:
+    mine = failure(FailureKind.USER_ERROR, "their frames")
+    with Runner(WorkerSettings(Path("x.py")), silent, Starts(mine, mine, mine)) as runner:
+        tracer = RemoteTracer(runner)
+        for method in ("reference", "noise"):
+            with pytest.raises(UserCodeError):
+                getattr(tracer, method)()
+        with pytest.raises(WorkerFailure):
+            tracer.unit_magnitudes()
+
+
+def test_a_task_that_cannot_be_loaded_again_ends_the_run() -> None:
+    class Unloadable(Scripted):
+        def load(self, on_progress: object = None) -> None:
+            raise failure(FailureKind.USER_ERROR, "their frames")
+
+    make = Runner(WorkerSettings(Path("x.py")), silent, lambda _: Unloadable([]))
+    with make as runner, pytest.raises(UserCodeError) as info:
+        run_trial(runner, {"batch_size": 32}, BFLOAT16, seed=0, budget=TimingBudget())
+    assert info.value.frames == "their frames"
+
+
 # With real workers -------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ BATCH_SIZE = 32
 class OwnNorm(nn.Module):
     def forward(self, x):
         x = 400 * x
-        return x / (x.square().mean(-1, keepdim=True) + 1).sqrt()
+        return x / ((x * x).mean(-1, keepdim=True) + 1).sqrt()
 
 
 def build_model():

@@ -195,6 +195,10 @@ def _install_cuda() -> None:
     cuda.Event = cuda.streams.Event = Event
     cuda.Stream = cuda.streams.Stream = Stream
     cuda.current_stream = cuda.default_stream = lambda device=None: Stream()
+    cudnn = torch.backends.cudnn
+    cudnn.is_acceptable = lambda tensor: (
+        tensor.is_cuda and cudnn.enabled and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES
+    )
     cuda.default_generators = _generators()
     cuda.get_rng_state = lambda device="cuda": cuda.default_generators[_index(device)].get_state()
     cuda.set_rng_state = lambda state, device="cuda": cuda.default_generators[
