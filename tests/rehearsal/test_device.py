@@ -118,6 +118,10 @@ for name, (model, inputs) in cases.items():
     for ours, theirs in zip(*results):
         torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5, msg=lambda m: f"{name}: {m}")
 
+for made in (torch.tensor([1.5, 2.0], device="cuda"), torch.as_tensor([1.5, 2.0], device="cuda:0"),
+             torch.ones(1, device="cuda").new_tensor([1.5, 2.0])):
+    assert made.device.type == "cuda" and made.tolist() == [1.5, 2.0]
+
 import copy, io
 model = cases["conv"][0]
 twin = copy.deepcopy(model)

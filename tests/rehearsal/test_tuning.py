@@ -9,104 +9,36 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.profile import Profile
 from autoprec.profiles import load_profile
-from rehearsal import GIB, Gpu, Rehearsal
-from rehearsal.build import library
+from rehearsal import GIB, Gpu
+from rehearsal.jobs import QUICK, TASKS, Job, Tuned, forced
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-TASKS = Path(__file__).with_name("tasks")
-QUICK = ("--trials", 2, "--rounds", 1, "--proof-seconds", 8, "--no-extras")
 L4 = Gpu("NVIDIA L4", "8.9", gib=1.0, others_gib=0.25)
 BUSY = Gpu("NVIDIA L4", "8.9", gib=8.0, others_gib=3.0)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One tuning: a task, the machine it is tuned on, and the command's words."""
-
-    task: str
-    words: tuple[object, ...]
-    kind: str = "cuda"
-    gpus: tuple[Gpu, ...] = ()
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """How a job ended, on which machine, and where its profile is."""
-
-    machine: Rehearsal
-    done: subprocess.CompletedProcess[str]
-    path: Path
-
-    def profile(self) -> Profile:
-        """The profile of a tuning that must have ended well, with no measured speed shown."""
-        assert self.done.returncode == 0, self.done.stderr
-        assert re.findall(r"\d samples/s|\d\.\d\dx", self.done.stderr) == []
-        profile = load_profile(self.path)
-        assert profile.device.fingerprint.rehearsal
-        return profile
-
-
-def quick(task: str, policy: str, kind: str = "cuda", *gpus: Gpu) -> Job:
-    return Job(task, ("--policies", policy, *QUICK), kind, gpus)
-
-
 GRID = ("--policies", "float32", "--batch-sizes", "8-256", "--sampler", "grid", "--rounds", 1)
 JOBS = {
-    "mlp": quick("mlp", "mixed_float16"),
-    "conv": quick("conv", "mixed_bfloat16"),
-    "lstm": quick("lstm", "mixed_float16"),
-    "transformer": quick("transformer", "mixed_bfloat16"),
-    "probabilities": quick("probabilities", "mixed_bfloat16"),
-    "rocm": quick("mlp", "mixed_float16", "rocm"),
-    "xpu": quick("mlp", "mixed_float16", "xpu"),
-    "mps": quick("mlp", "mixed_float16", "mps"),
-    "own_norm": quick("own_norm", "mixed_float16"),
+    "mlp": forced("mlp", "mixed_float16"),
+    "conv": forced("conv", "mixed_bfloat16"),
+    "lstm": forced("lstm", "mixed_float16"),
+    "transformer": forced("transformer", "mixed_bfloat16"),
+    "gpt2": forced("gpt2", "mixed_bfloat16"),
+    "probabilities": forced("probabilities", "mixed_bfloat16"),
+    "rocm": forced("mlp", "mixed_float16", "rocm"),
+    "xpu": forced("mlp", "mixed_float16", "xpu"),
+    "mps": forced("mlp", "mixed_float16", "mps"),
+    "own_norm": forced("own_norm", "mixed_float16"),
     "wide": Job("wide", (*GRID, "--no-extras"), gpus=(L4,)),
-    "busy": quick("mlp", "float32", "cuda", BUSY),
-    "left_on_the_cpu": Job("left_on_the_cpu", QUICK),
+    "busy": forced("mlp", "float32", "cuda", BUSY),
+    "left_on_the_cpu": Job("left_on_the_cpu"),
 }
-
-
-def tune(job: Job, folder: Path) -> Tuned:
-    """Run a job; its files lie in `folder`."""
-    machine = Rehearsal(folder, job.kind, job.gpus)
-    path = folder / "profile.yaml"
-    done = machine.autoprec(
-        *("tune", TASKS / f"{job.task}.py", "--device", job.kind),
-        *("--output", path, "--storage", folder / "study.journal", *job.words),
-    )
-    return Tuned(machine, done, path)
-
-
-@pytest.fixture(scope="module")
-def tunings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Tuned]]]:
-    """Every job's outcome; two run at a time, each with a core."""
-    library("CUDA")
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            name: pool.submit(tune, job, tmp_path_factory.mktemp(name))
-            for name, job in JOBS.items()
-        }
-        pool.shutdown(cancel_futures=True)
-
-
-@pytest.fixture
-def tuned(tunings: Mapping[str, Future[Tuned]]) -> Callable[[str], Tuned]:
-    """Wait for a job's outcome."""
-    return lambda name: tunings[name].result()
-
 
 APPLY = """
 import json, sys, warnings
@@ -124,10 +56,15 @@ precision = apply_profile(sys.argv[3], model=model, optimizer=optimizer)
 losses = []
 data = task.build_data(precision.batch_size)
 for _ in range(20 * precision.accumulation_steps):
-    inputs, targets = next(data)
-    with precision.autocast():
-        outputs = model(inputs.to(sys.argv[4]))
-    loss = task.loss_fn(outputs, targets.to(sys.argv[4]))
+    batch = next(data)
+    if hasattr(task, "training_step"):
+        with precision.autocast():
+            loss = task.training_step(model, {k: v.to(sys.argv[4]) for k, v in batch.items()})
+    else:
+        inputs, targets = (each.to(sys.argv[4]) for each in batch)
+        with precision.autocast():
+            outputs = model(inputs)
+        loss = task.loss_fn(outputs, targets)
     precision.backward(loss)
     precision.clip_grad_norm_(1.0)
     precision.step()
@@ -145,7 +82,7 @@ def trained(tuning: Tuned, task: str, device: str = "cuda") -> tuple[str, list[f
     return policy, losses, skipped
 
 
-@pytest.mark.parametrize("task", ["mlp", "conv", "lstm", "transformer", "probabilities"])
+@pytest.mark.parametrize("task", ["mlp", "conv", "lstm", "transformer", "gpt2", "probabilities"])
 def test_a_task_is_tuned_and_its_profile_trains_in_a_fresh_process(tuned: Any, task: str) -> None:
     profile = tuned(task).profile()
     policy = str(JOBS[task].words[1])
@@ -176,8 +113,7 @@ def test_an_island_is_found_under_cudas_rules(tuned: Any) -> None:
 
 
 def test_the_largest_batch_that_fits_is_found_without_a_crash(tuned: Any) -> None:
-    shown, profile = tuned("wide").done.stderr, tuned("wide").profile()
-    assert "Traceback" not in shown
+    shown, profile = tuned("wide").shown, tuned("wide").profile()
     ran = [int(n) for n in re.findall(r"float32, batch (\d+): ran", shown)]
     left_out = re.findall(r"batch (\d+): (?:out_of_memory|would_not_fit)", shown)
     assert ran
@@ -189,7 +125,7 @@ def test_the_largest_batch_that_fits_is_found_without_a_crash(tuned: Any) -> Non
 
 def test_strangers_on_the_gpu_are_told_of(tuned: Any) -> None:
     tuned("busy").profile()
-    assert "other processes hold 3.0 GiB of this device" in tuned("busy").done.stderr
+    assert "other processes hold 3.0 GiB of this device" in tuned("busy").shown
 
 
 def test_a_tensor_left_on_the_cpu_is_the_users_error_with_its_line_and_the_fix(

@@ -122,6 +122,7 @@ def install() -> None:
         }
     )
     {"cuda": _install_cuda, "xpu": _install_xpu, "mps": _install_mps}[settings.TYPE]()
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(...) copies to the device visibly
     tensors.Mode().__enter__()
 
 

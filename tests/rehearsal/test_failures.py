@@ -1,0 +1,116 @@
+"""What goes wrong on an accelerator ends in one recipe's result, or in a sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoprec.core.dtypes import Policy
+from rehearsal import Gpu
+from rehearsal.jobs import QUICK, Job, forced
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+FEW = ("--trials", 4, *QUICK[2:])
+ILLEGAL = {"op": "addmm", "dtype": "bfloat16", "error": "illegal"}
+NARROW = Gpu("NVIDIA L4", "8.9", gib=0.75)
+JOBS = {
+    "placed": Job("placed", FEW),
+    "illegal": Job("mlp", FEW, faults=(ILLEGAL,)),
+    "illegal once": replace(forced("mlp", "mixed_bfloat16"), faults=({**ILLEGAL, "once": True},)),
+    "lost": replace(forced("mlp", "mixed_bfloat16"), faults=({**ILLEGAL, "error": "lost"},)),
+    "one at a time": forced("wide", "mixed_bfloat16", "cuda", NARROW),
+}
+
+
+def failed(shown: str, policy: str) -> list[str]:
+    """How the trials of a policy ended, where they failed."""
+    return re.findall(rf"trial +\d+  {policy}, batch \d+: (\w+): ", shown)
+
+
+def test_an_error_under_a_recipe_alone_is_that_recipes_result(tuned: Any) -> None:
+    profile = tuned("placed").profile()
+    assert "Index put requires the source and destination dtypes match" in tuned("placed").shown
+    assert failed(tuned("placed").shown, "mixed_bfloat16") == ["unsupported"]
+    assert profile.recipe.policy in (Policy.FLOAT32, Policy.TF32)
+
+
+def test_a_recipe_whose_kernel_faults_twice_is_refused_and_stays_so(tuned: Any) -> None:
+    profile = tuned("illegal").profile()
+    assert failed(tuned("illegal").shown, "mixed_bfloat16") == ["crashed"]
+    assert profile.recipe.policy is not Policy.MIXED_BFLOAT16
+    again = tuned("illegal").again()
+    assert again.returncode == 0, again.stderr
+    assert failed(again.stderr, "mixed_bfloat16") == []
+
+
+def test_a_fault_that_does_not_come_again_leaves_no_trace(tuned: Any) -> None:
+    assert tuned("illegal once").profile().recipe.policy is Policy.MIXED_BFLOAT16
+
+
+def test_a_device_that_is_lost_ends_the_run_and_says_what_to_do(tuned: Any) -> None:
+    done = tuned("lost").done
+    assert done.returncode == 1
+    assert "the device was lost" in done.stderr.splitlines()[-1]
+    assert "run the same command again" in done.stderr.splitlines()[-1]
+
+
+def test_finalists_that_do_not_fit_together_run_one_at_a_time(tuned: Any) -> None:
+    profile = tuned("one at a time").profile()
+    budget = profile.evidence.memory_budget_bytes or 0
+    peaks = (profile.evidence.baseline.peak_memory_bytes, profile.evidence.chosen.peak_memory_bytes)
+    assert max(peaks) < budget < sum(peaks)
+    assert profile.recipe.policy is Policy.MIXED_BFLOAT16
+    assert "out_of_memory" not in tuned("one at a time").shown
+
+
+WITHOUT_NVML = """
+import json, sys, warnings
+import torch
+from autoprec import apply_profile
+from autoprec.errors import AutoprecWarning
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+model.to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    precision = apply_profile(sys.argv[1], model=model, optimizer=optimizer)
+with precision.autocast():
+    outputs = model(torch.ones(4, 64, device="cuda"))
+precision.backward(outputs.square().mean())
+precision.step()
+assert all(issubclass(w.category, AutoprecWarning) for w in caught), caught
+print(json.dumps([precision.policy, [str(w.message) for w in caught]]))
+"""
+
+
+def test_a_gpu_that_nvml_does_not_show_is_taken_by_torchs_word(tuned: Any) -> None:
+    tuned("illegal once").profile()
+    blind = replace(tuned("illegal once").machine, nvml=False)
+    policy, warned = json.loads(blind.python(WITHOUT_NVML, tuned("illegal once").path))
+    assert policy == "mixed_bfloat16"
+    assert "no probe sees cuda:0" in warned[0]
+    assert "NVIDIA H100 80GB HBM3" in warned[0]
+
+
+READ_BACK = """
+import torch
+from autoprec.backends.torch.running import move
+
+device = torch.device("cuda:0")
+batch = {"images": torch.arange(12.0).reshape(3, 4), "ids": [torch.arange(3)]}
+there = move(batch, device)
+back = move(there, torch.device("cpu"))
+assert there["images"].device == device
+assert torch.equal(back["images"], batch["images"])
+assert torch.equal(back["ids"][0], batch["ids"][0])
+"""
+
+
+def test_what_comes_back_to_the_cpu_has_arrived(rehearse: Any) -> None:
+    rehearse("cuda").python(READ_BACK)
