@@ -305,3 +305,31 @@ def test_products_are_timed_on_it_without_a_failure(rehearse: Any) -> None:
 def test_mps_says_how_much_it_recommends(rehearse: Any) -> None:
     code = "import torch; print(torch.mps.recommended_max_memory())"
     assert int(rehearse("mps").python(code)) == 4 * GIB
+
+
+RANDOM = """
+import sys
+import torch
+from autoprec.backends.torch.rng import RngState, preserved, seed_everything
+
+module = getattr(torch, sys.argv[1])
+torch.ones(1, device=sys.argv[1])
+seed_everything(1)
+one = module.get_rng_state()
+seed_everything(2)
+two, state = module.get_rng_state(), RngState.capture()
+assert not torch.equal(one, two)
+with preserved():
+    seed_everything(1)
+    assert torch.equal(module.get_rng_state(), one)
+assert torch.equal(module.get_rng_state(), two)
+seed_everything(1)
+with state.swapped():
+    assert torch.equal(module.get_rng_state(), two)
+assert torch.equal(module.get_rng_state(), one)
+"""
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+def test_the_generators_of_every_kind_are_put_back(rehearse: Any, kind: str) -> None:
+    rehearse(kind).python(RANDOM, kind)

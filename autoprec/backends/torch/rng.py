@@ -32,7 +32,7 @@ class RngState:
     python: Any
     numpy: Any
     cpu: torch.Tensor
-    cuda: list[torch.Tensor] | None
+    accelerators: dict[str, list[torch.Tensor]]
 
     @classmethod
     def capture(cls) -> RngState:
@@ -42,7 +42,7 @@ class RngState:
             python=random.getstate(),
             numpy=None if numpy is None else numpy.random.get_state(),
             cpu=torch.get_rng_state(),
-            cuda=torch.cuda.get_rng_state_all() if _cuda_in_use() else None,
+            accelerators=_accelerator_states(),
         )
 
     def restore(self) -> None:
@@ -51,8 +51,9 @@ class RngState:
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state_all(self.cuda)
+        for kind, states in self.accelerators.items():
+            for index, state in enumerate(states):
+                _set_state(kind, index, state)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
@@ -77,5 +78,20 @@ def preserved() -> Iterator[None]:
         state.restore()
 
 
-def _cuda_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+def _accelerator_states() -> dict[str, list[torch.Tensor]]:
+    """The states of each kind of accelerator in use, one for each device."""
+    states = {}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
+        states["xpu"] = torch.xpu.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        states["mps"] = [torch.mps.get_rng_state()]
+    return states
+
+
+def _set_state(kind: str, index: int, state: torch.Tensor) -> None:
+    if kind == "mps":
+        torch.mps.set_rng_state(state)
+    else:
+        getattr(torch, kind).set_rng_state(state, index)

@@ -122,6 +122,8 @@ def install() -> None:
         }
     )
     {"cuda": _install_cuda, "xpu": _install_xpu, "mps": _install_mps}[settings.TYPE]()
+    if torch.distributed.is_available():  # DDP's log asks for a timer of the device's own
+        torch.distributed.Logger.set_runtime_stats_and_log = lambda self: None
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(...) copies to the device visibly
     tensors.Mode().__enter__()
 
@@ -256,6 +258,7 @@ def _install_xpu() -> None:
 def _install_mps() -> None:
     books = BOOKS[0]
     events: dict[int, Event] = {}
+    generator = torch.Generator()
 
     def acquire(timing: bool) -> int:
         events[len(events) + 1] = Event(timing)
@@ -267,7 +270,7 @@ def _install_mps() -> None:
             "_mps_is_available": lambda: True,
             "_mps_is_in_bad_fork": lambda: False,
             "_mps_is_on_macos_or_newer": lambda major, minor=0: True,
-            "_mps_get_default_generator": lambda: torch.default_generator,
+            "_mps_get_default_generator": lambda: generator,
             "_mps_deviceSynchronize": synchronize,
             "_mps_emptyCache": _empty_caches,
             "_mps_setMemoryFraction": lambda share: _fraction(min(share, 1.0), 0),
