@@ -41,6 +41,11 @@ class Task:
     clip_grad_norm: float | None = None
 
 
+#: Of what is free on an accelerator, the share that a process may take: the framework's context,
+#: its kernels and fragments need the rest, and so do others.
+FREE_SHARE = 0.92
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
     """An accelerator's memory as a process finds it, in bytes.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from autoprec.backends.base import DeviceMemory
+from autoprec.backends.base import FREE_SHARE, DeviceMemory
 from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.tuning.budget import memory_budget
@@ -16,10 +16,6 @@ from autoprec.tuning.neighbours import Watch
 from autoprec.tuning.options import Options
 from autoprec.tuning.remote import Worker, WorkerSettings
 from autoprec.tuning.trials import Runner
-
-#: Of what is free on an accelerator, the share that a recipe may take: the framework's context and
-#: kernels need the rest.
-_DEVICE_SHARE = 0.92
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ class Work:
         if self.on_cpu:
             return memory_budget(seen.memory_bytes)
         free = seen.memory_bytes if self.memory is None else self.memory.free
-        return None if free is None else int(_DEVICE_SHARE * free)
+        return None if free is None else int(FREE_SHARE * free)
 
     @cached_property
     def watch(self) -> Watch:

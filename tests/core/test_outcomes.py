@@ -49,6 +49,22 @@ def test_what_cannot_run_rules_out_its_whole_arm(status):
     assert not ruled_out(at(64, "mixed_float16"), history, LIMITS)
 
 
+@pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.CRASHED])
+@pytest.mark.parametrize(
+    ("failed", "out", "open_"), [(64, [64, 128], [8, 16]), (8, [8], [16, 64, 128])]
+)
+def test_where_an_arm_has_run_a_failure_counts_further_from_there(status, failed, out, open_):
+    history = [measured(at(32), 1000), Outcome(at(failed), status, reason="why")]
+    assert [ruled_out(at(batch), history, LIMITS) for batch in out] == ["why"] * len(out)
+    assert [ruled_out(at(batch), history, LIMITS) for batch in open_] == [""] * len(open_)
+    assert ruled_out(at(failed, "mixed_float16"), history, LIMITS) == ""
+
+
+def test_a_failure_between_batches_that_ran_counts_there_alone():
+    history = [measured(at(8), 500), measured(at(128), 2000), Outcome(at(32), Status.UNSUPPORTED)]
+    assert [bool(ruled_out(at(b), history, LIMITS)) for b in (16, 32, 64)] == [False, True, False]
+
+
 def test_data_that_are_too_short_rule_out_larger_batches_everywhere():
     history = [Outcome(at(64), Status.SHORT_DATA)]
     assert ruled_out(at(64, "tf32"), history, LIMITS) == (

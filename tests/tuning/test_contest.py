@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -83,7 +85,7 @@ class Workers:
 
 
 def contest(
-    workers: Workers, recipes: list[Recipe], *, together: bool = True
+    workers: Workers, recipes: list[Recipe], *, together: bool = True, at_once: bool = True
 ) -> tuple[Contest, Runner]:
     shared = workers.runner()
     made = Contest(
@@ -95,6 +97,7 @@ def contest(
         together=together,
         listener=silent,
         watch=WATCH,
+        at_once=at_once,
     )
     return made, shared
 
@@ -255,6 +258,33 @@ def test_what_does_not_fit_together_is_opened_for_its_turn() -> None:
         assert all(not worker.open for worker in workers.made)
     methods = [method for _, method, name in workers.log if name == "final2"]
     assert methods == ["open", "time", "close"] * 2
+
+
+def test_on_an_accelerator_workers_start_side_by_side_and_sessions_open_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both, opening = threading.Barrier(2, timeout=60), threading.Semaphore(1)
+
+    class Limited(Worker):
+        loaded = False
+
+        def load(self, on_progress: object = None) -> None:
+            if not self.loaded:
+                self.loaded = True
+                both.wait()  # a worker that waits here alone breaks the barrier
+
+        def call(self, method: str, **arguments: Any) -> Any:
+            assert opening.acquire(blocking=False), "two sessions at a time"
+            time.sleep(0.01)
+            opening.release()
+            return super().call(method, **arguments)
+
+    monkeypatch.setitem(globals(), "Worker", Limited)
+    workers = Workers()
+    made, _ = contest(workers, [PLAIN, Recipe(batch_size=8)], at_once=False)
+    with made:
+        assert [method for _, method, _ in workers.log[:2]] == ["open", "open"]
+    assert len(workers.made) == 2
 
 
 def test_a_worker_that_somebody_killed_comes_back_with_all_its_sessions() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from autoprec.backends.base import DeviceMemory
 from autoprec.tuning import neighbours
-from autoprec.tuning.neighbours import Neighbours, Watch
+from autoprec.tuning.neighbours import Neighbours, Watch, said_of_others
 
 
 class Clock:
@@ -99,3 +100,17 @@ def test_a_busy_neighbour_is_named_once_and_the_worst_remembered(
     assert len(said) == 1
     assert "20%" in said[0]
     assert watch.worst == pytest.approx(0.8)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("others", [0, GIB // 2, GIB])
+def test_a_desktop_on_an_accelerator_is_nothing_to_speak_of(others: int) -> None:
+    assert said_of_others(DeviceMemory(free=20 * GIB, others=others)) == ""
+
+
+def test_who_holds_an_accelerators_memory_is_told_with_what_is_left() -> None:
+    said = said_of_others(DeviceMemory(free=20 * GIB, others=60 * GIB))
+    assert said.startswith("other processes hold 60.0 GiB of this device")
+    assert "20.0 GiB that are free" in said

@@ -13,11 +13,8 @@ from typing import Any
 
 import torch
 
+from autoprec.backends.base import FREE_SHARE
 from autoprec.core.device import DeviceKind, Observation
-
-#: The share of what is free on a device that a process may take: its own context, kernels and
-#: fragments need the rest, and so do others.
-FREE_SHARE = 0.92
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
