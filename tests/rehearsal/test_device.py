@@ -122,6 +122,13 @@ for made in (torch.tensor([1.5, 2.0], device="cuda"), torch.as_tensor([1.5, 2.0]
              torch.ones(1, device="cuda").new_tensor([1.5, 2.0])):
     assert made.device.type == "cuda" and made.tolist() == [1.5, 2.0]
 
+guesses = torch.randn(6, 2, 5).log_softmax(-1).requires_grad_()
+labels, lengths = torch.randint(1, 5, (2, 3)), (torch.tensor([6, 5]), torch.tensor([3, 2]))
+there = guesses.detach().to("cuda").requires_grad_()
+for scores, classes in ((guesses, labels), (there, labels.to("cuda"))):
+    nn.functional.ctc_loss(scores, classes, *lengths).backward()
+torch.testing.assert_close(there.grad.cpu().clone(), guesses.grad)
+
 import copy, io
 model = cases["conv"][0]
 twin = copy.deepcopy(model)

@@ -98,6 +98,30 @@ def test_a_gpu_that_nvml_does_not_show_is_taken_by_torchs_word(tuned: Any) -> No
     assert "NVIDIA H100 80GB HBM3" in warned[0]
 
 
+OWN_CACHE = """
+import torch
+from autoprec.backends.torch import devices
+
+device, mib = torch.device("cuda:0"), 2**20
+held = torch.empty(150 * mib, dtype=torch.uint8, device=device)
+del held                                                  # cached, so not free for the driver
+assert torch.cuda.mem_get_info()[0] <= 56 * mib
+devices.limit_memory(device)
+torch.empty(170 * mib, dtype=torch.uint8, device=device)  # of 0.92 * 206 MiB
+try:
+    torch.empty(195 * mib, dtype=torch.uint8, device=device)
+except torch.OutOfMemoryError:
+    pass
+else:
+    raise AssertionError("no limit")
+"""
+
+
+def test_what_a_process_has_cached_counts_as_free_for_it(rehearse: Any) -> None:
+    small = Gpu("NVIDIA L4", "8.9", gib=206 / 1024)
+    rehearse("cuda", gpus=[small]).python(OWN_CACHE)
+
+
 READ_BACK = """
 import torch
 from autoprec.backends.torch.running import move

@@ -140,6 +140,10 @@ _MEET = {
     aten._index_put_impl_.default,
     aten._unsafe_index.Tensor,
     aten.set_.source_Tensor,
+    aten._use_cudnn_ctc_loss.Tensor,  # lengths are read on the CPU
+    aten._use_miopen_ctc_loss.Tensor,
+    aten._ctc_loss.Tensor,
+    aten._ctc_loss_backward.Tensor,
 }
 
 
@@ -199,6 +203,8 @@ def _gru_backward(grad: Any, space: Any, bias: bool) -> Any:
 #: Operators that the CPU has not, or does otherwise.
 _SPECIAL = {
     aten._fused_sdp_choice.default: lambda *args, **kwargs: 0,
+    aten._use_cudnn_ctc_loss.Tensor: lambda *args, **kwargs: False,
+    aten._use_miopen_ctc_loss.Tensor: lambda *args, **kwargs: False,
     aten._softmax.default: _softmax(aten._softmax.default),
     aten._log_softmax.default: _softmax(aten._log_softmax.default),
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
