@@ -2,7 +2,7 @@
 
     for inputs, targets in loader:
         with precision.autocast():
-            outputs = model(inputs)          # they leave the model in float32
+            outputs = model(inputs)          # float32, whatever it computed in
         loss = loss_fn(outputs, targets)     # outside autocast
         precision.backward(loss)             # divides by accumulation_steps, scales where needed
         precision.clip_grad_norm_(1.0)       # on the boundary; unscales first, exactly once
