@@ -199,7 +199,9 @@ def apply_profile(
     Profile, or a Recipe. `optimizer` may be one optimizer or several. Without a model the global
     Keras policy is set, for models built afterwards. Where no profile fits the device, the
     hardware's rules choose the policy and an `AutoprecWarning` says so; `strict=True` raises
-    `ProfileMismatch` instead. Parameters, their names and their checkpoints stay as they are.
+    `ProfileMismatch` instead. Parameters, their names and their checkpoints stay as they are. What
+    is done to the model, its optimizers and the process is undone by the result's `restore()`, or
+    at the end of a `with` block (kept memory, and threads that TensorFlow was given, are not).
     """
     from autoprec.backends import registry
 

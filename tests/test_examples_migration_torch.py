@@ -1,10 +1,17 @@
-"""docs/migration.md's statements about torch hold for the torch that is installed."""
+"""docs/migration.md: what it says of torch holds for the torch installed, and its loops train."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+
+from autoprec import Policy, Recipe, apply_profile
+from autoprec.core.recipe import LossScale
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available:UserWarning")
@@ -60,3 +67,154 @@ def test_a_float16_checkpoint_loads_into_a_float32_model() -> None:
     model.load_state_dict(saved)
     assert model.weight.dtype == torch.float32
     assert torch.equal(model.weight.detach(), saved["weight"].float())
+
+
+# The page's own loops ---------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parent.parent / "docs" / "migration.md").read_text(encoding="utf-8")
+POLICIES = [Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16]
+SCALE = 256.0
+
+WriteProfile = Callable[[Recipe, str], Path]
+
+
+def loops_of(section: str) -> list[str]:
+    """The Python blocks of one section of the page, in order."""
+    _, found, rest = PAGE.partition(f"\n## {section}\n")
+    assert found, section
+    return re.findall(r"```python\n(.*?)```", rest.partition("\n## ")[0], re.DOTALL)
+
+
+def tuned(policy: Policy, accumulation_steps: int = 1) -> Recipe:
+    scale = LossScale(initial=SCALE) if policy.needs_loss_scale else None
+    return Recipe(policy=policy, accumulation_steps=accumulation_steps, loss_scale=scale)
+
+
+def autocast(policy: Policy) -> torch.autocast:
+    dtype = torch.float16 if policy is Policy.MIXED_FLOAT16 else torch.bfloat16
+    return torch.autocast("cpu", dtype, enabled=policy is not Policy.FLOAT32)
+
+
+def scaler_of(policy: Policy) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=SCALE, enabled=policy.needs_loss_scale)
+
+
+def weights(*models: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach() for model in models for parameter in model.parameters()]
+
+
+def net(inputs: int, outputs: int, seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_loop_before_and_the_one_after_train_the_same(
+    policy: Policy, write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_profile(tuned(policy), "torch").parent)
+    monkeypatch.setattr(torch.cuda.amp, "autocast", lambda: autocast(policy))
+    monkeypatch.setattr(torch.cuda.amp, "GradScaler", lambda: scaler_of(policy))
+    loader = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(6)]
+    trained = []
+    for loop in loops_of("torch.cuda.amp and torch.cpu.amp"):
+        model = net(6, 3, seed=0)
+        names = {
+            "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2),
+            "loss_fn": nn.CrossEntropyLoss(),
+        }
+        exec(
+            loop,
+            {"torch": torch, "apply_profile": apply_profile}
+            | {"model": model, "loader": loader}
+            | names,
+        )
+        trained.append(weights(model))
+    before, after = trained
+    assert not torch.equal(before[0], net(6, 3, seed=0)[0].weight)
+    assert all(map(torch.equal, before, after))
+
+
+def against(logits: torch.Tensor, target: float) -> torch.Tensor:
+    targets = torch.full_like(logits, target)
+    return nn.functional.binary_cross_entropy_with_logits(logits, targets)
+
+
+def discriminator_loss(real: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    return against(real, 1.0) + against(fake, 0.0)
+
+
+def generator_loss(fake: torch.Tensor) -> torch.Tensor:
+    return against(fake, 1.0)
+
+
+class Gan:
+    """Two nets, an optimizer of each, and data."""
+
+    def __init__(self) -> None:
+        self.generator, self.discriminator = net(4, 6, seed=1), net(6, 1, seed=2)
+        parts = (self.generator, self.discriminator)
+        self.generator_optimizer, self.discriminator_optimizer = (
+            torch.optim.Adam(part.parameters(), lr=0.01) for part in parts
+        )
+        self.loader = [(torch.randn(8, 6), torch.randn(8, 4)) for _ in range(6)]
+
+
+def losses_by_hand(
+    gan: Gan, policy: Policy, real: torch.Tensor, noise: torch.Tensor
+) -> Iterator[torch.Tensor]:
+    """The discriminator's loss, and after its step the generator's."""
+    with autocast(policy):
+        fake = gan.generator(noise)
+        judged = gan.discriminator(real), gan.discriminator(fake.detach())
+    yield discriminator_loss(judged[0].float(), judged[1].float())
+    with autocast(policy):
+        judged_again = gan.discriminator(fake)
+    yield generator_loss(judged_again.float())
+
+
+def train_by_hand(gan: Gan, policy: Policy, accumulation_steps: int) -> None:
+    """The loop of torch's own AMP examples: two optimizers, one scaler, updated once."""
+    scaler = scaler_of(policy)
+    turns = [
+        (gan.discriminator_optimizer, list(gan.discriminator.parameters())),
+        (gan.generator_optimizer, list(gan.generator.parameters())),
+    ]
+    for index, (real, noise) in enumerate(gan.loader, start=1):
+        losses = losses_by_hand(gan, policy, real, noise)
+        for (optimizer, own), loss in zip(turns, losses, strict=True):
+            scaler.scale(loss / accumulation_steps).backward(inputs=own)
+            if index % accumulation_steps:
+                continue
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(own, 1.0)
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        if index % accumulation_steps == 0:
+            scaler.update()
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_gan_trains_as_the_plain_loop_does(
+    policy: Policy,
+    accumulation_steps: int,
+    write_profile: WriteProfile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(write_profile(tuned(policy, accumulation_steps), "torch").parent)
+    torch.manual_seed(0)
+    gan, plain = Gan(), Gan()
+    plain.loader = gan.loader
+    (loop,) = loops_of("Several optimizers")
+    losses = {"discriminator_loss": discriminator_loss, "generator_loss": generator_loss}
+    exec(loop, {"torch": torch, "apply_profile": apply_profile} | {"nn": nn} | vars(gan) | losses)
+    train_by_hand(plain, policy, accumulation_steps)
+    for trained, expected, first in zip(
+        weights(gan.generator, gan.discriminator),
+        weights(plain.generator, plain.discriminator),
+        weights(Gan().generator, Gan().discriminator),
+        strict=True,
+    ):
+        assert torch.equal(trained, expected)
+        assert not torch.equal(trained, first)

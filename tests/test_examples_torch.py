@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +88,31 @@ def run_script(name: str, *arguments: str | Path, expect: int = 0) -> str:
 
 
 WriteProfile = Callable[[Recipe, str], Path]
+
+
+def test_the_readmes_loop_trains_the_readmes_task(
+    write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    (task,) = (block for block in blocks if "def build_model" in block)
+    (loop,) = (block for block in blocks if "precision.backward" in block)
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=4, accumulation_steps=3)
+    monkeypatch.chdir(write_profile(recipe, "torch").parent)
+    names: dict[str, Any] = {}
+    exec(task, names)
+    model = names["build_model"]()
+    before = model[0].weight.detach().clone()
+    optimizer = names["build_optimizer"](model)
+    names |= {"model": model, "optimizer": optimizer}
+    names["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    names["loader"] = list(islice(names["build_data"](4), 7))
+    exec(loop, names)
+    assert names["loss"].dtype is torch.float32
+    assert names["precision"].steps == 3  # the last by flush()
+    assert names["scheduler"].last_epoch == 2
+    assert not torch.equal(model[0].weight, before)
 
 
 def test_train_digits_prints_both_trainings(write_profile: WriteProfile) -> None:

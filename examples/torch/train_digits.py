@@ -58,7 +58,8 @@ def train_tuned(model: torch.nn.Module, epochs: int, profile: Path) -> Iterator[
         for inputs, targets in one_epoch(precision.batch_size, epoch):
             start = time.perf_counter()
             with precision.autocast():
-                loss = loss_fn(model(inputs), targets)
+                outputs = model(inputs)
+            loss = loss_fn(outputs, targets)
             precision.backward(loss)
             updated = precision.step()
             loss.item()

@@ -58,7 +58,8 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         for index, (inputs, targets) in enumerate(build_data(precision.batch_size), start=1):
             with precision.autocast():
-                loss = loss_fn(model(inputs.to(DEVICE)), targets.to(DEVICE))
+                outputs = model(inputs.to(DEVICE))
+            loss = loss_fn(outputs, targets.to(DEVICE))
             scaler.scale(loss / precision.accumulation_steps).backward()
             if index % precision.accumulation_steps:
                 continue

@@ -2,7 +2,8 @@
 
     for inputs, targets in loader:
         with precision.autocast():
-            loss = loss_fn(model(inputs), targets)
+            outputs = model(inputs)          # float32, whatever it computed in
+        loss = loss_fn(outputs, targets)     # outside autocast
         precision.backward(loss)             # divides by accumulation_steps, scales where needed
         precision.clip_grad_norm_(1.0)       # on the boundary; unscales first, exactly once
         if precision.step():                 # True only if the weights changed
@@ -106,8 +107,9 @@ class Precision:
         A model under DistributedDataParallel does not synchronise gradients in the micro-batches
         before the boundary: DDP reads that in the forward pass, so this context is enough.
 
-        The model's outputs leave it in float32, so a loss computed inside this context is float32
-        unless it holds matrix products of its own; `compute_loss` and `float32` rule that out.
+        The model's outputs leave it in float32; compute the loss from them after this context, as
+        the tuning does with `loss_fn`. Inside it a loss's own matrix products would be 16-bit, and
+        CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
         cast = torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
         if self.accumulation_steps == 1 or not self._mid_way_next():
@@ -124,8 +126,8 @@ class Precision:
     def compute_loss(self, loss_fn: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
         """Call `loss_fn(*args)` in float32: autocast off, 16-bit tensors in `args` cast up.
 
-        The CPU's autocast leaves several losses in the compute dtype; use this where `loss_fn`
-        multiplies matrices or where its inputs do not come from the model's outputs.
+        For a loss inside autocast, and for one of what a part of the model gave when it was called
+        alone: that is 16-bit, for only the whole model's outputs are cast up.
         """
         with self.float32():
             return loss_fn(*(to_float32(arg) for arg in args))
