@@ -124,6 +124,7 @@ def install() -> None:
     {"cuda": _install_cuda, "xpu": _install_xpu, "mps": _install_mps}[settings.TYPE]()
     if torch.distributed.is_available():  # DDP's log asks for a timer of the device's own
         torch.distributed.Logger.set_runtime_stats_and_log = lambda self: None
+    torch.ctc_loss = tensors.ctc_loss
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(...) copies to the device visibly
     tensors.Mode().__enter__()
 

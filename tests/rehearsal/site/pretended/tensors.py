@@ -140,10 +140,8 @@ _MEET = {
     aten._index_put_impl_.default,
     aten._unsafe_index.Tensor,
     aten.set_.source_Tensor,
-    aten._use_cudnn_ctc_loss.Tensor,  # lengths are read on the CPU
-    aten._use_miopen_ctc_loss.Tensor,
-    aten._ctc_loss.Tensor,
-    aten._ctc_loss_backward.Tensor,
+    aten._use_cudnn_ctc_loss.default,
+    aten._use_miopen_ctc_loss.default,
 }
 
 
@@ -203,8 +201,8 @@ def _gru_backward(grad: Any, space: Any, bias: bool) -> Any:
 #: Operators that the CPU has not, or does otherwise.
 _SPECIAL = {
     aten._fused_sdp_choice.default: lambda *args, **kwargs: 0,
-    aten._use_cudnn_ctc_loss.Tensor: lambda *args, **kwargs: False,
-    aten._use_miopen_ctc_loss.Tensor: lambda *args, **kwargs: False,
+    aten._use_cudnn_ctc_loss.default: lambda *args, **kwargs: False,
+    aten._use_miopen_ctc_loss.default: lambda *args, **kwargs: False,
     aten._softmax.default: _softmax(aten._softmax.default),
     aten._log_softmax.default: _softmax(aten._log_softmax.default),
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
@@ -212,6 +210,18 @@ _SPECIAL = {
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_backward,
 }
+
+_of_ctc = torch.ctc_loss
+
+
+def ctc_loss(scores: Any, targets: Any, lengths: Any, target_lengths: Any, *more: Any) -> Any:
+    """torch.ctc_loss, with lengths as numbers: for a subclass of Tensor torch goes another way."""
+    found = (
+        tuple(each.tolist()) if isinstance(each, torch.Tensor) else each
+        for each in (lengths, target_lengths)
+    )
+    return _of_ctc(scores, targets, *found, *more)
+
 
 _READS = (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default)
 
