@@ -122,6 +122,7 @@ def install() -> None:
         }
     )
     {"cuda": _install_cuda, "xpu": _install_xpu, "mps": _install_mps}[settings.TYPE]()
+    torch.tensor, torch.as_tensor = (tensors.made_there(f) for f in (torch.tensor, torch.as_tensor))
     tensors.Mode().__enter__()
 
 

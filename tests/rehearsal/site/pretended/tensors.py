@@ -7,6 +7,7 @@ and wraps. A mode does the same for what has no tensor of ours among its argumen
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -140,6 +141,8 @@ _MEET = {
     aten._index_put_impl_.default,
     aten._unsafe_index.Tensor,
     aten.set_.source_Tensor,
+    aten._pack_padded_sequence.default,
+    aten._pack_padded_sequence_backward.default,
 }
 
 
@@ -255,6 +258,8 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     if target is None:
         leaves_device = ours and func in (aten._to_copy.default, aten.copy_.default)
         return _not_there_yet(result) if waits_not and leaves_device else result
+    if func is aten._pack_padded_sequence.default:
+        return _wrapped(result[0], target), result[1]  # the sizes stay on the CPU
     result = tree_map(lambda x: _wrapped(x, target), result)
     return return_and_correct_aliasing(func, args, kwargs, result)
 
@@ -276,6 +281,8 @@ def _wrapped(value: Any, index: int) -> Any:
 
 def _check_places(func: Any, leaves: list[Any], ours: list[Pretended]) -> None:
     """Raise where tensors of several devices meet, as the device's own kernels do."""
+    if func is aten._pack_padded_sequence.default and isinstance(leaves[1], Pretended):
+        raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor")
     if not ours or func in _MEET:
         return
     places = dict.fromkeys(str(tensor.device) for tensor in ours)
@@ -302,3 +309,18 @@ class Mode(TorchDispatchMode):
         if index_of(kwargs.get("device")) is not None:
             return run(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def made_there(make: Any) -> Any:
+    """Let torch.tensor and its like make tensors on our devices: they copy below any mode."""
+
+    @functools.wraps(make)
+    def made(data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any) -> Any:
+        if requires_grad:
+            options["requires_grad"] = True
+        if index_of(device) is None or isinstance(data, torch.Tensor):
+            return make(data, device=device, **options)
+        there = make(data, device="cpu", **options).detach().to(device)
+        return there.requires_grad_() if requires_grad else there
+
+    return made
