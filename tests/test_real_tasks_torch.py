@@ -30,7 +30,7 @@ from autoprec.profiles import load_profile
 ROOT = Path(__file__).parent.parent
 FOLDER = Path(__file__).with_name("real_tasks")
 ROWS = sorted(path.stem for path in FOLDER.glob("*.py"))
-STEPS = 8
+STEPS = 6
 """Steps of each training that is compared."""
 
 QUICK = ("--trials", "2", "--rounds", "1", "--proof-seconds", "4", "--no-extras")
