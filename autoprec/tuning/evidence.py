@@ -335,9 +335,10 @@ def _advice(findings: Findings, recipe: Recipe, plain: Recipe, measured: Measure
 
 def _padding_seen(findings: Findings) -> str:
     gain = _padding_gain(findings)
-    if gain is None or findings.rehearsed:
-        return "was not worth a trial"
-    return f"was measured at {gain:.2f}x and not chosen"
+    if gain is not None and not findings.rehearsed:
+        return f"was measured at {gain:.2f}x and not chosen"
+    tried = any(o.point.get("alignment", 1) != 1 for o in findings.history)
+    return "was tried and not chosen" if tried else "was not worth a trial"
 
 
 def _noise(findings: Findings, plain: Recipe) -> list[str]:

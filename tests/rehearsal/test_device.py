@@ -86,6 +86,7 @@ def test_a_data_centre_xpu_has_float64(rehearse: Any) -> None:
 MODELS = """
 import torch
 from torch import nn
+from torch.nn.utils import rnn
 
 class First(nn.Module):
     def __init__(self, inner):
@@ -95,8 +96,21 @@ class First(nn.Module):
         outputs = self.inner(*inputs)
         return outputs[0] if isinstance(outputs, tuple) else outputs
 
+class Packed(nn.Module):
+    # Lengths are on the CPU, as the real one wants them.
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(5, 7, batch_first=True)
+
+    def forward(self, inputs):
+        packed = rnn.pack_padded_sequence(
+            inputs, torch.tensor([4, 1, 2]), batch_first=True, enforce_sorted=False)
+        assert packed.batch_sizes.device.type == "cpu"
+        return rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
 cases = {
     "lstm": (First(nn.LSTM(5, 7, 2)), torch.randn(4, 3, 5)),
+    "packed": (Packed(), torch.randn(3, 4, 5)),
     "gru": (First(nn.GRU(5, 7, batch_first=True, bidirectional=True)), torch.randn(3, 4, 5)),
     "conv": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.MaxPool2d(2)),
              torch.randn(2, 3, 8, 8)),
@@ -128,6 +142,17 @@ there = guesses.detach().to("cuda").requires_grad_()
 for scores, classes in ((guesses, labels), (there, labels.to("cuda"))):
     nn.functional.ctc_loss(scores, classes, *lengths).backward()
 torch.testing.assert_close(there.grad.cpu().clone(), guesses.grad)
+
+lengths = torch.tensor([4, 1, 2], device="cuda")
+try:
+    rnn.pack_padded_sequence(torch.randn(3, 4, 5, device="cuda"), lengths, True, False)
+except RuntimeError as error:
+    assert "should be a 1D CPU int64 tensor" in str(error), error
+else:
+    raise AssertionError("lengths on the device are packed")
+leaf = torch.tensor([1.0, 2.0], device="cuda", requires_grad=True)
+leaf.square().sum().backward()
+assert leaf.grad.device.type == "cuda" and leaf.grad.tolist() == [2.0, 4.0]
 
 import copy, io
 model = cases["conv"][0]

@@ -122,7 +122,7 @@ def _splittable(task: Task, model: Any, placed: Sequence[Placed], batch: Any) ->
     error = float(np.linalg.norm(whole - split)) / norm if norm > 0 else 0.0
     if error <= _SPLIT_TOLERANCE:
         return True, ""
-    cause = "BatchNorm, in-batch negatives or a summed loss does this"
+    cause = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
     return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
 
 

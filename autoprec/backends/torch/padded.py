@@ -1,7 +1,9 @@
 """Modules computed at aligned sizes: zeros are added before the product and cut off after it.
 
 Each wrapper stands in for one module's `forward` and reads the module's own parameters at every
-call, so that they stay what they are: same objects, names, shapes, gradients, weight tying. Added
+call, so that they stay what they are: same objects, names, shapes, gradients, weight tying. It
+reads each of them once, as `forward` does: a parametrized weight (spectral norm) is computed when
+it is read, and may change the module's buffers by that. Added
 rows and columns of zeros add exact zeros to every sum; the result equals the unpadded one within
 the rounding of a differently blocked product.
 """
@@ -65,8 +67,8 @@ class PaddedConv(PaddedForward):
         """Compute the layer; shapes as in nn.Conv1d, 2d and 3d."""
         layer: Any = self.module
         weight, bias = layer.weight, layer.bias
-        spatial = weight.dim() - 2
-        below = missing(weight.shape[0], self.multiple)
+        spatial, features = weight.dim() - 2, weight.shape[0]
+        below = missing(features, self.multiple)
         right = missing(weight.shape[1], self.multiple)
         if right:
             input = F.pad(input, (0, 0) * spatial + (0, right))
@@ -75,7 +77,7 @@ class PaddedConv(PaddedForward):
         if below and bias is not None:
             bias = F.pad(bias, (0, below))
         result: Tensor = layer._conv_forward(input, weight, bias)
-        return result.narrow(-spatial - 1, 0, layer.weight.shape[0]) if below else result
+        return result.narrow(-spatial - 1, 0, features) if below else result
 
 
 class PaddedEmbedding(PaddedForward):
@@ -84,11 +86,13 @@ class PaddedEmbedding(PaddedForward):
     def __call__(self, input: Tensor) -> Tensor:  # noqa: A002 (nn's own name)
         """Look the indices up; shapes as in nn.Embedding."""
         table = cast(nn.Embedding, self.module)
-        weight = F.pad(table.weight, (0, missing(table.weight.shape[1], self.multiple)))
+        weight = table.weight
+        width = weight.shape[1]
+        weight = F.pad(weight, (0, missing(width, self.multiple)))
         rows = F.embedding(
             input, weight, table.padding_idx, scale_grad_by_freq=table.scale_grad_by_freq
         )
-        return rows[..., : table.weight.shape[1]]
+        return rows[..., :width]
 
 
 class PaddedAttention(PaddedForward):

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from autoprec.backends.torch.accumulation import Accumulation, Clip
+from autoprec.backends.torch.checkpointing import check_reached
 from autoprec.backends.torch.distributed import (
     average_gradients,
     find_ddp,
@@ -76,6 +77,7 @@ class Precision:
         self._accumulation = Accumulation(recipe.accumulation_steps)
         self._undo = undo
         self._seen_backward = False
+        self._looked_at: set[int] = set()  # optimizers whose first gradients were looked at
         self._low_loss_warned = False
         self._losses = FiniteWatch()
 
@@ -160,9 +162,13 @@ class Precision:
             loss = self._raised(loss)
         if self.accumulation_steps > 1:
             loss = loss / self.accumulation_steps
-        if optimizer is not None and find_ddp(self._model) is None:
-            kwargs.setdefault("inputs", _parameters((optimizer,)))
+        alone = optimizer is not None and find_ddp(self._model) is None
+        if alone:
+            kwargs.setdefault("inputs", _parameters(chosen))
         self.scaler.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
+        if alone and id(optimizer) not in self._looked_at:
+            self._looked_at.add(id(optimizer))
+            check_reached(loss, _parameters(chosen))
         self._seen_backward = True
         if last:
             self._accumulation.add(chosen)

@@ -24,6 +24,9 @@ from autoprec.backends.torch.trace_state import stored
 
 _TOLERANCE = 1e-4
 
+_STATE = "a forward pass changes what the next one computes (spectral norm does this)"
+_LUCK = "a step draws random numbers of its own besides dropout"
+
 Part = tuple[Any, float, int]
 """A batch, the factor of its loss, and the seed of its random numbers."""
 
@@ -50,14 +53,14 @@ def splittable(
             return True, ""
         if math.isnan(error):
             return False, "the gradients of a batch or of its halves are not finite"
-        again = [whole, (batch, -1.0, seed + 1)]
-        luck, _ = attempt(lambda: _difference(task, model, again))
-    if luck is not None and not luck <= _TOLERANCE:
-        return False, (
-            "a step draws random numbers of its own besides dropout, so that halves cannot be "
-            "compared with their batch"
-        )
-    cause = "BatchNorm, in-batch negatives or a summed loss does this"
+        again = [whole, (batch, -1.0, seed)]
+        drawn_anew = [whole, (batch, -1.0, seed + 1)]
+        state, _ = attempt(lambda: _difference(task, model, again))
+        luck, _ = attempt(lambda: _difference(task, model, drawn_anew))
+    for found, why in ((state, _STATE), (luck, _LUCK)):
+        if found is not None and not found <= _TOLERANCE:
+            return False, f"{why}, so that halves cannot be compared with their batch"
+    cause = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
     return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
 
 

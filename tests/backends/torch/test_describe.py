@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import spectral_norm
 
 from autoprec.backends.base import Task
 from autoprec.backends.torch import costs, splitting
@@ -229,6 +230,15 @@ def test_random_numbers_of_the_steps_own_are_the_reason_told() -> None:
         return F.mse_loss(model(batch[0] + torch.randn_like(batch[0])), batch[1])
 
     assert "random numbers of its own" in facts(training_step=noisy).split_reason
+
+
+def test_buffers_that_every_forward_changes_are_no_random_numbers() -> None:
+    def normed() -> nn.Module:
+        return nn.Sequential(
+            spectral_norm(nn.Linear(4, 16), n_power_iterations=1), nn.Linear(16, 1)
+        )
+
+    assert "changes what the next one computes" in facts(build_model=normed).split_reason
 
 
 def test_gradients_that_are_not_finite_are_the_reason_told() -> None:

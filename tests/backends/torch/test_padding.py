@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operated import apply
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from autoprec.backends.torch.padding import candidates, why_not
 from autoprec.backends.torch.surgery import restore
@@ -349,3 +350,24 @@ def test_attention_that_is_said_to_be_causal_without_a_mask_fails_as_torchs_own_
         attention(inputs, inputs, inputs, is_causal=True)
     found, _ = attention(inputs, inputs, inputs, attn_mask=mask, is_causal=True)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (nn.Linear(5, 3), torch.ones(2, 5)),
+        (nn.Conv2d(5, 3, 3), torch.ones(2, 5, 4, 4)),
+        (nn.Embedding(5, 3), torch.arange(5)),
+    ],
+    ids=["linear", "convolution", "embedding"],
+)
+def test_a_parametrized_weight_is_computed_once_in_a_forward(
+    layer: nn.Module, inputs: torch.Tensor
+) -> None:
+    plain = spectral_norm(layer)  # each reading of the weight takes a step of its iteration
+    ours = copy.deepcopy(plain)
+    padded(ours, 8, "")
+    for _ in range(2):
+        torch.testing.assert_close(ours(inputs), plain(inputs))
+    for name, buffer in plain.named_buffers():
+        assert torch.equal(ours.get_buffer(name), buffer)

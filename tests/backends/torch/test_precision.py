@@ -15,6 +15,7 @@ import torch
 from operated import BFLOAT16, FLOAT16, FLOAT32, apply, batches, mlp, same, train, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
@@ -383,6 +384,29 @@ def test_one_optimizers_step_leaves_the_others_weights_and_gradients() -> None:
     assert all(p.grad is None for p in model.discriminator.parameters())
     assert precision.step(optimizer=second)
     assert all(map(torch.equal, before, weights(model.discriminator)))
+
+
+class Checkpointed(Gan):
+    """A GAN whose parts are computed again in the backward pass."""
+
+    reentrant = True
+
+    def forward(self, part: str, inputs: torch.Tensor) -> torch.Tensor:
+        inputs = inputs if inputs.requires_grad else inputs.clone().requires_grad_()
+        return checkpoint(self.get_submodule(part), inputs, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_that_a_reentrant_checkpoint_keeps_back_are_no_silence(reentrant: bool) -> None:
+    model = Checkpointed()
+    model.reentrant = reentrant
+    first, second = model.optimizers()
+    precision = apply(FLOAT32, model, first, second)
+    loss = against_ones(model("discriminator", torch.ones(2, 6)), True)
+    refused = pytest.raises(UsageError, match="use_reentrant=False")
+    with refused if reentrant else contextlib.nullcontext():
+        precision.backward(loss, optimizer=first)
+    assert all((p.grad is None) == reentrant for p in model.discriminator.parameters())
 
 
 def test_the_scale_changes_only_when_nobody_holds_gradients_at_the_old_one() -> None:

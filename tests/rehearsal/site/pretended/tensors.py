@@ -142,6 +142,8 @@ _MEET = {
     aten.set_.source_Tensor,
     aten._use_cudnn_ctc_loss.default,
     aten._use_miopen_ctc_loss.default,
+    aten._pack_padded_sequence.default,
+    aten._pack_padded_sequence_backward.default,
 }
 
 
@@ -271,6 +273,8 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
     if target is None:
         leaves_device = ours and func in (aten._to_copy.default, aten.copy_.default)
         return _not_there_yet(result) if waits_not and leaves_device else result
+    if func is aten._pack_padded_sequence.default:
+        return _wrapped(result[0], target), result[1]  # the sizes stay on the CPU
     result = tree_map(lambda x: _wrapped(x, target), result)
     return return_and_correct_aliasing(func, args, kwargs, result)
 
@@ -292,6 +296,8 @@ def _wrapped(value: Any, index: int) -> Any:
 
 def _check_places(func: Any, leaves: list[Any], ours: list[Pretended]) -> None:
     """Raise where tensors of several devices meet, as the device's own kernels do."""
+    if func is aten._pack_padded_sequence.default and isinstance(leaves[1], Pretended):
+        raise RuntimeError("'lengths' argument should be a 1D CPU int64 tensor")
     if not ours or func in _MEET:
         return
     places = dict.fromkeys(str(tensor.device) for tensor in ours)
