@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 Clip = Callable[[Sequence[torch.optim.Optimizer]], object]
 """Clips the unscaled gradients of these optimizers' parameters."""
+
+
+@contextmanager
+def put_aside(parameters: Iterable[torch.nn.Parameter], *, copied: bool) -> Iterator[None]:
+    """Keep the gradients of these parameters as they are, whatever a backward pass adds to them.
+
+    What it adds is dropped, and not left out by `inputs=`: DistributedDataParallel waits for every
+    gradient, and reentrant checkpoints give none to chosen inputs. With `copied` they are kept as
+    copies: they may lie in buffers that the pass writes to.
+    """
+    kept = [(p, p.grad) for p in parameters]
+    if copied:
+        kept = [(p, None if grad is None else grad.clone()) for p, grad in kept]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in kept:
+            parameter.grad = grad
 
 
 class Accumulation:

@@ -29,11 +29,10 @@ from typing import Any
 
 import torch
 
-from autoprec.backends.torch.accumulation import Accumulation, Clip
-from autoprec.backends.torch.checkpointing import check_reached
+from autoprec.backends.torch.accumulation import Accumulation, Clip, put_aside
 from autoprec.backends.torch.distributed import (
     average_gradients,
-    find_ddp,
+    find_ddps,
     is_sharded_by_fsdp1,
     no_sync,
 )
@@ -65,6 +64,7 @@ class Precision:
         self.report = report or SurgeryReport()
         self.optimizers = tuple(optimizers)
         self._model = model
+        self._ddps = find_ddps(model)
         self._device_type = torch.device(device).type
         self._dtype = _AUTOCAST_DTYPES.get(recipe.policy.compute_dtype)
         if recipe.policy.needs_loss_scale and is_sharded_by_fsdp1(model):
@@ -77,7 +77,6 @@ class Precision:
         self._accumulation = Accumulation(recipe.accumulation_steps)
         self._undo = undo
         self._seen_backward = False
-        self._looked_at: set[int] = set()  # optimizers whose first gradients were looked at
         self._low_loss_warned = False
         self._losses = FiniteWatch()
 
@@ -136,7 +135,7 @@ class Precision:
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """The model's own `no_sync()` (DistributedDataParallel), or a context that does nothing."""
-        return no_sync(self._model)
+        return no_sync(self._ddps or (self._model,))
 
     # Backward ----------------------------------------------------------------------------------
 
@@ -151,8 +150,7 @@ class Precision:
         """Add the gradient of `loss`, divided by `accumulation_steps` and scaled where needed.
 
         With an `optimizer` it is added to that one's parameters only, and counts for it alone: a
-        GAN's generator loss leaves the discriminator's gradients as they are. (Under
-        DistributedDataParallel, which wants every gradient, it is added everywhere.)
+        GAN's generator loss leaves the discriminator's gradients as they are.
         `last=False` says that another loss of the same micro-batch follows, so that it is not
         counted as one. `kwargs` (`retain_graph`, `inputs`) go to `Tensor.backward`.
         """
@@ -162,13 +160,9 @@ class Precision:
             loss = self._raised(loss)
         if self.accumulation_steps > 1:
             loss = loss / self.accumulation_steps
-        alone = optimizer is not None and find_ddp(self._model) is None
-        if alone:
-            kwargs.setdefault("inputs", _parameters(chosen))
-        self.scaler.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
-        if alone and id(optimizer) not in self._looked_at:
-            self._looked_at.add(id(optimizer))
-            check_reached(loss, _parameters(chosen))
+        in_buckets = any(ddp.gradient_as_bucket_view for ddp in self._ddps)
+        with put_aside(self._others(chosen), copied=in_buckets):
+            self.scaler.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
         self._seen_backward = True
         if last:
             self._accumulation.add(chosen)
@@ -201,6 +195,11 @@ class Precision:
                 "apply_profile(..., optimizer=...) was given"
             )
         return (optimizer,)
+
+    def _others(self, chosen: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+        """Parameters of the other optimizers alone."""
+        own = {id(p) for p in _parameters(chosen)}
+        return [p for p in _parameters(self.optimizers) if id(p) not in own]
 
     def _mid_way_next(self) -> bool:
         """Whether the micro-batch about to run is not the last one before a boundary.
@@ -322,12 +321,13 @@ class Precision:
 
     def _complete(self, optimizer: torch.optim.Optimizer) -> None:
         """Make a partial accumulation's gradients the mean over its micro-batches."""
-        gradients = [p.grad for p in _parameters((optimizer,)) if p.grad is not None]
-        average_gradients(self._model, gradients)
+        parameters = _parameters((optimizer,))
+        average_gradients(self._ddps, parameters)
         self._unscale((optimizer,))
         factor = self.accumulation_steps / self._accumulation.count(optimizer)
-        for gradient in gradients:
-            gradient.mul_(factor)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
     def _update(self, chosen: Sequence[torch.optim.Optimizer]) -> bool:
         changed = False

@@ -22,6 +22,8 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),
 ]
 
+BUCKETS = {"own": False, "views": True}  # where DDP keeps gradients
+
 STEPS = 5  # micro-batches; with two to a step the last one is left to flush
 
 
@@ -59,8 +61,46 @@ def work(rank: int, folder: str) -> None:
         halves = [(x[rank::2], y[rank::2]) for x, y in batches(STEPS)]
         trained = train_it(recipe, parallel, halves)
         torch.save([trained, weights(model)], f"{folder}/{name}-{rank}.pt")
+    for name, views in BUCKETS.items():
+        plain = gan_parts()
+        parts = nn.ModuleDict(
+            {
+                name: DistributedDataParallel(part, gradient_as_bucket_view=views)
+                for name, part in plain.items()
+            }
+        )
+        gan(FLOAT32, parts, [(x[rank::2], y[rank::2]) for x, y in batches(STEPS)])
+        torch.save([True, weights(plain)], f"{folder}/gan-{name}-{rank}.pt")
     dist.barrier()
     os._exit(0)  # gloo's threads may abort a process that ends while they still run
+
+
+def gan(
+    recipe: Recipe, parts: nn.ModuleDict, data: list[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    """A generator and a discriminator, wrapped or not, each with an optimizer of its own."""
+    optimizers = [torch.optim.SGD(parts[name].parameters(), lr=0.5) for name in ("judge", "maker")]
+    precision = apply(replace(recipe, accumulation_steps=2), parts, *optimizers)
+    against = nn.functional.binary_cross_entropy_with_logits
+    for inputs, _ in data:
+        ones = torch.ones(len(inputs), 1)
+        with precision.autocast():
+            made = parts["maker"](inputs)
+            judged = parts["judge"](torch.cat([inputs, made.detach()]))
+        precision.backward(against(judged, torch.cat([ones, 0 * ones])), optimizer=optimizers[0])
+        precision.step(optimizers[0])
+        with precision.autocast():
+            judged = parts["judge"](made)
+        precision.backward(against(judged, ones), optimizer=optimizers[1])
+        precision.step(optimizers[1])
+    assert precision.flush()
+
+
+def gan_parts() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    maker = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6))
+    judge = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 1))
+    return nn.ModuleDict({"maker": maker, "judge": judge})
 
 
 def trained_on(
@@ -81,12 +121,17 @@ CASES = {
 }
 
 
-def test_two_processes_train_like_one_flush_included(tmp_path: Path) -> None:
-    torch.multiprocessing.start_processes(
-        work, args=(str(tmp_path),), nprocs=2, start_method="spawn"
-    )
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which both processes have left their weights."""
+    folder = tmp_path_factory.mktemp("trained")
+    torch.multiprocessing.start_processes(work, args=(str(folder),), nprocs=2, start_method="spawn")
+    return folder
+
+
+def test_two_processes_train_like_one_flush_included(trained: Path) -> None:
     for name, (train_it, recipe) in CASES.items():
-        first, second = (torch.load(tmp_path / f"{name}-{rank}.pt") for rank in range(2))
+        first, second = (torch.load(trained / f"{name}-{rank}.pt") for rank in range(2))
         assert first[0]
         assert second[0]
         alone = mlp()
@@ -95,3 +140,15 @@ def test_two_processes_train_like_one_flush_included(tmp_path: Path) -> None:
         for ours, theirs, expected in zip(first[1], second[1], weights(alone), strict=True):
             assert torch.equal(ours, theirs), f"{name}: the processes drifted apart"
             torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("buckets", BUCKETS)
+def test_a_gan_whose_parts_are_wrapped_by_themselves_trains_like_one(
+    trained: Path, buckets: str
+) -> None:
+    first, second = (torch.load(trained / f"gan-{buckets}-{rank}.pt")[1] for rank in range(2))
+    alone = gan_parts()
+    gan(FLOAT32, alone, batches(STEPS))
+    for ours, theirs, expected in zip(first, second, weights(alone), strict=True):
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)

@@ -397,16 +397,32 @@ class Checkpointed(Gan):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_gradients_that_a_reentrant_checkpoint_keeps_back_are_no_silence(reentrant: bool) -> None:
-    model = Checkpointed()
+def test_parts_that_are_computed_again_have_one_optimizers_gradients_too(reentrant: bool) -> None:
+    model, plain = Checkpointed(), Gan()
     model.reentrant = reentrant
     first, second = model.optimizers()
     precision = apply(FLOAT32, model, first, second)
-    loss = against_ones(model("discriminator", torch.ones(2, 6)), True)
-    refused = pytest.raises(UsageError, match="use_reentrant=False")
-    with refused if reentrant else contextlib.nullcontext():
-        precision.backward(loss, optimizer=first)
-    assert all((p.grad is None) == reentrant for p in model.discriminator.parameters())
+    for step, (real, _) in enumerate(batches(3)):
+        losses = gan_losses(model, precision.autocast, step, real)
+        for optimizer, loss in zip((first, second), losses, strict=True):
+            precision.backward(loss, optimizer=optimizer)
+            assert precision.clip_grad_norm_(1.0, optimizer=optimizer)
+            assert precision.step(optimizer)
+    for ours, theirs in zip(weights(model), train_gan_by_hand(plain, FLOAT32, 3), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_gradients_that_the_other_optimizer_has_so_far_are_kept() -> None:
+    model = Gan()
+    first, second = model.optimizers()
+    precision = apply(replace(FLOAT32, accumulation_steps=2), model, first, second)
+    losses = gan_losses(model, precision.autocast, 0, batches(1)[0][0])
+    precision.backward(next(losses), optimizer=first)
+    before = [p.grad.clone() for p in model.discriminator.parameters() if p.grad is not None]
+    precision.backward(next(losses), optimizer=second)
+    after = [p.grad for p in model.discriminator.parameters() if p.grad is not None]
+    assert len(before) == len(after) == 4
+    assert all(map(torch.equal, before, after))
 
 
 def test_the_scale_changes_only_when_nobody_holds_gradients_at_the_old_one() -> None:
