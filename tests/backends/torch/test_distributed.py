@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,12 @@ import torch.distributed as dist
 import torch.multiprocessing
 from operated import BFLOAT16, FLOAT16, FLOAT32, apply, batches, mlp, train, weights
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from autoprec.backends.torch.precision import Precision
 from autoprec.core.recipe import Recipe
+from autoprec.errors import UsageError
 
 pytestmark = [
     pytest.mark.torch,
@@ -71,6 +75,9 @@ def work(rank: int, folder: str) -> None:
         )
         gan(FLOAT32, parts, [(x[rank::2], y[rank::2]) for x, y in batches(STEPS)])
         torch.save([True, weights(plain)], f"{folder}/gan-{name}-{rank}.pt")
+    for name, recipe in SHARDED.items():
+        torch.save(sharded(recipe, rank), f"{folder}/sharded-{name}-{rank}.pt")
+    torch.save(refusals(), f"{folder}/refusals-{rank}.pt")
     dist.barrier()
     os._exit(0)  # gloo's threads may abort a process that ends while they still run
 
@@ -103,6 +110,54 @@ def gan_parts() -> nn.ModuleDict:
     return nn.ModuleDict({"maker": maker, "judge": judge})
 
 
+def clipped(
+    recipe: Recipe, model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]]
+) -> Precision:
+    """Train with gradients that are clipped over all of the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    precision = apply(replace(recipe, accumulation_steps=2), model, optimizer)
+    train(precision, model, data, clip=0.1)
+    assert precision.flush()
+    return precision
+
+
+def sharded(recipe: Recipe, rank: int) -> list[Any]:
+    """Train with fully_shard; then give one process alone a gradient that is not finite."""
+    model = mlp()
+    fully_shard(model[0])
+    fully_shard(model)
+    precision = clipped(recipe, model, [(x[rank::2], y[rank::2]) for x, y in batches(STEPS)])
+    found = [p.full_tensor().detach() for p in model.parameters()]  # type: ignore[attr-defined]
+    if recipe.policy.needs_loss_scale:
+        for inputs, targets in batches(2):
+            with precision.autocast():
+                outputs = model(inputs)
+            precision.backward(nn.functional.cross_entropy(outputs, targets))
+        if rank == 0:
+            grad: Any = model[2].weight.grad
+            grad.to_local()[0, 0] = torch.inf
+        assert not precision.step()
+        assert precision.skipped == 1
+    return found
+
+
+def refusals() -> list[str]:
+    """What is said of FullyShardedDataParallel."""
+
+    def sharded_model() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"))
+        return model, torch.optim.SGD(model.parameters(), lr=0.5)
+
+    with pytest.raises(UsageError) as scaled:
+        apply(FLOAT16, *sharded_model())
+    model, optimizer = sharded_model()
+    precision = apply(FLOAT32, model, optimizer)
+    precision.backward(model(torch.ones(2, 6)).sum())
+    with pytest.raises(UsageError) as clip:
+        precision.clip_grad_norm_(1.0)
+    return [str(scaled.value), str(clip.value)]
+
+
 def trained_on(
     recipe: Recipe, model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> bool:
@@ -119,6 +174,9 @@ CASES = {
     "an AMP loop of its own": (own_loop, FLOAT16),
     "compiled": (compiled, FLOAT32),
 }
+
+
+SHARDED = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +210,21 @@ def test_a_gan_whose_parts_are_wrapped_by_themselves_trains_like_one(
     for ours, theirs, expected in zip(first, second, weights(alone), strict=True):
         assert torch.equal(ours, theirs)
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_fully_sharded_model_trains_clips_and_skips_as_one(trained: Path, name: str) -> None:
+    first, second = (torch.load(trained / f"sharded-{name}-{rank}.pt") for rank in range(2))
+    alone = mlp()
+    clipped(SHARDED[name], alone, batches(STEPS))
+    tolerance = 1e-6 if name == "float32" else 1e-3
+    for ours, theirs, expected in zip(first, second, weights(alone), strict=True):
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_what_the_older_sharding_cannot_do_is_refused_in_every_process(trained: Path) -> None:
+    for rank in range(2):
+        scaled, clip = torch.load(trained / f"refusals-{rank}.pt")
+        assert "mixed_float16 under FullyShardedDataParallel" in scaled
+        assert "call model.clip_grad_norm_, or use fully_shard" in clip
