@@ -103,7 +103,12 @@ def _address(facts: DeviceFacts) -> str:
 def launch(framework: str, device: str, dtypes: Sequence[DType]) -> Measurements:
     """Run the child and collect its lines; a crash or a silence ends it, what came before stays."""
     command = _command(framework, device, dtypes)
-    environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+    settings = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # all of the GPU's memory is taken otherwise
+        "PYTHONUNBUFFERED": "1",
+    }
+    environ = {**os.environ, **settings}
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
     )

@@ -128,7 +128,7 @@ class Worker:
                     stderr=subprocess.STDOUT,
                     pass_fds=(channel.fileno(), lifeline, status),
                     start_new_session=True,
-                    env={**os.environ, **_QUIET, **settings.environment},
+                    env={**os.environ, **_QUIET, **_BESIDE_OTHERS, **settings.environment},
                 )
             except BaseException:
                 self._close_ends()
@@ -352,3 +352,5 @@ def _without_ours(printed: str) -> str:
 
 _SCRIPT = str(Path(__file__).with_name("worker.py"))
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+#: TensorFlow's first process on a GPU takes all of its memory otherwise, and there are several.
+_BESIDE_OTHERS = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}

@@ -31,11 +31,12 @@ class Job:
     kind: str = "cuda"
     gpus: tuple[Gpu, ...] = ()
     faults: tuple[Mapping[str, Any], ...] = ()
+    tasks: Path = TASKS
 
     def command(self, folder: Path) -> tuple[object, ...]:
         """The words of `autoprec` that tune it, with its files in `folder`."""
         files = ("--output", folder / "profile.yaml", "--storage", folder / "study.journal")
-        return ("tune", TASKS / f"{self.task}.py", "--device", self.kind, *files, *self.words)
+        return ("tune", self.tasks / f"{self.task}.py", "--device", self.kind, *files, *self.words)
 
 
 def forced(task: str, policy: str, kind: str = "cuda", *gpus: Gpu) -> Job:

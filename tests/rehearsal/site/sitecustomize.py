@@ -1,4 +1,4 @@
-"""On PYTHONPATH: pretends the accelerator in this process, once it imports torch or autoprec."""
+"""On PYTHONPATH: pretends an accelerator in this process, once it imports what looks for one."""
 
 import importlib.abc
 import importlib.util
@@ -44,6 +44,12 @@ def _after_torch(module):
     border.install()
 
 
+def _after_tensorflow(module):
+    from pretended import tensorflow
+
+    tensorflow.install(module)
+
+
 def _after_machine(module):
     from pretended import machine
 
@@ -52,4 +58,5 @@ def _after_machine(module):
 
 if "REHEARSAL" in os.environ:
     sys.meta_path.insert(0, _Hook("torch", _before_torch, _after_torch))
+    sys.meta_path.insert(0, _Hook("tensorflow", lambda spec: None, _after_tensorflow))
     sys.meta_path.insert(0, _Hook("autoprec.hardware.machine", lambda spec: None, _after_machine))

@@ -1,0 +1,42 @@
+"""Keras's examples on a pretended GPU: TensorFlow is told that there is one, and uses the CPU.
+
+What it proves: the order in which TensorFlow is asked and told things, and what is decided by its
+answers. Not that anything is placed on the GPU, which TensorFlow does not say here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprec.core.dtypes import Policy
+from rehearsal import Gpu
+from rehearsal.jobs import Job, forced
+
+pytestmark = [pytest.mark.keras, pytest.mark.slow]
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "keras"
+L4 = Gpu("NVIDIA L4", "8.9", gib=8.0)
+
+
+def example(name: str, policy: str) -> Job:
+    return replace(forced(name, policy, "cuda", L4), tasks=EXAMPLES)
+
+
+JOBS = {
+    "conv3": example("conv3", "mixed_float16"),
+    "guide_mlp": example("guide_mlp", "mixed_bfloat16"),
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", JOBS)
+def test_an_example_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) -> None:
+    profile = tuned(name).profile()
+    assert profile.device.kind == "cuda"
+    assert profile.recipe.policy is Policy.parse(str(JOBS[name].words[1]))
+    assert profile.evidence.parity.verdict == "equal", profile.evidence.parity
+    assert "CUDA_ERROR_OUT_OF_MEMORY" not in tuned(name).shown
