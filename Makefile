@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 PROFILE ?= transformer.profile.yaml
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -49,14 +50,17 @@ lint: $(VENV)/.all-installed  ## Check format and lint.
 types: $(VENV)/.all-installed  ## Check types (mypy, strict).
 	$(BIN)/mypy
 
-# One process with both torch and TensorFlow is fragile, so each framework's tests have a process of
+# One process with both torch and TensorFlow is fragile, so each framework's tests have processes of
 # their own; tests/conftest.py keeps the other framework's files from being imported. Any part that
-# fails, or that finds no test at all (pytest's exit code 5), fails the target.
+# fails, or that finds no test at all (pytest's exit code 5), fails the target. $(JOBS) files run at a
+# time, each process with one thread.
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile
+
 .PHONY: tests
-tests: $(VENV)/.all-installed  ## Run the tests, one process for each framework.
-	$(PYTEST) -m "not torch and not keras and not gpu"
-	$(PYTEST) -m "torch and not gpu"
-	$(PYTEST) -m "keras and not gpu"
+tests: $(VENV)/.all-installed  ## Run the tests, each framework's in processes of its own.
+	$(SIDE_BY_SIDE) -m "not torch and not keras and not gpu"
+	$(SIDE_BY_SIDE) -m "torch and not gpu"
+	$(SIDE_BY_SIDE) -m "keras and not gpu"
 
 # Exit code 5, no test found, is accepted for Keras alone, which has no GPU tests: TensorFlow that sees
 # a GPU is not part of this environment on every machine.
