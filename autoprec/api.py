@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from autoprec.core.profile import Fit, Profile, carry_over, fit, select
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.rules import propose
 from autoprec.core.space import parse_batch_sizes
-from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
+from autoprec.errors import AutoprecWarning, DeviceUnusable, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.observe import observe
 from autoprec.hardware.observe import select as select_devices
@@ -100,18 +100,37 @@ def tune(
         raise UsageError(f"tune: {error}") from error
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
+    tell = listener or silent
     seen = probe(device=device)
-    facts = seen.devices[0].facts
     names = [framework.name for framework in seen.frameworks]
-    place = Place(
-        facts=facts,
-        software={f.name: f.version for f in seen.frameworks} | {"python": seen.python},
-        measure=lambda known: _measured(known, names),
-        environment=_visible(facts),
-    )
-    profile = tuner.tune(Work(path, place, chosen, listener or silent))
+
+    def tune_on(facts: DeviceFacts) -> Profile:
+        place = Place(
+            facts=facts,
+            software={f.name: f.version for f in seen.frameworks} | {"python": seen.python},
+            measure=lambda known: _measured(known, names),
+            environment=_visible(facts),
+        )
+        return tuner.tune(Work(path, place, chosen, tell))
+
+    devices = [report.facts for report in seen.devices]
+    profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
     save_profile(profile, output)
     return profile
+
+
+def _on_the_first_usable(
+    devices: Sequence[DeviceFacts], tune_on: Callable[[DeviceFacts], Profile], tell: Listener
+) -> Profile:
+    """Tune on the best device that the task's framework, as it is installed, can drive."""
+    from autoprec.tuning.events import Note
+
+    for facts in devices[:-1]:
+        try:
+            return tune_on(facts)
+        except DeviceUnusable as error:
+            tell(Note(f"skipped: {error}", warning=True))
+    return tune_on(devices[-1])
 
 
 def _parsed(settings: Mapping[str, Any]) -> dict[str, Any]:

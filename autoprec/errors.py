@@ -4,7 +4,8 @@
     ├── UsageError                   2  a wrong argument, option or file
     │   ├── ProfileError             2  a profile file that cannot be read as one
     │   ├── CatalogueError           2  a device file that cannot be read as one
-    │   └── FrameworkMissing         2  a framework that is named but not installed
+    │   ├── FrameworkMissing         2  a framework that is named but not installed
+    │   └── DeviceUnusable           2  a device that the task's framework cannot drive here
     ├── TaskError                    1  the task file is wrong
     │   └── UserCodeError            1  the user's own code raised; carries the user's frames
     ├── TrialFailure                 1  a worker failed in a way that ends the run
@@ -41,6 +42,10 @@ class CatalogueError(UsageError):
 
 class FrameworkMissing(UsageError):
     """A framework was named that is not installed here."""
+
+
+class DeviceUnusable(UsageError):
+    """The task's framework, as it is installed here, cannot drive the device."""
 
 
 class TaskError(AutoprecError):

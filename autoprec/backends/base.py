@@ -126,6 +126,8 @@ class Backend(Protocol):
     """One framework. Built by `backends.registry`, which imports it only when asked to."""
 
     name: str
+    builds: str
+    """Where builds of it for accelerators are found, for who has installed another."""
 
     def versions(self) -> Mapping[str, str]:
         """The framework's name and version, and those of what it runs on."""

@@ -12,10 +12,11 @@ from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, KNOBS, KnobValue
 from autoprec.core.rules import Proposal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
-from autoprec.errors import TaskError
+from autoprec.errors import AutoprecError, DeviceUnusable, TaskError
 from autoprec.tuning.events import Note, Stage
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import BASELINE_BATCH
+from autoprec.tuning.service import Loaded
 from autoprec.tuning.study import Study
 from autoprec.tuning.trials import Runner, raise_user_error
 from autoprec.tuning.work import Work
@@ -38,12 +39,32 @@ def preflight(work: Work, study: Study, runner: Runner) -> TaskFacts:
         batch = runner.load().batch_size or _first_batch(work)
         facts = _describe(work, runner, batch)
     except WorkerFailure as failure:
-        raise_user_error(failure)
-        raise TaskError(
-            f"the first float32 step failed: {failure.message}\n{failure.frames}".strip()
-        ) from failure
+        raise _first_step_failed(failure) from failure
     study.remember("task", facts)
     return facts
+
+
+def load(work: Work, runner: Runner) -> Loaded:
+    """Load the task in a worker; `DeviceUnusable` where its framework cannot drive the device."""
+    try:
+        loaded = runner.load()
+    except WorkerFailure as failure:
+        raise _first_step_failed(failure) from failure
+    device = work.settings().device
+    if device not in loaded.usable:
+        name = work.place.facts.observation.name or device
+        version = loaded.software.get(loaded.framework, "")
+        raise DeviceUnusable(
+            f"{loaded.framework} {version} cannot use {name} ({work.place.facts.kind}): as it is "
+            f"installed here it uses {' and '.join(loaded.usable)}. Install a build of it for this "
+            f"device ({loaded.builds}), or tune for another: --device {loaded.usable[-1]}"
+        )
+    return loaded
+
+
+def _first_step_failed(failure: WorkerFailure) -> AutoprecError:
+    raise_user_error(failure)
+    return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
 
 
 def _first_batch(work: Work) -> int:

@@ -34,6 +34,8 @@ class Loaded:
     clip_grad_norm: float | None = None
     has_evaluate: bool = False
     memory: DeviceMemory | None = None
+    usable: tuple[str, ...] = ()
+    builds: str = ""
 
 
 class Service:
@@ -55,6 +57,7 @@ class Service:
         name = registry.owner(task.build_model())
         backend = registry.load(name)
         self._task, self._backend, self._device = task, backend, device
+        usable = tuple(backend.devices())
         if task.loss_fn is None and task.training_step is None and name == "torch":
             raise TaskError(
                 f"{task.name} defines neither loss_fn nor training_step; expected "
@@ -66,7 +69,9 @@ class Service:
             batch_size=task.batch_size,
             clip_grad_norm=task.clip_grad_norm,
             has_evaluate=task.evaluate is not None,
-            memory=backend.memory(device),
+            memory=backend.memory(device) if device in usable else None,
+            usable=usable,
+            builds=backend.builds,
         )
 
     def describe(self, *, batch_size: int, seed: int) -> TaskFacts:

@@ -31,7 +31,13 @@ from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import Finish
 from autoprec.tuning.heats import known_heats, run_heats
 from autoprec.tuning.neighbours import said_of_others
-from autoprec.tuning.preflight import baseline_point, build_space, preflight, wanted_multiple
+from autoprec.tuning.preflight import (
+    baseline_point,
+    build_space,
+    load,
+    preflight,
+    wanted_multiple,
+)
 from autoprec.tuning.proving import Prover, is_reference, keeps_arithmetic
 from autoprec.tuning.searching import Search, find
 from autoprec.tuning.spares import Spares
@@ -78,8 +84,8 @@ def tune(work: Work) -> Profile:
             work.listener(Finished(kept.profile, study.history(), study.place, from_study=True))
             return kept.profile
         with work.runner() as runner:
+            work = with_memory(work, load(work, runner).memory)
             task = preflight(work, study, runner)
-            work = with_memory(work, runner.load().memory)
             facts, proposal = _look(work, study)
             work.listener(Started(str(work.task), facts, proposal, study.place))
             findings = _learn(work, study, facts, proposal, task, runner)

@@ -74,8 +74,9 @@ GPUS = {
 class Rehearsal:
     """A machine with pretended GPUs; `folder` is a temporary one of its own.
 
-    `faults` are mappings as `pretended.faults` reads them. `float64` is by default what the kind
-    has: MPS and Arc have none.
+    `faults` are mappings as `pretended.faults` reads them. Where its GPUs are not `driven`, the
+    frameworks are builds for CPUs. `float64` is by default what the kind has: MPS and Arc have
+    none.
     """
 
     folder: Path
@@ -83,6 +84,7 @@ class Rehearsal:
     gpus: Sequence[Gpu] = ()
     faults: Sequence[Mapping[str, Any]] = ()
     nvml: bool = True
+    driven: bool = True
     float64: bool | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -106,6 +108,7 @@ class Rehearsal:
             "PYTHONPATH": os.pathsep.join(filter(None, places)),
             "AUTOPREC_REHEARSAL": "1",
             "REHEARSAL": json.dumps(given),
+            "REHEARSAL_DRIVEN": str(int(self.driven)),
             "REHEARSAL_COUNT": str(sum(not gpu["hidden"] for gpu in gpus)),
             "REHEARSAL_GUARD": str(library(_GUARD[self.kind])),
             "OMP_NUM_THREADS": "1",

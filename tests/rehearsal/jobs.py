@@ -24,7 +24,10 @@ QUICK = ("--trials", 2, "--rounds", 1, "--proof-seconds", 8, "--no-extras")
 
 @dataclass(frozen=True)
 class Job:
-    """One tuning: a task, the command's words, and the machine it is tuned on."""
+    """One tuning: a task, the command's words, and the machine it is tuned on.
+
+    Its device is `named` on the command line; the framework there can drive it if it is `driven`.
+    """
 
     task: str
     words: tuple[object, ...] = QUICK
@@ -32,11 +35,14 @@ class Job:
     gpus: tuple[Gpu, ...] = ()
     faults: tuple[Mapping[str, Any], ...] = ()
     tasks: Path = TASKS
+    driven: bool = True
+    named: bool = True
 
     def command(self, folder: Path) -> tuple[object, ...]:
         """The words of `autoprec` that tune it, with its files in `folder`."""
         files = ("--output", folder / "profile.yaml", "--storage", folder / "study.journal")
-        return ("tune", self.tasks / f"{self.task}.py", "--device", self.kind, *files, *self.words)
+        device = ("--device", self.kind) if self.named else ()
+        return ("tune", self.tasks / f"{self.task}.py", *device, *files, *self.words)
 
 
 def forced(task: str, policy: str, kind: str = "cuda", *gpus: Gpu) -> Job:
@@ -78,7 +84,7 @@ class Tuned:
 
 def tune(job: Job, folder: Path) -> Tuned:
     """Run a job; its files lie in `folder`."""
-    machine = Rehearsal(folder, job.kind, job.gpus, job.faults)
+    machine = Rehearsal(folder, job.kind, job.gpus, job.faults, driven=job.driven)
     return Tuned(job, machine, machine.autoprec(*job.command(folder)))
 
 

@@ -23,6 +23,8 @@ JOBS = {
     "illegal": Job("mlp", FEW, faults=(ILLEGAL,)),
     "illegal once": replace(forced("mlp", "mixed_bfloat16"), faults=({**ILLEGAL, "once": True},)),
     "lost": replace(forced("mlp", "mixed_bfloat16"), faults=({**ILLEGAL, "error": "lost"},)),
+    "not driven": replace(forced("mlp", "float32"), driven=False, named=False),
+    "not driven, named": replace(forced("mlp", "float32"), driven=False),
     "one at a time": forced("wide", "mixed_bfloat16", "cuda", NARROW),
 }
 
@@ -57,6 +59,20 @@ def test_a_device_that_is_lost_ends_the_run_and_says_what_to_do(tuned: Any) -> N
     assert done.returncode == 1
     assert "the device was lost" in done.stderr.splitlines()[-1]
     assert "run the same command again" in done.stderr.splitlines()[-1]
+
+
+def test_a_gpu_that_the_installed_framework_cannot_drive_is_skipped(tuned: Any) -> None:
+    assert tuned("not driven").profile().device.kind == "cpu"
+    (said,) = [line for line in tuned("not driven").shown.splitlines() if "skipped" in line]
+    assert "cannot use NVIDIA H100 80GB HBM3 (cuda): as it is installed here it uses cpu" in said
+    assert "https://pytorch.org/get-started" in said
+
+
+def test_where_that_gpu_was_named_it_is_an_error(tuned: Any) -> None:
+    ended = tuned("not driven, named")
+    assert ended.done.returncode == 2
+    assert "or tune for another: --device cpu" in ended.shown.splitlines()[-1]
+    assert not ended.path.exists()
 
 
 def test_finalists_that_do_not_fit_together_run_one_at_a_time(tuned: Any) -> None:

@@ -29,14 +29,22 @@ def example(name: str, policy: str) -> Job:
 JOBS = {
     "conv3": example("conv3", "mixed_float16"),
     "guide_mlp": example("guide_mlp", "mixed_bfloat16"),
+    "not driven": replace(example("guide_mlp", "float32"), driven=False),
 }
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", ["conv3", "guide_mlp"])
 def test_an_example_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) -> None:
     profile = tuned(name).profile()
     assert profile.device.kind == "cuda"
     assert profile.recipe.policy is Policy.parse(str(JOBS[name].words[1]))
     assert profile.evidence.parity.verdict == "equal", profile.evidence.parity
     assert "CUDA_ERROR_OUT_OF_MEMORY" not in tuned(name).shown
+
+
+def test_a_tensorflow_for_cpus_beside_a_gpu_is_told_before_anything_runs(tuned: Any) -> None:
+    ended = tuned("not driven")
+    assert ended.done.returncode == 2
+    assert "tensorflow[and-cuda]" in ended.shown.splitlines()[-1]
+    assert "trial" not in ended.shown

@@ -18,6 +18,7 @@ class KerasBackend:
     """See `autoprec.backends.base.Backend`; Keras 3 on TensorFlow, or on torch."""
 
     name = "keras"
+    builds = "pip install 'tensorflow[and-cuda]' for NVIDIA GPUs"
 
     def versions(self) -> Mapping[str, str]:
         """Versions of Python, Keras, and the library Keras runs on."""

@@ -35,6 +35,7 @@ class SimulatedBackend:
     """See `autoprec.backends.base.Backend`."""
 
     name = "simulated"
+    builds = ""
 
     def versions(self) -> Mapping[str, str]:
         """A version of its own, so that profiles can be told apart."""

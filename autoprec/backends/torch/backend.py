@@ -17,6 +17,7 @@ class TorchBackend:
     """See `autoprec.backends.base.Backend`."""
 
     name = "torch"
+    builds = "https://pytorch.org/get-started/locally"
 
     def versions(self) -> Mapping[str, str]:
         """Versions of Python and torch, and of CUDA or ROCm where torch was built with it."""

@@ -57,6 +57,7 @@ def _after_machine(module):
 
 
 if "REHEARSAL" in os.environ:
-    sys.meta_path.insert(0, _Hook("torch", _before_torch, _after_torch))
-    sys.meta_path.insert(0, _Hook("tensorflow", lambda spec: None, _after_tensorflow))
+    if os.environ["REHEARSAL_DRIVEN"] == "1":
+        sys.meta_path.insert(0, _Hook("torch", _before_torch, _after_torch))
+        sys.meta_path.insert(0, _Hook("tensorflow", lambda spec: None, _after_tensorflow))
     sys.meta_path.insert(0, _Hook("autoprec.hardware.machine", lambda spec: None, _after_machine))
