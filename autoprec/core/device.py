@@ -319,8 +319,11 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
         best_alignment=row.best_alignment or row.alignment,
         peak_dense_tflops=row.peak_dense_tflops if whole else None,
     )
-    if not row.requires or not (seen.features or seen.denied):
+    if not row.requires:
         return fact
+    if not (seen.features or seen.denied):
+        why = f"nothing could be read of its features, {' or '.join(row.requires)} among them"
+        return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
     found = [name for name in row.requires if name in seen.features]
     if found:
         return replace(fact, evidence=Evidence.PROBED, reason=_and(f"has {found[0]}", row.reason))

@@ -78,9 +78,10 @@ def test_a_missing_feature_proves_nothing_where_not_all_are_listed():
     assert (fact.support, fact.evidence) == (Support.UNKNOWN, Evidence.PROBED)
 
 
-def test_without_any_features_the_catalogue_stands():
+def test_where_no_features_could_be_read_none_is_taken_for_granted():
     fact = merge(seen(), family(WANTS_FLAG)).fact(BF16)
-    assert (fact.support, fact.evidence) == (Support.NATIVE, Evidence.CATALOGUE)
+    assert fact.support is Support.UNKNOWN
+    assert fact.reason == "nothing could be read of its features, fast_a or fast_b among them"
 
 
 def test_a_feature_that_is_advertised_but_denied_counts_as_missing():

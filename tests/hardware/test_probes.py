@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.device import DeviceKind
+from autoprec.core.device import DeviceKind, merge
+from autoprec.core.dtypes import Policy
 from autoprec.core.probe import FrameworkFact
+from autoprec.core.rules import propose
+from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.probes.amd import probe_amd
 from autoprec.hardware.probes.apple import probe_apple
 from autoprec.hardware.probes.cpu import probe_cpu
@@ -61,6 +64,15 @@ def test_what_py_cpuinfo_says_wrongly_is_left_out():
     seen = probe_cpu(machine(cpuid={"family": "six", "flags": None})).devices[0]
     assert (seen.cpu_family, seen.features) == (None, frozenset())
     assert any("features could not be read" in note for note in seen.notes)
+
+
+@pytest.mark.parametrize("system", ["Linux", "Windows", "Darwin"])
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_a_cpu_of_which_nothing_can_be_read_is_offered_float32(system, architecture):
+    (seen,) = probe_cpu(machine(system=system, architecture=architecture)).devices
+    assert seen.features == frozenset()
+    proposal = propose(merge(seen, load_catalogue().family_of(seen)))
+    assert proposal.policies == (Policy.FLOAT32,)
 
 
 def test_the_board_is_known_by_its_makers_names():
