@@ -23,7 +23,7 @@ from autoprec.core.rules import propose
 from autoprec.core.space import parse_batch_sizes
 from autoprec.errors import AutoprecWarning, DeviceUnusable, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.observe import observe
+from autoprec.hardware.observe import OnWait, observe
 from autoprec.hardware.observe import select as select_devices
 from autoprec.profiles import default_path, load_folder, load_profile, save_profile
 
@@ -38,13 +38,19 @@ __all__ = ["apply_profile", "check_profile", "load_profile", "probe", "tune"]
 # Probe -------------------------------------------------------------------------------------------
 
 
-def probe(*, measure: bool = False, device: str | None = None) -> ProbeResult:
+def probe(
+    *,
+    measure: bool = False,
+    device: str | None = None,
+    on_wait: OnWait = lambda text: None,
+) -> ProbeResult:
     """Look at this machine: every device, what it is good at, and why.
 
     `measure` also times matrix products per dtype in a child process of the installed framework.
     `device` keeps one kind ("cuda") or one device ("cuda:1"). Raises `UsageError` if none is left.
+    `on_wait` is told of a driver that takes longer than two seconds.
     """
-    seen = observe()
+    seen = observe(on_wait=on_wait)
     observations = select_devices(seen.devices, device)
     catalogue = load_catalogue()
     facts = [merge(each, catalogue.family_of(each)) for each in observations]
@@ -87,7 +93,7 @@ def tune(
     that was asked for passes, `UsageError` for wrong arguments.
     """
     from autoprec.tuning import tuner
-    from autoprec.tuning.events import silent
+    from autoprec.tuning.events import Note, silent
     from autoprec.tuning.options import Options as TuneOptions
     from autoprec.tuning.taskfile import check_task_path
     from autoprec.tuning.work import Place, Work
@@ -101,7 +107,7 @@ def tune(
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
     tell = listener or silent
-    seen = probe(device=device)
+    seen = probe(device=device, on_wait=lambda text: tell(Note(text)))
     names = [framework.name for framework in seen.frameworks]
 
     def tune_on(facts: DeviceFacts) -> Profile:

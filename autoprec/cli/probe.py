@@ -48,7 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     from autoprec.api import probe
     from autoprec.core.codec import to_plain
 
-    result = probe(measure=arguments.measure, device=arguments.device)
+    result = probe(
+        measure=arguments.measure,
+        device=arguments.device,
+        on_wait=lambda text: print(text, file=sys.stderr),
+    )
     if arguments.json:
         json.dump(to_plain(result), sys.stdout, indent=2)
         print()

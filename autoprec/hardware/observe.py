@@ -29,23 +29,41 @@ _REHEARSAL_NOTE = f"a rehearsal ({REHEARSAL} is set): devices are pretended, tim
 #: A driver that does not answer (NVML can wait on a GPU that fell off the bus) is left behind.
 _PROBE_SECONDS = 10.0
 
-_PROBES: tuple[tuple[str, Callable[[Machine], Seen]], ...] = (
-    ("NVIDIA", probe_nvidia),
-    ("AMD", probe_amd),
-    ("Intel GPU", probe_intel),
-    ("Apple", probe_apple),
-    ("TPU", probe_tpu),
-    ("CPU", probe_cpu),
+#: Without persistence mode NVIDIA's driver initialises each GPU anew, at up to some 3 s; a node has
+#: 8 or 16. Source: NVIDIA Driver Persistence documentation.
+_NVIDIA_SECONDS = 60.0
+
+#: Who waits longer than this is told for whom.
+_PATIENCE_SECONDS = 2.0
+
+_PROBES: tuple[tuple[str, Callable[[Machine], Seen], float], ...] = (
+    ("NVIDIA", probe_nvidia, _NVIDIA_SECONDS),
+    ("AMD", probe_amd, _PROBE_SECONDS),
+    ("Intel GPU", probe_intel, _PROBE_SECONDS),
+    ("Apple", probe_apple, _PROBE_SECONDS),
+    ("TPU", probe_tpu, _PROBE_SECONDS),
+    ("CPU", probe_cpu, _PROBE_SECONDS),
 )
 
+OnWait = Callable[[str], None]
+"""Told, in a sentence, what is being waited for."""
 
-def observe(machine: Machine | None = None) -> MachineObservation:
+
+def observe(
+    machine: Machine | None = None, on_wait: OnWait = lambda text: None
+) -> MachineObservation:
     """Run every probe on `machine`, by default this one. Accelerators come first, the CPU last."""
     machine = machine or LocalMachine()
     devices: list[Observation] = []
     notes: list[str] = []
-    for name, probe in _PROBES:
-        seen, trouble = _bounded(lambda probe=probe: probe(machine), Seen())  # type: ignore[misc]
+    for name, probe, seconds in _PROBES:
+        said = f"{name}: waiting for the driver's answer, at most {seconds:g} seconds"
+        seen, trouble = _bounded(
+            lambda probe=probe: probe(machine),  # type: ignore[misc]
+            Seen(),
+            seconds,
+            lambda said=said: on_wait(said),  # type: ignore[misc]
+        )
         devices.extend(seen.devices)
         notes.extend(seen.notes)
         notes.extend(f"{name}: {each}" for each in trouble)
@@ -81,7 +99,12 @@ def _unreadable(machine: Machine) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _bounded(work: Callable[[], T], fallback: T) -> tuple[T, tuple[str, ...]]:
+def _bounded(
+    work: Callable[[], T],
+    fallback: T,
+    seconds: float = _PROBE_SECONDS,
+    on_wait: Callable[[], None] = lambda: None,
+) -> tuple[T, tuple[str, ...]]:
     """Run `work` in a thread; on a failure, or when it takes too long, the fallback and a note."""
     results: list[T] = []
     failures: list[str] = []
@@ -94,10 +117,13 @@ def _bounded(work: Callable[[], T], fallback: T) -> tuple[T, tuple[str, ...]]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(_PROBE_SECONDS)
+    thread.join(min(_PATIENCE_SECONDS, seconds))
+    if thread.is_alive() and seconds > _PATIENCE_SECONDS:
+        on_wait()
+        thread.join(seconds - _PATIENCE_SECONDS)
     if results:
         return results[0], ()
-    return fallback, tuple(failures) or (f"no answer in {_PROBE_SECONDS:g} seconds",)
+    return fallback, tuple(failures) or (f"no answer in {seconds:g} seconds",)
 
 
 def select(devices: Sequence[Observation], chosen: str | None) -> tuple[Observation, ...]:

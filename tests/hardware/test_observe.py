@@ -11,7 +11,9 @@ from autoprec.core.dtypes import Policy
 from autoprec.errors import UsageError
 from autoprec.hardware import observe as observing
 from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.observe import _PROBES as PROBES
 from autoprec.hardware.observe import observe, select
+from autoprec.hardware.probes import Seen
 from autoprec.hardware.record import main as record_main
 from autoprec.hardware.record import record
 from autoprec.hardware.recorder import Recorder
@@ -52,12 +54,30 @@ def test_an_empty_machine_has_a_cpu():
 
 def test_a_probe_that_does_not_answer_is_left_behind(monkeypatch):
     for_ever = threading.Event()
-    monkeypatch.setattr(observing, "_PROBE_SECONDS", 0.01)
-    monkeypatch.setattr(observing, "_PROBES", (("Slow", lambda _: for_ever.wait()),))
+    monkeypatch.setattr(observing, "_PROBES", (("Slow", lambda _: for_ever.wait(), 0.01),))
     seen = observe(machine())
     for_ever.set()
     assert any(note.startswith("Slow: no answer") for note in seen.notes)
     assert seen.devices[0].kind is DeviceKind.CPU
+
+
+def test_a_driver_that_takes_its_time_is_waited_for_and_told_of(monkeypatch):
+    asked, told = threading.Event(), []
+
+    def slow(_):
+        asked.wait(60)
+        return Seen((Observation(kind=DeviceKind.CUDA),))
+
+    def on_wait(text):
+        told.append(text)
+        asked.set()
+
+    monkeypatch.setattr(observing, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(observing, "_PROBES", (("Slow", slow, 60.0),))
+    seen = observe(machine(), on_wait)
+    assert told == ["Slow: waiting for the driver's answer, at most 60 seconds"]
+    assert seen.devices[0].kind is DeviceKind.CUDA
+    assert next(seconds for name, _, seconds in PROBES if name == "NVIDIA") >= 60
 
 
 def test_this_very_machine_is_observed_without_failures():
