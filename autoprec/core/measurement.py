@@ -90,10 +90,12 @@ class TaskFacts:
     `split_reason` why not. `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
     out, `trainable_bytes` the weights that an update changes (0: not counted).
-    `low_precision` names 16-bit weights or an autocast of the model's own, empty where there are
-    none. `optimizer_share` is the optimizer's part of the step, from 0 to 1, where fused kernels
-    exist for it and the task does not choose between kernels itself; `threads` the framework's
-    intra-op CPU threads and `steps_per_execution` what the task compiled with, 0 where it has none.
+    `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
+    are rounded without any recipe, empty where there are none; `uses_tf32` says that those are
+    TF32, and `compiled` that the model compiles its step itself. `optimizer_share` is the
+    optimizer's part of the step, from 0 to 1, where fused kernels exist for it and the task does
+    not choose between kernels itself; `threads` the framework's intra-op CPU threads and
+    `steps_per_execution` what the task compiled with, 0 where it has none.
     `keepable_memory` says whether the process allocates main memory from a C library that can be
     told to keep what is freed.
     `warnings` are for the user, each with what to do.
@@ -114,6 +116,8 @@ class TaskFacts:
     saved_bytes_per_sample: float = 0.0
     trainable_bytes: int = 0
     low_precision: str = ""
+    uses_tf32: bool = False
+    compiled: bool = False
     step_seconds: float = 0.0
     optimizer_share: float = 0.0
     threads: int = 0

@@ -91,6 +91,9 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
     policies = list(proposal.policies)
     if Policy.FLOAT32 not in policies:
         policies.insert(0, Policy.FLOAT32)  # measured as the baseline, never chosen
+    if task.uses_tf32 and Policy.TF32 in policies and not work.options.policies:
+        policies.remove(Policy.TF32)
+        work.listener(Note("tf32 is not tried: the task's float32 products are TF32 already"))
     if task.low_precision:
         work.listener(Note(f"this is not plain float32: {task.low_precision}", warning=True))
     for warning in task.warnings:
@@ -128,10 +131,11 @@ def _asked_knobs(work: Work, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]
 def _may_compile(work: Work, task: TaskFacts) -> bool:
     """Whether compilation is worth trials: XLA under Keras always is, torch.compile if asked for.
 
+    A model that compiles itself is left to it, in the baseline as in every recipe.
     XLA can double a small step's speed or lose all that bfloat16 wins, and costs seconds to try;
     torch.compile can take minutes.
     """
-    return work.options.compile or task.framework == "keras"
+    return not task.compiled and (work.options.compile or task.framework == "keras")
 
 
 def wanted_multiple(work: Work, facts: DeviceFacts, policies: Sequence[Policy]) -> int:

@@ -19,7 +19,12 @@ from autoprec.backends.base import Report, Task
 from autoprec.backends.memory import can_keep_freed_memory
 from autoprec.backends.torch.costs import attempt, operations, passed, saved_bytes
 from autoprec.backends.torch.fused import fusable
-from autoprec.backends.torch.low_precision import LOW, low_precision, noted_autocasts
+from autoprec.backends.torch.low_precision import (
+    LOW,
+    low_precision,
+    noted_autocasts,
+    rounded_products,
+)
 from autoprec.backends.torch.running import (
     batches,
     build_model,
@@ -82,6 +87,7 @@ def describe(
         saved_bytes_per_sample=(saved or 0) / samples,
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         low_precision=low_precision(model, autocasts, device_type),
+        uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,
         optimizer_share=share,
         threads=torch.get_num_threads(),

@@ -38,7 +38,7 @@ def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[
     if autocasts:
         where = min(autocasts) or "the model itself"
         yield f"the model opens autocast itself (seen in {where})"
-    rounded = _rounded_products(device_type)
+    rounded = rounded_products(device_type)
     if rounded:
         yield (
             f"the task lets float32 matrix products be rounded to {rounded} "
@@ -47,7 +47,8 @@ def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[
         )
 
 
-def _rounded_products(device_type: str) -> str:
+def rounded_products(device_type: str) -> str:
+    """What the process lets float32 matrix products be rounded to; empty: to nothing."""
     owner: Any = torch.backends
     for name in _PRODUCTS.get(device_type, "none").split("."):
         owner = getattr(owner, name, None)
