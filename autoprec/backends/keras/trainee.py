@@ -16,7 +16,8 @@ import keras
 import numpy as np
 
 from autoprec.backends.base import Task
-from autoprec.backends.keras import loss_scale as scaling
+from autoprec.backends.keras import wrapping
+from autoprec.backends.keras.loss_scale import ScaledOptimizer
 from autoprec.backends.keras.rng import same_in_every_dtype
 from autoprec.backends.keras.running import (
     build_model,
@@ -90,7 +91,7 @@ class Trainee:
     @property
     def scaled(self) -> Any:
         """The loss-scaling optimizer, or None."""
-        return scaling.find(self.model.optimizer, scaling.ScaledOptimizer)
+        return wrapping.find(self.model.optimizer, ScaledOptimizer)
 
     def close(self) -> None:
         """Give back what was set for the process."""
