@@ -40,6 +40,11 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
         ]
 
     @property
+    def optimizers(self) -> list[Any]:
+        """The user's, where Keras's callbacks look for one that averages weights."""
+        return list(getattr(self.inner_optimizer, "optimizers", [self.inner_optimizer]))
+
+    @property
     def variables(self) -> list[Any]:
         """Its own variables, then the inner optimizer's."""
         return [*self._variables, *self.inner_optimizer.variables]

@@ -81,6 +81,12 @@ class FirstCall(Hook):
         return self.model.call(*args, **kwargs)
 
 
+def stop_waiting(layer: Any) -> None:
+    """Take off a model's `FirstCall`: a recipe is at work on it, or on what it is a part of."""
+    if isinstance(vars(layer).get("call"), FirstCall):
+        del vars(layer)["call"]
+
+
 def _symbolic(values: Any) -> bool:
     return any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(values))
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import keras
 
 from autoprec.backends.keras import saved_form, wrapping
 from autoprec.backends.keras.advice import advise
-from autoprec.backends.keras.following import Builds, Compiles
+from autoprec.backends.keras.following import Builds, Compiles, stop_waiting
 from autoprec.backends.keras.hooks import Wraps
 from autoprec.backends.keras.layers import Placed, children, place, resolve
 from autoprec.backends.keras.loss_scale import CountedLoss
@@ -76,7 +77,9 @@ class ModelOperation:
         """Undo what was applied before to the model or a part of it, and do it all."""
         self._placed = place(self.model)
         for unit in self._placed:
-            release(unit.layer)
+            if unit.layer is self.model or not getattr(unit.layer, "compiled", False):
+                release(unit.layer)
+            stop_waiting(unit.layer)
         try:
             with _scope_of(self.model):
                 self._change_layers(self._placed)
@@ -94,13 +97,19 @@ class ModelOperation:
     def report(self) -> Applied:
         """What was changed."""
         named = tuple(unit.path for unit in self._islands)
+        there = {unit.path for unit in self._placed}
+        missing = (
+            (path, "this model has no layer of that name")
+            for path in self._recipe.alignment.modules
+            if path not in there
+        )
         return Applied(
             self._recipe.policy,
             layers=len(self._placed),
             islands=(*named, *(path for path in self._outputs.islands if path not in named)),
             kept=tuple(unit.path for unit in self._kept),
             padded=tuple(self._padded),
-            not_padded=tuple(self._not_padded.items()),
+            not_padded=(*self._not_padded.items(), *missing),
             warnings=(*self._notes, *self._advice),
         )
 
@@ -147,13 +156,10 @@ class ModelOperation:
         """Pad what the recipe names among `placed`; what is not built waits for it."""
         wanted = self._recipe.alignment.modules
         ready = [unit for unit in placed if unit.path in wanted]
-        padded, skipped = pad_layers(ready, self._recipe.alignment, self._wraps)
+        alignment = replace(self._recipe.alignment, modules=tuple(unit.path for unit in ready))
+        padded, skipped = pad_layers(ready, alignment, self._wraps)
         self._padded += padded
-        found = {unit.path for unit in self._placed}
         self._not_padded.update(skipped)
-        for path in wanted:
-            if path not in found:
-                self._not_padded[path] = "this model has no layer of that name"
         for unit in padded:
             self._not_padded.pop(unit.path, None)
 
@@ -177,6 +183,7 @@ class ModelOperation:
         """Do to layers that came later what was done to the first."""
         policy = self._recipe.policy
         self._outputs.know(new)
+        self._pad(new)
         before, self._islands = self._islands, self._resolve() if policy.mixed else ()
         self._kept += self._policies.extend(new, policy, self._islands)
         for island in set(self._islands) - set(before):
@@ -220,28 +227,30 @@ class ModelOperation:
             self._hold(name, wrapped[id(saved_form.innermost(optimizer))])
 
     def _as_compiled(self, optimizer: Any) -> Any:
-        """What the user gave to `compile`, without the loss scale Keras added for our policy.
+        """What the user gave to `compile`, without the loss scale that Keras may have added.
 
-        It adds one to a model of policy mixed_float16, also when it loads the model from a file.
+        Keras adds one where the model's policy is mixed_float16, and files name it only where the
+        user did; their state must be what they name.
         """
         config = getattr(self.model, "_compile_config", None)
         said = None if config is None else config.config.get("optimizer")
         added = type(optimizer) is keras.optimizers.LossScaleOptimizer and said is not optimizer
-        if added and self._policies.said_of(self.model).name != "mixed_float16":
-            return optimizer.inner_optimizer
-        return optimizer
+        return optimizer.inner_optimizer if added else optimizer
 
     def _hold(self, name: str, wrapped: Any) -> None:
         """Make the model hold `wrapped` where it held the user's optimizer."""
-        if wrapped is getattr(self.model, name):
+        held = getattr(self.model, name)
+        if wrapped is held:
             return
+        ours = self._policies.said_of(self.model).name != "mixed_float16"
+        back = self._as_compiled(held) if ours else held
         setattr(self.model, name, wrapped)
         remake(self.model)
 
         def undo() -> None:
-            given = wrapping.unwrap(wrapped)
+            wrapping.unwrap(wrapped, back)
             if getattr(self.model, name, None) is wrapped:
-                setattr(self.model, name, given)
+                setattr(self.model, name, back)
                 remake(self.model)
 
         self._undo.append(undo)
@@ -280,11 +289,6 @@ def release(layer: Any) -> None:
     former = vars(layer).get(_PLACE)
     if former is not None:
         former.restore()
-
-
-def at_work(layer: Any) -> bool:
-    """Whether a recipe is at work on `layer`."""
-    return _PLACE in vars(layer)
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:

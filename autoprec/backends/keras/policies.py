@@ -77,7 +77,11 @@ class LayerPolicies:
     ) -> tuple[Placed, ...]:
         """Give every layer `policy` but `islands`; return the user's own islands that were kept."""
         name = keras_name(policy)
-        own, prepare = _left_alone(placed) if policy.mixed else (set(), set())
+        own: set[int] = set()
+        prepare: set[int] = set()
+        if policy.mixed:
+            own = {id(unit.layer) for unit in users_float32(placed, self.said_of)}
+            prepare = preparing(placed)
         kept = []
         for unit in placed:
             current = effective(unit.layer)
@@ -127,9 +131,9 @@ class LayerPolicies:
                 self._changed[id(layer)] = (layer, before, layer.dtype_policy)
 
     def said_of(self, layer: Any) -> Any:
-        """The policy that a file says `layer` has."""
-        changed = self._changed.get(id(layer))
-        return self._inherited(effective(layer) if changed is None else changed[1])
+        """The policy that a file says `layer` has: the one it would have without us."""
+        hook = vars(layer).get("get_config")
+        return hook.policy if isinstance(hook, SavedConfig) else self._inherited(effective(layer))
 
     def restore(self) -> None:
         """Put every policy back as it was, but for those that someone else has set since."""
@@ -139,44 +143,37 @@ class LayerPolicies:
         self._changed.clear()
 
 
-def _left_alone(placed: Sequence[Placed]) -> tuple[set[int], set[int]]:
-    """The ids of the layers their author made float32, and of those that prepare the inputs."""
-    return {id(unit.layer) for unit in users_float32(placed)}, preparing(placed)
-
-
-def users_float32(placed: Sequence[Placed]) -> Iterator[Placed]:
+def users_float32(
+    placed: Sequence[Placed], said_of: Callable[[Any], Any] = lambda layer: layer.dtype_policy
+) -> Iterator[Placed]:
     """The layers that their author made float32, unlike the rest of the model.
 
     In a mixed model those are its float32 layers. In a float32 one they are told by the policy
     object: layers share the one that was Keras's global policy, but for those given a `dtype` of
     their own. Layers read from a file share none, so where such are the rule they say nothing.
     """
-    mixed = any(effective(unit.layer).name.startswith("mixed_") for unit in placed)
-    candidates = [unit for unit in placed if _could_be_users(unit)]
-    if mixed:
-        yield from (u for u in candidates if effective(u.layer).name == "float32")
-        return
-    shared = collections.Counter(id(unit.layer.dtype_policy) for unit in candidates)
-    alone = [unit for unit in candidates if _alone(unit, shared)]
-    if len(alone) < len(candidates) and len(alone) <= max(2, len(candidates) // 2):
-        yield from (unit for unit in alone if effective(unit.layer).name == "float32")
+    units = [u for u in placed if not isinstance(u.layer, keras.layers.InputLayer | keras.Model)]
+    said = {id(unit.layer): said_of(unit.layer) for unit in placed}
+    if any(said[id(unit.layer)].name.startswith("mixed_") for unit in units):
+        alone = units
+    else:
+        shared = collections.Counter(id(said[id(unit.layer)]) for unit in units)
+        alone = [unit for unit in units if _alone(unit, said, shared)]
+        if len(alone) == len(units) or len(alone) > max(2, len(units) // 2):
+            return
+    yield from (unit for unit in alone if said[id(unit.layer)].name == "float32")
 
 
-def _could_be_users(unit: Placed) -> bool:
-    return not isinstance(unit.layer, keras.layers.InputLayer | keras.Model)
-
-
-def _alone(unit: Placed, shared: Mapping[int, int]) -> bool:
+def _alone(unit: Placed, said: Mapping[int, Any], shared: Mapping[int, int]) -> bool:
     """Whether only a layer and what it holds have its policy object."""
-    policy = id(unit.layer.dtype_policy)
+    policy = said[id(unit.layer)]
     top = unit
-    while top.parent is not None and id(top.parent.layer.dtype_policy) == policy:
+    while top.parent is not None and said[id(top.parent.layer)] is policy:
         top = top.parent
     if isinstance(top.layer, keras.Model):
         return False
     inside = [top.layer, *top.layer._flatten_layers(include_self=False)]
-    units = {id(layer) for layer in inside if id(layer.dtype_policy) == policy}
-    return shared[policy] <= len(units)
+    return shared[id(policy)] <= len({id(each) for each in inside if said.get(id(each)) is policy})
 
 
 def low_precision(placed: Sequence[Placed]) -> str:

@@ -26,7 +26,7 @@ class SavedAsGiven:
 
     def __dir__(self) -> list[str]:
         """The attributes Keras looks for state in: those that the user's own optimizer has."""
-        hidden = {"given"}
+        hidden = {"given", "optimizers"}
         if not isinstance(given_to(self), keras.optimizers.LossScaleOptimizer):
             hidden.add("inner_optimizer")
         return [name for name in super().__dir__() if name not in hidden]
@@ -96,10 +96,10 @@ def given_to(optimizer: Any) -> Any:
 
 def hand_back_scale(wrapper: Any, given: Any) -> None:
     """Let the user's own `LossScaleOptimizer` know the scale that its place was trained with."""
+    if innermost(wrapper).built and not given.built:
+        given.build(list(innermost(wrapper)._trainable_variables))
     for ours in chain(wrapper):
         if isinstance(ours, keras.optimizers.LossScaleOptimizer) and ours.built:
-            if not given.built:
-                given.build(list(innermost(wrapper)._trainable_variables))
             given.step_counter.assign(ours.step_counter)
             given.dynamic_scale.assign(ours.dynamic_scale)
             return

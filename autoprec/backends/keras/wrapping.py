@@ -44,16 +44,18 @@ def wrap(optimizer: Any, scale: LossScale | None, accumulation_steps: int) -> An
     return result
 
 
-def unwrap(optimizer: Any) -> Any:
-    """What the user gave, with the state it would have by now."""
-    given, scaled = given_to(optimizer), find(optimizer, ScaledOptimizer)
-    if scaled is None:
-        return given
-    if isinstance(given, keras.optimizers.LossScaleOptimizer):
-        hand_back_scale(optimizer, given)
-    else:
-        innermost(given).loss_scale_factor = scaled.factor
-    return given
+def unwrap(optimizer: Any, back: Any = None) -> Any:
+    """The user's optimizer as it was before, with the state it would have by now.
+
+    That is `back`, or else what was given to `wrap`.
+    """
+    back = given_to(optimizer) if back is None else given_to(back)
+    scaled = find(optimizer, ScaledOptimizer)
+    if isinstance(back, keras.optimizers.LossScaleOptimizer):
+        hand_back_scale(optimizer, back)
+    elif scaled is not None:
+        innermost(back).loss_scale_factor = scaled.factor
+    return back
 
 
 def updates_of(optimizer: Any) -> Any:

@@ -1,0 +1,80 @@
+"""A recipe keeps no model alive: what the script drops is freed, undone or not."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import keras
+import pytest
+from keras_models import OwnTrainStep, compiled, data, softmax_net
+
+from autoprec.backends.base import Task
+from autoprec.backends.keras.backend import KerasBackend
+from autoprec.backends.keras.surgeon import KerasSurgeon
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import TimingBudget
+from autoprec.core.recipe import LossScale, Recipe
+
+FULL = Recipe(
+    policy=Policy.MIXED_FLOAT16,
+    loss_scale=LossScale(initial=64.0),
+    accumulation_steps=2,
+    float32_modules=("dense",),
+)
+
+
+def alive(references: list[Any]) -> int:
+    gc.collect()
+    return sum(reference() is not None for reference in references)
+
+
+def one(restore: bool, kind: Any) -> Any:
+    model = kind()
+    precision = KerasSurgeon().apply(FULL, model=model)
+    x, y = data()
+    model.fit(x, y, verbose=0)
+    if restore:
+        precision.restore()
+    return [weakref.ref(model), weakref.ref(model.layers[0]), weakref.ref(model.optimizer)]
+
+
+@pytest.mark.parametrize("restore", [True, False])
+@pytest.mark.parametrize("kind", [softmax_net, lambda: compiled(OwnTrainStep())])
+def test_models_the_script_drops_are_freed(restore: bool, kind: Any) -> None:
+    references = [each for _ in range(2) for each in one(restore, kind)]
+    keras.utils.clear_session(free_memory=False)
+    assert alive(references) == 0
+
+
+def test_folds_under_one_policy_are_freed_while_it_holds() -> None:
+    references = []
+    with KerasSurgeon().apply(FULL) as precision:
+        for _ in range(3):
+            model = softmax_net()
+            x, y = data()
+            model.fit(x, y, batch_size=8, verbose=0)
+            references += [weakref.ref(model), weakref.ref(model.optimizer)]
+            assert precision.steps == 2
+        del model
+        keras.utils.clear_session(free_memory=False)
+        assert alive(references) == 0
+        assert precision.optimizers == ()
+        assert precision.model is None
+
+
+def test_sessions_leave_nothing_behind() -> None:
+    references: list[Any] = []
+
+    def build() -> Any:
+        model = softmax_net()
+        references.extend((weakref.ref(model), weakref.ref(model.layers[1])))
+        return model
+
+    task = Task(name="task.py", build_model=build, build_data=lambda n: data(32))
+    for recipe in (FULL, Recipe(batch_size=8), Recipe(policy=Policy.MIXED_BFLOAT16)):
+        session = KerasBackend().open(task, recipe, device="cpu", seed=0, report=lambda *_: None)
+        session.time_steps(TimingBudget(seconds=0.1, min_steps=2, max_steps=2))
+        session.close()
+        assert alive(references) == 0
