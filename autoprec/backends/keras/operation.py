@@ -24,6 +24,7 @@ from autoprec.backends.keras.outputs import Float32Outputs, OutputsInFloat32
 from autoprec.backends.keras.padding import PaddedLayer, pad_layers
 from autoprec.backends.keras.policies import LayerPolicies
 from autoprec.backends.keras.precision import Applied, Precision
+from autoprec.backends.keras.running import optimizers_of
 from autoprec.backends.keras.train_function import compile_settings, remake, watch
 from autoprec.errors import UsageError
 
@@ -289,16 +290,6 @@ def release(layer: Any) -> None:
     former = vars(layer).get(_PLACE)
     if former is not None:
         former.restore()
-
-
-def optimizers_of(model: Any) -> dict[str, Any]:
-    """The optimizers a model holds, by attribute: `compile`'s own first, then any of its author."""
-    found = {
-        name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer)
-    }
-    return dict(sorted(found.items(), key=lambda item: item[0] != "optimizer"))
 
 
 def _lift_own_code(island: Placed, islands: Sequence[Placed], wraps: Wraps) -> None:

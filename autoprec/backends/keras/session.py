@@ -154,9 +154,16 @@ class KerasSession:
             precision.restore()
         for name in ("_model", "_feed"):
             self.__dict__.pop(name, None)
-        keras.utils.clear_session(free_memory=False)
+        _clear_session()
         gc.collect()
         give_back_memory()
+
+
+def _clear_session() -> None:
+    """Forget Keras's names and graphs, but not the global policy that a task may have set."""
+    policy = keras.config.dtype_policy()
+    keras.utils.clear_session(free_memory=False)
+    keras.config.set_dtype_policy(policy)
 
 
 def _round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from autoprec.backends.keras.policies import keras_name
 from autoprec.backends.keras.precision import Precision
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
-from autoprec.errors import AutoprecWarning, UsageError
+from autoprec.errors import AutoprecWarning
 
 #: Ends the watch for new models that is kept, if one is: there is one global policy.
 _STOP: list[Callable[[], None]] = []
@@ -42,11 +42,6 @@ class KerasSurgeon:
         Without one the global policy is set, and every model made from then on is changed in place
         when it is compiled or first called. Applying again first undoes what was applied.
         """
-        if keras.config.backend() not in ("tensorflow", "torch"):
-            raise UsageError(
-                f"Keras runs on {keras.config.backend()!r}; expected 'tensorflow' or 'torch': set "
-                "KERAS_BACKEND before importing keras"
-            )
         if model is None:
             return _to_models_to_come(recipe, device, optimizers)
         precision = Precision(recipe)

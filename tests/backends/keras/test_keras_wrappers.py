@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import OwnTrainStep, Subclassed, compiled, data, softmax_net
+from keras_models import OwnTrainStep, Pair, Unscaled, compiled, data, softmax_net
 
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
@@ -122,18 +122,6 @@ def test_a_softmax_layer_as_activation_is_computed_in_float32() -> None:
         assert np.abs(sums - 1).max() < 1e-6
 
 
-class Unscaled(Subclassed):
-    """A train_step that knows nothing of loss scales."""
-
-    def train_step(self, given: Any) -> Any:
-        x, y = given
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss}
-
-
 def test_a_train_step_that_never_scales_is_warned_of_and_not_unscaled() -> None:
     def built(kind: Any) -> Any:
         keras.utils.set_random_seed(2)
@@ -152,46 +140,6 @@ def test_a_train_step_that_never_scales_is_warned_of_and_not_unscaled() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", AutoprecWarning)
         moved(model)
-
-
-class Pair(keras.Model):
-    """A GAN as Keras's guide writes it: two networks, two optimizers, its own compile."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers = keras.layers
-        self.generator = keras.Sequential([layers.Input((4,)), layers.Dense(8)], name="generator")
-        self.discriminator = keras.Sequential(
-            [layers.Input((8,)), layers.Dense(16, activation="relu"), layers.Dense(1)],
-            name="discriminator",
-        )
-
-    def compile(self, d_optimizer: Any, g_optimizer: Any) -> None:
-        super().compile()
-        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
-
-    def call(self, noise: Any) -> Any:
-        return self.generator(noise)
-
-    def train_step(self, real: Any) -> Any:
-        loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
-        count = tf.shape(real)[0]
-        noise = tf.ones((count, 4))
-        with tf.GradientTape() as tape:
-            both = tf.concat([real, self.generator(noise)], 0)
-            labels = tf.concat([tf.ones((count, 1)), tf.zeros((count, 1))], 0)
-            d_loss = loss_fn(labels, self.discriminator(both))
-        self._update(tape, d_loss, self.discriminator, self.d_optimizer)
-        with tf.GradientTape() as tape:
-            g_loss = loss_fn(
-                tf.ones((count, 1)), self.discriminator(self.generator(noise, training=True))
-            )
-        self._update(tape, g_loss, self.generator, self.g_optimizer)
-        return {"d_loss": d_loss, "g_loss": g_loss}
-
-    def _update(self, tape: Any, loss: Any, part: Any, optimizer: Any) -> None:
-        gradients = tape.gradient(loss, part.trainable_weights)
-        optimizer.apply_gradients(zip(gradients, part.trainable_weights, strict=True))
 
 
 @pytest.mark.parametrize("before_build", [False, True])
