@@ -69,7 +69,7 @@ class KerasSession:
         found: list[Any] = []
         seconds: list[float] = []
         held = 0
-        stream = batches(self._task, self._recipe.batch_size, seed, repeat=True)
+        stream = batches(self._task, self._recipe.batch_size, seed, repeat=True, workers=True)
         with contextlib.closing(stream):
             for _ in range(3 * _KEPT_BATCHES):
                 start = time.perf_counter()
@@ -185,9 +185,14 @@ def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
         return ([batch] for batch in itertools.cycle(found))
     import tensorflow as tf
 
-    data = tf.data.Dataset.from_tensors(found[0])
+    def without_none(batch: Any) -> Any:
+        """Put an empty Optional for None: that is how Keras feeds it to its train function."""
+        empty = tf.experimental.Optional.empty
+        return keras.tree.map_structure(lambda leaf: empty(None) if leaf is None else leaf, batch)
+
+    data = tf.data.Dataset.from_tensors(without_none(found[0]))
     for batch in found[1:]:
-        data = data.concatenate(tf.data.Dataset.from_tensors(batch))
+        data = data.concatenate(tf.data.Dataset.from_tensors(without_none(batch)))
     data = data.repeat()
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync > 1:
