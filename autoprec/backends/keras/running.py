@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,6 +142,40 @@ def variables(model: Any) -> list[Any]:
     """The model's state that training changes: weights, statistics, and seeds; no metrics."""
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return [v for v in model.variables if id(v) not in metrics]
+
+
+class Holdings:
+    """The memory of a model's variables, to be given back once nothing in Python holds them.
+
+    TensorFlow keeps the graphs of a train function, and with them the buffers of every variable
+    the step has touched, long after model and variables are gone. A variable that is still alive,
+    such as a pretrained part that the task shares between its models, is left alone.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._held: list[tuple[Any, Any, Any]] = []
+        if not on_tensorflow():
+            return
+        for variable in _everything(model):
+            handle = getattr(variable.value, "handle", None)
+            if handle is not None:
+                self._held.append((weakref.ref(variable), handle, variable.value.dtype))
+
+    def give_back(self) -> None:
+        """Empty the buffers of what has died; to be called after collecting garbage."""
+        for reference, handle, dtype in self._held:
+            if reference() is None:
+                import tensorflow as tf
+
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros((0,), dtype))
+        self._held.clear()
+
+
+def _everything(model: Any) -> Iterator[Any]:
+    """Every variable of a model, its metrics and its optimizers."""
+    yield from model.variables
+    for optimizer in optimizers_of(model).values():
+        yield from optimizer.variables
 
 
 def loss_of(logs: Any) -> Any:

@@ -20,7 +20,14 @@ import keras
 
 from autoprec.backends.base import Report, Task
 from autoprec.backends.keras.data import batches, count_samples, size_in_bytes, to_tensors
-from autoprec.backends.keras.running import build_model, loss_of, number, on_tensorflow, placed_on
+from autoprec.backends.keras.running import (
+    Holdings,
+    build_model,
+    loss_of,
+    number,
+    on_tensorflow,
+    placed_on,
+)
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.backends.memory import give_back_memory, peak_resident_bytes, reset_peak_resident
 from autoprec.core.measurement import Measurement, TimingBudget
@@ -149,13 +156,17 @@ class KerasSession:
 
     def close(self) -> None:
         """Give back the memory and what was set for the process."""
+        model = self.__dict__.pop("_model", None)
+        holdings = Holdings(model) if model is not None else None
         precision = self.__dict__.pop("_precision", None)
         if precision is not None:
             precision.restore()
-        for name in ("_model", "_feed"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("_feed", None)
+        del model, precision
         _clear_session()
         gc.collect()
+        if holdings is not None:
+            holdings.give_back()
         give_back_memory()
 
 

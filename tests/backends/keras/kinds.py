@@ -133,9 +133,17 @@ def recurrent() -> Any:
 
 
 def application() -> Any:
-    return keras.applications.MobileNetV3Small(
-        (32, 32, 3), 0.35, minimalistic=True, weights=None, classes=4, dropout_rate=0.0
+    """A network of keras.applications with a head; its inputs come prepared."""
+    base = keras.applications.MobileNetV3Small(
+        (32, 32, 3),
+        0.35,
+        minimalistic=True,
+        include_top=False,
+        weights=None,
+        pooling="avg",
+        include_preprocessing=False,
     )
+    return keras.Model(base.inputs[0], softmax()(layers.Dense(4)(base.output)))
 
 
 def vectors(seed: int, width: int = 8) -> Any:
@@ -156,7 +164,7 @@ def texts() -> Any:
 
 def images() -> Any:
     random = np.random.default_rng(4)
-    return random.uniform(0, 255, (STEPS * BATCH, 32, 32, 3)).astype("float32")
+    return random.uniform(-1, 1, (STEPS * BATCH, 32, 32, 3)).astype("float32")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 from keras_models import OwnTrainStep, compiled, data, softmax_net
 
@@ -78,3 +79,50 @@ def test_sessions_leave_nothing_behind() -> None:
         session.time_steps(TimingBudget(seconds=0.1, min_steps=2, max_steps=2))
         session.close()
         assert alive(references) == 0
+
+
+def wide() -> Any:
+    """25 MB of weights, and twice as much of Adam's averages."""
+    layers = keras.layers
+    hidden = [layers.Dense(2048), layers.Dense(2048)]
+    return compiled(
+        keras.Sequential([layers.Input((1024,)), *hidden, layers.Dense(4, activation="softmax")])
+    )
+
+
+def peak(task: Task, recipe: Recipe) -> int:
+    session = KerasBackend().open(task, recipe, device="cpu", seed=0, report=lambda *_: None)
+    measured = session.time_steps(TimingBudget(seconds=0.1, min_steps=2, max_steps=2))
+    session.close()
+    return measured.peak_memory_bytes
+
+
+def test_a_recipes_peak_memory_does_not_depend_on_what_ran_before() -> None:
+    batch = np.ones((64, 1024), "float32"), np.zeros(64, "int32")
+    task = Task(
+        name="task.py",
+        build_model=wide,
+        build_data=lambda n: [tuple(part[:n] for part in batch)],
+    )
+    small, large = Recipe(batch_size=8), Recipe(batch_size=64)
+    peak(task, small)
+    first = peak(task, small)
+    for recipe in (large, Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64), FULL):
+        peak(task, recipe)
+    assert peak(task, small) - first < 75 * 2**20, "one model and its optimizer are 75 MB"
+
+
+def test_a_part_that_the_task_shares_between_its_models_is_left_alone() -> None:
+    shared = keras.layers.Dense(8, name="shared")
+    shared.build((None, 8))
+    before = shared.kernel.numpy()
+
+    def build() -> Any:
+        inputs = keras.Input((8,))
+        outputs = keras.layers.Dense(4, activation="softmax")(shared(inputs))
+        return compiled(keras.Model(inputs, outputs), optimizer=keras.optimizers.SGD(0.0))
+
+    task = Task(name="task.py", build_model=build, build_data=lambda n: data(32))
+    for _ in range(2):
+        peak(task, Recipe(batch_size=8))
+        assert np.array_equal(shared.kernel.numpy(), before)
