@@ -134,14 +134,8 @@ def recurrent() -> Any:
 
 def application() -> Any:
     """A network of keras.applications with a head; its inputs come prepared."""
-    base = keras.applications.MobileNetV3Small(
-        (32, 32, 3),
-        0.35,
-        minimalistic=True,
-        include_top=False,
-        weights=None,
-        pooling="avg",
-        include_preprocessing=False,
+    base = keras.applications.MobileNet(
+        (32, 32, 3), alpha=0.25, include_top=False, weights=None, pooling="avg"
     )
     return keras.Model(base.inputs[0], softmax()(layers.Dense(4)(base.output)))
 
