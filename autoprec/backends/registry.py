@@ -29,7 +29,7 @@ ENTRIES = {
     "torch": Entry("autoprec.backends.torch.backend:TorchBackend", ("torch",), ("torch",), "torch"),
     "keras": Entry(
         "autoprec.backends.keras.backend:KerasBackend",
-        ("keras", "tf_keras", "tensorflow"),
+        ("keras", "tensorflow"),
         ("keras",),
         "tensorflow",
     ),
@@ -52,18 +52,26 @@ def load(name: str) -> Backend:
     entry = ENTRIES.get(name)
     if entry is None:
         raise FrameworkMissing(f"unknown framework {name!r}: expected one of {', '.join(ENTRIES)}")
-    for module in entry.needs:
-        if importlib.util.find_spec(module) is None:
+    for needed in entry.needs:
+        if importlib.util.find_spec(needed) is None:
             raise FrameworkMissing(
                 f"{name} is not installed here; install it with "
                 f"`pip install 'autoprec[{entry.extra}]'`"
             )
     home, _, attribute = entry.home.partition(":")
-    return cast(Backend, getattr(importlib.import_module(home), attribute)())
+    try:
+        module = importlib.import_module(home)
+    except ImportError as error:
+        raise FrameworkMissing(
+            f"{name} is installed and cannot be imported: {error}; install what is missing"
+            + (", or set KERAS_BACKEND=tensorflow" if name == "keras" else "")
+        ) from error
+    return cast(Backend, getattr(module, attribute)())
 
 
 def owner(model: object) -> str:
     """The name of the backend that a model belongs to; `TaskError` if there is none."""
+    refuse_keras_2(model)
     for parent in type(model).__mro__:
         for name, entry in ENTRIES.items():
             if any(_within(parent.__module__, prefix) for prefix in entry.owns):
@@ -72,6 +80,16 @@ def owner(model: object) -> str:
     raise TaskError(
         f"build_model returned {kind}, expected a torch.nn.Module or a compiled keras.Model"
     )
+
+
+def refuse_keras_2(model: object) -> None:
+    """Raise `TaskError` for a model of tf_keras."""
+    for parent in type(model).__mro__:
+        if _within(parent.__module__, "tf_keras"):
+            raise TaskError(
+                f"a model of Keras 2 was given ({parent.__module__}), expected one of Keras 3: "
+                "import keras instead of tf_keras, and unset TF_USE_LEGACY_KERAS"
+            )
 
 
 def _within(module: str, prefix: str) -> bool:

@@ -52,6 +52,7 @@ class ShadowPoint:
     `gradient_error` is ||g - g32|| / ||g32|| over all parameters (None: not finite). `largest` is
     the largest magnitude of any float16 number in the forward pass (None: there is none, or it was
     not looked at), and `overflowed` says that it was infinite, so that `largest` is not known.
+    `gradient_seen` is False where the training step shows no gradient to compare.
     """
 
     step: int
@@ -60,6 +61,7 @@ class ShadowPoint:
     gradient_error: float | None
     largest: float | None = None
     overflowed: bool = False
+    gradient_seen: bool = True
 
 
 @dataclass(frozen=True)

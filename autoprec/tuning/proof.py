@@ -103,6 +103,8 @@ class Proof:
             twins = 1 if known.noise is not None else 1 + NOISE_DRAWS
             allowance.compared(len(points), twins, time.monotonic() - began)
             missing += _unkept(points, len(known.reference.losses))
+            if points and not any(point.gradient_seen for point in points):
+                missing.append("gradients (the training step shows none)")
             if any(point.loss is None for point in points):
                 missing.append("trajectories (the loss is not finite already)")
                 seeds = ()

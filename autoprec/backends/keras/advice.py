@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from autoprec.backends.base import Task
 from autoprec.backends.keras.layers import Placed
 from autoprec.backends.keras.policies import low_precision
 from autoprec.core.recipe import Recipe
@@ -86,6 +87,21 @@ def sixteen_bit_data(batch: Any) -> list[str]:
     return [
         "build_data yields 16-bit floats: input pipelines run on the CPU, where they are slower "
         "and lose precision; yield float32 and let the first layer cast"
+    ]
+
+
+def unused_functions(task: Task) -> list[str]:
+    """Functions of a task file that mean something to PyTorch only, each with where it belongs."""
+    instead = {
+        "loss_fn": "compile(loss=...)",
+        "training_step": "the model's train_step",
+        "build_optimizer": "compile(optimizer=...)",
+    }
+    return [
+        f"{name} is not used: a Keras model trains by its own compile; put it into {place}, or "
+        "delete it"
+        for name, place in instead.items()
+        if getattr(task, name) is not None
     ]
 
 

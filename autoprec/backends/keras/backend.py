@@ -12,6 +12,17 @@ from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task,
 from autoprec.core.device import Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
+from autoprec.errors import UsageError
+
+
+def require_backend() -> None:
+    """Raise `UsageError` where Keras runs on something else than TensorFlow or torch."""
+    below = keras.config.backend()
+    if below not in ("tensorflow", "torch"):
+        raise UsageError(
+            f"Keras runs on {below!r} here, expected 'tensorflow' or 'torch': set "
+            "KERAS_BACKEND=tensorflow before keras is imported"
+        )
 
 
 class KerasBackend:
@@ -19,6 +30,9 @@ class KerasBackend:
 
     name = "keras"
     builds = "pip install 'tensorflow[and-cuda]' for NVIDIA GPUs"
+
+    def __init__(self) -> None:
+        require_backend()
 
     def versions(self) -> Mapping[str, str]:
         """Versions of Python, Keras, and the library Keras runs on."""

@@ -5,14 +5,16 @@ again. What was added has weight 0; compile the loss with `reduction="mean_with_
 that its mean is over what is real, and a padded batch trains exactly as the unpadded one:
 
     loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
-    model.compile(optimizer, loss)
+    model.compile(optimizer, loss, weighted_metrics=["accuracy"])
     model.fit(pad_dataset(dataset, multiple=8))
 
+`metrics=` takes no weights and would count the copies: give metrics to `weighted_metrics=`.
 BatchNormalization still sees the added samples; where that matters, drop the last batch instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -29,17 +31,23 @@ def pad_dataset(
     target_sequences: bool = False,
     length: int | None = None,
     value: float = 0,
+    class_weight: Mapping[int, float] | None = None,
 ) -> Any:
     """Pad every batch of a tf.data.Dataset; return one of (inputs, targets, weights).
 
     `dataset` yields batches (inputs, targets) or (inputs, targets, weights), each a tensor or a
-    nest of tensors with the samples first. The samples are padded to `multiple`, or to exactly
-    `size`, by repeating the last one: zeros would be no likely input.
+    nest of tensors with the samples first; weights by output stay by output. The samples are
+    padded to `multiple`, or to exactly `size`, by repeating the last one: zeros would be no likely
+    input.
 
     With `sequences`, axis 1 of every input of rank 2 or more is padded with `value` to `multiple`,
     or to exactly `length`; with `target_sequences` the targets' too, with zeros, and the weights
     are of shape (batch, length): 0 where all of an input's position equals `value`, which is what
     `Embedding(mask_zero=True)` and `Masking` leave out too. Without it they are of shape (batch,).
+    The input that is looked at is the first one of rank 2 or more.
+
+    `class_weight` weighs samples by their class, as `fit(class_weight=...)` does, which takes no
+    batches that have weights.
     """
     if target_sequences and not sequences:
         raise UsageError("pad_dataset: target_sequences needs sequences=True as well")
@@ -49,20 +57,48 @@ def pad_dataset(
 
     def pad(inputs: Any, targets: Any, weights: Any = None) -> tuple[Any, Any, Any]:
         count = _count(inputs)
-        weights = tf.ones([count]) if weights is None else tf.cast(weights, tf.float32)
+        if weights is None:
+            weights = tf.ones([count])
+        weights = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float32), weights)
+        if class_weight:
+            weights = _each(weights, lambda each: each * _by_class(targets, each, class_weight))
         if sequences:
             inputs = _lengthen(inputs, multiple, length, value)
         if target_sequences:
             targets = _lengthen(targets, multiple, length, 0)
-            weights = _by_position(weights, multiple, length) * _real(inputs, value)
+            seen = _real(inputs, value)
+            weights = _each(weights, lambda each: _by_position(each, multiple, length) * seen)
         wanted = _aligned(count, multiple) if size is None else size
         inputs, targets, weights = tf.nest.map_structure(
             lambda tensor: _repeat_last(tensor, count, wanted, size), (inputs, targets, weights)
         )
         real = tf.cast(tf.range(wanted) < count, tf.float32)
-        return inputs, targets, weights * (real[:, None] if target_sequences else real)
+        return inputs, targets, _each(weights, lambda each: each * _like(real, each))
 
     return dataset.map(pad, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _each(weights: Any, change: Callable[[Any], Any]) -> Any:
+    return tf.nest.map_structure(change, weights)
+
+
+def _like(real: Any, weights: Any) -> Any:
+    """One number for each sample, in the rank of its weights."""
+    return tf.reshape(real, [-1, *[1] * (weights.shape.rank - 1)])
+
+
+def _by_class(targets: Any, weights: Any, class_weight: Mapping[int, float]) -> Any:
+    """The weight of every target's class; targets are class numbers, or one-hot where floating."""
+    if tf.nest.is_nested(targets):
+        raise UsageError("pad_dataset: class_weight needs one output, as in fit")
+    classes = targets
+    if targets.shape.rank is not None and targets.shape.rank > weights.shape.rank:
+        last = targets.shape[-1]
+        classes = targets[..., 0] if last == 1 else tf.argmax(targets, axis=-1)
+    table = [float(class_weight.get(index, 1.0)) for index in range(max(class_weight) + 1)]
+    classes = tf.cast(classes, tf.int32)
+    known = tf.gather(table, tf.minimum(classes, len(table) - 1))
+    return tf.where(classes < len(table), known, 1.0)
 
 
 def _count(inputs: Any) -> Any:
@@ -107,8 +143,13 @@ def _by_position(weights: Any, multiple: int, length: int | None) -> Any:
 
 
 def _real(inputs: Any, value: float) -> Any:
-    """1 where the first input's position differs from `value` anywhere, of (batch, length)."""
-    first = tf.nest.flatten(inputs)[0]
+    """1 where a position of the first sequence differs from `value`, of (batch, length)."""
+    found = [tensor for tensor in tf.nest.flatten(inputs) if (tensor.shape.rank or 0) >= 2]
+    if not found:
+        raise UsageError(
+            "pad_dataset: target_sequences needs an input of rank 2 or more, (batch, length, ...)"
+        )
+    first = found[0]
     differs = tf.not_equal(first, tf.cast(value, first.dtype))
     axes = list(range(2, first.shape.rank))
     return tf.cast(tf.reduce_any(differs, axis=axes) if axes else differs, tf.float32)

@@ -1,8 +1,9 @@
 """Carries checkpoints between plain and loss-scaled optimizers, in .keras files and TensorFlow's.
 
-A wrapper around an optimizer changes where its state lies in a file: Keras numbers an optimizer's
-variables, TensorFlow names them by attribute. The state itself is the same; only the wrapper's few
-own numbers (scale, growth counter, counts) come or go.
+Files that a model with a recipe saves are plain ones. Keras's own `LossScaleOptimizer` numbers an
+optimizer's variables differently, and TensorFlow's checkpoints name them by attribute, so a wrapper
+changes where the state lies. The state itself is the same; only the wrapper's few own numbers
+(scale, growth counter, counts) come or go.
 """
 
 from __future__ import annotations
@@ -14,30 +15,31 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras import loss_scale as scaling
-from autoprec.backends.keras.surgeon import set_optimizer
+from autoprec.backends.keras import wrapping
+from autoprec.backends.keras.saved_form import chain, innermost
+from autoprec.backends.keras.train_function import remake
 from autoprec.core.recipe import LossScale
 from autoprec.errors import UsageError
 
 
 def scale_optimizer(model: Any, scale: LossScale) -> Any:
     """Wrap a compiled model's optimizer in place, with its state; return the wrapper."""
-    wrapped = scaling.wrap(model.optimizer, scale, 1)
-    set_optimizer(model, wrapped)
-    return wrapped
+    model.optimizer = wrapping.wrap(model.optimizer, scale, 1)
+    remake(model)
+    return model.optimizer
 
 
 def unscale_optimizer(model: Any) -> Any:
     """Take every wrapper off a compiled model's optimizer in place; return the plain one."""
-    plain = scaling.innermost(model.optimizer)
-    set_optimizer(model, plain)
-    return plain
+    model.optimizer = innermost(wrapping.unwrap(model.optimizer))
+    remake(model)
+    return model.optimizer
 
 
 def convert_keras_file(
     source: str | Path, target: str | Path, *, scale: LossScale | None, **load: Any
 ) -> None:
-    """Write a .keras file again, its optimizer loss-scaled by `scale`, or plain where it is None.
+    """Write a .keras file again, its optimizer in Keras's loss scale, or plain where it is None.
 
     Weights and the inner optimizer's state are kept bit for bit; so is the state of a loss scale
     that was already trained with. `load` goes to `keras.saving.load_model` (custom_objects, ...).
@@ -48,10 +50,15 @@ def convert_keras_file(
             f"{source} holds a model that is not compiled, so it has no optimizer to convert; "
             "such a file loads anywhere as it is"
         )
+    given = model.optimizer
+    scaled = isinstance(given, keras.optimizers.LossScaleOptimizer)
+    wanted = given
     if scale is None:
-        unscale_optimizer(model)
-    else:
-        scale_optimizer(model, scale)
+        wanted = innermost(given)
+    elif not scaled:
+        wanted = keras.optimizers.LossScaleOptimizer(given, scale.initial, scale.growth_interval)
+        wanted.build(model.trainable_variables)
+    model.optimizer = model._compile_config.config["optimizer"] = wanted
     model.save(target)
 
 
@@ -110,13 +117,11 @@ def _view(optimizer: Any, saved: list[str], prefix: str) -> Any:
     import tensorflow as tf
 
     depth_saved = _depth(saved, prefix)
-    chain = [optimizer]
-    while chain[-1] is not scaling.innermost(optimizer):
-        chain.append(chain[-1].inner_optimizer)
-    while len(chain) - 1 > depth_saved:
-        chain.pop(0)
-    view = chain[0]
-    for _ in range(depth_saved - (len(chain) - 1)):
+    wrapped = list(chain(optimizer))
+    while len(wrapped) - 1 > depth_saved:
+        wrapped.pop(0)
+    view = wrapped[0]
+    for _ in range(depth_saved - (len(wrapped) - 1)):
         shell = tf.Module()
         shell.inner_optimizer = view
         view = shell

@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from autoprec.backends.base import Task
 from autoprec.errors import TaskError
@@ -43,9 +44,9 @@ class RandomStream:
 
 
 def batches(
-    task: Task, batch_size: int, seed: int, *, repeat: bool = False
+    task: Task, batch_size: int, seed: int, *, repeat: bool = False, workers: bool = False
 ) -> Generator[Any, None, None]:
-    """Yield the user's batches; with `repeat`, start again at their end.
+    """Yield the user's batches; with `repeat`, start again at their end; see `iterate`.
 
     All generators are seeded before `build_data`. Raises `TaskError` where there is nothing to
     train on.
@@ -57,7 +58,7 @@ def batches(
     while True:
         count = 0
         with stream.swapped():
-            iterator = iterate(task, data, batch_size)
+            iterator = iterate(task, data, batch_size, workers=workers)
         while True:
             with stream.swapped():
                 batch = next(iterator, _END)
@@ -79,10 +80,14 @@ def batches(
                 data = task.build_data(batch_size)
 
 
-def iterate(task: Task, data: Any, batch_size: int) -> Iterator[Any]:
-    """Go through `data` once, batch by batch."""
+def iterate(task: Task, data: Any, batch_size: int, *, workers: bool = False) -> Iterator[Any]:
+    """Go through `data` once, batch by batch; with `workers`, by those a PyDataset asks for.
+
+    Which worker draws which random numbers is chance, so only the loader's time wants them.
+    """
     if isinstance(data, keras.utils.PyDataset):
-        return _py_dataset(data)
+        parallel = workers and (data.workers > 1 or data.use_multiprocessing)
+        return _with_workers(data) if parallel else _py_dataset(data)
     if _is_arrays(data):
         return _arrays(task, data, batch_size)
     if isinstance(data, Iterable) and not isinstance(data, dict | str):
@@ -104,11 +109,22 @@ def _py_dataset(data: Any) -> Iterator[Any]:
     data.on_epoch_end()
 
 
+def _with_workers(data: Any) -> Iterator[Any]:
+    """Go through a PyDataset as `fit` does, with its threads or processes."""
+    adapter = PyDatasetAdapter(data, class_weight=None)
+    try:
+        yield from adapter.get_numpy_iterator()
+    finally:
+        if adapter.enqueuer is not None and adapter.enqueuer.is_running():
+            adapter.enqueuer.stop()
+
+
 def _is_arrays(data: Any) -> bool:
-    """Whether `data` is one data set in memory: a tuple of arrays that agree on their samples."""
+    """Whether `data` is one data set in memory: a tuple of arrays that agree on their samples.
+
+    It is what `fit` takes as x, y and sample_weight, each of them an array or a nest of arrays.
+    """
     if not isinstance(data, tuple) or len(data) not in (2, 3):
-        return False
-    if isinstance(data[0], tuple):
         return False
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
     if not all(hasattr(leaf, "shape") and len(leaf.shape) for leaf in leaves):
@@ -121,17 +137,21 @@ def _arrays(task: Task, data: Any, batch_size: int) -> Iterator[Any]:
     floatx = keras.config.floatx()
 
     def prepared(leaf: Any) -> Any:
+        if leaf is None:
+            return None
         array = np.asarray(leaf)
         return array.astype(floatx) if array.dtype == np.float64 else array
 
-    arrays = keras.tree.map_structure(prepared, tuple(part for part in data if part is not None))
-    samples = len(keras.tree.flatten(arrays)[0])
+    arrays = keras.tree.map_structure(prepared, data)
+    samples = next(len(leaf) for leaf in keras.tree.flatten(arrays) if leaf is not None)
     if samples == 0:
         raise TaskError(f"{task.name}: build_data returned arrays without samples")
     order = np.random.permutation(samples)
     for start in range(0, samples, batch_size):
         chosen = order[start : start + batch_size]
-        yield keras.tree.map_structure(lambda leaf, rows=chosen: leaf[rows], arrays)
+        yield keras.tree.map_structure(
+            lambda leaf, rows=chosen: None if leaf is None else leaf[rows], arrays
+        )
 
 
 def count_samples(task: Task, batch: Any) -> int:
@@ -152,8 +172,8 @@ def to_tensors(batch: Any) -> Any:
     """The batch as the backend's tensors, in tuples: what a train function is given."""
     if isinstance(batch, list):
         batch = tuple(batch)
-    if isinstance(batch, tuple):
-        batch = tuple(part for part in batch if part is not None)
+    while isinstance(batch, tuple) and batch and batch[-1] is None:
+        batch = batch[:-1]
     return keras.tree.map_structure(_to_tensor, batch)
 
 
@@ -199,5 +219,6 @@ def digest(batch: Any) -> str:
         flat = array.reshape(-1)
         flat = np.ascontiguousarray(flat[:: max(1, flat.size // 65536)])
         state.update(f"{array.shape}{array.dtype}".encode())
-        state.update(flat.tobytes())
+        # Strings lie elsewhere: the bytes of their array are addresses.
+        state.update(repr(flat.tolist()).encode() if array.dtype.hasobject else flat.tobytes())
     return state.hexdigest()

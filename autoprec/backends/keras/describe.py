@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from autoprec.backends.base import Report, Task
-from autoprec.backends.keras.advice import dimensions, sixteen_bit_data
+from autoprec.backends.keras.advice import dimensions, sixteen_bit_data, unused_functions
 from autoprec.backends.keras.data import batches, count_samples, part, to_tensors
 from autoprec.backends.keras.graph import operations_by_unit, trace_step
 from autoprec.backends.keras.layers import Placed, has_own_code, place
@@ -80,7 +80,7 @@ def describe(
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(placed)),
         units=tuple(_units(placed, counted)),
-        warnings=(*warnings, *sixteen_bit_data(given)),
+        warnings=(*unused_functions(task), *warnings, *sixteen_bit_data(given)),
     )
 
 
@@ -90,7 +90,10 @@ def _count(
     """Operations by unit in one forward and backward pass."""
     if on_tensorflow():
         return operations_by_unit(trace_step(model, placed, batch)), ()
-    return {}, ("operations are not counted where Keras runs on torch",)
+    return {}, (
+        "Keras runs on torch: operations are not counted, and the loss scale and islands of "
+        "float16 cannot be looked for; for those set KERAS_BACKEND=tensorflow",
+    )
 
 
 def _one_step(model: Any, batch: Any) -> float:
@@ -119,7 +122,9 @@ def _splittable(task: Task, model: Any, placed: Sequence[Placed], batch: Any) ->
         whole = _gradient(run, [batch], before)
         split = _gradient(run, halves, before)
     norm = float(np.linalg.norm(whole))
-    error = float(np.linalg.norm(whole - split)) / norm if norm > 0 else 0.0
+    if norm == 0.0:
+        return False, "its gradient is zero, or reaches no optimizer that the model holds"
+    error = float(np.linalg.norm(whole - split)) / norm
     if error <= _SPLIT_TOLERANCE:
         return True, ""
     cause = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
@@ -133,7 +138,7 @@ def _gradient(run: Any, parts: Sequence[Any], before: Sequence[tuple[Any, Any]])
         for variable, value in before:
             variable.assign(value)
         arrays = [np.asarray(keras.ops.convert_to_numpy(g), np.float64) for g in gradients]
-        total = total + np.concatenate([a.reshape(-1) for a in arrays]) / len(parts)
+        total = total + np.concatenate([np.zeros(0), *(a.reshape(-1) for a in arrays)]) / len(parts)
     return total
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 
+from autoprec.backends.keras.hooks import Wraps
 from autoprec.backends.keras.layers import Placed
-from autoprec.backends.keras.outputs import Wraps
 from autoprec.backends.keras.running import loss_and_gradients
 
 _GRADIENT = "gradient_tape/"

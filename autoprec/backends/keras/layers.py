@@ -18,6 +18,17 @@ import keras
 
 from autoprec.errors import UsageError
 
+#: Layers that only move values about: what they are given decides their precision.
+PASSIVE = (
+    keras.layers.Reshape,
+    keras.layers.Flatten,
+    keras.layers.Permute,
+    keras.layers.RepeatVector,
+    keras.layers.Identity,
+    keras.layers.Dropout,
+    keras.layers.Concatenate,
+)
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -43,6 +54,11 @@ def has_own_code(unit: Placed) -> bool:
         return False
     graph = isinstance(unit.layer, keras.Sequential) or type(unit.layer).__name__ == "Functional"
     return not (graph and children(unit.layer))
+
+
+def has_graph(model: Any) -> bool:
+    """Whether a model knows which operations make its outputs."""
+    return bool(getattr(model, "outputs", None)) and hasattr(model.outputs[0], "_keras_history")
 
 
 def children(layer: Any) -> list[Any]:

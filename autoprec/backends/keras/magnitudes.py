@@ -183,7 +183,7 @@ def by_unit(trainee: Trainee, batch: Any, scale: float) -> tuple[UnitTrace, ...]
     graph = StepGraph((), step.calls)
     places = {name: index for index, name in enumerate(step.names)}
     gradients = dict(
-        zip((id(v) for v in trainee.model.trainable_variables), reading.gradients, strict=True)
+        zip((id(v) for v in trainee.model.trainable_variables), reading.gradients, strict=False)
     )
     of_unit: dict[str, list[float]] = {}
     for index in np.flatnonzero(backward).tolist():

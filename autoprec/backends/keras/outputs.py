@@ -8,14 +8,16 @@ copying a layer copies them with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from autoprec.backends.keras.layers import Placed, children
-from autoprec.backends.keras.policies import LayerPolicies, saved_as_float32
+from autoprec.backends.keras.hooks import Hook, Wraps
+from autoprec.backends.keras.layers import PASSIVE, Placed, children, has_graph, snake_case
+from autoprec.backends.keras.policies import LayerPolicies
 
 #: Layers whose `activation` is the last thing they do, after their matrix product.
 _PRODUCT_THEN_ACTIVATION = (
@@ -31,17 +33,6 @@ _PRODUCT_THEN_ACTIVATION = (
     keras.layers.SeparableConv2D,
     keras.layers.DepthwiseConv1D,
     keras.layers.DepthwiseConv2D,
-)
-
-#: Layers that only move values about: what they are given decides their precision.
-_PASSIVE = (
-    keras.layers.Reshape,
-    keras.layers.Flatten,
-    keras.layers.Permute,
-    keras.layers.RepeatVector,
-    keras.layers.Identity,
-    keras.layers.Dropout,
-    keras.layers.Concatenate,
 )
 
 
@@ -61,13 +52,13 @@ def _tensor_to_float32(value: Any) -> Any:
     return result
 
 
-@dataclass
-class Float32Outputs:
+class Float32Outputs(Hook):
     """A layer's `call`, giving float32; with `split`, its activation is computed in float32 too."""
 
-    layer: Any
-    original: Callable[..., Any]
-    split: bool = False
+    def __init__(self, layer: Any, original: Callable[..., Any], split: bool = False) -> None:
+        super().__init__(original)
+        self.layer = layer
+        self.split = split
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the layer."""
@@ -80,40 +71,6 @@ class Float32Outputs:
         finally:
             object.__setattr__(self.layer, "activation", activation)
         return activation(to_float32(result))
-
-
-@dataclass
-class SavedConfig:
-    """A layer's `get_config`, saying float32: a file must not depend on the wrapper being there."""
-
-    original: Callable[[], dict[str, Any]]
-
-    def __call__(self) -> dict[str, Any]:
-        """Return the layer's configuration."""
-        config = dict(self.original())
-        config["dtype"] = keras.dtype_policies.serialize(saved_as_float32())
-        return config
-
-
-@dataclass
-class Wraps:
-    """Instance attributes put on layers, to be taken off again."""
-
-    _installed: list[tuple[Any, str, Any]] = field(default_factory=list)
-
-    def install(self, layer: Any, name: str, value: Any) -> None:
-        """Put `value` over the method `name` of this one layer."""
-        self._installed.append((layer, name, vars(layer).get(name)))
-        object.__setattr__(layer, name, value)
-
-    def restore(self) -> None:
-        """Take everything off, last first."""
-        while self._installed:
-            layer, name, before = self._installed.pop()
-            if before is None:
-                vars(layer).pop(name, None)
-            else:
-                object.__setattr__(layer, name, before)
 
 
 class OutputsInFloat32:
@@ -129,27 +86,35 @@ class OutputsInFloat32:
     def apply(self, placed: tuple[Placed, ...]) -> None:
         """Find what ends the model `placed[0]`, and lift it."""
         model = placed[0].layer
-        self._places = {id(unit.layer): unit for unit in placed}
-        if _has_graph(model):
+        self.know(placed)
+        if has_graph(model):
             for tensor in keras.tree.flatten(model.outputs):
                 self._walk(tensor)
             return
-        for unit in placed:
-            if _activation_name(unit.layer) in ("softmax", "log_softmax"):
-                self.lift(unit.layer)
+        self.lift_softmax(placed)
         if _activation_name(unit := placed[-1].layer) not in ("", "linear"):
             self.lift(unit)
         self._wraps.install(model, "call", OpaqueOutputs(model, model.call, self))
+
+    def know(self, placed: Sequence[Placed]) -> None:
+        """Take in where layers stand; those made later too."""
+        self._places.update((id(unit.layer), unit) for unit in placed)
+
+    def lift_softmax(self, placed: Sequence[Placed]) -> None:
+        """Lift every layer that ends in a softmax, wherever it is."""
+        for unit in placed:
+            if _activation_name(unit.layer) in ("softmax", "log_softmax"):
+                self.lift(unit.layer)
 
     def _walk(self, tensor: Any) -> None:
         history = getattr(tensor, "_keras_history", None)
         if history is None:
             return
         operation = history.operation
-        if isinstance(operation, keras.Model) and _has_graph(operation):
+        if isinstance(operation, keras.Model) and has_graph(operation):
             inner = keras.tree.flatten(operation.outputs)
             self._walk(inner[min(history.tensor_index, len(inner) - 1)])
-        elif isinstance(operation, keras.layers.Layer) and not isinstance(operation, _PASSIVE):
+        elif isinstance(operation, keras.layers.Layer) and not isinstance(operation, PASSIVE):
             self.lift(operation)
         else:
             if id(operation) in self._places:
@@ -163,19 +128,22 @@ class OutputsInFloat32:
         if unit is None or id(layer) in self._lifted or layer.compute_dtype == "float32":
             return
         self._lifted.add(id(layer))
-        if not layer.weights and not children(layer):
+        if _only_arithmetic(layer):
             self._policies.set(unit, "float32")
             self.islands.append(unit.path)
             return
         split = _activation_name(layer) not in ("", "linear")
+        activation = self._places.get(id(getattr(layer, "activation", None)))
+        if split and activation is not None:
+            self._policies.set(activation, "float32")
         self._wraps.install(layer, "call", Float32Outputs(layer, layer.call, split))
-        self._wraps.install(layer, "get_config", SavedConfig(layer.get_config))
         if split:
             self.islands.append(f"{unit.path} (activation)")
 
 
-def _has_graph(model: Any) -> bool:
-    return bool(getattr(model, "outputs", None)) and hasattr(model.outputs[0], "_keras_history")
+def _only_arithmetic(layer: Any) -> bool:
+    """Whether a layer has neither weights nor layers, now or once it is built."""
+    return not (layer.weights or children(layer) or isinstance(layer, _PRODUCT_THEN_ACTIVATION))
 
 
 def _activation_name(layer: Any) -> str:
@@ -184,22 +152,22 @@ def _activation_name(layer: Any) -> str:
     if not isinstance(layer, _PRODUCT_THEN_ACTIVATION) or activation is None:
         return ""
     if isinstance(activation, keras.layers.Layer):
-        return ""
+        return snake_case(type(activation).__name__)
     return str(getattr(activation, "__name__", type(activation).__name__))
 
 
-@dataclass
-class OpaqueOutputs:
+class OpaqueOutputs(Hook):
     """The `call` of a model without a graph: what ends it is seen when it is first run.
 
     On TensorFlow the first call traces the model once into a scratch graph, which runs nothing, to
     see which layer made the output. Elsewhere only the layers that end in a softmax are known.
     """
 
-    model: Any
-    original: Callable[..., Any]
-    outputs: OutputsInFloat32
-    resolved: bool = False
+    def __init__(self, model: Any, original: Callable[..., Any], outputs: OutputsInFloat32) -> None:
+        super().__init__(original)
+        self.model = model
+        self.outputs = outputs
+        self.resolved = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model, having looked once at what ends it."""
@@ -225,7 +193,8 @@ def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -
         results.extend(keras.tree.flatten(call(*args, **kwargs)))
 
     try:
-        tf.function(run, autograph=False).get_concrete_function()
+        with _losses_kept(model):
+            tf.function(run, autograph=False).get_concrete_function()
     finally:
         watch.restore()
     direct = {id(layer) for layer in children(model)}
@@ -234,6 +203,19 @@ def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -
         if not makers:
             makers = [layer for layer, _ in reversed(calls) if id(layer) in direct]
         yield from makers[:1]
+
+
+@contextlib.contextmanager
+def _losses_kept(model: Any) -> Iterator[None]:
+    """Forget the losses that layers add inside: they are tensors of the scratch graph."""
+    before = [(each, list(each._losses), set(each._loss_ids)) for each in model._flatten_layers()]
+    try:
+        yield
+    finally:
+        for layer, losses, ids in before:
+            layer._losses[:] = losses
+            layer._loss_ids.clear()
+            layer._loss_ids.update(ids)
 
 
 @dataclass

@@ -19,8 +19,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from autoprec.backends.keras.hooks import Wraps
 from autoprec.backends.keras.layers import Placed
-from autoprec.backends.keras.outputs import Wraps
 from autoprec.core.recipe import Alignment
 
 _ROUTER_NAMES = re.compile(r"^(.*router.*|gate|gating|gat(e|ing)_network|switch|selector)$")

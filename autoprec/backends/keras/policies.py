@@ -1,19 +1,23 @@
 """Sets dtype policies: globally before a model is built, and layer by layer on a built one.
 
 In place means in place: weights, names and layer objects stay; only what a layer computes in
-changes. A layer that the user made float32 in an otherwise mixed model is their island and stays;
+changes. A layer that the user made float32 in a model that is otherwise not is their island and
+stays, as do layers that only prepare the model's inputs;
 layers with 16-bit weights, quantised ones and those without floating arithmetic are left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 
+from autoprec.backends.keras.hooks import Hook, Wraps
 from autoprec.backends.keras.layers import Placed
+from autoprec.backends.keras.preparation import preparing
 from autoprec.core.dtypes import Policy
 
 #: Keras's policy names for ours: TF32 is a mode of float32 arithmetic, not a Keras policy.
@@ -40,31 +44,44 @@ def effective(layer: Any) -> Any:
     return policy
 
 
-#: Marks, in a policy map that matches no path, a layer that is float32 only as it was saved.
-_MARK = "autoprec/output"
+class SavedConfig(Hook):
+    """A layer's `get_config`, saying the policy it had: a file says what it would without us."""
 
+    def __init__(self, original: Callable[[], dict[str, Any]], policy: Any) -> None:
+        super().__init__(original)
+        self.policy = policy
 
-def saved_as_float32() -> Any:
-    """The policy an output layer is saved under: float32 on loading, and known to be ours.
-
-    The mark tells it from a layer that the user made float32, so that applying a mixed recipe to
-    the loaded model computes what the saved one did.
-    """
-    return keras.dtype_policies.DTypePolicyMap("float32", {_MARK: keras.DTypePolicy("float32")})
+    def __call__(self) -> dict[str, Any]:
+        """Return the layer's configuration; one that says no dtype goes on saying none."""
+        config = dict(self.original())
+        if "dtype" in config:
+            config["dtype"] = keras.dtype_policies.serialize(self.policy)
+        return config
 
 
 class LayerPolicies:
-    """The policies of one model's layers, changed in place and put back by `restore`."""
+    """The policies of one model's layers, changed in place and put back by `restore`.
 
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, Any]] = []
+    `inherited` gives the policy a layer would have had without us, by the one that it has: where
+    a global policy of ours was set when the layer was made, the global one before it. Files say
+    that one; `restore` gives back the one the layer was made with, as Keras would.
+    """
+
+    def __init__(self, wraps: Wraps, inherited: Callable[[Any], Any] = lambda policy: policy):
+        self._wraps = wraps
+        self._inherited = inherited
+        self._changed: dict[int, tuple[Any, Any, Any]] = {}
 
     def apply(
         self, placed: Sequence[Placed], policy: Policy, islands: Sequence[Placed]
     ) -> tuple[Placed, ...]:
         """Give every layer `policy` but `islands`; return the user's own islands that were kept."""
         name = keras_name(policy)
-        already_mixed = any(effective(p.layer).name.startswith("mixed_") for p in placed)
+        own: set[int] = set()
+        prepare: set[int] = set()
+        if policy.mixed:
+            own = {id(unit.layer) for unit in users_float32(placed, self.said_of)}
+            prepare = preparing(placed)
         kept = []
         for unit in placed:
             current = effective(unit.layer)
@@ -72,32 +89,91 @@ class LayerPolicies:
                 self.set(unit, "float32")
             elif current.name not in _OURS_TO_CHANGE or current.quantization_mode is not None:
                 continue
-            elif already_mixed and _is_users_float32(unit, current) and policy.mixed:
+            elif id(unit.layer) in own:
+                kept.append(unit)
+            elif id(unit.layer) in prepare:
+                self.set(unit, "float32")
                 kept.append(unit)
             else:
                 self.set(unit, name)
+        return tuple(kept)
+
+    def extend(
+        self, new: Sequence[Placed], policy: Policy, islands: Sequence[Placed]
+    ) -> tuple[Placed, ...]:
+        """Do the same to layers that were made later, inside the first ones."""
+        inherited = {id(before) for _, before, _ in self._changed.values()}
+        inherited.add(id(keras.config.dtype_policy()))
+        kept = []
+        for unit in new:
+            current = effective(unit.layer)
+            if unit in islands:
+                self.set(unit, "float32")
+            elif current.name == "float32" and id(current) not in inherited:
+                kept.append(unit)
+            elif current.name in _OURS_TO_CHANGE and current.quantization_mode is None:
+                self.set(unit, keras_name(policy))
         return tuple(kept)
 
     def set(self, unit: Placed, name: str) -> None:
         """Give one unit, with all its members, the policy `name`."""
         for layer in unit.members:
             current = effective(layer)
-            if current.name in _OURS_TO_CHANGE and current.name != name:
-                self._before.append((layer, current))
+            if current.name not in _OURS_TO_CHANGE:
+                continue
+            changed = self._changed.get(id(layer))
+            said = self._inherited(current)
+            if changed is None and said.name != name:
+                self._wraps.install(layer, "get_config", SavedConfig(layer.get_config, said))
+            if current.name != name:
+                before = current if changed is None else changed[1]
                 layer.dtype_policy = name
+                self._changed[id(layer)] = (layer, before, layer.dtype_policy)
+
+    def said_of(self, layer: Any) -> Any:
+        """The policy that a file says `layer` has: the one it would have without us."""
+        hook = vars(layer).get("get_config")
+        return hook.policy if isinstance(hook, SavedConfig) else self._inherited(effective(layer))
 
     def restore(self) -> None:
-        """Put every policy back as it was."""
-        while self._before:
-            layer, policy = self._before.pop()
-            layer.dtype_policy = policy
+        """Put every policy back as it was, but for those that someone else has set since."""
+        for layer, before, ours in self._changed.values():
+            if layer.dtype_policy is ours:
+                layer.dtype_policy = before
+        self._changed.clear()
 
 
-def _is_users_float32(unit: Placed, current: Any) -> bool:
-    if current.name != "float32" or isinstance(unit.layer, keras.layers.InputLayer | keras.Model):
+def users_float32(
+    placed: Sequence[Placed], said_of: Callable[[Any], Any] = lambda layer: layer.dtype_policy
+) -> Iterator[Placed]:
+    """The layers that their author made float32, unlike the rest of the model.
+
+    In a mixed model those are its float32 layers. In a float32 one they are told by the policy
+    object: layers share the one that was Keras's global policy, but for those given a `dtype` of
+    their own. Layers read from a file share none, so where such are the rule they say nothing.
+    """
+    units = [u for u in placed if not isinstance(u.layer, keras.layers.InputLayer | keras.Model)]
+    said = {id(unit.layer): said_of(unit.layer) for unit in placed}
+    if any(said[id(unit.layer)].name.startswith("mixed_") for unit in units):
+        alone = units
+    else:
+        shared = collections.Counter(id(said[id(unit.layer)]) for unit in units)
+        alone = [unit for unit in units if _alone(unit, said, shared)]
+        if len(alone) == len(units) or len(alone) > max(2, len(units) // 2):
+            return
+    yield from (unit for unit in alone if said[id(unit.layer)].name == "float32")
+
+
+def _alone(unit: Placed, said: Mapping[int, Any], shared: Mapping[int, int]) -> bool:
+    """Whether only a layer and what it holds have its policy object."""
+    policy = said[id(unit.layer)]
+    top = unit
+    while top.parent is not None and said[id(top.parent.layer)] is policy:
+        top = top.parent
+    if isinstance(top.layer, keras.Model):
         return False
-    policy = unit.layer.dtype_policy
-    return not (isinstance(policy, keras.dtype_policies.DTypePolicyMap) and _MARK in policy)
+    inside = [top.layer, *top.layer._flatten_layers(include_self=False)]
+    return shared[id(policy)] <= len({id(each) for each in inside if said.get(id(each)) is policy})
 
 
 def low_precision(placed: Sequence[Placed]) -> str:
@@ -124,15 +200,6 @@ def _sixteen_bit(dtype: Any) -> bool:
 
 def _some(paths: Sequence[str]) -> str:
     return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
-
-
-def global_policy(policy: Policy, islands: Sequence[str] = ()) -> Any:
-    """The policy to set before a model is built; a map by layer path where there are islands."""
-    name = keras_name(policy)
-    if not islands or not policy.mixed:
-        return keras.DTypePolicy(name)
-    rules = {path: keras.DTypePolicy("float32") for path in islands}
-    return keras.dtype_policies.DTypePolicyMap(name, rules)
 
 
 @contextmanager

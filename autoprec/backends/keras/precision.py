@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import logging
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 from keras import ops
 
-from autoprec.backends.keras import loss_scale as scaling
+from autoprec.backends.keras import saved_form, wrapping
+from autoprec.backends.keras.accumulation import AccumulatingOptimizer
+from autoprec.backends.keras.loss_scale import STATE, ScaledOptimizer, value_of
 from autoprec.backends.keras.padding import PaddedLayer
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
@@ -46,9 +49,10 @@ class Applied:
     """What applying a recipe changed, and what it has to say.
 
     `islands` are the layers computed in float32: the recipe's, then those the outputs need
-    ("dense_2 (activation)" where only the end of a layer is). `kept` are float32 layers of the
-    user's own in a model that was mixed before. `padded` are layers computed at aligned sizes,
-    `not_padded` those that cannot be, with the reason. `warnings` each say what to do.
+    ("dense_2 (activation)" where only the end of a layer is). `kept` are float32 layers left as
+    they are: the user's own, and those that only prepare the model's inputs. `padded` are layers
+    computed at aligned sizes, `not_padded` those that cannot be, with the reason. `warnings` each
+    say what to do.
     """
 
     policy: Policy
@@ -60,23 +64,37 @@ class Applied:
     warnings: tuple[str, ...] = ()
 
 
+class OnModel(Protocol):
+    """A recipe at work on one model, as `Precision` sees it."""
+
+    model: Any
+    optimizers: tuple[Any, ...]
+    nonfinite: Any
+
+    @property
+    def report(self) -> Applied:
+        """What was changed in the model."""
+
+    def restore(self) -> None:
+        """Put the model back as it was."""
+
+
 @dataclass(repr=False)
 class Precision:
     """A recipe at work. Made by `KerasSurgeon.apply`.
 
-    `optimizers` are the user's, wrapped where the recipe needs it, in the order they were given;
-    `optimizer` is the first.
+    Applied to a model it knows that one; applied before there was any, it knows every model that
+    was compiled or called since, the latest first, for as long as the script itself keeps them.
     """
 
     recipe: Recipe
-    model: Any = None
-    optimizers: tuple[Any, ...] = ()
-    attach_to: Callable[[Precision, Any, Sequence[Any]], None] | None = None
-    _report: Callable[[], Applied] | None = None
+    attach_to: Callable[[Precision, Any, Sequence[Any]], OnModel] | None = None
+    notes: list[str] = field(default_factory=list)
+    _models: list[Callable[[], OnModel | None]] = field(default_factory=list)
+    _loose: list[Any] = field(default_factory=list)
+    _starts: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     _undo: list[Callable[[], None]] = field(default_factory=list)
-    _start: int = 0
     _warned: set[int] = field(default_factory=set)
-    _nonfinite: Any = None
     _logged: StepCounts = field(default_factory=StepCounts)
 
     def __repr__(self) -> str:
@@ -113,9 +131,26 @@ class Precision:
         return self.recipe.loss_scale or LossScale()
 
     @property
+    def model(self) -> Any:
+        """The model the recipe is at work on; the latest one, or None while there is none."""
+        return next((each.model for each in self._at_work()), None)
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """The user's optimizers, wrapped where the recipe needs it, in the order they were given.
+
+        Those of the latest model go first.
+        """
+        found: dict[int, Any] = {}
+        for optimizer in (*(o for each in self._at_work() for o in each.optimizers), *self._loose):
+            found.setdefault(id(saved_form.innermost(optimizer)), optimizer)
+        return tuple(found.values())
+
+    @property
     def report(self) -> Applied:
         """What was changed, with the warnings; for a subclassed model, complete once it ran."""
-        return self._report() if self._report is not None else Applied(self.policy)
+        found = next((each.report for each in self._at_work()), Applied(self.policy))
+        return replace(found, warnings=(*self.notes, *found.warnings))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -133,17 +168,40 @@ class Precision:
         return self.optimizers[0]
 
     def attach(self, model: Any, optimizers: Sequence[Any] = ()) -> Precision:
-        """Do to `model`, built after the policy was set, what is done to one built before."""
+        """Do to `model`, built after the policy was set, what is done to one built before.
+
+        A model that is compiled or called is attached by itself; this is for one that should be
+        earlier, or that was built before.
+        """
         if self.attach_to is None:
             raise UsageError("this Precision already has its model")
-        self.attach_to(self, model, optimizers)
+        self.at_work_on(self.attach_to(self, model, optimizers), keep=False)
         return self
+
+    def at_work_on(self, applied: OnModel, *, keep: bool) -> None:
+        """Know a model; unless it is to be kept, only while something else holds it."""
+        self._models = [known for known in self._models if known() not in (None, applied)]
+        self._models.append((lambda: applied) if keep else weakref.ref(applied))
+
+    def _at_work(self) -> list[OnModel]:
+        """The models that are still there, the latest first."""
+        return [found for known in reversed(self._models) if (found := known()) is not None]
 
     def wrap(self, optimizer: Any) -> Any:
         """Return `optimizer` with what the recipe needs around it, and remember it."""
-        wrapped = scaling.wrap(optimizer, self.loss_scale, self.recipe.accumulation_steps)
+        wrapped = self.wrapped(optimizer)
         if not any(known is wrapped for known in self.optimizers):
-            self.optimizers = (*self.optimizers, wrapped)
+            self._loose.append(wrapped)
+        return wrapped
+
+    def wrapped(self, optimizer: Any) -> Any:
+        """Return `optimizer` with what the recipe needs around it; counting starts here."""
+        inner = saved_form.innermost(optimizer)
+        known = [o for o in self.optimizers if saved_form.innermost(o) is inner]
+        steps = self.recipe.accumulation_steps
+        wrapped = wrapping.wrap((known or [optimizer])[0], self.loss_scale, steps)
+        if not known:
+            self._starts[inner] = int(value_of(wrapping.updates_of(optimizer)))
         return wrapped
 
     def scale_loss(self, loss: Any, optimizer: Any = None) -> Any:
@@ -156,10 +214,9 @@ class Precision:
         Returns whether the weights changed: a bool, or inside a tf.function a boolean tensor.
         """
         chosen = self._chosen(optimizer)
-        updates = scaling.innermost(chosen)._iterations
-        before = ops.copy(ops.convert_to_tensor(updates))
+        before = ops.copy(wrapping.updates_of(chosen))
         chosen.apply_gradients(list(grads_and_vars))
-        changed = ops.not_equal(ops.convert_to_tensor(updates), before)
+        changed = ops.not_equal(wrapping.updates_of(chosen), before)
         if not _concrete(changed):
             return changed
         self.check()
@@ -169,7 +226,7 @@ class Precision:
         """Update with gradients accumulated since the last update; whether there were any."""
         changed = False
         for optimizer in self.optimizers:
-            accumulating = scaling.find(optimizer, scaling.AccumulatingOptimizer)
+            accumulating = wrapping.find(optimizer, AccumulatingOptimizer)
             if accumulating is not None:
                 changed = accumulating.flush() or changed
         return changed
@@ -181,17 +238,20 @@ class Precision:
         if scaled is None:
             return 1.0
         return (
-            float(scaling.value_of(scaled.dynamic_scale))
-            if scaled.built
-            else float(scaled.initial_scale)
+            float(value_of(scaled.dynamic_scale)) if scaled.built else float(scaled.initial_scale)
         )
 
     @property
     def steps(self) -> int:
-        """Updates made since the recipe was applied, the skipped ones left out."""
-        if not self.optimizers:
-            return 0
-        return int(scaling.value_of(scaling.innermost(self.optimizer)._iterations)) - self._start
+        """Updates made since the recipe was applied, the skipped ones left out.
+
+        Of several optimizers it is those of the one that made most.
+        """
+        return max((self._steps_of(optimizer) for optimizer in self.optimizers), default=0)
+
+    def _steps_of(self, optimizer: Any) -> int:
+        start = self._starts.get(saved_form.innermost(optimizer), 0)
+        return int(value_of(wrapping.updates_of(optimizer))) - start
 
     @property
     def skipped(self) -> int:
@@ -216,7 +276,8 @@ class Precision:
     @property
     def nonfinite_losses(self) -> int:
         """Losses that were infinite or NaN since the recipe was applied."""
-        return 0 if self._nonfinite is None else int(scaling.value_of(self._nonfinite))
+        counters = [each.nonfinite for each in self._at_work() if each.nonfinite is not None]
+        return sum(int(value_of(counter)) for counter in counters)
 
     def check(self) -> None:
         """Log what was newly skipped; warn once if a loss scale has fallen to its floor."""
@@ -227,7 +288,7 @@ class Precision:
             logger.info("%d losses were not finite so far", counts.nonfinite_losses)
         self._logged = counts
         for scaled in self._all_scaled():
-            step = int(scaling.value_of(scaled.floor_step)) if scaled.built else 0
+            step = int(value_of(scaled.floor_step)) if scaled.built else 0
             if step and id(scaled) not in self._warned:
                 self._warned.add(id(scaled))
                 warnings.warn(
@@ -243,7 +304,7 @@ class Precision:
         """The loss scales' state as plain values; the optimizers save it themselves as well."""
         return {
             "loss_scales": [
-                {name: scaling.value_of(getattr(s, name)).item() for name in _STATE}
+                {name: value_of(getattr(s, name)).item() for name in STATE}
                 for s in self._all_scaled()
                 if s.built
             ]
@@ -257,11 +318,16 @@ class Precision:
                     "load_state_dict was called before the optimizer was built; call "
                     "optimizer.build(model.trainable_variables) first"
                 )
-            for name in _STATE:
+            for name in STATE:
                 getattr(scaled, name).assign(saved[name])
 
     def restore(self) -> None:
-        """Put back what was changed: policies, wrappers, the model's optimizer, global settings."""
+        """Put back what was changed: policies, wrappers, the model's optimizer, global settings.
+
+        What the script has changed itself since then stays as it is.
+        """
+        for applied in self._at_work():
+            applied.restore()
         while self._undo:
             self._undo.pop()()
 
@@ -282,7 +348,7 @@ class Precision:
         if any(optimizer is known for known in self.optimizers):
             return optimizer
         for known in self.optimizers:
-            if scaling.innermost(known) is scaling.innermost(optimizer):
+            if saved_form.innermost(known) is saved_form.innermost(optimizer):
                 return known
         raise UsageError(
             f"{optimizer.name} is not an optimizer this Precision knows; give it to apply"
@@ -292,15 +358,12 @@ class Precision:
         return next(iter(self._all_scaled()), None)
 
     def _all_scaled(self) -> list[Any]:
-        found = (scaling.find(o, scaling.ScaledOptimizer) for o in self.optimizers)
+        found = (wrapping.find(o, ScaledOptimizer) for o in self.optimizers)
         return [scaled for scaled in found if scaled is not None]
 
 
-_STATE = ("dynamic_scale", "step_counter", *scaling.COUNTS)
-
-
 def _total(scaled: Sequence[Any], name: str) -> int:
-    return sum(int(scaling.value_of(getattr(optimizer, name))) for optimizer in scaled)
+    return sum(int(value_of(getattr(optimizer, name))) for optimizer in scaled)
 
 
 def _concrete(tensor: Any) -> bool:

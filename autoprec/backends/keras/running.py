@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 
+from autoprec.backends import registry
 from autoprec.backends.base import Task
 from autoprec.errors import TaskError, UsageError
 
@@ -98,12 +100,13 @@ def build_model(task: Task, seed: int, batch: Any) -> Any:
     keras.utils.set_random_seed(seed)
     model = task.build_model()
     if not isinstance(model, keras.Model):
+        registry.refuse_keras_2(model)
         kind = "None" if model is None else f"a {type(model).__name__}"
         raise TaskError(
             f"{task.name}: build_model returned {kind}, expected a compiled keras.Model; return "
             "the model from build_model"
         )
-    if not getattr(model, "compiled", False) or model.optimizer is None:
+    if not getattr(model, "compiled", False) or not optimizers_of(model):
         raise TaskError(
             f"{task.name}: build_model returned a model that is not compiled with an optimizer; "
             "call model.compile(optimizer=..., loss=...) before returning it"
@@ -129,16 +132,50 @@ def make_variables(model: Any, batch: Any) -> None:
 
 
 def _clip(task: Task, model: Any) -> None:
-    optimizer = model.optimizer
-    clips = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
-    if task.clip_grad_norm is not None and not any(clip is not None for clip in clips):
-        optimizer.global_clipnorm = task.clip_grad_norm
+    for optimizer in optimizers_of(model).values():
+        clips = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
+        if task.clip_grad_norm is not None and not any(clip is not None for clip in clips):
+            optimizer.global_clipnorm = task.clip_grad_norm
 
 
 def variables(model: Any) -> list[Any]:
     """The model's state that training changes: weights, statistics, and seeds; no metrics."""
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return [v for v in model.variables if id(v) not in metrics]
+
+
+class Holdings:
+    """The memory of a model's variables, to be given back once nothing in Python holds them.
+
+    TensorFlow keeps the graphs of a train function, and with them the buffers of every variable
+    the step has touched, long after model and variables are gone. A variable that is still alive,
+    such as a pretrained part that the task shares between its models, is left alone.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._held: list[tuple[Any, Any, Any]] = []
+        if not on_tensorflow():
+            return
+        for variable in _everything(model):
+            handle = getattr(variable.value, "handle", None)
+            if handle is not None:
+                self._held.append((weakref.ref(variable), handle, variable.value.dtype))
+
+    def give_back(self) -> None:
+        """Empty the buffers of what has died; to be called after collecting garbage."""
+        for reference, handle, dtype in self._held:
+            if reference() is None:
+                import tensorflow as tf
+
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros((0,), dtype))
+        self._held.clear()
+
+
+def _everything(model: Any) -> Iterator[Any]:
+    """Every variable of a model, its metrics and its optimizers."""
+    yield from model.variables
+    for optimizer in optimizers_of(model).values():
+        yield from optimizer.variables
 
 
 def loss_of(logs: Any) -> Any:
@@ -160,8 +197,18 @@ def number(tensor: Any) -> float:
     return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(tensor)))
 
 
+def optimizers_of(model: Any) -> dict[str, Any]:
+    """The optimizers a model holds, by attribute: `compile`'s own first, then any of its author."""
+    found = {
+        name: value
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer)
+    }
+    return dict(sorted(found.items(), key=lambda item: item[0] != "optimizer"))
+
+
 class Recorder:
-    """Stands in for a model's optimizer during one train_step, and keeps what it is given.
+    """Stands in for one of a model's optimizers during a train_step, and keeps what it is given.
 
     Whatever train_step the model has, its loss comes through `scale_loss` and its gradients through
     `apply` or `apply_gradients`. Nothing is updated. Everything else is the optimizer's own.
@@ -187,33 +234,40 @@ class Recorder:
         self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keep the gradients."""
+        """Keep the gradients; those of a loss that was not scaled are scaled now."""
         known = trainable_variables or self._optimizer._trainable_variables
         for gradient, variable in zip(grads, known, strict=True):
             if gradient is not None:
-                self.gradients[id(variable)] = keras.ops.convert_to_tensor(gradient)
+                found = keras.ops.convert_to_tensor(gradient)
+                if self.loss is None:
+                    found = keras.ops.multiply(found, keras.ops.cast(self._scale, found.dtype))
+                self.gradients[id(variable)] = found
 
 
 def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, list[Any]]:
     """The loss of one batch, and its gradient times `scale` for every trainable variable.
 
-    The model's own train_step computes both; an absent gradient is zero. Statistics and seeds move
-    on as in training. A train_step that never calls `optimizer.scale_loss` cannot be scaled: then
-    the loss is the one it returns.
+    The model's own train_step computes both, with however many optimizers the model holds; an
+    absent gradient is zero, and there is none at all where no optimizer is given any. Statistics
+    and seeds move on as in training. Where train_step never calls `scale_loss`, the loss is the one
+    it returns.
     """
-    optimizer = model.optimizer
-    recorder = Recorder(optimizer, scale)
-    vars(model)["optimizer"] = recorder
+    optimizers = optimizers_of(model)
+    recorders = {name: Recorder(optimizer, scale) for name, optimizer in optimizers.items()}
+    vars(model).update(recorders)
     try:
         logs = model.train_step(batch)
     finally:
-        vars(model)["optimizer"] = optimizer
-    loss = recorder.loss if recorder.loss is not None else loss_of(logs)
+        vars(model).update(optimizers)
+    losses = [each.loss for each in recorders.values() if each.loss is not None]
+    loss = sum(losses[1:], losses[0]) if losses else loss_of(logs)
+    found: dict[int, Any] = {}
+    for recorder in recorders.values():
+        found.update(recorder.gradients)
     gradients = [
-        recorder.gradients.get(id(v), keras.ops.zeros(v.shape, v.dtype))
-        for v in model.trainable_variables
+        found.get(id(v), keras.ops.zeros(v.shape, v.dtype)) for v in model.trainable_variables
     ]
-    return keras.ops.cast(loss, "float32"), gradients
+    return keras.ops.cast(loss, "float32"), gradients if found else []
 
 
 def gradient_function(model: Any) -> Any:

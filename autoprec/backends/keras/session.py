@@ -20,7 +20,14 @@ import keras
 
 from autoprec.backends.base import Report, Task
 from autoprec.backends.keras.data import batches, count_samples, size_in_bytes, to_tensors
-from autoprec.backends.keras.running import build_model, loss_of, number, on_tensorflow, placed_on
+from autoprec.backends.keras.running import (
+    Holdings,
+    build_model,
+    loss_of,
+    number,
+    on_tensorflow,
+    placed_on,
+)
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.backends.memory import give_back_memory, peak_resident_bytes, reset_peak_resident
 from autoprec.core.measurement import Measurement, TimingBudget
@@ -69,7 +76,7 @@ class KerasSession:
         found: list[Any] = []
         seconds: list[float] = []
         held = 0
-        stream = batches(self._task, self._recipe.batch_size, seed, repeat=True)
+        stream = batches(self._task, self._recipe.batch_size, seed, repeat=True, workers=True)
         with contextlib.closing(stream):
             for _ in range(3 * _KEPT_BATCHES):
                 start = time.perf_counter()
@@ -149,14 +156,25 @@ class KerasSession:
 
     def close(self) -> None:
         """Give back the memory and what was set for the process."""
+        model = self.__dict__.pop("_model", None)
+        holdings = Holdings(model) if model is not None else None
         precision = self.__dict__.pop("_precision", None)
         if precision is not None:
             precision.restore()
-        for name in ("_model", "_feed"):
-            self.__dict__.pop(name, None)
-        keras.utils.clear_session(free_memory=False)
+        self.__dict__.pop("_feed", None)
+        del model, precision
+        _clear_session()
         gc.collect()
+        if holdings is not None:
+            holdings.give_back()
         give_back_memory()
+
+
+def _clear_session() -> None:
+    """Forget Keras's names and graphs, but not the global policy that a task may have set."""
+    policy = keras.config.dtype_policy()
+    keras.utils.clear_session(free_memory=False)
+    keras.config.set_dtype_policy(policy)
 
 
 def _round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]:
@@ -178,9 +196,14 @@ def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
         return ([batch] for batch in itertools.cycle(found))
     import tensorflow as tf
 
-    data = tf.data.Dataset.from_tensors(found[0])
+    def without_none(batch: Any) -> Any:
+        """Put an empty Optional for None: that is how Keras feeds it to its train function."""
+        empty = tf.experimental.Optional.empty
+        return keras.tree.map_structure(lambda leaf: empty(None) if leaf is None else leaf, batch)
+
+    data = tf.data.Dataset.from_tensors(without_none(found[0]))
     for batch in found[1:]:
-        data = data.concatenate(tf.data.Dataset.from_tensors(batch))
+        data = data.concatenate(tf.data.Dataset.from_tensors(without_none(batch)))
     data = data.repeat()
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync > 1:

@@ -72,7 +72,8 @@ class KerasTracer:
                 loss, gradient = trainee.loss_and_gradient(kept.batch)
                 if kept.loss is not None and kept.gradient is not None:
                     error = gradient_error(gradient, kept.gradient)
-                    points.append(ShadowPoint(kept.step, loss, kept.loss, error, *seen))
+                    told = bool(gradient)
+                    points.append(ShadowPoint(kept.step, loss, kept.loss, error, *seen, told))
             trainee.close()
         return tuple(points)
 

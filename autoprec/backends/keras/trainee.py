@@ -7,6 +7,7 @@ same in every build.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,9 +17,11 @@ import keras
 import numpy as np
 
 from autoprec.backends.base import Task
-from autoprec.backends.keras import loss_scale as scaling
+from autoprec.backends.keras import wrapping
+from autoprec.backends.keras.loss_scale import ScaledOptimizer
 from autoprec.backends.keras.rng import same_in_every_dtype
 from autoprec.backends.keras.running import (
+    Holdings,
     build_model,
     gradient_function,
     loss_of,
@@ -40,9 +43,9 @@ class Trainee:
 
     def __init__(self, task: Task, recipe: Recipe, seed: int, batch: Any, device: str) -> None:
         knobs = {k: v for k, v in recipe.knobs.items() if k != "steps_per_execution"}
-        self.model = build_model(task, seed, batch)
+        self.model: Any = build_model(task, seed, batch)
         self.model.steps_per_execution = 1
-        self.precision = KerasSurgeon().apply(
+        self.precision: Any = KerasSurgeon().apply(
             replace(recipe, knobs=knobs), model=self.model, device=device
         )
         self.model.make_train_function()
@@ -90,11 +93,15 @@ class Trainee:
     @property
     def scaled(self) -> Any:
         """The loss-scaling optimizer, or None."""
-        return scaling.find(self.model.optimizer, scaling.ScaledOptimizer)
+        return wrapping.find(self.model.optimizer, ScaledOptimizer)
 
     def close(self) -> None:
-        """Give back what was set for the process."""
+        """Give back what was set for the process, and the memory."""
+        holdings = Holdings(self.model)
         self.precision.restore()
+        self.model = self.precision = self._run = None
+        gc.collect()
+        holdings.give_back()
 
 
 def to_numpy(value: Any) -> Any:

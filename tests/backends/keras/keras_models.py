@@ -72,6 +72,65 @@ class OwnTrainStep(Subclassed):
         return {"loss": loss}
 
 
+class Unscaled(Subclassed):
+    """A train_step that knows nothing of loss scales."""
+
+    def train_step(self, given: Any) -> Any:
+        import tensorflow as tf
+
+        x, y = given
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+class Pair(keras.Model):
+    """A GAN as Keras's guide writes it: two networks, two optimizers, its own compile."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        layers = keras.layers
+        more = [layers.BatchNormalization()] if norm else []
+        self.generator = keras.Sequential(
+            [layers.Input((4,)), layers.Dense(8), *more], name="generator"
+        )
+        self.discriminator = keras.Sequential(
+            [layers.Input((8,)), layers.Dense(16, activation="relu"), layers.Dense(1)],
+            name="discriminator",
+        )
+
+    def compile(self, d_optimizer: Any, g_optimizer: Any) -> None:
+        super().compile()
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+
+    def call(self, given: Any) -> Any:
+        return self.discriminator(given)
+
+    def train_step(self, real: Any) -> Any:
+        import tensorflow as tf
+
+        loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+        count = tf.shape(real)[0]
+        noise = real[:, :4] * 0.5
+        with tf.GradientTape() as tape:
+            both = keras.ops.concatenate([real, self.generator(noise)])
+            labels = tf.concat([tf.ones((count, 1)), tf.zeros((count, 1))], 0)
+            d_loss = loss_fn(labels, self.discriminator(both))
+        self._update(tape, d_loss, self.discriminator, self.d_optimizer)
+        with tf.GradientTape() as tape:
+            g_loss = loss_fn(
+                tf.ones((count, 1)), self.discriminator(self.generator(noise, training=True))
+            )
+        self._update(tape, g_loss, self.generator, self.g_optimizer)
+        return {"d_loss": d_loss, "g_loss": g_loss}
+
+    def _update(self, tape: Any, loss: Any, part: Any, optimizer: Any) -> None:
+        gradients = tape.gradient(loss, part.trainable_weights)
+        optimizer.apply_gradients(zip(gradients, part.trainable_weights, strict=True))
+
+
 @keras.saving.register_keras_serializable(package="tests")
 class Overflows(keras.layers.Layer):
     """Passes its input on; a first value above 100 makes the gradient infinite."""

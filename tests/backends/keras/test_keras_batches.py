@@ -148,3 +148,49 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     _, _, dataset = batches(2, 2)
     with pytest.raises(UsageError, match="pad_dataset"):
         pad_dataset(dataset, **wrong)
+
+
+def test_weighted_metrics_count_what_is_real_and_class_weights_weigh() -> None:
+    x, y, dataset = batches(13, 13)
+    weights = {0: 3.0, 2: 0.5}
+
+    def trained(how: Any, **fit: Any) -> Any:
+        model = classifier()
+        model.compile(keras.optimizers.SGD(0.5), LOSS, weighted_metrics=["accuracy"])
+        history = model.fit(how, verbose=0, shuffle=False, **fit).history
+        return history["accuracy"][0], model.get_weights()
+
+    plain, _ = trained(dataset)
+    padded, after = trained(pad_dataset(dataset, multiple=8))
+    assert padded == pytest.approx(plain, rel=1e-6)
+    weighed, by_fit = trained(dataset, class_weight=weights)
+    again, by_padding = trained(pad_dataset(dataset, multiple=8, class_weight=weights))
+    assert again == pytest.approx(weighed, rel=1e-6)
+    for one, other, third in zip(by_fit, by_padding, after, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert not np.allclose(one, third)
+    hot = tf.data.Dataset.from_tensors((x, tf.one_hot(y, 3)))
+    (_, _, found) = next(iter(pad_dataset(hot, multiple=8, class_weight=weights)))
+    expected = np.array([3.0, 1.0, 0.5])[y]
+    np.testing.assert_allclose(found.numpy(), [*expected, 0, 0, 0])
+
+
+def test_weights_by_output_stay_by_output() -> None:
+    x = tf.ones([3, 2])
+    targets = {"a": tf.zeros([3]), "b": tf.zeros([3, 4])}
+    given_weights = {"a": tf.constant([1.0, 2.0, 3.0]), "b": tf.constant([0.5, 0.5, 1.0])}
+    dataset = tf.data.Dataset.from_tensors((x, targets, given_weights))
+    (_, _, weights) = next(iter(pad_dataset(dataset, multiple=4)))
+    np.testing.assert_array_equal(weights["a"], [1, 2, 3, 0])
+    np.testing.assert_array_equal(weights["b"], [0.5, 0.5, 1, 0])
+
+
+def test_the_sequence_is_found_behind_a_first_input_that_is_none() -> None:
+    inputs = {"author": tf.constant([4, 5]), "text": tf.constant([[7, 8, 0], [9, 0, 0]])}
+    dataset = tf.data.Dataset.from_tensors((inputs, tf.ones([2, 3])))
+    padded = pad_dataset(dataset, multiple=4, sequences=True, target_sequences=True)
+    (_, _, weights) = next(iter(padded))
+    np.testing.assert_array_equal(weights, [[1, 1, 0, 0], [1, 0, 0, 0], [0] * 4, [0] * 4])
+    flat = tf.data.Dataset.from_tensors((tf.constant([4, 5]), tf.ones([2, 3])))
+    with pytest.raises(UsageError, match="rank 2 or more"):
+        pad_dataset(flat, sequences=True, target_sequences=True)

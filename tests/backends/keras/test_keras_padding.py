@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras_models import compiled, data, softmax_net
 
+from autoprec.backends.keras.hooks import Wraps
 from autoprec.backends.keras.layers import place
-from autoprec.backends.keras.outputs import Wraps
 from autoprec.backends.keras.padding import candidates, pad_layers
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy

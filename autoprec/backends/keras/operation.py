@@ -1,0 +1,323 @@
+"""One recipe at work on one model: what is changed in it, kept up, and put back.
+
+Layers get their policies at once; what a later `compile` brings (another optimizer, other settings)
+and what a later `build` makes (layers) is taken in as it comes, so that the order in which a script
+builds, compiles and applies does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import keras
+
+from autoprec.backends.keras import saved_form, wrapping
+from autoprec.backends.keras.advice import advise
+from autoprec.backends.keras.following import Builds, Compiles, stop_waiting
+from autoprec.backends.keras.hooks import Wraps
+from autoprec.backends.keras.layers import Placed, children, place, resolve
+from autoprec.backends.keras.loss_scale import CountedLoss
+from autoprec.backends.keras.outputs import Float32Outputs, OutputsInFloat32
+from autoprec.backends.keras.padding import PaddedLayer, pad_layers
+from autoprec.backends.keras.policies import LayerPolicies
+from autoprec.backends.keras.precision import Applied, Precision
+from autoprec.backends.keras.running import optimizers_of
+from autoprec.backends.keras.train_function import compile_settings, remake, watch
+from autoprec.errors import UsageError
+
+#: Where a model holds the recipe that is at work on it.
+_PLACE = "_autoprec"
+
+#: How a note begins that says what a model to which a recipe came by itself does not carry.
+NOT_CARRIED = "not carried to "
+
+
+class ModelOperation:
+    """A recipe at work on `model`; held by the model itself, so that it lives as long.
+
+    `given` are optimizers of the script that the model does not hold. With `tolerant`, islands
+    that the model does not have are warned of rather than refused: a policy that was set for every
+    model to come meets models it was not tuned for.
+    """
+
+    def __init__(
+        self,
+        precision: Precision,
+        model: Any,
+        device: str,
+        *,
+        given: Sequence[Any] = (),
+        inherited: Callable[[Any], Any] = lambda policy: policy,
+        tolerant: bool = False,
+    ) -> None:
+        if not isinstance(model, keras.Layer):
+            raise UsageError(
+                f"model: {type(model).__name__} given, expected a keras.Model or keras.Layer"
+            )
+        self.model = model
+        self.optimizers: tuple[Any, ...] = ()
+        self.nonfinite: Any = None
+        self._precision, self._recipe = precision, precision.recipe
+        self._device, self._given, self._tolerant = device, tuple(given), tolerant
+        self._wraps, self._compiled = Wraps(), Wraps()
+        self._policies = LayerPolicies(self._wraps, inherited)
+        self._outputs = OutputsInFloat32(self._policies, self._wraps)
+        self._undo: list[Callable[[], None]] = []
+        self._placed: tuple[Placed, ...] = ()
+        self._islands: tuple[Placed, ...] = ()
+        self._kept: list[Placed] = []
+        self._padded: list[PaddedLayer] = []
+        self._not_padded: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._advice: list[str] = []
+
+    def apply(self) -> ModelOperation:
+        """Undo what was applied before to the model or a part of it, and do it all."""
+        self._placed = place(self.model)
+        for unit in self._placed:
+            if unit.layer is self.model or not getattr(unit.layer, "compiled", False):
+                release(unit.layer)
+            stop_waiting(unit.layer)
+        try:
+            with _scope_of(self.model):
+                self._change_layers(self._placed)
+                self._take_in_compile()
+        except BaseException:
+            self.restore()
+            raise
+        compiles = getattr(self.model, "compile", None)
+        if compiles is not None:
+            self._wraps.install(self.model, "compile", Compiles(compiles, self))
+        vars(self.model)[_PLACE] = self
+        return self
+
+    @property
+    def report(self) -> Applied:
+        """What was changed."""
+        named = tuple(unit.path for unit in self._islands)
+        there = {unit.path for unit in self._placed}
+        missing = (
+            (path, "this model has no layer of that name")
+            for path in self._recipe.alignment.modules
+            if path not in there
+        )
+        return Applied(
+            self._recipe.policy,
+            layers=len(self._placed),
+            islands=(*named, *(path for path in self._outputs.islands if path not in named)),
+            kept=tuple(unit.path for unit in self._kept),
+            padded=tuple(self._padded),
+            not_padded=(*self._not_padded.items(), *missing),
+            warnings=(*self._notes, *self._advice),
+        )
+
+    def restore(self) -> None:
+        """Put the model back as it was, but for what the script has changed itself since."""
+        self._leave_compile()
+        self._wraps.restore()
+        self._policies.restore()
+        if vars(self.model).get(_PLACE) is self:
+            del vars(self.model)[_PLACE]
+
+    # Layers --------------------------------------------------------------------------------------
+
+    def _change_layers(self, placed: Sequence[Placed]) -> None:
+        """Give layers their policies, and outputs float32; look at later ones when they come."""
+        policy = self._recipe.policy
+        self._islands = self._resolve() if policy.mixed else ()
+        self._pad(placed)
+        self._kept += self._policies.apply(placed, policy, self._islands)
+        for island in self._islands:
+            _lift_own_code(island, self._islands, self._wraps)
+        if policy.mixed:
+            self._outputs.apply(self._placed)
+            _add_losses_in_float32(self.model, self._wraps)
+        self._wait_for(placed)
+        self._advice = advise(self._recipe, self._placed, self._device, self._islands)
+
+    def _resolve(self) -> tuple[Placed, ...]:
+        """The islands; while layers may still come, those that are there."""
+        found: list[Placed] = []
+        complete = all(unit.layer.built for unit in self._placed)
+        for pattern in self._recipe.float32_modules:
+            try:
+                found += resolve((pattern,), self._placed)
+            except UsageError as error:
+                if complete and not self._tolerant:
+                    raise
+                note = f"{NOT_CARRIED}{self.model.name}: {error}"
+                if complete and note not in self._notes:
+                    self._notes.append(note)
+        return tuple(dict.fromkeys(found))
+
+    def _pad(self, placed: Iterable[Placed]) -> None:
+        """Pad what the recipe names among `placed`; what is not built waits for it."""
+        wanted = self._recipe.alignment.modules
+        ready = [unit for unit in placed if unit.path in wanted]
+        alignment = replace(self._recipe.alignment, modules=tuple(unit.path for unit in ready))
+        padded, skipped = pad_layers(ready, alignment, self._wraps)
+        self._padded += padded
+        self._not_padded.update(skipped)
+        for unit in padded:
+            self._not_padded.pop(unit.path, None)
+
+    def _wait_for(self, placed: Sequence[Placed]) -> None:
+        for unit in placed:
+            if not unit.layer.built:
+                self._wraps.install(unit.layer, "build", Builds(unit.layer.build, self, unit))
+
+    def built(self, unit: Placed) -> None:
+        """Take in the layers that `unit` made when it was built, and pad it."""
+        known = {id(known.layer): known for known in self._placed}
+        if any(id(child) not in known for child in children(unit.layer)):
+            self._placed = tuple(known.get(id(p.layer), p) for p in place(self.model))
+            self._take_in([p for p in self._placed if id(p.layer) not in known])
+        elif len(self._islands) < len(self._recipe.float32_modules) and self._recipe.policy.mixed:
+            self._resolve()  # says what is missing, once nothing more can come
+        if unit.path in self._recipe.alignment.modules:
+            self._pad([unit])
+
+    def _take_in(self, new: Sequence[Placed]) -> None:
+        """Do to layers that came later what was done to the first."""
+        policy = self._recipe.policy
+        self._outputs.know(new)
+        self._pad(new)
+        before, self._islands = self._islands, self._resolve() if policy.mixed else ()
+        self._kept += self._policies.extend(new, policy, self._islands)
+        for island in set(self._islands) - set(before):
+            _lift_own_code(island, self._islands, self._wraps)
+        if policy.mixed:
+            self._outputs.lift_softmax(new)
+        self._wait_for(new)
+
+    # What compile sets ---------------------------------------------------------------------------
+
+    def compiling(self) -> None:
+        """Know that the model is about to be compiled anew: what is there now is the past."""
+        self._leave_compile()
+
+    def compiled(self) -> None:
+        """Carry the recipe into what `compile` has set."""
+        with _scope_of(self.model):
+            self._take_in_compile()
+
+    def _take_in_compile(self) -> None:
+        self._wrap_optimizers()
+        if getattr(self.model, "compiled", False):
+            self._set_train_function()
+
+    def _leave_compile(self) -> None:
+        self._compiled.restore()
+        while self._undo:
+            self._undo.pop()()
+
+    def _wrap_optimizers(self) -> None:
+        held = optimizers_of(self.model)
+        if "optimizer" in held:
+            held["optimizer"] = self._as_compiled(held["optimizer"])
+        wrapped: dict[int, Any] = {}
+        for optimizer in (*self._given, *held.values()):
+            inner = id(saved_form.innermost(optimizer))
+            wrapped[inner] = wrapped.get(inner) or self._precision.wrapped(optimizer)
+        self.optimizers = tuple(wrapped.values())
+        self._count_losses()
+        for name, optimizer in held.items():
+            self._hold(name, wrapped[id(saved_form.innermost(optimizer))])
+
+    def _as_compiled(self, optimizer: Any) -> Any:
+        """What the user gave to `compile`, without the loss scale that Keras may have added.
+
+        Keras adds one where the model's policy is mixed_float16, and files name it only where the
+        user did; their state must be what they name.
+        """
+        config = getattr(self.model, "_compile_config", None)
+        said = None if config is None else config.config.get("optimizer")
+        added = type(optimizer) is keras.optimizers.LossScaleOptimizer and said is not optimizer
+        return optimizer.inner_optimizer if added else optimizer
+
+    def _hold(self, name: str, wrapped: Any) -> None:
+        """Make the model hold `wrapped` where it held the user's optimizer."""
+        held = getattr(self.model, name)
+        if wrapped is held:
+            return
+        ours = self._policies.said_of(self.model).name != "mixed_float16"
+        back = self._as_compiled(held) if ours else held
+        setattr(self.model, name, wrapped)
+        remake(self.model)
+
+        def undo() -> None:
+            wrapping.unwrap(wrapped, back)
+            if getattr(self.model, name, None) is wrapped:
+                setattr(self.model, name, back)
+                remake(self.model)
+
+        self._undo.append(undo)
+
+    def _count_losses(self) -> None:
+        """Count losses that are not finite; on several replicas a variable could not be shared."""
+        if _replicas() > 1 or not self.optimizers:
+            return
+        if self.nonfinite is None:
+            self.nonfinite = keras.Variable(0, dtype="int64", trainable=False, name="broken_losses")
+        for optimizer in self.optimizers:
+            counted = CountedLoss(optimizer.scale_loss, self.nonfinite)
+            self._compiled.install(optimizer, "scale_loss", counted)
+
+    def _set_train_function(self) -> None:
+        model, recipe = self.model, self._recipe
+        before = (model.jit_compile, model.steps_per_execution)
+        steps = recipe.knobs.get("steps_per_execution", model.steps_per_execution)
+        note = "steps_per_execution was left at 1: Keras on torch has no other"
+        if keras.config.backend() == "torch" and steps != 1:
+            steps = 1
+            self._notes += [note] if note not in self._notes else []
+        compile_settings(model, recipe.compile and not model.run_eagerly, steps)
+        watch(self._precision, model)
+        after = (model.jit_compile, model.steps_per_execution)
+
+        def undo() -> None:
+            if (model.jit_compile, model.steps_per_execution) == after:
+                compile_settings(model, *before)
+
+        self._undo.append(undo)
+
+
+def release(layer: Any) -> None:
+    """Undo the recipe that is at work on `layer`, if one is."""
+    former = vars(layer).get(_PLACE)
+    if former is not None:
+        former.restore()
+
+
+def _lift_own_code(island: Placed, islands: Sequence[Placed], wraps: Wraps) -> None:
+    """Let a container compute its own code in float32 on what its 16-bit layers give it."""
+    if len(island.members) > 1:
+        return
+    inside = {id(other.layer) for other in islands}
+    for child in children(island.layer):
+        if id(child) not in inside and child.compute_dtype != "float32":
+            wraps.install(child, "call", Float32Outputs(child, child.call))
+
+
+def _add_losses_in_float32(model: Any, wraps: Wraps) -> None:
+    """Cast what layers add to the loss: Keras cannot sum 16-bit terms with the float32 loss."""
+    if hasattr(model, "_aggregate_additional_loss"):
+        aggregate = model._aggregate_additional_loss
+        wraps.install(model, "_aggregate_additional_loss", Float32Outputs(model, aggregate))
+
+
+def _replicas() -> int:
+    if keras.config.backend() != "tensorflow":
+        return 1
+    import tensorflow as tf
+
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def _scope_of(model: Any) -> AbstractContextManager[Any]:
+    """The strategy's scope that `model` was made under, for the variables that wrappers add."""
+    strategy = getattr(model, "_distribute_strategy", None)
+    return nullcontext() if strategy is None else strategy.scope()
