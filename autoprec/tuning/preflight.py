@@ -93,7 +93,12 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
         policies.insert(0, Policy.FLOAT32)  # measured as the baseline, never chosen
     if task.uses_tf32 and Policy.TF32 in policies and not work.options.policies:
         policies.remove(Policy.TF32)
-        work.listener(Note("tf32 is not tried: the task's float32 products are TF32 already"))
+        work.listener(
+            Note(
+                "tf32 is not tried: the task's float32 products are TF32 already, in the baseline "
+                "and in the proof's float32 too"
+            )
+        )
     if task.low_precision:
         work.listener(Note(f"this is not plain float32: {task.low_precision}", warning=True))
     for warning in task.warnings:

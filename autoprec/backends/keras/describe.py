@@ -75,6 +75,8 @@ def describe(
         flops_per_sample=flops / samples if flops else None,
         trainable_bytes=sum(_size(w) * _width(w) for w in model.trainable_weights),
         low_precision=low_precision(placed),
+        uses_tf32=device != "cpu" and _rounds_to_tf32(),
+        compiled=bool(model.jit_compile),
         step_seconds=seconds,
         steps_per_execution=int(model.steps_per_execution) if on_tensorflow() else 0,
         has_evaluate=task.evaluate is not None,
@@ -182,3 +184,12 @@ def _width(weight: Any) -> int:
     return {"float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "int8": 1}.get(
         keras.backend.standardize_dtype(weight.dtype), 4
     )
+
+
+def _rounds_to_tf32() -> bool:
+    """Whether TensorFlow lets float32 products be TF32 where a GPU has it: its default."""
+    if not on_tensorflow():
+        return False
+    import tensorflow as tf
+
+    return bool(tf.config.experimental.tensor_float_32_execution_enabled())

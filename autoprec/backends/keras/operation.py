@@ -274,7 +274,8 @@ class ModelOperation:
         if keras.config.backend() == "torch" and steps != 1:
             steps = 1
             self._notes += [note] if note not in self._notes else []
-        compile_settings(model, recipe.compile and not model.run_eagerly, steps)
+        compiles = model.jit_compile or (recipe.compile and not model.run_eagerly)
+        compile_settings(model, compiles, steps)
         watch(self._precision, model)
         after = (model.jit_compile, model.steps_per_execution)
 

@@ -48,7 +48,7 @@ class KerasSurgeon:
         operation = ModelOperation(precision, model, device, given=optimizers)
         precision.at_work_on(operation, keep=True)
         try:
-            _settings(precision, device)
+            _settings(precision)
             operation.apply()
         except BaseException:
             precision.restore()
@@ -87,14 +87,14 @@ def _to_models_to_come(recipe: Recipe, device: str, optimizers: Sequence[Any]) -
 
     _STOP.append(stop)
     precision._undo.append(stop)
-    _settings(precision, device)
+    _settings(precision)
     for optimizer in optimizers:
         precision.wrap(optimizer)
     return precision
 
 
-def _settings(precision: Precision, device: str) -> None:
-    """Set what is global to the process: threads, and TF32 on a GPU."""
+def _settings(precision: Precision) -> None:
+    """Set what is global to the process: threads, and TF32 where the recipe names it."""
     if keras.config.backend() != "tensorflow":
         return
     import tensorflow as tf
@@ -110,8 +110,7 @@ def _settings(precision: Precision, device: str) -> None:
                 "apply the profile first thing in the script, or set TF_NUM_INTRAOP_THREADS="
                 f"{threads}"
             )
-    if device != "cpu" and recipe.policy in (Policy.FLOAT32, Policy.TF32):
-        execution = tf.config.experimental
-        before = execution.tensor_float_32_execution_enabled()
-        execution.enable_tensor_float_32_execution(recipe.policy is Policy.TF32)
-        precision._undo.append(lambda: execution.enable_tensor_float_32_execution(before))
+    execution = tf.config.experimental
+    if recipe.policy is Policy.TF32 and not execution.tensor_float_32_execution_enabled():
+        execution.enable_tensor_float_32_execution(True)
+        precision._undo.append(lambda: execution.enable_tensor_float_32_execution(False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras_models import LogitsThenOwnCode, Subclassed, compiled, data, softmax_net
 
 from autoprec import apply_profile
@@ -281,6 +282,27 @@ def test_compile_steps_per_execution_and_threads_are_set():
     assert any("64 intra-op threads" in note for note in precision.warnings)
     precision.restore()
     assert (model.jit_compile, model.steps_per_execution) == (False, 1)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("recipe", [Recipe(), BF16])
+def test_tf32_and_xla_stay_as_the_task_has_them(recipe, own):
+    execution = tf.config.experimental
+    before = execution.tensor_float_32_execution_enabled()
+    model = softmax_net()
+    model.compile(keras.optimizers.Adam(), "sparse_categorical_crossentropy", jit_compile=own)
+    try:
+        execution.enable_tensor_float_32_execution(own)
+        with apply(recipe, model, device="cuda"):
+            assert model.jit_compile is own
+            assert execution.tensor_float_32_execution_enabled() is own
+        with apply(Recipe(policy=Policy.TF32, compile=True), model, device="cuda"):
+            assert model.jit_compile
+            assert execution.tensor_float_32_execution_enabled()
+        assert model.jit_compile is own
+        assert execution.tensor_float_32_execution_enabled() is own
+    finally:
+        execution.enable_tensor_float_32_execution(before)
 
 
 def test_advice_names_what_will_not_pay():
