@@ -33,8 +33,9 @@ def zoo(name: str) -> Task:
 
 
 def proof_of(name: str) -> Proof:
+    """A proof with time for everything: what a busy machine has time for is not tested here."""
     task = zoo(name)
-    return Proof(TorchBackend().tracer(task, device="cpu", seed=0, report=silent))
+    return Proof(TorchBackend().tracer(task, device="cpu", seed=0, report=silent), seconds=1000.0)
 
 
 @pytest.fixture(autouse=True)
