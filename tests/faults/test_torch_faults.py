@@ -110,6 +110,7 @@ def test_memory_that_grows_without_bound_is_tuned_within_the_budget(
             memory_bytes=budget,
             sampler=sampler,
             rounds=1,
+            extras=False,
         ),
         listener=listen,
     )
