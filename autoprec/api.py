@@ -23,7 +23,8 @@ from autoprec.core.rules import propose
 from autoprec.core.space import parse_batch_sizes
 from autoprec.errors import AutoprecWarning, DeviceUnusable, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.observe import OnWait, observe
+from autoprec.hardware.lookup import hypothetical, named
+from autoprec.hardware.observe import OnWait, names_kind, observe
 from autoprec.hardware.observe import select as select_devices
 from autoprec.profiles import default_path, load_folder, load_profile, save_profile
 
@@ -47,9 +48,29 @@ def probe(
     """Look at this machine: every device, what it is good at, and why.
 
     `measure` also times matrix products per dtype in a child process of the installed framework.
-    `device` keeps one kind ("cuda") or one device ("cuda:1"). Raises `UsageError` if none is left.
-    `on_wait` is told of a driver that takes longer than two seconds.
+    `device` keeps one kind ("cuda") or one device ("cuda:1"). Any other text names a device that
+    need not be here ("a100", "tpu v5e"), of which the catalogue is told. Raises `UsageError` where
+    no device is left, or none or several are so named. `on_wait` is told of a driver that takes
+    longer than two seconds.
     """
+    if device is None or names_kind(device):
+        return _probe_here(measure=measure, device=device, on_wait=on_wait)
+    if measure:
+        raise UsageError(
+            f"{device!r} is no device here such as cpu or cuda:0, and only those are measured"
+        )
+    family = named(load_catalogue(), device)
+    facts = merge(hypothetical(family), family)
+    return ProbeResult(devices=(DeviceReport(facts, propose(facts)),))
+
+
+def _probe_here(
+    *,
+    measure: bool = False,
+    device: str | None = None,
+    on_wait: OnWait = lambda text: None,
+) -> ProbeResult:
+    """Look at the devices of this machine alone."""
     seen = observe(on_wait=on_wait)
     observations = select_devices(seen.devices, device)
     catalogue = load_catalogue()
@@ -107,7 +128,7 @@ def tune(
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
     tell = listener or silent
-    seen = probe(device=device, on_wait=lambda text: tell(Note(text)))
+    seen = _probe_here(device=device, on_wait=lambda text: tell(Note(text)))
     names = [framework.name for framework in seen.frameworks]
 
     def tune_on(facts: DeviceFacts) -> Profile:
@@ -194,7 +215,7 @@ def _visible(facts: DeviceFacts) -> Mapping[str, str]:
 def check_profile(profile: str | Path | Profile, *, device: str | None = None) -> Fit:
     """Say whether a profile fits this device and the software installed here."""
     made = profile if isinstance(profile, Profile) else load_profile(profile)
-    seen = probe(device=device)
+    seen = _probe_here(device=device)
     software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
     wanted = made.device.fingerprint.kind
     reports = [r for r in seen.devices if r.facts.kind == wanted] or list(seen.devices)
@@ -204,7 +225,7 @@ def check_profile(profile: str | Path | Profile, *, device: str | None = None) -
 
 def device_fingerprint(device: str | None = None) -> Fingerprint:
     """What profiles are matched by, for `device` or the first device here."""
-    return probe(device=device).devices[0].facts.fingerprint
+    return _probe_here(device=device).devices[0].facts.fingerprint
 
 
 # Apply -------------------------------------------------------------------------------------------

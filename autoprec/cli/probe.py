@@ -17,6 +17,7 @@ examples:
   autoprec probe                     a table for every device
   autoprec probe --measure           time matrix products per dtype as well (some seconds)
   autoprec probe --device cuda:0     one device only
+  autoprec probe --device a100       what the catalogue knows of a device that is not here
   autoprec probe --json | jq '.devices[0].proposal'
 """
 
@@ -38,8 +39,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--device",
-        metavar="KIND[:INDEX]",
-        help="only this device: cpu, cuda, rocm, xpu, mps or tpu, and which of several",
+        metavar="KIND[:INDEX]|NAME",
+        help="only this device: cpu, cuda, rocm, xpu, mps or tpu, and which of several; or one "
+        "that need not be here, by name: h100, tpu v5e, m4 max",
     )
 
 

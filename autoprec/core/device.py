@@ -93,7 +93,8 @@ class Observation:
     what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
     set. `uuid` selects the device for a worker process: a UUID, or for ROCm and TPU the ordinal
     that the visibility variable wants. It is no part of a fingerprint. `rehearsal`: the machine
-    only pretends to have this device, so that nothing timed on it means anything.
+    only pretends to have this device, so that nothing timed on it means anything. `hypothetical`:
+    nothing was seen; this is what a family's row says of a device that is not here.
     """
 
     kind: DeviceKind
@@ -121,6 +122,7 @@ class Observation:
     partition: str = ""
     notes: tuple[str, ...] = ()
     rehearsal: bool = False
+    hypothetical: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,13 +183,18 @@ class DTypeRow:
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the catalogue, its parents' keys already merged in. `ancestors`: nearest first."""
+    """A row of the catalogue, its parents' keys already merged in.
+
+    `features` are the flags that all its processors have, for one that is not here to be asked;
+    `ancestors`: nearest first.
+    """
 
     name: str
     kind: DeviceKind
     title: str
     source: tuple[str, ...]
     match: Match = field(default_factory=Match)
+    features: tuple[str, ...] = ()
     dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
     memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
     note: str = ""
@@ -296,6 +303,8 @@ def merge(
         dtype: _from_catalogue(family.dtypes.get(dtype, DTypeRow()), observation, whole)
         for dtype in DType
     }
+    if observation.hypothetical:
+        dtypes = {d: replace(fact, evidence=Evidence.CATALOGUE) for d, fact in dtypes.items()}
     notes = observation.notes
     if not whole:
         notes = (*notes, "a part of the device: the whole one's peaks are left out")
@@ -323,6 +332,8 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
         return fact
     if not (seen.features or seen.denied):
         why = f"nothing could be read of its features, {' or '.join(row.requires)} among them"
+        if seen.hypothetical:
+            why = f"not every one has {' or '.join(row.requires)}"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
     found = [name for name in row.requires if name in seen.features]
     if found:

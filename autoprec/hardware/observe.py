@@ -126,6 +126,11 @@ def _bounded(
     return fallback, tuple(failures) or (f"no answer in {seconds:g} seconds",)
 
 
+def names_kind(text: str) -> bool:
+    """Whether a text speaks of devices here, as "cuda" and "cuda:1" do, and not of a family."""
+    return text.strip().lower().partition(":")[0] in [kind.value for kind in DeviceKind]
+
+
 def select(devices: Sequence[Observation], chosen: str | None) -> tuple[Observation, ...]:
     """The devices that "cuda" or "cuda:1" names, all without a choice.
 

@@ -29,7 +29,8 @@ def print_probe(result: ProbeResult, console: Console | None = None) -> None:
     console = console or Console()
     for report in result.devices:
         console.print(_panel(report))
-    console.print(_frameworks(result))
+    if result.system:
+        console.print(_frameworks(result))
     for note in result.notes:
         console.print(_line("note: ", note, "yellow"))
 
@@ -44,7 +45,8 @@ def _panel(report: DeviceReport) -> RenderableType:
     parts: list[RenderableType] = [_line("", _description(facts)), _dtypes(facts)]
     parts += _verdict(report)
     parts += [_line("note: ", note, "yellow") for note in facts.notes]
-    title = Text(f" {facts.address}: {visible_text(facts.name)} ", style="bold")
+    where = "not here" if facts.observation.hypothetical else facts.address
+    title = Text(f" {where}: {visible_text(facts.name)} ", style="bold")
     return Panel(Group(*parts), title=title, title_align="left", padding=(0, 1))
 
 

@@ -11,8 +11,9 @@ from autoprec.backends import products
 from autoprec.cli import main
 from autoprec.core.codec import from_plain
 from autoprec.core.device import Measurements, Product
-from autoprec.core.dtypes import DType
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.probe import ProbeResult
+from autoprec.errors import UsageError
 
 
 def test_json_holds_the_whole_result(capsys):
@@ -44,14 +45,52 @@ def test_measuring_puts_numbers_beside_the_catalogue(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "message"), [("gpu", "unknown device 'gpu'"), ("cpu:7", "no device 'cpu:7' here")]
+    ("chosen", "message"),
+    [
+        ("cpu:7", "no device 'cpu:7' here"),
+        ("cpu:x", "unknown device 'cpu:x': expected KIND[:INDEX]"),
+        ("cqu", "unknown device 'cqu': no kind of device here (cpu, cuda"),
+        ("gpu", "name one of them, or a kind of device here (cpu, cuda"),
+        ("h1000", "did you mean nvidia-h100"),
+    ],
 )
-def test_a_wrong_device_is_one_sentence_and_exit_code_2(capsys, chosen, message):
+def test_a_wrong_device_is_told_and_exit_code_2(capsys, chosen, message):
     assert main(["probe", "--device", chosen]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert message in printed.err
     assert "Traceback" not in printed.err
+
+
+def test_a_device_that_is_not_here_is_told_of_by_the_catalogue(capsys):
+    assert main(["probe", "--device", "tpu v5e"]) == 0
+    printed = capsys.readouterr()
+    assert "not here: Google TPU v5e" in printed.out
+    assert "note: not here: by the catalogue" in printed.out
+    assert "recommended: mixed_bfloat16" in printed.out
+    assert "frameworks: " not in printed.out
+    assert printed.err == ""
+
+
+def test_a_device_that_is_not_here_is_told_of_as_json(capsys):
+    assert main(["probe", "--json", "--device", "a100"]) == 0
+    result = from_plain(ProbeResult, json.loads(capsys.readouterr().out))
+    (report,) = result.devices
+    assert report.facts.observation.hypothetical
+    assert report.facts.family == "nvidia-a100"
+    assert report.proposal.recommended is Policy.MIXED_BFLOAT16
+
+
+def test_only_what_is_here_is_measured(capsys):
+    assert main(["probe", "--measure", "--device", "a100"]) == 2
+    assert "'a100' is no device here" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_here_is_not_tuned_for(tmp_path):
+    task = tmp_path / "task.py"
+    task.write_text("", encoding="utf-8")
+    with pytest.raises(UsageError, match="unknown device 'a100': expected KIND"):
+        api.tune(task, device="a100")
 
 
 def test_help_shows_examples_and_ends_with_0(capsys):
