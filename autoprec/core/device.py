@@ -131,6 +131,7 @@ class Match:
 
     `name` and `board` list regular expressions of which one must match somewhere in the text,
     ignoring case; `cpu_family` and `cpu_model` list numbers ("17") and ranges ("16-31");
+    `compute_capability` lists capabilities ("9.0"), also with all that are newer ("8.0-");
     `features` must all be present and none of `lacks` (a hypervisor may show another model's
     number, so what a processor can do is not left to its number); the others list texts of which
     one must be equal. Empty means no condition.
@@ -154,6 +155,9 @@ class Match:
         for text in (*self.cpu_family, *self.cpu_model):
             if not re.fullmatch(r"\d{1,9}(-\d{1,9})?", text):
                 raise ValueError(f"{show(text)} given, expected a number or a range like '16-31'")
+        for text in self.compute_capability:
+            if not re.fullmatch(r"\d{1,4}\.\d{1,4}-?", text):
+                raise ValueError(f"{show(text)} given, expected a capability like '9.0' or '8.0-'")
         for pattern in (*self.name, *self.board):
             if len(pattern) > _LONGEST_PATTERN:
                 raise ValueError(f"{show(pattern)} is longer than {_LONGEST_PATTERN} characters")

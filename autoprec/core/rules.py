@@ -172,7 +172,9 @@ def _expect(facts: DeviceFacts, accepted: tuple[Candidate, ...]) -> str:
     best = accepted[0].policy
     if best is Policy.FLOAT32:
         if len(accepted) > 1:
-            return "unknown hardware: nothing can be expected before it is measured"
+            return (
+                "not known to be faster than float32: nothing can be expected before it is measured"
+            )
         return "no speed-up over float32 is to be expected: no faster dtype is native here"
     ratio = facts.measured_ratio(best.compute_dtype)
     if ratio is not None:

@@ -1,7 +1,7 @@
 """The catalogue: every known family of hardware, read strictly from profiles/devices/*.yaml.
 
 A row inherits from the one named by `from:` everything but what belongs to one product alone: its
-title, source, note, peaks and memory bandwidth. Knowledge of hardware belongs into those files, not
+title, source, peaks and memory bandwidth. Knowledge of hardware belongs into those files, not
 here.
 """
 
@@ -190,10 +190,9 @@ def _inherit(parent: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any
         "match": {**parent.get("match", {}), **row.get("match", {})},
         "dtypes": dtypes,
     }
-    for key in ("kind", "features"):
+    for key in ("kind", "features", "note"):
         if key in row or key in parent:
             merged[key] = row.get(key, parent.get(key))
-    for key in ("memory_bandwidth_gbps", "note"):
-        if key in row:
-            merged[key] = row[key]
+    if "memory_bandwidth_gbps" in row:
+        merged["memory_bandwidth_gbps"] = row["memory_bandwidth_gbps"]
     return merged

@@ -77,7 +77,7 @@ def hypothetical(family: Family) -> Observation:
         kind=family.kind,
         vendor=_first(match.vendor),
         architecture=_first(match.architecture),
-        compute_capability=_first(match.compute_capability),
+        compute_capability=_first(match.compute_capability).removesuffix("-"),
         pci=_first(match.pci),
         pci_subsystem=_first(match.pci_subsystem),
         cpu_family=_low(match.cpu_family),

@@ -21,7 +21,7 @@ def matches(family: Family, seen: Observation) -> bool:
         and _found(match.board, seen.board)
         and _equal(match.vendor, seen.vendor)
         and _equal(match.architecture, seen.architecture)
-        and _equal(match.compute_capability, seen.compute_capability)
+        and _capable(match.compute_capability, seen.compute_capability)
         and _equal(match.pci, seen.pci)
         and _equal(match.pci_subsystem, seen.pci_subsystem)
         and _equal(match.implementer, seen.implementer)
@@ -47,6 +47,24 @@ def _found(patterns: Iterable[str], text: str) -> bool:
 def _equal(texts: Iterable[str], text: str) -> bool:
     texts = tuple(each.lower() for each in texts)
     return not texts or text.lower() in texts
+
+
+def _capable(ranges: Iterable[str], text: str) -> bool:
+    """Whether a compute capability is one of "9.0", or from one of "8.0-" on."""
+    ranges = tuple(ranges)
+    if not ranges or not re.fullmatch(r"\d+\.\d+", text):
+        return not ranges
+    seen = _version(text)
+    for each in ranges:
+        low = _version(each.removesuffix("-"))
+        if seen == low or (each.endswith("-") and seen > low):
+            return True
+    return False
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
 
 
 def _within(ranges: Iterable[str], number: int | None) -> bool:

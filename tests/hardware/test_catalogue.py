@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from autoprec.core.device import DeviceKind, Match, Observation, Support
-from autoprec.core.dtypes import DType
+from autoprec.core.device import DeviceKind, Family, Match, Observation, Support, merge
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.rules import propose
 from autoprec.errors import CatalogueError
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
+from autoprec.hardware.matching import matches
 
 CATALOGUE = load_catalogue()
 FAMILIES = {family.name: family for family in CATALOGUE.families}
@@ -103,9 +105,13 @@ def test_a_family_narrows_its_parents_conditions(family):
     """A child's list of equals is a part of its parent's; otherwise it would be no child."""
     if family.ancestors:
         parent = FAMILIES[family.ancestors[0]].match
-        for name in ("compute_capability", "architecture", "pci", "vendor"):
+        for name in ("architecture", "pci", "vendor"):
             wider = getattr(parent, name)
             assert not wider or set(getattr(family.match, name)) <= set(wider), name
+        for capability in family.match.compute_capability:
+            seen = Observation(family.kind, compute_capability=capability.removesuffix("-"))
+            wider = Match(compute_capability=parent.compute_capability)
+            assert matches(Family("parent", family.kind, "", (), wider), seen)
 
 
 @each_family
@@ -156,6 +162,22 @@ def test_a_generic_row_stands_for_each_kind():
         ("Tesla K80", "3.7", "nvidia-kepler-maxwell"),
         ("", "8.0", "nvidia-ampere"),
         ("NVIDIA Something", "", "generic-cuda"),
+        ("NVIDIA Something", "unknown", "generic-cuda"),
+        ("NVIDIA VR200", "10.7", "nvidia-rubin"),
+        ("NVIDIA Something", "8.8", "nvidia-newer"),
+        ("NVIDIA Something", "13.0", "nvidia-newer"),
+        ("Quadro T2000", "7.5", "nvidia-turing-gtx16"),
+        ("Quadro RTX 4000", "7.5", "nvidia-turing"),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+            "12.0",
+            "nvidia-rtx-pro-6000-blackwell-server",
+        ),
+        (
+            "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+            "12.0",
+            "nvidia-rtx-pro-6000-blackwell",
+        ),
     ],
 )
 def test_gpus_are_told_apart_by_whole_words(name, capability, family):
@@ -175,6 +197,13 @@ def test_gpus_are_told_apart_by_whole_words(name, capability, family):
         (25, 97, "amd-zen4"),
         (25, 160, "amd-zen4"),
         (26, 2, "amd-zen5"),
+        (26, 0x4F, "amd-zen5"),
+        (26, 0x50, "amd-zen6"),
+        (26, 0x60, "amd-zen5"),
+        (26, 0x80, "amd-zen6"),
+        (26, 0xAF, "amd-zen6"),
+        (26, 0xC0, "amd-zen6"),
+        (26, 0xD0, "amd-family-26"),
         (99, 2, "generic-x86"),
         (None, None, "generic-x86"),
     ],
@@ -190,6 +219,137 @@ def test_amd_cpus_are_told_apart_by_family_and_model(cpu_family, model, family):
     assert CATALOGUE.family_of(seen).name == family
 
 
+@pytest.mark.parametrize(
+    ("cpu_family", "model", "features", "family", "bfloat16"),
+    [
+        (19, 1, {"amx_bf16", "avx512_bf16"}, "intel-diamond-rapids", Support.NATIVE),
+        (18, 1, {"avx512_bf16"}, "intel-nova-lake", Support.NATIVE),
+        (18, 3, {"avx2"}, "intel-nova-lake", Support.EMULATED),
+        (6, 0xDD, {"avx2"}, "intel-clearwater-forest", Support.EMULATED),
+        (6, 0xCC, {"avx2"}, "intel-panther-lake", Support.EMULATED),
+        (6, 0xD5, {"avx2"}, "intel-panther-lake", Support.EMULATED),
+        (6, 0xAF, {"avx2"}, "intel-sierra-forest", Support.EMULATED),
+    ],
+)
+def test_intel_cpus_are_told_apart_by_family_and_model(
+    cpu_family, model, features, family, bfloat16
+):
+    seen = Observation(
+        DeviceKind.CPU,
+        vendor="GenuineIntel",
+        architecture="x86_64",
+        cpu_family=cpu_family,
+        cpu_model=model,
+        features=frozenset(features),
+    )
+    found = CATALOGUE.family_of(seen)
+    assert found.name == family
+    assert merge(seen, found).fact(DType.BFLOAT16).support is bfloat16
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family", "float16"),
+    [
+        ("gfx900", "amd-vega", Support.EMULATED),
+        ("gfx906", "amd-vega20", Support.NATIVE),
+        ("gfx1010", "amd-rdna1", Support.EMULATED),
+        ("gfx1012", "amd-rdna1-dot", Support.NATIVE),
+        ("gfx1030", "amd-rdna2", Support.NATIVE),
+        ("gfx1250", "amd-mi455x", Support.NATIVE),
+        ("gfx1251", "amd-mi430x", Support.NATIVE),
+    ],
+)
+def test_float16_is_native_where_it_accumulates_in_float32(architecture, family, float16):
+    found = CATALOGUE.family_of(Observation(DeviceKind.ROCM, architecture=architecture))
+    assert found.name == family
+    assert found.dtypes[DType.FLOAT16].support is float16
+
+
+@pytest.mark.parametrize(
+    ("kind", "pci", "family"),
+    [
+        (DeviceKind.ROCM, "1002:74a1", "amd-mi300x"),
+        (DeviceKind.ROCM, "1002:74a2", "amd-mi308x"),
+        (DeviceKind.ROCM, "1002:74a9", "amd-mi300x-hf"),
+        (DeviceKind.ROCM, "1002:74b9", "amd-mi325x"),
+        (DeviceKind.XPU, "8086:b080", "intel-xe3-lpg"),
+        (DeviceKind.XPU, "8086:fd81", "intel-xe3-lpg"),
+        (DeviceKind.TPU, "1ae0:0076", "tpu-v7x"),
+    ],
+)
+def test_pci_ids_tell_products_apart(kind, pci, family):
+    architecture = "gfx942" if kind is DeviceKind.ROCM else ""
+    seen = Observation(kind, pci=pci, architecture=architecture)
+    assert CATALOGUE.family_of(seen).name == family
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "cpu"),
+    [
+        ("Apple M1", "apple-m1", "apple-m1-cpu"),
+        ("Apple M2 Pro", "apple-m2-pro", "apple-m2-cpu"),
+        ("Apple M5", "apple-m5", "apple-m5-cpu"),
+        ("Apple M5 Max", "apple-m5-max", "apple-m5-cpu"),
+    ],
+)
+def test_a_mac_is_known_by_its_chip_and_its_cpu_is_left_in_float32(name, gpu, cpu):
+    assert CATALOGUE.family_of(Observation(DeviceKind.MPS, name=name)).name == gpu
+    seen = Observation(
+        DeviceKind.CPU,
+        name=name,
+        architecture="arm64",
+        implementer="0x61",
+        features=frozenset({"bf16", "fp16"}),
+    )
+    family = CATALOGUE.family_of(seen)
+    assert family.name == cpu
+    facts = merge(seen, family)
+    assert facts.fact(DType.BFLOAT16).support is Support.UNKNOWN
+    assert propose(facts).policies == (Policy.FLOAT32,)
+
+
+@pytest.mark.parametrize(
+    ("implementer", "part", "board", "family"),
+    [
+        ("0x41", "0xd84", "Amazon EC2", "arm-graviton5"),
+        ("0x41", "0xd84", "", "arm-neoverse-v3"),
+        ("0x4e", "0x010", "", "nvidia-vera"),
+    ],
+)
+def test_arm_cpus_are_told_apart_by_implementer_and_part(implementer, part, board, family):
+    seen = Observation(
+        DeviceKind.CPU,
+        architecture="aarch64",
+        implementer=implementer,
+        part=part,
+        board=board,
+        features=frozenset({"asimdhp", "bf16"}),
+    )
+    found = CATALOGUE.family_of(seen)
+    assert found.name == family
+    assert merge(seen, found).fact(DType.BFLOAT16).support is Support.NATIVE
+
+
+def test_what_a_newer_nvidia_gpu_has_is_assumed_and_says_so():
+    seen = Observation(DeviceKind.CUDA, name="NVIDIA Next", compute_capability="14.0")
+    facts = merge(seen, CATALOGUE.family_of(seen))
+    for dtype in (DType.TF32, DType.BFLOAT16, DType.FLOAT16):
+        assert facts.fact(dtype).support is Support.NATIVE
+        assert "assumed" in facts.fact(dtype).reason
+    assert propose(facts).recommended is Policy.MIXED_BFLOAT16
+
+
+@pytest.mark.parametrize("text", ["8", "8.x", "-8.0", "8.0-9.0", ""])
+def test_a_capability_is_a_version_or_one_and_all_newer(text):
+    with pytest.raises(ValueError, match="expected a capability like"):
+        Match(compute_capability=(text,))
+
+
+@pytest.mark.parametrize("name", ["nvidia-p100-pcie-16gb", "nvidia-p40", "nvidia-v100-sxm2"])
+def test_what_current_wheels_leave_out_says_so_on_every_product(name):
+    assert "CUDA 12.6" in FAMILIES[name].note
+
+
 def test_everything_the_catalogue_must_know_is_there():
     capabilities = {c for f in FAMILIES.values() for c in f.match.compute_capability}
     assert capabilities >= {"6.0", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"}
@@ -197,11 +357,11 @@ def test_everything_the_catalogue_must_know_is_there():
     for part in (
         *(f"amd-cdna{i}" for i in range(1, 5)),
         *(f"amd-rdna{i}" for i in range(2, 5)),
-        *(f"amd-zen{i}" for i in range(2, 6)),
-        *(f"apple-m{i}" for i in range(1, 5)),
+        *(f"amd-zen{i}" for i in range(2, 7)),
+        *(f"apple-m{i}" for i in range(1, 6)),
         *(f"tpu-v{i}" for i in ("2", "3", "4", "5e", "5p", "6e", "7x")),
         *(f"arm-neoverse-{i}" for i in ("n1", "n2", "v1", "v2")),
-        *(f"arm-graviton{i}" for i in (2, 3, 4)),
+        *(f"arm-graviton{i}" for i in (2, 3, 4, 5)),
         *("intel-skylake-sp", "intel-cooper-lake", "intel-granite-rapids", "intel-xe-hpc"),
     ):
         assert part in names, part
@@ -245,7 +405,7 @@ families:
     kind: cpu
     title: CPU
     source: a book
-    note: only of this one
+    note: of all of them
     memory_bandwidth_gbps: 10
     match: {vendor: [Acme]}
     dtypes:
@@ -263,7 +423,7 @@ families:
     child = catalogue.family("child")
     assert child.ancestors == ("generic-cpu",)
     assert child.source == ("another", "book")
-    assert (child.note, child.memory_bandwidth_gbps) == ("", None)
+    assert (child.note, child.memory_bandwidth_gbps) == ("of all of them", None)
     assert (child.match.vendor, child.match.cpu_model) == (("Acme",), ("1-3",))
     row = child.dtypes[DType.FLOAT16]
     assert (row.support, row.alignment, row.reason) == (Support.NATIVE, 4, "")
