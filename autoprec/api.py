@@ -23,17 +23,18 @@ from autoprec.core.rules import propose
 from autoprec.core.space import parse_batch_sizes
 from autoprec.errors import AutoprecWarning, DeviceUnusable, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical, named
+from autoprec.hardware.lookup import hypothetical, named, with_figures
 from autoprec.hardware.observe import OnWait, names_kind, observe
 from autoprec.hardware.observe import select as select_devices
 from autoprec.profiles import default_path, load_folder, load_profile, save_profile
 
 if TYPE_CHECKING:
     from autoprec.backends.base import Backend
+    from autoprec.core.plan import Plan
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options
 
-__all__ = ["apply_profile", "check_profile", "load_profile", "probe", "tune"]
+__all__ = ["apply_profile", "check_profile", "load_profile", "plan", "probe", "tune"]
 
 
 # Probe -------------------------------------------------------------------------------------------
@@ -115,16 +116,10 @@ def tune(
     """
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
-    from autoprec.tuning.options import Options as TuneOptions
     from autoprec.tuning.taskfile import check_task_path
     from autoprec.tuning.work import Place, Work
 
-    if options is not None and settings:
-        raise UsageError("give options or single settings, not both")
-    try:
-        chosen = options or TuneOptions(**_parsed(settings))
-    except TypeError as error:
-        raise UsageError(f"tune: {error}") from error
+    chosen = _chosen(options, settings)
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
     tell = listener or silent
@@ -144,6 +139,49 @@ def tune(
     profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
     save_profile(profile, output)
     return profile
+
+
+def plan(
+    task: str | Path,
+    *,
+    device: str | None = None,
+    options: Options | None = None,
+    listener: Listener | None = None,
+    **settings: Any,
+) -> Plan:
+    """Say what `tune` would try for a task on a device, and what that can bring; measure nothing.
+
+    The task takes one step on this machine's CPU. `device` names a device here ("cuda:0") or one
+    that need not be here, of the catalogue ("v100"); without it the first device here is taken.
+    Nothing is written. `settings` are those of `tune`. Raises as `tune` and `probe` do.
+    """
+    from autoprec.tuning import planning
+    from autoprec.tuning.events import silent
+    from autoprec.tuning.taskfile import check_task_path
+    from autoprec.tuning.work import Place, Work
+
+    path, chosen = check_task_path(task), _chosen(options, settings)
+    seen = _probe_here()
+    facts = probe(device=device).devices[0].facts if device else seen.devices[0].facts
+    cpu = next(each.facts for each in seen.devices if each.facts.kind is DeviceKind.CPU)
+    software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
+    here = Place(cpu, software, lambda known: known, _visible(cpu))
+    catalogue = load_catalogue()
+    row = with_figures(catalogue, catalogue.family(facts.family))
+    figures = facts if row.name == facts.family else merge(hypothetical(row), row)
+    return planning.plan(Work(path, here, chosen, listener or silent), facts, figures)
+
+
+def _chosen(options: Options | None, settings: Mapping[str, Any]) -> Options:
+    """The options as they were given, whole or one by one."""
+    from autoprec.tuning.options import Options as TuneOptions
+
+    if options is not None and settings:
+        raise UsageError("give options or single settings, not both")
+    try:
+        return options or TuneOptions(**_parsed(settings))
+    except TypeError as error:
+        raise UsageError(f"tune: {error}") from error
 
 
 def _on_the_first_usable(

@@ -32,6 +32,7 @@ examples:
   autoprec tune model.py --policies mixed_float16 this policy whatever the rules say
   autoprec tune model.py --grid --batch-sizes 32-512 --policies float32,bf16
                                                   a table of step times by batch and policy
+  autoprec tune model.py --plan --device v100     what would be tried there, and what to expect
   autoprec tune model.py --storage sqlite:///s.db the study in a database
 
 A tuning that was stopped goes on where it stopped when the same command is run again.
@@ -59,7 +60,16 @@ def add_parser(subparsers: Any) -> None:
         help="where the profile goes (default: beside the task)",
     )
     parser.add_argument(
-        "--device", metavar="KIND[:INDEX]", help="cpu, cuda, rocm, xpu, mps or tpu (default: best)"
+        "--device",
+        metavar="KIND[:INDEX]",
+        help="cpu, cuda, rocm, xpu, mps or tpu (default: best); with --plan also one that need not "
+        "be here, by name: v100, tpu v5e",
+    )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="measure nothing: take one step on the CPU, and print what would be tried on the "
+        "device, what is refused, and what can be expected",
     )
     _add_search(parser)
     _add_proof(parser)
@@ -188,6 +198,8 @@ def run(arguments: argparse.Namespace) -> int:
     from autoprec.tuning.taskfile import check_task_path
 
     options = _options(arguments)
+    if arguments.plan:
+        return _plan(arguments, options)
     task = check_task_path(arguments.task)
     output = check_output(options.output or default_path(task), task)
     listener = (
@@ -208,6 +220,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         json.dump(to_plain(profile), sys.stdout, indent=2)
         print()
+    return 0
+
+
+def _plan(arguments: argparse.Namespace, options: Any) -> int:
+    """Print the plan on stdout, and return the exit code."""
+    from autoprec.api import plan
+    from autoprec.core.codec import to_plain
+    from autoprec.reporting.plan import print_plan
+
+    if options.output is not None:
+        raise UsageError("--plan writes no file; leave --output out")
+    with _stoppable():
+        try:
+            made = plan(arguments.task, device=arguments.device, options=options)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; a plan keeps nothing") from None
+    if arguments.json:
+        json.dump(to_plain(made), sys.stdout, indent=2)
+        print()
+    else:
+        print_plan(made)
     return 0
 
 

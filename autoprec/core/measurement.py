@@ -82,6 +82,20 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """One operator of a float32 training step, or `count` of the same size; views are none.
+
+    Its floating-point operations, and the bytes it reads and writes: those that grow with the batch
+    for each sample, and `fixed_bytes` those of weights and their gradients.
+    """
+
+    flops_per_sample: float
+    bytes_per_sample: float
+    fixed_bytes: int
+    count: int = 1
+
+
+@dataclass(frozen=True)
 class TaskFacts:
     """What one float32 step showed of the task.
 
@@ -89,7 +103,8 @@ class TaskFacts:
     `splittable` says whether the accumulated gradient of two halves equals the unsplit one;
     `split_reason` why not. `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
-    out, `trainable_bytes` the weights that an update changes (0: not counted).
+    out, `trainable_bytes` the weights that an update changes, `optimizer_bytes` what the optimizer
+    keeps for them (0: not counted). `kernels` are what one forward and backward pass runs.
     `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
     are rounded without any recipe, empty where there are none; `uses_tf32` says that those are
     TF32, and `compiled` that the model compiles its step itself. `optimizer_share` is the
@@ -115,6 +130,8 @@ class TaskFacts:
     flops_per_sample: float | None = None
     saved_bytes_per_sample: float = 0.0
     trainable_bytes: int = 0
+    optimizer_bytes: int = 0
+    kernels: tuple[Kernel, ...] = ()
     low_precision: str = ""
     uses_tf32: bool = False
     compiled: bool = False

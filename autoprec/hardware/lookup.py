@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from autoprec.core.codec import show
 from autoprec.core.device import DeviceKind, Family, Observation
+from autoprec.core.dtypes import DType
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import Catalogue
 
@@ -88,6 +89,20 @@ def hypothetical(family: Family) -> Observation:
         notes=(_NOT_HERE,),
         hypothetical=True,
     )
+
+
+def with_figures(catalogue: Catalogue, family: Family) -> Family:
+    """The family, or the first product of it, whose row has the vendor's peaks and bandwidth.
+
+    The family itself where no row has them: products of a family differ in both.
+    """
+
+    def told(row: Family) -> bool:
+        float32 = row.dtypes.get(DType.FLOAT32)
+        return bool(row.memory_bandwidth_gbps and float32 and float32.peak_dense_tflops)
+
+    products = (row for row in catalogue.families if family.name in row.ancestors)
+    return next((row for row in (family, *products) if told(row)), family)
 
 
 def _words(text: str) -> tuple[str, ...]:

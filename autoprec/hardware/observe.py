@@ -142,7 +142,9 @@ def select(devices: Sequence[Observation], chosen: str | None) -> tuple[Observat
     kinds = [kind.value for kind in DeviceKind]
     if name not in kinds or (colon and not (number.isascii() and number.isdigit())):
         raise UsageError(
-            f"unknown device {chosen!r}: expected KIND[:INDEX], KIND one of {', '.join(kinds)}"
+            f"unknown device {chosen!r}: expected KIND[:INDEX], KIND one of {', '.join(kinds)}; of "
+            "one that is not here `autoprec probe --device NAME` and `autoprec tune TASK.py --plan "
+            "--device NAME` tell what is known"
         )
     found = [d for d in devices if d.kind.value == name and (not colon or d.index == int(number))]
     if not found:

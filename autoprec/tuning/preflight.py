@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoprec.core.device import DeviceFacts, DeviceKind, Support
-from autoprec.core.dtypes import Policy
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.islands import resolve_patterns
 from autoprec.core.knobs import plausible_knobs
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, KNOBS, KnobValue
 from autoprec.core.rules import Proposal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
-from autoprec.errors import AutoprecError, DeviceUnusable, TaskError
+from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError
 from autoprec.tuning.events import Note, Stage
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import BASELINE_BATCH
@@ -35,13 +35,18 @@ def preflight(work: Work, study: Study, runner: Runner) -> TaskFacts:
     if known is not None:
         return known
     work.listener(Stage("preflight", "one float32 step"))
-    try:
-        batch = runner.load().batch_size or _first_batch(work)
-        facts = _describe(work, runner, batch)
-    except WorkerFailure as failure:
-        raise _first_step_failed(failure) from failure
+    facts = describe(work, runner)
     study.remember("task", facts)
     return facts
+
+
+def describe(work: Work, runner: Runner) -> TaskFacts:
+    """Take one float32 step, at the user's batch where that fits in memory, and describe it."""
+    try:
+        batch = runner.load().batch_size or _first_batch(work)
+        return _describe(work, runner, batch)
+    except WorkerFailure as failure:
+        raise _first_step_failed(failure) from failure
 
 
 def load(work: Work, runner: Runner) -> Loaded:
@@ -84,6 +89,15 @@ def _describe(work: Work, runner: Runner, batch: int) -> TaskFacts:
             if failure.kind is not FailureKind.OUT_OF_MEMORY or batch == 1:
                 raise
             batch = max(1, batch // 4)
+
+
+def refuse_absent_tf32(work: Work, facts: DeviceFacts) -> None:
+    """Raise `UsageError` where TF32 was asked for and the device has none."""
+    if Policy.TF32 in work.options.policies and facts.fact(DType.TF32).support is Support.ABSENT:
+        raise UsageError(
+            f"--policies tf32: {facts.name} has no TF32, so it would be float32 by another name; "
+            "leave it out"
+        )
 
 
 def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Proposal) -> Space:

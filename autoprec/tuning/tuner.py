@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoprec.backends.base import DeviceMemory
-from autoprec.core.device import DeviceFacts, Support
-from autoprec.core.dtypes import DType, Policy
+from autoprec.core.device import DeviceFacts
+from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.memory_mode import surely_pays
 from autoprec.core.outcomes import Outcome, Status, shortlist
@@ -24,7 +24,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Proposal, Refusal, propose
 from autoprec.core.search import settled_baseline
 from autoprec.core.space import BATCH, Point, Space
-from autoprec.errors import NoFeasibleRecipe, UsageError
+from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.contest import may_share
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
@@ -36,6 +36,7 @@ from autoprec.tuning.preflight import (
     build_space,
     load,
     preflight,
+    refuse_absent_tf32,
     wanted_multiple,
 )
 from autoprec.tuning.proving import Prover, is_reference, keeps_arithmetic
@@ -127,11 +128,7 @@ def _look(work: Work, study: Study) -> tuple[DeviceFacts, Proposal]:
         work.listener(Stage("probe", "timing this device's matrix products"))
         facts = work.place.measure(work.place.facts)
         study.remember("facts", facts)
-    if Policy.TF32 in work.options.policies and facts.fact(DType.TF32).support is Support.ABSENT:
-        raise UsageError(
-            f"--policies tf32: {facts.name} has no TF32, so it would be float32 by another name; "
-            "leave it out"
-        )
+    refuse_absent_tf32(work, facts)
     return facts, propose(facts, work.options.policies)
 
 

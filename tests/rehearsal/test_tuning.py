@@ -123,6 +123,10 @@ def test_the_largest_batch_that_fits_is_found_without_a_crash(tuned: Any) -> Non
     assert ran
     assert left_out
     assert max(ran) < min(int(n) for n in left_out)
+    plan = ("tune", TASKS / "wide.py", "--plan", "--device", "cuda", "--json")
+    memory = json.loads(tuned("wide").machine.autoprec(*plan).stdout)["memory"]
+    foreseen = memory["fixed_bytes"] + max(ran) * memory["bytes_per_sample"]
+    assert foreseen == pytest.approx(max(int(mib) for _, mib in runs) * 2**20, rel=0.25)
     budget = profile.evidence.memory_budget_bytes or 0  # of what is free, not of all there is
     assert max(int(mib) for _, mib in runs) * 2**20 > budget / 2
     assert budget == pytest.approx(0.92 * 0.75 * GIB, rel=0.01)

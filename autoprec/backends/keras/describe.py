@@ -26,10 +26,11 @@ from autoprec.backends.keras.running import (
     loss_of,
     number,
     on_tensorflow,
+    optimizers_of,
     placed_on,
     variables,
 )
-from autoprec.core.measurement import Dimension, TaskFacts, Unit
+from autoprec.core.measurement import Dimension, Kernel, TaskFacts, Unit
 
 _SPLIT_TOLERANCE = 1e-4
 
@@ -53,11 +54,11 @@ def describe(
         model = build_model(task, seed, batch)
         placed = place(model)
         report("describe", 0)
-        counted, warnings = _count(model, placed, batch)
+        samples = count_samples(task, batch)
+        counted, run, saved, warnings = _count(model, placed, batch, samples)
         splittable, why = _splittable(task, model, placed, batch)
         report("describe", 1)
         seconds = _one_step(model, batch)
-    samples = count_samples(task, batch)
     flops = sum(counted.values())
     weights = model.weights
     return TaskFacts(
@@ -73,7 +74,10 @@ def describe(
         splittable=splittable,
         split_reason=why,
         flops_per_sample=flops / samples if flops else None,
+        saved_bytes_per_sample=saved / samples,
         trainable_bytes=sum(_size(w) * _width(w) for w in model.trainable_weights),
+        optimizer_bytes=_state_bytes(model),
+        kernels=run,
         low_precision=low_precision(placed),
         uses_tf32=device != "cpu" and _rounds_to_tf32(),
         compiled=bool(model.jit_compile),
@@ -87,15 +91,31 @@ def describe(
 
 
 def _count(
-    model: Any, placed: Sequence[Placed], batch: Any
-) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Operations by unit in one forward and backward pass."""
+    model: Any, placed: Sequence[Placed], batch: Any, samples: int
+) -> tuple[dict[str, int], tuple[Kernel, ...], int, tuple[str, ...]]:
+    """Operations by unit, kernels, and bytes kept in one forward and backward pass."""
     if on_tensorflow():
-        return operations_by_unit(trace_step(model, placed, batch)), ()
-    return {}, (
-        "Keras runs on torch: operations are not counted, and the loss scale and islands of "
-        "float16 cannot be looked for; for those set KERAS_BACKEND=tensorflow",
+        from autoprec.backends.keras.costs import kernels, saved_bytes
+
+        step = trace_step(model, placed, batch)
+        shapes = {tuple(int(length) for length in w.shape) for w in model.weights}
+        run = kernels(step, shapes, samples)
+        return operations_by_unit(step), run, saved_bytes(step), ()
+    return (
+        {},
+        (),
+        0,
+        (
+            "Keras runs on torch: operations are not counted, and the loss scale and islands of "
+            "float16 cannot be looked for; for those set KERAS_BACKEND=tensorflow",
+        ),
     )
+
+
+def _state_bytes(model: Any) -> int:
+    """The bytes that the model's optimizers keep beside the weights."""
+    kept = [v for optimizer in optimizers_of(model).values() for v in optimizer.variables]
+    return sum(_size(variable) * _width(variable) for variable in kept)
 
 
 def _one_step(model: Any, batch: Any) -> float:

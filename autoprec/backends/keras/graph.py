@@ -146,7 +146,7 @@ def operations_by_unit(step: StepGraph) -> dict[str, int]:
     inside = {call.unit.path for call in loops}
     totals: dict[str, int] = {}
     for operation in step.operations:
-        count = _products(operation)
+        count = products(operation)
         path = step.unit_of(operation.name) or "" if count else ""
         if count and path not in inside:  # beside the loop is a first step that is never run
             totals[path] = totals.get(path, 0) + count
@@ -169,7 +169,7 @@ def _recurrent(call: Call) -> int:
     return 3 * _MULTIPLY_ADD * batch * time * (weights - bias)
 
 
-def _products(operation: Any) -> int:
+def products(operation: Any) -> int:
     """The multiply-adds of one operation times two; 0 for what is no product."""
     count = _COUNTERS.get(operation.type)
     if count is None:

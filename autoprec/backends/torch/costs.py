@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoprec.backends.base import Task
 from autoprec.backends.torch.flops import by_module, counter
 from autoprec.backends.torch.running import compute_loss, seed_everything
+from autoprec.backends.torch.tensors import tensors_in
+from autoprec.core.measurement import Kernel
 
 Result = TypeVar("Result")
 
@@ -53,6 +57,48 @@ def _count(task: Task, model: nn.Module, batch: Any, seed: int, *, tracked: bool
     with mode:
         passed(task, model, batch, seed)
     return by_module(mode, model) if tracked else {"": mode.get_total_flops()}
+
+
+class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator that computes something: its operations and its operands' bytes."""
+
+    def __init__(self, model: nn.Module, samples: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        shapes = {tuple(sorted(p.shape)) for p in model.parameters()}
+        self._gradients = {shape for shape in shapes if samples not in shape}
+        self._formulas = counter(by_module=False).flop_registry
+        self.found: Counter[tuple[int, int, int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            formula = self._formulas.get(func.overloadpacket)
+            flops = formula(*args, **(kwargs or {}), out_val=result) if formula else 0
+            sizes = {True: 0, False: 0}
+            for tensor in tensors_in([args, kwargs, result]):
+                sizes[self._is_fixed(tensor)] += tensor.numel() * tensor.element_size()
+            self.found[int(flops), sizes[False], sizes[True]] += 1
+        return result
+
+    def _is_fixed(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a weight, or shaped as one's gradient is, no size of it the batch's."""
+        if tuple(sorted(tensor.shape)) in self._gradients:
+            return True
+        return tensor.untyped_storage().data_ptr() in self._weights
+
+
+def kernels(
+    task: Task, model: nn.Module, batch: Any, seed: int, samples: int
+) -> tuple[Kernel, ...]:
+    """What one forward and backward pass runs."""
+    watch = _Kernels(model, samples)
+    with watch:
+        passed(task, model, batch, seed)
+    return tuple(
+        Kernel(flops / samples, growing / samples, fixed, count)
+        for (flops, growing, fixed), count in watch.found.items()
+    )
 
 
 def saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:

@@ -17,7 +17,13 @@ from torch import nn
 
 from autoprec.backends.base import Report, Task
 from autoprec.backends.memory import can_keep_freed_memory
-from autoprec.backends.torch.costs import attempt, operations, passed, saved_bytes
+from autoprec.backends.torch.costs import (
+    attempt,
+    kernels,
+    operations,
+    passed,
+    saved_bytes,
+)
 from autoprec.backends.torch.fused import fusable
 from autoprec.backends.torch.low_precision import (
     LOW,
@@ -67,8 +73,10 @@ def describe(
     saved, _ = attempt(lambda: saved_bytes(task, model, batch, seed))
     may_split, why_not = splittable(task, model, batch, found, seed)
     report("describe", 1)
-    seconds, share = _one_step(task, model, batch, device)
+    optimizer = build_optimizer(task, model)
+    seconds, share = _one_step(task, model, optimizer, batch, device)
     samples = found.count(batch)
+    run, _ = attempt(lambda: kernels(task, model, batch, seed, samples))
     flops = sum(counted.values())
     parameters = list(model.parameters())
     return TaskFacts(
@@ -86,6 +94,8 @@ def describe(
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=(saved or 0) / samples,
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
+        optimizer_bytes=_state_bytes(optimizer),
+        kernels=run or (),
         low_precision=low_precision(model, autocasts, device_type),
         uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,
@@ -99,12 +109,13 @@ def describe(
     )
 
 
-def _one_step(task: Task, model: nn.Module, batch: Any, device: str) -> tuple[float, float]:
+def _one_step(
+    task: Task, model: nn.Module, optimizer: Any, batch: Any, device: str
+) -> tuple[float, float]:
     """Seconds of a second optimizer step (the first one warms up), and the optimizer's share.
 
     The share is 0 where fused kernels are not to be tried.
     """
-    optimizer = build_optimizer(task, model)
     seconds = updating = 0.0
     for _ in range(2):
         start = time.perf_counter()
@@ -118,6 +129,12 @@ def _one_step(task: Task, model: nn.Module, batch: Any, device: str) -> tuple[fl
         seconds = time.perf_counter() - start
         updating = time.perf_counter() - between
     return seconds, updating / seconds if fusable(optimizer) else 0.0
+
+
+def _state_bytes(optimizer: Any) -> int:
+    """The bytes that an optimizer keeps beside the weights, once it has stepped."""
+    kept = tensors_in([dict(state) for state in getattr(optimizer, "state", {}).values()])
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
 
 def _synchronize(device: str) -> None:

@@ -202,6 +202,23 @@ def test_attention_recurrence_and_own_products_have_their_share():
     assert shares["multi_head_attention/query"] * per_sample == pytest.approx(3 * 2 * 6 * 8 * 8)
 
 
+def test_kernels_and_kept_bytes_are_counted_from_the_graph():
+    def model():
+        inputs = keras.layers.Input((8,))
+        x = keras.layers.Dense(16, activation="tanh", use_bias=False)(inputs)
+        return compiled(keras.Model(inputs, keras.layers.Dense(4, use_bias=False)(x)))
+
+    facts = describe(task(build_model=model))
+    flops = sum(kernel.count * kernel.flops_per_sample for kernel in facts.kernels)
+    assert flops == pytest.approx(facts.flops_per_sample)
+    first = next(k for k in facts.kernels if k.flops_per_sample == 2 * 8 * 16)
+    assert first.bytes_per_sample == 4 * (8 + 16)
+    assert first.fixed_bytes == 4 * 8 * 16
+    # Inputs and tanh's outputs for the products' gradients; the loss keeps a few numbers more.
+    assert 4 * (8 + 16) <= facts.saved_bytes_per_sample <= 4 * (8 + 16 + 4 * 4)
+    assert facts.optimizer_bytes >= 0
+
+
 def test_batch_normalisation_forbids_splitting_and_dropout_does_not():
     def model(layer):
         return compiled(

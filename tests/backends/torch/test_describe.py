@@ -432,3 +432,26 @@ def test_a_rounded_baseline_is_part_of_the_facts() -> None:
         torch.set_float32_matmul_precision("medium")
         assert "apply_profile leaves the setting" in facts().low_precision
     assert facts().low_precision == ""
+
+
+def test_kernels_are_what_a_step_runs_with_their_operands() -> None:
+    found = facts(build_optimizer=lambda model: torch.optim.Adam(model.parameters()))
+    flops = sum(kernel.count * kernel.flops_per_sample for kernel in found.kernels)
+    assert flops == pytest.approx(found.flops_per_sample)
+    first = next(k for k in found.kernels if k.flops_per_sample == 2 * 4 * 16)
+    assert first.bytes_per_sample == 4 * (4 + 16)  # images in, features out
+    assert first.fixed_bytes == 4 * (4 * 16 + 16)
+    assert all(kernel.bytes_per_sample or kernel.fixed_bytes for kernel in found.kernels)
+    weights = 4 * 16 + 16 + 16 + 1
+    assert 0 <= found.optimizer_bytes - 2 * 4 * weights <= 4 * 4  # Adam's moments and its counts
+
+
+def test_kernels_that_cannot_be_watched_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no dispatch here")
+
+    monkeypatch.setattr(costs, "passed", fail)
+    assert costs.attempt(lambda: costs.kernels(task(), small(), None, 0, 1)) == (
+        None,
+        "RuntimeError: no dispatch here",
+    )

@@ -1,0 +1,72 @@
+"""Plans a tuning without measuring: the task is described on the CPU, the device by what is known.
+
+Nothing is written, and no lock is taken: a plan may be asked for anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoprec.core.device import DeviceFacts
+from autoprec.core.measurement import TaskFacts
+from autoprec.core.plan import Plan, estimates, expectation, memory_plan
+from autoprec.core.rules import propose
+from autoprec.core.space import BATCH
+from autoprec.tuning.events import Event, Note, Stage
+from autoprec.tuning.preflight import (
+    baseline_point,
+    build_space,
+    describe,
+    load,
+    off_alignment,
+    refuse_absent_tf32,
+    wanted_multiple,
+)
+from autoprec.tuning.work import Place, Work
+
+
+def plan(work: Work, device: DeviceFacts, figures: DeviceFacts) -> Plan:
+    """What `tune` would do on `device`; `work` is placed on this machine's CPU.
+
+    `figures` is the device whose peaks and bandwidth are used: `device`, or a product of its
+    family where the family's own differ.
+    """
+    refuse_absent_tf32(work, device)
+    work.listener(Stage("preflight", "one float32 step on the CPU"))
+    with work.runner() as runner:
+        load(work, runner)
+        task = describe(work, runner)
+    return plan_for(work, task, device, figures)
+
+
+def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
+    """The plan for a task that is described already."""
+    notes: list[str] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+
+    there = replace(work, place=Place(device, work.place.software, lambda f: f), listener=note)
+    proposal = propose(device, work.options.policies)
+    space = build_space(there, task, device, proposal)
+    baseline = int(baseline_point(space)[BATCH])
+    estimated = estimates(
+        task, figures, proposal.policies, sorted({baseline, max(space.batch_sizes)})
+    )
+    multiple = wanted_multiple(there, device, space.policies)
+    return Plan(
+        task=str(work.task),
+        device=device,
+        facts=task,
+        proposal=proposal,
+        space=space,
+        recipes=len(space.points()),
+        figures=figures.name if estimated else "",
+        estimates=estimated,
+        expectation=expectation(estimated, figures, task, proposal.policies),
+        alignment=multiple,
+        off_alignment=off_alignment(task, multiple),
+        memory=memory_plan(task, baseline, there.memory_bytes),
+        notes=tuple(notes),
+    )

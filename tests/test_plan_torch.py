@@ -1,0 +1,90 @@
+"""Plans of real models from the command line: what a GPU that is not here may bring."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+SMALL_IMAGES = """
+import torch
+from torch import nn
+
+def build_model():
+    convolutions = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU()]
+    convolutions += [nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 22 * 22, 10)]
+    return nn.Sequential(*convolutions)
+
+def build_data(batch_size):
+    while True:
+        yield torch.randn(batch_size, 1, 28, 28), torch.randint(10, (batch_size,))
+
+loss_fn = nn.functional.cross_entropy
+BATCH_SIZE = {batch}
+"""
+WIDE = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
+
+def build_data(batch_size):
+    while True:
+        yield torch.randn(batch_size, 512), torch.randn(batch_size, 512)
+
+loss_fn = nn.functional.mse_loss
+BATCH_SIZE = 2048
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tasks")
+
+
+def planned(folder: Path, text: str, device: str, *words: str) -> str:
+    task = folder / "task.py"
+    task.write_text(textwrap.dedent(text))
+    command = [sys.executable, "-m", "autoprec", "tune", task, "--plan", "--device", device, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in folder.iterdir()} <= {"task.py", "__pycache__"}
+    return done.stdout
+
+
+def expected(text: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.startswith("expectation: ")]
+    return line
+
+
+def test_three_convolutions_on_a_v100_are_bound_by_launches(folder: Path) -> None:
+    said = expected(planned(folder, SMALL_IMAGES.format(batch=16), "v100"))
+    assert "nothing is to be expected" in said or "little is to be expected" in said
+    assert "launching" in said
+
+
+def test_many_small_images_on_a_v100_are_bound_by_memory(folder: Path) -> None:
+    plan = json.loads(planned(folder, SMALL_IMAGES.format(batch=1024), "v100", "--json"))
+    float32, mixed = [e for e in plan["estimates"] if e["batch"] == 1024]
+    assert mixed["policy"] == "mixed_float16"
+    assert float32["memory_seconds"] > 0.3 * float32["arithmetic_seconds"]
+    assert 1 < mixed["at_most"] < 5  # of the 8 that the peaks promise
+
+
+def test_a_p100_has_no_tensor_cores(folder: Path) -> None:
+    said = expected(planned(folder, WIDE, "p100"))
+    assert "nothing is to be expected: float16 is emulated (no Tensor Cores" in said
+
+
+def test_wide_layers_on_an_a100_may_gain(folder: Path) -> None:
+    said = planned(folder, WIDE, "a100")
+    assert "little" not in expected(said)
+    assert "by mixed_bfloat16" in expected(said)
+    assert "every matrix dimension is a multiple of" in said
