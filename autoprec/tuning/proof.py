@@ -24,7 +24,7 @@ from autoprec.core.loss_scale import ScaleEvidence
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
-from autoprec.errors import AutoprecError
+from autoprec.errors import AutoprecError, TaskError
 from autoprec.tuning import scaling
 from autoprec.tuning.allowance import Allowance
 from autoprec.tuning.failures import FailureKind, WorkerFailure
@@ -161,6 +161,7 @@ class Proof:
                 checkpoints=CHECKPOINTS,
                 seconds=self._seconds * 0.2,
             )
+            _check_reference(reference, recipe)
             known = self._known[key] = _Known(reference, plain={0: reference})
         steps = len(known.reference.losses)
         late = [str(step) for step in CHECKPOINTS if step >= steps]
@@ -330,6 +331,18 @@ def _cut(run: Trajectory, steps: int) -> Trajectory:
     if len(run.losses) <= steps:
         return run
     return replace(run, losses=run.losses[:steps], metric=None)
+
+
+def _check_reference(reference: Trajectory, recipe: Recipe) -> None:
+    """Raise where float32 itself does not stay finite: then nothing can be compared with it."""
+    if reference.finite:
+        return
+    step = reference.losses.index(None)
+    raise TaskError(
+        f"in float32 the loss is inf or NaN at step {step} (counted from 0) at batch "
+        f"{recipe.batch_size} x {recipe.accumulation_steps}, so nothing can be proven against it. "
+        "Look for inf or NaN in that batch of build_data, or lower the learning rate"
+    )
 
 
 def _raised_by_recipe(error: Exception) -> bool:

@@ -24,7 +24,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Proposal, Refusal, propose
 from autoprec.core.search import settled_baseline
 from autoprec.core.space import BATCH, Point, Space
-from autoprec.errors import NoFeasibleRecipe
+from autoprec.errors import NoFeasibleRecipe, TaskError
 from autoprec.tuning.contest import may_share
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
@@ -185,6 +185,8 @@ def _search(work: Work, study: Study, space: Space, findings: Findings, runner: 
         measured = find(findings.history, settled)
         if measured is None or measured.rate <= 0:
             raise _no_baseline(measured)
+        if measured.measurement is not None and not measured.measurement.finite:
+            raise _not_finite(work, settled)
         further = run_heats(work, study, space, settled, findings, heats, runner)
         if further == heats:
             break
@@ -215,6 +217,14 @@ def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:
     return NoFeasibleRecipe(
         f"plain float32 does not run at its baseline ({why}); give a smaller BATCH_SIZE or "
         "smaller --batch-sizes"
+    )
+
+
+def _not_finite(work: Work, settled: Point) -> TaskError:
+    return TaskError(
+        f"{work.task.name}: in float32 the loss became inf or NaN within the first steps at batch "
+        f"{settled[BATCH]}, so nothing can be proven against it. Look for inf or NaN in the data "
+        "after the first batch, or lower the learning rate"
     )
 
 

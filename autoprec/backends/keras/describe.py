@@ -17,6 +17,7 @@ import numpy as np
 from autoprec.backends.base import Report, Task
 from autoprec.backends.keras.advice import dimensions, sixteen_bit_data, unused_functions
 from autoprec.backends.keras.data import batches, count_samples, part, to_tensors
+from autoprec.backends.keras.first_loss import check_first_loss
 from autoprec.backends.keras.graph import operations_by_unit, trace_step
 from autoprec.backends.keras.layers import Placed, has_own_code, place
 from autoprec.backends.keras.policies import low_precision
@@ -54,6 +55,7 @@ def describe(
         model = build_model(task, seed, batch)
         placed = place(model)
         report("describe", 0)
+        check_first_loss(task, model, placed, batch)
         samples = count_samples(task, batch)
         counted, run, saved, warnings = _count(model, placed, batch, samples)
         splittable, why = _splittable(task, model, placed, batch)

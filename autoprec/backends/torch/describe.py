@@ -21,9 +21,9 @@ from autoprec.backends.torch.costs import (
     attempt,
     kernels,
     operations,
-    passed,
     saved_bytes,
 )
+from autoprec.backends.torch.first_loss import check_first_loss
 from autoprec.backends.torch.fused import fusable
 from autoprec.backends.torch.low_precision import (
     LOW,
@@ -67,7 +67,7 @@ def describe(
     model = build_model(task, device, seed)
     materialize(task, model, batch, seed)
     report("describe", 0)
-    passed(task, model, batch, seed)  # the user's code as it is: only its own errors show here
+    check_first_loss(task, model, batch, seed)  # without hooks: only the user's own errors show
     with noted_autocasts(model, device_type) as autocasts:
         counted = operations(task, model, batch, seed)
     saved, _ = attempt(lambda: saved_bytes(task, model, batch, seed))

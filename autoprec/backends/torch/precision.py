@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from autoprec.backends.torch.accumulation import Accumulation, Clip, put_aside
+from autoprec.backends.torch.between import BetweenBackwards
 from autoprec.backends.torch.distributed import (
     average_gradients,
     find_ddps,
@@ -75,6 +76,7 @@ class Precision:
             )
         self.scaler = LossScaler(self._device_type, _loss_scale(recipe))
         self._accumulation = Accumulation(recipe.accumulation_steps)
+        self._between = BetweenBackwards()
         self._undo = undo
         self._seen_backward = False
         self._low_loss_warned = False
@@ -153,12 +155,18 @@ class Precision:
         GAN's generator loss leaves the discriminator's gradients as they are.
         `last=False` says that another loss of the same micro-batch follows, so that it is not
         counted as one. `kwargs` (`retain_graph`, `inputs`) go to `Tensor.backward`.
+        Raises `UsageError` where the gradients of micro-batches that wait for their update were
+        cleared meanwhile.
         """
         chosen = self._chosen(optimizer)
+        accumulates = self.accumulation_steps > 1
+        if accumulates:
+            seen = self._accumulation.most(chosen)
+            self._between.find(chosen, seen, self.accumulation_steps)
         self._losses.see(loss, self._step_number)
         if loss.dtype in _AUTOCAST_DTYPES.values():
             loss = self._raised(loss)
-        if self.accumulation_steps > 1:
+        if accumulates:
             loss = loss / self.accumulation_steps
         in_buckets = any(ddp.gradient_as_bucket_view for ddp in self._ddps)
         with put_aside(self._others(chosen), copied=in_buckets):
@@ -166,6 +174,9 @@ class Precision:
         self._seen_backward = True
         if last:
             self._accumulation.add(chosen)
+        if accumulates:
+            own = _parameters(chosen) if chosen else list(self._model.parameters())
+            self._between.leave(own, chosen)
 
     def _raised(self, loss: torch.Tensor) -> torch.Tensor:
         """Cast a 16-bit loss up; warn of a float16 one, whose gradient is the loss scale itself."""

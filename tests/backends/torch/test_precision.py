@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -153,6 +154,71 @@ def test_a_state_of_torchs_own_scaler_loads() -> None:
 
 def accumulating(recipe: Recipe, steps: int) -> Recipe:
     return replace(recipe, accumulation_steps=steps)
+
+
+CLEARED = {
+    "optimizer": lambda model, optimizer: optimizer.zero_grad(),
+    "model": lambda model, optimizer: model.zero_grad(),
+    "to zero": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+}
+
+
+@pytest.mark.parametrize("how", CLEARED)
+def test_gradients_cleared_between_micro_batches_are_noticed(how: str) -> None:
+    model = mlp()
+    optimizer = adam(model)
+    precision = apply(accumulating(FLOAT32, 4), model, optimizer)
+    before = weights(model)
+    (inputs, targets), *_ = batches(1)
+    CLEARED[how](model, optimizer)  # at the top of the first micro-batch it clears nothing
+    precision.backward(cross_entropy(model(inputs), targets))
+    assert not precision.step()
+    CLEARED[how](model, optimizer)
+    with pytest.raises(UsageError, match=r"gradients of 1 of 4 .* delete optimizer.zero_grad\(\)"):
+        precision.backward(cross_entropy(model(inputs), targets))
+    assert same(weights(model), before)
+
+
+def test_gradients_that_are_clipped_or_zero_by_themselves_are_not_taken_for_cleared() -> None:
+    model = mlp()
+    precision = apply(accumulating(FLOAT32, 3), model, adam(model))
+    for inputs, targets in batches(3):
+        precision.backward(cross_entropy(model(inputs), targets))
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        if precision.on_boundary:
+            assert precision.step()
+    for inputs, _ in batches(3):
+        precision.backward(0 * model(inputs).sum())
+        precision.step()
+
+
+def test_a_schedule_stepped_for_every_micro_batch_is_warned_of_once() -> None:
+    model = mlp()
+    optimizer = adam(model)
+    precision = apply(accumulating(FLOAT32, 2), model, optimizer)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore", UserWarning)  # torch's: stepped before the optimizer
+        warnings.simplefilter("always", AutoprecWarning)
+        for inputs, targets in batches(8):
+            precision.backward(cross_entropy(model(inputs), targets))
+            precision.step()
+            scheduler.step()
+    (warning,) = caught
+    assert "between the 2 micro-batches" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_a_schedule_stepped_for_every_update_is_not_warned_of() -> None:
+    model = mlp()
+    optimizer = adam(model)
+    precision = apply(accumulating(FLOAT32, 2), model, optimizer)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for inputs, targets in batches(8):
+        precision.backward(cross_entropy(model(inputs), targets))
+        if precision.step():
+            scheduler.step()
+    assert scheduler.last_epoch == 4
 
 
 def test_accumulated_gradients_are_the_mean_over_the_micro_batches() -> None:
