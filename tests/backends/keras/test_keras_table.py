@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from kinds import KINDS, STEPS, WAYS, Gan, Kind, by_batch, compile_kind
 
-from autoprec.backends.keras.running import optimizers_of
+from autoprec.backends.keras.optimizers import holding, optimizers_of
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
@@ -90,7 +90,7 @@ def by_hand(name: str, way: str, policy: str) -> tuple[list[float], list[Any]]:
         more = {"gradient_accumulation_steps": 2} if recipe.accumulation_steps == 2 else {}
         compile_kind(model, kind, **more)
         if policy == "mixed_float16":
-            for attribute, optimizer in optimizers_of(model).items():
+            for attribute, optimizer in holding(model).items():
                 own = getattr(optimizer, "inner_optimizer", optimizer)
                 scaled = keras.optimizers.LossScaleOptimizer(own, initial_scale=256.0)
                 setattr(model, attribute, scaled)
@@ -114,7 +114,7 @@ def applied(name: str, policy: str, moment: str, tmp_path: Any) -> Any:
     compile_kind(model, kind)
     if moment == "after load":
         path = tmp_path / "model.keras"
-        for optimizer in optimizers_of(model).values():
+        for optimizer in optimizers_of(model):
             optimizer.build(model.trainable_variables)
         model.save(path)
         model = keras.saving.load_model(path)
