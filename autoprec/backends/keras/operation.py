@@ -21,6 +21,7 @@ from autoprec.backends.keras.following import Builds, Compiles, stop_waiting
 from autoprec.backends.keras.hooks import Wraps
 from autoprec.backends.keras.layers import Placed, children, place, resolve
 from autoprec.backends.keras.loss_scale import CountedLoss
+from autoprec.backends.keras.metrics import OfRealSamples, installable
 from autoprec.backends.keras.optimizers import exchanged, holding, optimizers_of
 from autoprec.backends.keras.outputs import Float32Outputs, OutputsInFloat32
 from autoprec.backends.keras.padding import PaddedLayer, pad_layers
@@ -207,6 +208,10 @@ class ModelOperation:
 
     def _take_in_compile(self) -> None:
         self._wrap_optimizers()
+        metrics = installable(self.model)
+        if metrics is not None:
+            hook = OfRealSamples(metrics.update_state, metrics)
+            self._compiled.install(metrics, "update_state", hook)
         if getattr(self.model, "compiled", False):
             self._set_train_function()
 
