@@ -3,8 +3,9 @@
     python benchmarks/after_others.py [--tasks keras_mlp keras_conv] [--pairs 6]
 
 Each pair is two fresh processes: one that has run nothing else, and one that has run three other
-recipes. Both hold the same recipe then, and run it in turns of half a second. A pair's ratio is that of
-the medians of its turns; the row has every pair's, and their pseudomedian with its 95 % interval.
+recipes. Both hold the same recipe then, and run it in turns of half a second. A pair's ratio is
+that of the medians of its turns; the row has every pair's, and their pseudomedian with its 95 %
+interval.
 Two processes that ran the same differ by a few per cent too, by where their memory lies: so the
 row also has the ratio of two that have both run nothing else, the `floor`.
 Appends to benchmarks/results/after_others-*.jsonl.

@@ -31,7 +31,11 @@ class OfRealSamples(Hook):
         lists = self.metrics._flat_metrics
         weights = [] if sample_weight is None else self.metrics._flatten_y(sample_weight)
         weights = weights * len(lists) if len(weights) == 1 else weights
-        given = [each for each in zip(lists, weights, strict=False) if each[0] is not None]
+        given = [
+            (found, weight)
+            for found, weight in zip(lists, weights, strict=False)
+            if found is not None and weight is not None
+        ]
         for found, weight in given:
             vars(found)["update_state"] = _Weighted(found.update_state, _real(weight))
         try:

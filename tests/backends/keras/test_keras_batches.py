@@ -241,3 +241,17 @@ def test_metrics_of_the_users_own_weights_are_kerass() -> None:
             KerasSurgeon().apply(Recipe(), model=model)
         found.append(model.evaluate(x, y, sample_weight=np.ones(x.shape, "float32"), verbose=0)[1])
     assert found[0] == pytest.approx(found[1])
+
+
+def test_metrics_of_one_output_alone_may_have_weights() -> None:
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, [keras.layers.Dense(3)(inputs), keras.layers.Dense(3)(inputs)])
+    model.compile("sgd", [LOSS, LOSS], metrics=[["accuracy"], ["accuracy"]])
+    x, y, _ = batches(4, 4)
+    weights = tf.constant([1.0, 0.0, -0.0, -0.0])
+    with KerasSurgeon().apply(Recipe(), model=model):
+        outputs = model(x)
+        updated = model.compute_metrics(x, [y, y], outputs, [weights, None])
+        found = [float(value) for name, value in updated.items() if "accuracy" in name]
+    right = [np.asarray(output).argmax(-1) == y for output in outputs]
+    assert found == pytest.approx([right[0][:2].mean(), right[1].mean()])
