@@ -96,6 +96,10 @@ peers: $(VENV)/.all-installed  ## The tuner beside Lightning, accelerate and pyt
 keep-memory: $(VENV)/.all-installed  ## What keeping freed memory brings (minutes).
 	$(BIN)/python benchmarks/keep_memory.py
 
+.PHONY: after-others
+after-others: $(VENV)/.all-installed  ## Whether a Keras recipe's speed depends on what ran before it (minutes).
+	$(BIN)/python benchmarks/after_others.py
+
 .PHONY: compiled
 compiled: $(VENV)/.all-installed  ## What torch.compile brings, and after how many steps (long).
 	$(BIN)/python benchmarks/compiled.py
