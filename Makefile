@@ -53,8 +53,8 @@ types: $(VENV)/.all-installed  ## Check types (mypy, strict).
 # One process with both torch and TensorFlow is fragile, so each framework's tests have processes of
 # their own; tests/conftest.py keeps the other framework's files from being imported. Any part that
 # fails, or that finds no test at all (pytest's exit code 5), fails the target. $(JOBS) files run at a
-# time, each process with one thread.
-SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile
+# time, each process with one thread, in the order of tests/conftest.py: those that take long first.
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: tests
 tests: $(VENV)/.all-installed  ## Run the tests, each framework's in processes of its own.
@@ -95,6 +95,10 @@ peers: $(VENV)/.all-installed  ## The tuner beside Lightning, accelerate and pyt
 .PHONY: keep-memory
 keep-memory: $(VENV)/.all-installed  ## What keeping freed memory brings (minutes).
 	$(BIN)/python benchmarks/keep_memory.py
+
+.PHONY: after-others
+after-others: $(VENV)/.all-installed  ## Whether a Keras recipe's speed depends on what ran before it (minutes).
+	$(BIN)/python benchmarks/after_others.py
 
 .PHONY: compiled
 compiled: $(VENV)/.all-installed  ## What torch.compile brings, and after how many steps (long).

@@ -9,6 +9,7 @@ whose `-m` leaves the marker out. `make tests` runs the parts one after another.
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,12 @@ TESTS = Path(__file__).parent
 MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}
 OTHER_MARKERS = ("gpu", "slow")
 LOADED = pytest.StashKey[dict[str, Path]]()  # the first file loaded for each framework
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole-table", action="store_true", help="every cell of test_keras_table, not a part"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,10 +65,15 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test in a framework's file its marker, so that none is left out of every part."""
+    """Give every test in a framework's file its marker, so that none is left out of every part.
+
+    Files with slow tests come first: one that starts last leaves the other processes idle.
+    """
     for item in items:
         for marker in markers_of(item.path):
             item.add_marker(marker)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,6 +82,13 @@ def one_framework() -> Iterator[None]:
     yield
     if {"torch", "tensorflow"} <= sys.modules.keys():
         pytest.fail("both torch and tensorflow were imported into this test process")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def old_objects() -> None:
+    """Keep what a framework and earlier files made out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @cache

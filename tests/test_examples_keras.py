@@ -50,10 +50,11 @@ def test_data_is_the_same_under_the_same_seed(task: ModuleType) -> None:
 def test_the_model_is_compiled_and_its_loss_falls_in_plain_float32(task: ModuleType) -> None:
     keras.utils.set_random_seed(0)
     model = task.build_model()
+    model.run_eagerly = True  # to trace MobileNet's step takes longer than to run it
     assert model.compiled
     assert {variable.dtype for variable in model.trainable_variables} == {"float32"}
     images, classes = next(iter(task.build_data(16)))
-    losses = [float(model.train_on_batch(images, classes)[0]) for _ in range(8)]
+    losses = [float(model.train_on_batch(images, classes)[0]) for _ in range(5)]
     assert losses[-1] < losses[0]
     assert 0.0 <= task.evaluate(model) <= 1.0
 

@@ -22,15 +22,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "keras"
 L4 = Gpu("NVIDIA L4", "8.9", gib=8.0)
 
 
-def example(name: str, policy: str) -> Job:
+def example(name: str, *words: object) -> Job:
     few = ("--trials", 2, "--rounds", 1, "--proof-seconds", 3, "--no-extras")
-    return Job(name, ("--policies", policy, *few), gpus=(L4,), tasks=EXAMPLES)
+    return Job(name, (*words, *few), gpus=(L4,), tasks=EXAMPLES)
 
 
 JOBS = {
-    "conv3": example("conv3", "mixed_bfloat16"),
-    "guide_mlp": example("guide_mlp", "mixed_float16"),
-    "not driven": replace(example("guide_mlp", "float32"), driven=False),
+    "conv3": example("conv3"),
+    "guide_mlp": example("guide_mlp", "--policies", "mixed_float16"),
+    "not driven": replace(example("guide_mlp", "--policies", "float32"), driven=False),
 }
 
 
@@ -39,9 +39,20 @@ JOBS = {
 def test_an_example_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) -> None:
     profile = tuned(name).profile()
     assert profile.device.kind == "cuda"
-    assert profile.recipe.policy is Policy.parse(str(JOBS[name].words[1]))
     assert profile.evidence.parity.verdict == "equal", profile.evidence.parity
     assert "CUDA_ERROR_OUT_OF_MEMORY" not in tuned(name).shown
+
+
+def test_a_policy_that_is_asked_for_is_chosen(tuned: Any) -> None:
+    assert tuned("guide_mlp").profile().recipe.policy is Policy.MIXED_FLOAT16
+
+
+def test_the_baseline_keeps_tensorflows_tf32_and_the_models_own_xla(tuned: Any) -> None:
+    """On a GPU, `jit_compile="auto"` is XLA: no recipe is left that has it and another without."""
+    shown = tuned("conv3").shown
+    assert "tf32 is not tried: the task's float32 products are TF32 already" in shown
+    assert "3 recipes in the space" in shown, "float32, mixed_bfloat16 and mixed_float16"
+    assert not tuned("conv3").profile().recipe.compile
 
 
 def test_a_tensorflow_for_cpus_beside_a_gpu_is_told_before_anything_runs(tuned: Any) -> None:

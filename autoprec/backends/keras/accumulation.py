@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
+from autoprec.backends.keras.hooks import Hook
 from autoprec.backends.keras.loss_scale import value_of
 from autoprec.backends.keras.saved_form import SavedAsGiven
 from autoprec.errors import UsageError
@@ -127,6 +128,22 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
             config.pop("inner_optimizer"), custom_objects=custom_objects
         )
         return cls(inner, **config)
+
+
+class Finalizes(Hook):
+    """The compiled optimizer's `finalize_variable_values`, by which Keras ends `fit`."""
+
+    def __init__(
+        self, original: Callable[..., Any], others: Sequence[AccumulatingOptimizer]
+    ) -> None:
+        super().__init__(original)
+        self.others = others
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Let the model's other optimizers update with what is left too."""
+        for optimizer in self.others:
+            optimizer.flush()
+        return self.original(*args, **kwargs)
 
 
 def _refuse_replicas() -> None:

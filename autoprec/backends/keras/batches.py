@@ -8,7 +8,8 @@ that its mean is over what is real, and a padded batch trains exactly as the unp
     model.compile(optimizer, loss, weighted_metrics=["accuracy"])
     model.fit(pad_dataset(dataset, multiple=8))
 
-`metrics=` takes no weights and would count the copies: give metrics to `weighted_metrics=`.
+A model with a recipe leaves the copies out of `metrics=` too. Keras itself gives those no weights:
+in a model without a recipe they count the copies, and metrics belong into `weighted_metrics=`.
 BatchNormalization still sees the added samples; where that matters, drop the last batch instead.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from autoprec.backends.keras.metrics import ADDED
 from autoprec.errors import UsageError
 
 
@@ -67,13 +69,15 @@ def pad_dataset(
         if target_sequences:
             targets = _lengthen(targets, multiple, length, 0)
             seen = _real(inputs, value)
-            weights = _each(weights, lambda each: _by_position(each, multiple, length) * seen)
+            weights = _each(
+                weights, lambda each: _real_alone(_by_position(each, multiple, length), seen)
+            )
         wanted = _aligned(count, multiple) if size is None else size
         inputs, targets, weights = tf.nest.map_structure(
             lambda tensor: _repeat_last(tensor, count, wanted, size), (inputs, targets, weights)
         )
-        real = tf.cast(tf.range(wanted) < count, tf.float32)
-        return inputs, targets, _each(weights, lambda each: each * _like(real, each))
+        real = tf.range(wanted) < count
+        return inputs, targets, _each(weights, lambda each: _real_alone(each, _like(real, each)))
 
     return dataset.map(pad, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -82,8 +86,13 @@ def _each(weights: Any, change: Callable[[Any], Any]) -> Any:
     return tf.nest.map_structure(change, weights)
 
 
+def _real_alone(weights: Any, real: Any) -> Any:
+    """The weights of what is real; the rest has a zero that `metrics.OfRealSamples` knows."""
+    return tf.where(real, weights, tf.constant(ADDED, tf.float32))
+
+
 def _like(real: Any, weights: Any) -> Any:
-    """One number for each sample, in the rank of its weights."""
+    """One truth for each sample, in the rank of its weights."""
     return tf.reshape(real, [-1, *[1] * (weights.shape.rank - 1)])
 
 
@@ -143,7 +152,7 @@ def _by_position(weights: Any, multiple: int, length: int | None) -> Any:
 
 
 def _real(inputs: Any, value: float) -> Any:
-    """1 where a position of the first sequence differs from `value`, of (batch, length)."""
+    """Where a position of the first sequence differs from `value`, of (batch, length)."""
     found = [tensor for tensor in tf.nest.flatten(inputs) if (tensor.shape.rank or 0) >= 2]
     if not found:
         raise UsageError(
@@ -152,4 +161,4 @@ def _real(inputs: Any, value: float) -> Any:
     first = found[0]
     differs = tf.not_equal(first, tf.cast(value, first.dtype))
     axes = list(range(2, first.shape.rank))
-    return tf.cast(tf.reduce_any(differs, axis=axes) if axes else differs, tf.float32)
+    return tf.reduce_any(differs, axis=axes) if axes else differs

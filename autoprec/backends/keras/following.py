@@ -14,6 +14,7 @@ from keras.src.trainers.trainer import Trainer
 from autoprec.backends.keras import saved_form
 from autoprec.backends.keras.hooks import Hook
 from autoprec.backends.keras.layers import Placed
+from autoprec.backends.keras.optimizers import exchanged
 
 
 class Followed(Protocol):
@@ -41,8 +42,8 @@ class Compiles(Hook):
         self.follower.compiling()
         try:
             return self.original(
-                *(saved_form.given_to(value) for value in args),
-                **{name: saved_form.given_to(value) for name, value in kwargs.items()},
+                *exchanged(args, saved_form.given_to),
+                **exchanged(kwargs, saved_form.given_to),
             )
         finally:
             self.follower.compiled()

@@ -7,7 +7,7 @@ builds, compiles and applies does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,16 +15,18 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras import saved_form, wrapping
+from autoprec.backends.keras.accumulation import AccumulatingOptimizer, Finalizes
 from autoprec.backends.keras.advice import advise
 from autoprec.backends.keras.following import Builds, Compiles, stop_waiting
 from autoprec.backends.keras.hooks import Wraps
 from autoprec.backends.keras.layers import Placed, children, place, resolve
 from autoprec.backends.keras.loss_scale import CountedLoss
+from autoprec.backends.keras.metrics import OfRealSamples, installable
+from autoprec.backends.keras.optimizers import exchanged, holding, optimizers_of
 from autoprec.backends.keras.outputs import Float32Outputs, OutputsInFloat32
 from autoprec.backends.keras.padding import PaddedLayer, pad_layers
 from autoprec.backends.keras.policies import LayerPolicies
 from autoprec.backends.keras.precision import Applied, Precision
-from autoprec.backends.keras.running import optimizers_of
 from autoprec.backends.keras.train_function import compile_settings, remake, watch
 from autoprec.errors import UsageError
 
@@ -206,6 +208,10 @@ class ModelOperation:
 
     def _take_in_compile(self) -> None:
         self._wrap_optimizers()
+        metrics = installable(self.model)
+        if metrics is not None:
+            hook = OfRealSamples(metrics.update_state, metrics)
+            self._compiled.install(metrics, "update_state", hook)
         if getattr(self.model, "compiled", False):
             self._set_train_function()
 
@@ -215,17 +221,16 @@ class ModelOperation:
             self._undo.pop()()
 
     def _wrap_optimizers(self) -> None:
-        held = optimizers_of(self.model)
-        if "optimizer" in held:
-            held["optimizer"] = self._as_compiled(held["optimizer"])
+        held = [self._as_compiled(optimizer) for optimizer in optimizers_of(self.model)]
         wrapped: dict[int, Any] = {}
-        for optimizer in (*self._given, *held.values()):
+        for optimizer in (*self._given, *held):
             inner = id(saved_form.innermost(optimizer))
             wrapped[inner] = wrapped.get(inner) or self._precision.wrapped(optimizer)
         self.optimizers = tuple(wrapped.values())
         self._count_losses()
-        for name, optimizer in held.items():
-            self._hold(name, wrapped[id(saved_form.innermost(optimizer))])
+        for name in holding(self.model):
+            self._hold(name, wrapped)
+        self._flush_when_fit_ends()
 
     def _as_compiled(self, optimizer: Any) -> Any:
         """What the user gave to `compile`, without the loss scale that Keras may have added.
@@ -235,26 +240,51 @@ class ModelOperation:
         """
         config = getattr(self.model, "_compile_config", None)
         said = None if config is None else config.config.get("optimizer")
-        added = type(optimizer) is keras.optimizers.LossScaleOptimizer and said is not optimizer
+        added = (
+            optimizer is getattr(self.model, "optimizer", None)
+            and type(optimizer) is keras.optimizers.LossScaleOptimizer
+            and said is not optimizer
+        )
         return optimizer.inner_optimizer if added else optimizer
 
-    def _hold(self, name: str, wrapped: Any) -> None:
-        """Make the model hold `wrapped` where it held the user's optimizer."""
-        held = getattr(self.model, name)
-        if wrapped is held:
-            return
+    def _hold(self, name: str, wrapped: Mapping[int, Any]) -> None:
+        """Make the model hold wrapped optimizers where it held the user's."""
         ours = self._policies.said_of(self.model).name != "mixed_float16"
-        back = self._as_compiled(held) if ours else held
-        setattr(self.model, name, wrapped)
-        remake(self.model)
+        back: dict[int, tuple[Any, Any]] = {}
+
+        def wrap(held: Any) -> Any:
+            found = wrapped[id(saved_form.innermost(held))]
+            if found is not held:
+                back[id(found)] = found, self._as_compiled(held) if ours else held
+            return found
 
         def undo() -> None:
-            wrapping.unwrap(wrapped, back)
-            if getattr(self.model, name, None) is wrapped:
-                setattr(self.model, name, back)
-                remake(self.model)
+            for ours, given in back.values():
+                wrapping.unwrap(ours, given)
+            self._exchange(name, lambda held: back.get(id(held), (held, held))[1])
 
-        self._undo.append(undo)
+        self._exchange(name, wrap)
+        if back:
+            self._undo.append(undo)
+
+    def _exchange(self, name: str, change: Callable[[Any], Any]) -> None:
+        """Exchange the optimizers in an attribute of the model."""
+        held = vars(self.model).get(name)
+        now = exchanged(held, change)
+        if now is not held:
+            setattr(self.model, name, now)
+            remake(self.model)
+
+    def _flush_when_fit_ends(self) -> None:
+        """Flush every optimizer where Keras finalizes the compiled one alone."""
+        compiled = getattr(self.model, "optimizer", None)
+        found = (
+            wrapping.find(o, AccumulatingOptimizer) for o in self.optimizers if o is not compiled
+        )
+        others = [each for each in found if each is not None]
+        if compiled is not None and others:
+            hook = Finalizes(compiled.finalize_variable_values, others)
+            self._compiled.install(compiled, "finalize_variable_values", hook)
 
     def _count_losses(self) -> None:
         """Count losses that are not finite; on several replicas a variable could not be shared."""

@@ -16,6 +16,7 @@ import keras
 
 from autoprec.backends import registry
 from autoprec.backends.base import Task
+from autoprec.backends.keras.optimizers import exchanged, holding, optimizers_of
 from autoprec.errors import TaskError, UsageError
 
 
@@ -132,7 +133,7 @@ def make_variables(model: Any, batch: Any) -> None:
 
 
 def _clip(task: Task, model: Any) -> None:
-    for optimizer in optimizers_of(model).values():
+    for optimizer in optimizers_of(model):
         clips = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
         if task.clip_grad_norm is not None and not any(clip is not None for clip in clips):
             optimizer.global_clipnorm = task.clip_grad_norm
@@ -174,7 +175,7 @@ class Holdings:
 def _everything(model: Any) -> Iterator[Any]:
     """Every variable of a model, its metrics and its optimizers."""
     yield from model.variables
-    for optimizer in optimizers_of(model).values():
+    for optimizer in optimizers_of(model):
         yield from optimizer.variables
 
 
@@ -195,16 +196,6 @@ def loss_of(logs: Any) -> Any:
 def number(tensor: Any) -> float:
     """A scalar tensor's value; waits for the device."""
     return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(tensor)))
-
-
-def optimizers_of(model: Any) -> dict[str, Any]:
-    """The optimizers a model holds, by attribute: `compile`'s own first, then any of its author."""
-    found = {
-        name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer)
-    }
-    return dict(sorted(found.items(), key=lambda item: item[0] != "optimizer"))
 
 
 class Recorder:
@@ -252,13 +243,15 @@ def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, l
     and seeds move on as in training. Where train_step never calls `scale_loss`, the loss is the one
     it returns.
     """
-    optimizers = optimizers_of(model)
-    recorders = {name: Recorder(optimizer, scale) for name, optimizer in optimizers.items()}
-    vars(model).update(recorders)
+    recorders = {id(each): Recorder(each, scale) for each in optimizers_of(model)}
+    held = holding(model)
+    vars(model).update(
+        (name, exchanged(value, lambda each: recorders[id(each)])) for name, value in held.items()
+    )
     try:
         logs = model.train_step(batch)
     finally:
-        vars(model).update(optimizers)
+        vars(model).update(held)
     losses = [each.loss for each in recorders.values() if each.loss is not None]
     loss = sum(losses[1:], losses[0]) if losses else loss_of(logs)
     found: dict[int, Any] = {}

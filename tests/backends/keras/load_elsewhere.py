@@ -1,7 +1,7 @@
-"""Loads a file in a process that knows Keras alone, and prints what it found as JSON.
+"""Loads files in a process that knows Keras alone, and prints what it found as lines of JSON.
 
-Arguments: the file, and what is to be done with it: `load` a .keras file, or read the `weights` of
-a .weights.h5 file into a compiled model of the same shape.
+Each line that it reads is a list of the file and what is to be done with it: `load` a .keras file,
+or read the `weights` of a .weights.h5 file into a compiled model of the same shape.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def same_shape() -> keras.Model:
     return model
 
 
-def main(path: str, what: str) -> None:
-    warnings.simplefilter("error", UserWarning)  # Keras warns where it drops an optimizer's state
+def found_in(path: str, what: str) -> dict[str, object]:
     if what == "load":
         model = keras.saving.load_model(path)
     else:
@@ -52,7 +51,10 @@ def main(path: str, what: str) -> None:
         "dtypes": [layer.compute_dtype for layer in model.layers],
     }
     model.fit(x, np.arange(8) % 4, verbose=0)
-    print(json.dumps(found))
+    return found
 
 
-main(sys.argv[1], sys.argv[2])
+warnings.simplefilter("error", UserWarning)  # Keras warns where it drops an optimizer's state
+for line in sys.stdin:
+    keras.utils.clear_session()
+    print(json.dumps(found_in(*json.loads(line))), flush=True)

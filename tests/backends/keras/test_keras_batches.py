@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.backends.keras.batches import pad_dataset
+from autoprec.backends.keras.surgeon import KerasSurgeon
+from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(
@@ -194,3 +196,62 @@ def test_the_sequence_is_found_behind_a_first_input_that_is_none() -> None:
     flat = tf.data.Dataset.from_tensors((tf.constant([4, 5]), tf.ones([2, 3])))
     with pytest.raises(UsageError, match="rank 2 or more"):
         pad_dataset(flat, sequences=True, target_sequences=True)
+
+
+@pytest.mark.parametrize("own_weights", [False, True])
+def test_metrics_of_a_model_with_a_recipe_leave_out_what_was_added(own_weights: bool) -> None:
+    x, y, dataset = batches(13, 5)
+    if own_weights:  # a sample's own 0 counts, as Keras counts it
+        rows = x, y, (np.arange(13) % 2).astype("float32")
+        dataset = tf.data.Dataset.from_tensor_slices(rows).batch(5)
+    found = {}
+    for padded in (False, True):
+        model = classifier()
+        model.compile(keras.optimizers.SGD(0.0), LOSS, metrics=["accuracy"])
+        with KerasSurgeon().apply(Recipe(), model=model):
+            data = pad_dataset(dataset, size=8) if padded else dataset
+            history = model.fit(data, verbose=0, shuffle=False).history
+            found[padded] = history["accuracy"], model.evaluate(data, verbose=0)[1:]
+    assert found[True][0] == pytest.approx(found[False][0], rel=1e-6)
+    assert found[True][1] == pytest.approx(found[False][1], rel=1e-6)
+    assert "update_state" not in vars(model._compile_metrics)
+
+
+def test_metrics_of_padded_sequences_leave_out_what_was_added() -> None:
+    keyed = {"sequences": True, "target_sequences": True}
+    found = []
+    for multiple in (1, 8):
+        model = tagger(mask_zero=True)
+        model.compile(keras.optimizers.SGD(0.0), LOSS, metrics=["accuracy"])
+        KerasSurgeon().apply(Recipe(), model=model)
+        data = pad_dataset(texts([3, 9, 5]), multiple=multiple, **keyed)
+        found.append(model.evaluate(data, verbose=0)[1])
+    (x, y), *_ = texts([3, 9, 5])
+    right = tagger(mask_zero=True).predict(x, verbose=0).argmax(-1) == y.numpy()
+    assert found == pytest.approx([right[x.numpy() > 0].mean()] * 2)
+
+
+def test_metrics_of_the_users_own_weights_are_kerass() -> None:
+    (x, y), *_ = texts([3, 9, 5])
+    found = []
+    for recipe in (False, True):
+        model = tagger(mask_zero=True)
+        model.compile(keras.optimizers.SGD(0.0), LOSS, metrics=["accuracy"])
+        if recipe:
+            KerasSurgeon().apply(Recipe(), model=model)
+        found.append(model.evaluate(x, y, sample_weight=np.ones(x.shape, "float32"), verbose=0)[1])
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_metrics_of_one_output_alone_may_have_weights() -> None:
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, [keras.layers.Dense(3)(inputs), keras.layers.Dense(3)(inputs)])
+    model.compile("sgd", [LOSS, LOSS], metrics=[["accuracy"], ["accuracy"]])
+    x, y, _ = batches(4, 4)
+    weights = tf.constant([1.0, 0.0, -0.0, -0.0])
+    with KerasSurgeon().apply(Recipe(), model=model):
+        outputs = model(x)
+        updated = model.compute_metrics(x, [y, y], outputs, [weights, None])
+        found = [float(value) for name, value in updated.items() if "accuracy" in name]
+    right = [np.asarray(output).argmax(-1) == y for output in outputs]
+    assert found == pytest.approx([right[0][:2].mean(), right[1].mean()])

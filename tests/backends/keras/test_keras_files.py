@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,32 @@ def apply(recipe: Recipe, model: Any = None) -> Any:
     return KerasSurgeon().apply(recipe, model=model)
 
 
-def elsewhere(path: Path, what: str) -> Any:
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path, str], Any]]:
+    """Loads a file in a process that never heard of autoprec; one for all tests, which are many."""
     script = Path(__file__).with_name("load_elsewhere.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(path), what], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    said = tmp_path_factory.mktemp("elsewhere") / "said"
+    with (
+        said.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as child,
+    ):
+        asked, answers = child.stdin, child.stdout
+        assert asked is not None
+        assert answers is not None
+
+        def load(path: Path, what: str) -> Any:
+            print(json.dumps([str(path), what]), file=asked, flush=True)
+            answer = answers.readline()
+            assert answer, said.read_text()[-2000:]
+            return json.loads(answer)
+
+        yield load
 
 
 def trained(recipe: Recipe, before_build: bool = False) -> Any:
@@ -80,7 +100,7 @@ def state_of(model: Any) -> list[Any]:
 @pytest.mark.parametrize("before_build", [False, True])
 @pytest.mark.parametrize("name", ["float16", "both"])
 def test_a_fresh_process_without_autoprec_goes_on(
-    name: str, before_build: bool, form: str, tmp_path: Path
+    name: str, before_build: bool, form: str, elsewhere: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / form
     for model in trained(RECIPES[name], before_build):
@@ -134,7 +154,9 @@ def test_a_loss_scale_goes_on_where_the_profile_is_applied_before_loading(tmp_pa
 
 
 @pytest.mark.parametrize("recipe", [SCALED, Recipe(policy=Policy.MIXED_BFLOAT16)])
-def test_the_users_own_loss_scale_stays_in_their_files(recipe: Recipe, tmp_path: Path) -> None:
+def test_the_users_own_loss_scale_stays_in_their_files(
+    recipe: Recipe, elsewhere: Any, tmp_path: Path
+) -> None:
     own = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2), initial_scale=32.0)
     model = softmax_net(optimizer=own)
     precision = apply(recipe, model)
@@ -151,7 +173,9 @@ def test_the_users_own_loss_scale_stays_in_their_files(recipe: Recipe, tmp_path:
     assert float(own.dynamic_scale.numpy()) == (scale if recipe is SCALED else 32.0)
 
 
-def test_a_model_of_kerass_own_float16_policy_loads_with_its_state(tmp_path: Path) -> None:
+def test_a_model_of_kerass_own_float16_policy_loads_with_its_state(
+    elsewhere: Any, tmp_path: Path
+) -> None:
     """Keras writes a loss scale's state for such a model, and looks for a plain optimizer's."""
     keras.config.set_dtype_policy("mixed_float16")
     try:

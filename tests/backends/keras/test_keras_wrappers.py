@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras_models import OwnTrainStep, Pair, Unscaled, compiled, data, softmax_net
+from kinds import Gan
 
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
@@ -159,3 +160,89 @@ def test_the_optimizers_of_a_gan_accumulate(before_build: bool) -> None:
         assert precision.steps == 2
         assert model.d_optimizer.inner_optimizer is optimizers[0]
     assert (model.d_optimizer, model.g_optimizer) == optimizers
+
+
+def kept(how: str) -> Any:
+    """A GAN that keeps its two optimizers as `how` says, and can say which two it trains with."""
+
+    class Keeps(Pair):
+        @property
+        def d_optimizer(self) -> Any:
+            return self.kept["of"]["d"] if how == "dict" else self.kept[0]
+
+        @d_optimizer.setter
+        def d_optimizer(self, value: Any) -> None:
+            self.first = value
+
+        @property
+        def g_optimizer(self) -> Any:
+            return self.kept["of"]["g"] if how == "dict" else self.kept[1]
+
+        @g_optimizer.setter
+        def g_optimizer(self, value: Any) -> None:
+            first = vars(self).pop("first")
+            forms = {
+                "list": [first, value],
+                "tuple": (first, value),
+                "dict": {"of": {"d": first, "g": value}},
+            }
+            self.kept = forms[how]
+
+    return Keeps()
+
+
+@pytest.mark.parametrize("how", ["list", "tuple", "dict"])
+def test_optimizers_in_a_list_or_dict_train_as_those_in_attributes(how: str) -> None:
+    x = data(32)[0]
+    outcomes = []
+    for make in (Pair, lambda: kept(how)):
+        keras.utils.set_random_seed(3)
+        optimizers = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1)
+        model = make()
+        precision = apply(RECIPES["both"], model)
+        model.compile(*optimizers)
+        with precision:
+            assert len(precision.optimizers) == 3, "with compile's own"
+            assert model.g_optimizer.inner_optimizer.inner_optimizer is optimizers[1]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", AutoprecWarning)  # it never scales
+                model.fit(x, batch_size=8, shuffle=False, verbose=0)
+            assert [int(o.iterations) for o in optimizers] == [2, 2]
+        outcomes.append(model.get_weights())
+        assert (model.d_optimizer, model.g_optimizer) == optimizers
+    for mine, theirs in zip(*outcomes, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["accumulation", "both"])
+def test_fit_ends_with_what_is_left_of_each_optimizer(name: str) -> None:
+    x = data(24)[0]
+    outcomes = []
+    for fits in (True, False):
+        keras.utils.set_random_seed(3)
+        optimizers = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1)
+        model = Gan()
+        precision = apply(RECIPES[name], model)
+        model.compile(*optimizers)
+        if fits:
+            model.fit(x, batch_size=8, shuffle=False, verbose=0)
+        else:
+            for start in range(0, 24, 8):
+                model.train_on_batch(x[start : start + 8])
+            assert precision.flush()
+        assert [int(o.iterations) for o in optimizers] == [2, 2], "3 batches: 2, and what is left"
+        assert not precision.flush()
+        outcomes.append(model.get_weights())
+        precision.restore()
+        assert "finalize_variable_values" not in vars(model.optimizer)
+    for mine, theirs in zip(*outcomes, strict=True):
+        assert np.allclose(mine, theirs, atol=1e-6)
+
+
+def test_an_own_loss_scale_of_a_second_optimizer_is_put_back() -> None:
+    own = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    model = Pair()
+    model.compile(keras.optimizers.SGD(0.1), own)
+    with apply(FLOAT16, model):
+        assert model.g_optimizer is not own
+    assert model.g_optimizer is own

@@ -1,0 +1,56 @@
+"""Where a model holds its optimizers: in attributes, and in lists, tuples and dicts of those.
+
+Keras knows of one, `compile`'s own; a model with a train_step of its own may hold any number, in
+any of these. What someone else's object holds is not looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+#: How TensorFlow's own attributes on a model begin; they name again what the model holds.
+_TENSORFLOWS = "_self_"
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizers a model holds, each once: `compile`'s own first, then any of its author."""
+    found = (each for value in holding(model).values() for each in _inside(value))
+    return list({id(optimizer): optimizer for optimizer in found}.values())
+
+
+def holding(model: Any) -> dict[str, Any]:
+    """The attributes of a model in which there are optimizers; `compile`'s own first."""
+    found = {
+        name: value
+        for name, value in vars(model).items()
+        if not name.startswith(_TENSORFLOWS) and any(True for _ in _inside(value))
+    }
+    return dict(sorted(found.items(), key=lambda item: item[0] != "optimizer"))
+
+
+def exchanged(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` of each optimizer in it; the very same where that changes nothing."""
+    if isinstance(value, keras.optimizers.Optimizer):
+        return change(value)
+    if isinstance(value, dict):
+        table = {key: exchanged(each, change) for key, each in value.items()}
+        return value if all(table[key] is value[key] for key in value) else table
+    if not isinstance(value, list | tuple):
+        return value
+    row = [exchanged(each, change) for each in value]
+    if all(new is old for new, old in zip(row, value, strict=True)):
+        return value
+    if isinstance(value, list):
+        return row
+    return type(value)(*row) if hasattr(value, "_fields") else tuple(row)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, keras.optimizers.Optimizer):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _inside(each)
