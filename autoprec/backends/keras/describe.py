@@ -20,6 +20,7 @@ from autoprec.backends.keras.data import batches, count_samples, part, to_tensor
 from autoprec.backends.keras.first_loss import check_first_loss
 from autoprec.backends.keras.graph import operations_by_unit, trace_step
 from autoprec.backends.keras.layers import Placed, has_own_code, place
+from autoprec.backends.keras.optimizers import optimizers_of
 from autoprec.backends.keras.policies import low_precision
 from autoprec.backends.keras.running import (
     build_model,
@@ -27,7 +28,6 @@ from autoprec.backends.keras.running import (
     loss_of,
     number,
     on_tensorflow,
-    optimizers_of,
     placed_on,
     variables,
 )
@@ -116,7 +116,7 @@ def _count(
 
 def _state_bytes(model: Any) -> int:
     """The bytes that the model's optimizers keep beside the weights."""
-    kept = [v for optimizer in optimizers_of(model).values() for v in optimizer.variables]
+    kept = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     return sum(_size(variable) * _width(variable) for variable in kept)
 
 
