@@ -18,6 +18,7 @@ from autoprec import api
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.outcomes import Status
 from autoprec.core.recipe import Recipe
+from autoprec.errors import TaskError
 from autoprec.tuning.events import Event, TrialFinished
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import Options
@@ -290,3 +291,38 @@ def test_json_is_json_with_a_real_framework(task: Any, capfd: pytest.CaptureFixt
     out, err = capfd.readouterr()
     assert (code, err) == (0, "")
     assert json.loads(out)["task"]["framework"] == "torch"
+
+
+NAN_LATER = """
+import torch
+from torch import nn
+
+BATCH_SIZE = 16
+
+def build_model():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+def build_data(batch_size):
+    inputs = torch.randn(8 * batch_size, 8)
+    inputs[{sample}, 3] = torch.nan
+    targets = torch.randint(0, 2, (len(inputs),))
+    return list(zip(inputs.split(batch_size), targets.split(batch_size)))
+
+loss_fn = nn.functional.cross_entropy
+"""
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        (5, "in inputs, first in sample 5"),
+        (20, "in float32 the loss became inf or NaN within the first steps at batch 16"),
+    ],
+)
+def test_data_with_nan_end_the_tuning_and_leave_no_profile(
+    sample: int, said: str, task: Any, tmp_path: Path
+) -> None:
+    path = task(NAN_LATER.replace("{sample}", str(sample)))
+    with pytest.raises(TaskError, match=said):
+        api.tune(path, trials=2, rounds=1, extras=False)
+    assert not list(tmp_path.glob("*.yaml"))

@@ -15,7 +15,7 @@ from autoprec.core.judge import LONG_STEPS, Tolerance
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory
-from autoprec.errors import Interrupted
+from autoprec.errors import Interrupted, TaskError
 from autoprec.tuning import proof as proving
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.proof import Proof
@@ -321,3 +321,13 @@ def test_replayed_data_are_said():
 def test_the_metric_of_a_longer_run_is_not_compared():
     verdict = Proof(FakeTracer(metric=0.5)).prove(BFLOAT16)
     assert (verdict.metric, verdict.metric_reference) == (0.5, 0.5)
+
+
+def test_a_float32_that_is_not_finite_itself_proves_nothing_and_says_where() -> None:
+    class Diverges(FakeTracer):
+        def reference(self, **kwargs: Any) -> Trajectory:
+            run = super().reference(**kwargs)
+            return replace(run, losses=(*run.losses[:3], None, *run.losses[4:]))
+
+    with pytest.raises(TaskError, match=r"in float32 the loss is inf or NaN at step 3 \(counted"):
+        Proof(Diverges()).prove(BFLOAT16)
