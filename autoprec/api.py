@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options
 
+#: Instead of a profile, or in this environment variable: apply nothing.
+OFF = "off"
+SWITCH = "AUTOPREC"
+
 __all__ = ["apply_profile", "check_profile", "load_profile", "plan", "probe", "tune"]
 
 
@@ -270,7 +274,7 @@ def device_fingerprint(device: str | None = None) -> Fingerprint:
 
 
 def apply_profile(
-    profile: str | Path | Profile | Recipe,
+    profile: str | Path | Profile | Recipe | None,
     *,
     model: Any = None,
     optimizer: Any = None,
@@ -286,9 +290,17 @@ def apply_profile(
     `ProfileMismatch` instead. Parameters, their names and their checkpoints stay as they are. What
     is done to the model, its optimizers and the process is undone by the result's `restore()`, or
     at the end of a `with` block (kept memory, and threads that TensorFlow was given, are not).
+
+    "off" or None changes nothing: the result is that of a float32 recipe, its batch 32. With
+    AUTOPREC=off in the environment every profile does so, at its own batch, so that a script runs
+    as it would without autoprec and is not edited for it.
     """
     from autoprec.backends import registry
 
+    if _is_off():
+        return _left_alone(profile, model, optimizer, device)
+    if profile is None or profile == OFF:
+        return _left_alone(Recipe(), model, optimizer, device)
     name = registry.owner(model) if model is not None else _framework_without_model(profile)
     backend = registry.load(name)
     address = device or backend.device_of(model)
@@ -301,7 +313,35 @@ def apply_profile(
     return backend.surgeon().apply(recipe, model=model, optimizers=optimizers, device=address)
 
 
-def _framework_without_model(profile: str | Path | Profile | Recipe) -> str:
+def _is_off() -> bool:
+    """Whether the environment switches profiles off."""
+    said = os.environ.get(SWITCH, "").strip().lower()
+    if said not in ("", "on", OFF):
+        raise UsageError(f"{SWITCH}={said!r} is set, expected off, or on as if it were not set")
+    return said == OFF
+
+
+def _left_alone(
+    profile: str | Path | Profile | Recipe | None, model: Any, optimizer: Any, device: str | None
+) -> Any:
+    """A Precision that changes nothing, with the batch of the profile that would be applied."""
+    from autoprec.backends import registry
+
+    name = registry.owner(model) if model is not None else _framework_without_model(profile)
+    backend = registry.load(name)
+    address = device or backend.device_of(model)
+    if profile is None or profile == OFF:
+        profile = Recipe()
+    elif not isinstance(profile, Recipe):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AutoprecWarning)  # of a policy that is not applied
+            profile = _recipe_for(profile, address, backend, strict=False)
+    plain = Recipe(batch_size=profile.batch_size, accumulation_steps=profile.accumulation_steps)
+    optimizers = _as_sequence(optimizer)
+    return backend.surgeon().leave(plain, model=model, optimizers=optimizers, device=address)
+
+
+def _framework_without_model(profile: str | Path | Profile | Recipe | None) -> str:
     """Without a model only Keras can be meant: its policy is read when layers are built."""
     if isinstance(profile, str | Path) and Path(profile).is_file():
         profile = load_profile(profile)

@@ -121,6 +121,12 @@ class Surgeon(Protocol):
     def apply(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
         """Return the framework's Precision object, which the training loop uses."""
 
+    def leave(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
+        """Return a Precision object that changes nothing, of a float32 recipe.
+
+        What was applied to the model before is taken back.
+        """
+
 
 class Backend(Protocol):
     """One framework. Built by `backends.registry`, which imports it only when asked to."""

@@ -47,9 +47,10 @@ class Alignment:
 class Recipe:
     """Everything `apply_profile` needs.
 
-    `batch_size` is the samples of one step on one device (the micro-batch);
-    `batch_size * accumulation_steps` is the effective batch. `float32_modules` are the islands, by
-    module path. `knobs` holds whatever else was measured to pay, from the closed list `KNOBS`.
+    `policy` may be given by any name that `--policies` understands. `batch_size` is the samples of
+    one step on one device (the micro-batch); `batch_size * accumulation_steps` is the effective
+    batch. `float32_modules` are the islands, by module path. `knobs` holds whatever else was
+    measured to pay, from the closed list `KNOBS`.
     """
 
     policy: Policy = Policy.FLOAT32
@@ -64,6 +65,7 @@ class Recipe:
     forced: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", Policy.parse(str(self.policy)))
         for name, value in self.knobs.items():
             check_knob(name, value)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 
 from autoprec.backends.keras.following import NewModels
-from autoprec.backends.keras.operation import NOT_CARRIED, ModelOperation
+from autoprec.backends.keras.layers import place
+from autoprec.backends.keras.operation import NOT_CARRIED, ModelOperation, release
 from autoprec.backends.keras.policies import keras_name
 from autoprec.backends.keras.precision import Precision
 from autoprec.core.dtypes import Policy
@@ -54,6 +56,27 @@ class KerasSurgeon:
             precision.restore()
             raise
         return precision
+
+    def leave(
+        self,
+        recipe: Recipe,
+        *,
+        model: Any = None,
+        optimizers: Sequence[Any] = (),
+        device: str = "cpu",
+    ) -> Precision:
+        """See `Surgeon.leave`. The optimizer accumulates nothing, so the whole batch is one step's.
+
+        Without a model the watch for models to come ends, and the global policy is put back.
+        """
+        if model is None:
+            while _STOP:
+                _STOP.pop()()
+        else:
+            for unit in place(model):
+                if unit.layer is model or not getattr(unit.layer, "compiled", False):
+                    release(unit.layer)
+        return Precision(replace(recipe, batch_size=recipe.effective_batch, accumulation_steps=1))
 
 
 def _to_models_to_come(recipe: Recipe, device: str, optimizers: Sequence[Any]) -> Precision:

@@ -61,6 +61,20 @@ class TorchSurgeon:
             undo=lambda: self.remove(model),
         )
 
+    def leave(
+        self,
+        recipe: Recipe,
+        *,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        device: str = "cpu",
+    ) -> Precision:
+        """See `Surgeon.leave`."""
+        _check(model, optimizers)
+        self.remove(model)
+        address = str(resolve_device(device))
+        return Precision(recipe, model=model, optimizers=optimizers, device=address)
+
     def remove(self, model: nn.Module) -> None:
         """Undo everything `apply` did to `model`, its optimizers and the process.
 

@@ -88,3 +88,25 @@ def test_a_profile_reads_the_same_under_either_framework(
     profile = load_profile(write_profile(BFLOAT16, "keras"))
     save_profile(profile, tmp_path / "again.yaml")
     assert load_profile(tmp_path / "again.yaml") == profile
+
+
+@pytest.mark.parametrize("given", ["off", None])
+def test_off_changes_nothing(given: str | None) -> None:
+    expected = fit(build())
+    model = build()
+    apply_profile(Recipe(policy=Policy.MIXED_FLOAT16, accumulation_steps=2), model=model)
+    precision = apply_profile(given, model=model)
+    assert precision.policy is Policy.FLOAT32
+    assert type(model.optimizer) is keras.optimizers.SGD
+    assert fit(model) == expected
+
+
+def test_the_environment_switches_a_profile_off_and_fit_gets_the_whole_batch(
+    write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOPREC", "off")
+    before = keras.config.dtype_policy().name
+    recipe = replace(BFLOAT16, accumulation_steps=2)
+    assert apply_profile(write_profile(recipe, "keras")).batch_size == 32
+    assert keras.config.dtype_policy().name == before
+    assert keras.layers.Dense(4).compute_dtype == "float32"
