@@ -95,12 +95,12 @@ def shadow(
     doubt = _doubt(signed, loss_limit, errors, lost)
     rows = zip(points, deviations, errors, gradient_limits, strict=True)
     for point, difference, error, gradient_limit in rows:
-        away, limit, what = difference, loss_limit, "loss"
-        if difference <= loss_limit:
-            away, limit, what = error, gradient_limit, "gradient"
-        if away > limit:
+        both = ((difference, loss_limit, "loss"), (error, gradient_limit, "gradient"))
+        beyond = [(away, limit, what) for away, limit, what in both if away > limit]
+        if beyond:
+            away, limit, what = beyond[0]
             last = point.step == points[-1].step
-            passing &= not failed and away <= PASSED_THROUGH * limit
+            passing &= not failed and all(a <= PASSED_THROUGH * most for a, most, _ in beyond)
             passing &= not (last and what == "loss")
             problem = (
                 f"at the same weights and batch of step {point.step} its {what} is "

@@ -193,6 +193,14 @@ anything = st.builds(
 ORDER = ("equal", "drift", "rejected")
 
 
+def test_a_checkpoint_whose_gradient_is_infinite_is_not_passed_through():
+    off = ShadowPoint(0, 1.0, 1.0 + 1.5 * DEFAULT.loss, None)
+    right = [ShadowPoint(step, 1.0, 1.0, 0.0) for step in (1, 9, 29)]
+    assert judge(Evidence(shadow=(off, *right)), DEFAULT).verdict != "equal"
+    passed_through = replace(off, gradient_error=0.0)
+    assert judge(Evidence(shadow=(passed_through, *right)), DEFAULT).verdict == "equal"
+
+
 @given(anything, st.floats(0.01, 100), st.floats(1, 100))
 def test_more_tolerance_never_rejects_more(found, factor, more):
     strict = judge(found, DEFAULT.scaled(factor))
