@@ -51,7 +51,7 @@ def probe(
     `on_wait` is told of a driver that takes longer than two seconds.
     """
     seen = observe(on_wait=on_wait)
-    observations = select_devices(seen.devices, device)
+    observations = select_devices(seen.devices, device, seen.unusable)
     catalogue = load_catalogue()
     facts = [merge(each, catalogue.family_of(each)) for each in observations]
     if measure:
@@ -61,6 +61,7 @@ def probe(
         devices=tuple(DeviceReport(each, propose(each)) for each in facts),
         frameworks=seen.frameworks,
         notes=seen.notes,
+        unusable=seen.unusable,
         system=seen.system,
         python=seen.python,
     )
@@ -108,6 +109,11 @@ def tune(
     output = check_output(chosen.output or default_path(path), path)
     tell = listener or silent
     seen = probe(device=device, on_wait=lambda text: tell(Note(text)))
+    for note in seen.notes:
+        tell(Note(note))
+    unusable = () if device else seen.unusable
+    for each in unusable:
+        tell(Note(each.text, warning=True))
     names = [framework.name for framework in seen.frameworks]
 
     def tune_on(facts: DeviceFacts) -> Profile:
@@ -116,6 +122,7 @@ def tune(
             software={f.name: f.version for f in seen.frameworks} | {"python": seen.python},
             measure=lambda known: _measured(known, names),
             environment=_visible(facts),
+            unusable=unusable,
         )
         return tuner.tune(Work(path, place, chosen, tell))
 

@@ -13,6 +13,9 @@ from autoprec.hardware.recording import Expectation, Package, Recording
 
 T = TypeVar("T")
 
+#: Other names in /dev are disks and volumes, which their owner named.
+_ACCELERATOR = re.compile(r"nv(idia|host|map|gpu)|dxg$|kfd$|accel")
+
 
 class Recorder:
     """A `Machine` that passes every question on and writes the answers down."""
@@ -56,7 +59,9 @@ class Recorder:
 
     def entries(self, path: str) -> tuple[str, ...]:
         """Pass on, and write down."""
-        return _keep(self._folders, path, self._machine.entries(path) or None) or ()
+        names = self._machine.entries(path)
+        kept = tuple(name for name in names if path != "/dev" or _ACCELERATOR.match(name))
+        return _keep(self._folders, path, kept or None) or ()
 
     def command(self, *words: str) -> str | None:
         """Pass on, and write down."""

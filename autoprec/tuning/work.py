@@ -10,6 +10,7 @@ from pathlib import Path
 from autoprec.backends.base import FREE_SHARE, DeviceMemory
 from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.dtypes import Policy
+from autoprec.core.probe import Unusable
 from autoprec.tuning.budget import memory_budget
 from autoprec.tuning.events import Listener, Note
 from autoprec.tuning.neighbours import Watch
@@ -23,12 +24,14 @@ class Place:
     """Where a tuning runs: what is known of the device and the software before any work.
 
     `measure` times the device's matrix products; `environment` shows a worker this device alone.
+    `unusable` are accelerators that would have been preferred and cannot be used.
     """
 
     facts: DeviceFacts
     software: Mapping[str, str]
     measure: Callable[[DeviceFacts], DeviceFacts]
     environment: Mapping[str, str] = field(default_factory=dict)
+    unusable: tuple[Unusable, ...] = ()
 
 
 @dataclass(frozen=True)

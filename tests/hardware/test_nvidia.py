@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from autoprec.core.device import DeviceKind
+from autoprec.hardware.probes import Seen
 from autoprec.hardware.probes.nvidia import probe_nvidia
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot, read_nvml
 from autoprec.hardware.recording import NvmlError, NvmlReplay
@@ -91,7 +93,7 @@ def test_an_instance_has_its_own_memory_and_is_marked_as_a_part():
 def test_a_gpu_that_is_split_into_nothing_is_a_note():
     seen = probe(NvmlDevice("GPU-e", "A100", "8.0", 1, "", True))
     assert seen.devices == ()
-    assert "no instance is created" in seen.notes[0]
+    assert "no instance is created" in seen.unusable[0].text
 
 
 def test_gpus_of_several_sorts_may_be_numbered_otherwise():
@@ -116,7 +118,77 @@ def test_without_pynvml_a_gpu_on_the_bus_is_a_note():
             raise ImportError("no module")
 
     bare = Bare(machine(files={"/proc/driver/nvidia/gpus/0/information": "Model: A"})._recording)
-    assert "pynvml cannot be imported" in probe_nvidia(bare).notes[0]
+    assert "pynvml cannot be imported" in probe_nvidia(bare).unusable[0].text
+
+
+BUS = "/sys/bus/pci/devices/0000:01:00.0"
+
+
+def on_the_bus(driver="nvidia", kind="030200"):
+    files = {f"{BUS}/vendor": "0x10de\n", f"{BUS}/class": f"0x{kind}\n"}
+    return {"files": {**files, f"{BUS}/uevent": f"DRIVER={driver}\nPCI_CLASS=30200\n"}}
+
+
+class Mismatched(type(machine())):
+    """A machine whose kernel module and library are of two versions."""
+
+    def nvml(self):
+        return Trouble("nvmlInit", code=18)
+
+
+def mismatched(**answers):
+    return probe_nvidia(Mismatched(machine(**answers)._recording))
+
+
+SIGNS = {
+    "the bus": on_the_bus(),
+    "a data-centre board": on_the_bus(kind="030200"),
+    "the driver's folder": {"folders": {"/proc/driver/nvidia/gpus": ("0000:01:00.0",)}},
+    "a container": {"folders": {"/dev": ("null", "nvidia0", "nvidiactl")}},
+    "Jetson": {"folders": {"/dev": ("nvhost-gpu", "nvmap")}},
+    "WSL": {"folders": {"/dev": ("dxg",), "/usr/lib/wsl/lib": ("libcuda.so.1", "libd3d12.so")}},
+}
+NO_SIGNS = {
+    "nothing": {},
+    "its sound": on_the_bus(kind="040300"),
+    "a virtual machine's": on_the_bus(driver="vfio-pci"),
+    "the control file alone": {"folders": {"/dev": ("nvidiactl",)}},
+    "WSL with another's GPU": {"folders": {"/dev": ("dxg",), "/usr/lib/wsl/lib": ("libd3d12.so",)}},
+}
+
+
+@pytest.mark.parametrize("answers", SIGNS.values(), ids=SIGNS)
+def test_a_gpu_whose_driver_fails_is_one_that_cannot_be_used(answers):
+    seen = mismatched(**answers)
+    assert [each.kind for each in seen.unusable] == [DeviceKind.CUDA]
+    assert "driver and library versions differ" in seen.unusable[0].text
+
+
+@pytest.mark.parametrize("answers", NO_SIGNS.values(), ids=NO_SIGNS)
+def test_without_a_sign_of_a_gpu_a_driver_that_fails_is_nobodys_loss(answers):
+    assert mismatched(**answers) == Seen()
+
+
+@pytest.mark.parametrize("hiding", ["", "-1", "none", "NoDevFiles"])
+def test_a_gpu_that_is_hidden_on_purpose_is_not_missed(hiding):
+    for seen in (
+        mismatched(**on_the_bus(), variables={"CUDA_VISIBLE_DEVICES": hiding}),
+        probe(A, CUDA_VISIBLE_DEVICES=hiding),
+    ):
+        assert (seen.devices, seen.unusable, len(seen.notes)) == ((), (), 1)
+
+
+@pytest.mark.parametrize("missed", ["7", "0,0", "GPU-zzzz", "MIG-gone"])
+def test_a_gpu_that_is_named_and_not_there_is_missed(missed):
+    seen = probe(A, CUDA_VISIBLE_DEVICES=missed)
+    assert (seen.devices, seen.notes) == ((), ())
+    assert missed in seen.unusable[0].text
+
+
+def test_a_gpu_that_nouveau_drives_says_so():
+    said = mismatched(**on_the_bus(driver="nouveau")).unusable[0].text
+    assert "nouveau" in said
+    assert "nouveau" not in mismatched(**on_the_bus()).unusable[0].text
 
 
 class Trouble(NvmlReplay):

@@ -119,9 +119,12 @@ def test_a_gpu_without_memory_of_its_own_takes_the_cpus():
 
 def test_a_gpu_that_cannot_be_used_is_a_note():
     _, seen, _ = named("intel-skylake-sp.gpu-without-driver")
-    assert "NVIDIA GPU is in this machine but cannot be used" in seen.notes[0]
+    assert not any("NVIDIA" in note for note in seen.notes)
+    assert [each.kind for each in seen.unusable] == [DeviceKind.CUDA]
+    assert "NVIDIA GPU is in this machine but cannot be used" in seen.unusable[0].text
     _, seen, _ = named("intel-skylake-sp.hidden-gpu")
     assert "hides all 1 NVIDIA GPUs" in seen.notes[0]
+    assert seen.unusable == ()
 
 
 def test_a_half_core_and_a_limit_of_a_group_above_are_seen():

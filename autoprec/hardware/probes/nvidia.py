@@ -14,11 +14,9 @@ from autoprec.core.device import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
 from autoprec.hardware.probes.memory import read_limits
+from autoprec.hardware.probes.nvidia_signs import nvidia_present, without_its_driver
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot, read_nvml
-from autoprec.hardware.probes.pci import pci_devices, visible
-
-_VENDOR = "10de"
-_DISPLAY_CLASSES = ("0300", "0302")
+from autoprec.hardware.probes.pci import nothing_shown, visible
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,14 @@ def probe_nvidia(machine: Machine) -> Seen:
     try:
         module = machine.nvml()
     except ImportError as error:
-        return Seen(notes=_driverless(machine, f"pynvml cannot be imported: {error}"))
+        return _driverless(machine, f"pynvml cannot be imported: {error}")
     snapshot = read_nvml(module)
     if not snapshot.devices:
-        return Seen(notes=_driverless(machine, "; ".join(snapshot.notes)))
+        return _driverless(machine, "; ".join(snapshot.notes))
     chosen = machine.variable("CUDA_VISIBLE_DEVICES")
     targets, notes = _visible(snapshot.devices, chosen)
+    if not targets:
+        return nothing_shown(DeviceKind.CUDA, "; ".join((*snapshot.notes, *notes)), chosen)
     notes = (*snapshot.notes, *notes, *_order_notes(machine, snapshot.devices))
     devices = tuple(
         _observe(machine, index, target, snapshot) for index, target in enumerate(targets)
@@ -47,12 +47,14 @@ def probe_nvidia(machine: Machine) -> Seen:
     return Seen(devices, notes)
 
 
-def _driverless(machine: Machine, why: str) -> tuple[str, ...]:
+def _driverless(machine: Machine, why: str) -> Seen:
     """Say why there is no GPU only where there is one: most machines have none to miss."""
-    present = [d for d in pci_devices(machine, _VENDOR) if d.kind[:4] in _DISPLAY_CLASSES]
-    if not present and not machine.entries("/proc/driver/nvidia/gpus"):
-        return ()
-    return (f"an NVIDIA GPU is in this machine but cannot be used: {why or 'NVML shows none'}",)
+    if not nvidia_present(machine):
+        return Seen()
+    reasons = (why or "NVML shows none", without_its_driver(machine))
+    said = "; ".join(filter(None, reasons))
+    text = f"an NVIDIA GPU is in this machine but cannot be used: {said}"
+    return nothing_shown(DeviceKind.CUDA, text, machine.variable("CUDA_VISIBLE_DEVICES"))
 
 
 def _visible(
