@@ -121,7 +121,6 @@ def tune(
             facts=facts,
             software={f.name: f.version for f in seen.frameworks} | {"python": seen.python},
             measure=lambda known: _measured(known, names),
-            environment=_visible(facts),
             unusable=unusable,
         )
         return tuner.tune(Work(path, place, chosen, tell))
@@ -179,20 +178,6 @@ def check_output(path: Path, task: Path | None = None) -> Path:
     if not os.access(existing, os.W_OK):
         raise UsageError(f"{existing} is not writable; choose another place with --output")
     return path
-
-
-def _visible(facts: DeviceFacts) -> Mapping[str, str]:
-    """The environment that shows a worker this device alone."""
-    seen = facts.observation
-    if facts.kind is DeviceKind.CUDA and seen.uuid:
-        return {"CUDA_VISIBLE_DEVICES": seen.uuid}
-    if facts.kind is DeviceKind.ROCM:
-        return {"HIP_VISIBLE_DEVICES": seen.uuid or str(seen.index)}
-    if facts.kind is DeviceKind.XPU:
-        return {"ONEAPI_DEVICE_SELECTOR": f"level_zero:{seen.index}"}
-    if facts.kind is DeviceKind.CPU:
-        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    return {}
 
 
 # Check -------------------------------------------------------------------------------------------
