@@ -187,6 +187,7 @@ _ANSWERS: Mapping[str, Any] = {
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetPciInfo": lambda _, handle: SimpleNamespace(busId=handle.pci_bus.encode()),
     "nvmlDeviceGetMigMode": lambda _, handle: (int(handle.mig), int(handle.mig)),
+    "nvmlDeviceGetVirtualizationMode": lambda _, handle: 2 if handle.virtual else 0,
     "nvmlDeviceGetMaxMigDeviceCount": lambda _, handle: len(handle.instances),
     "nvmlDeviceGetMigDeviceHandleByIndex": lambda _, handle, index: handle.instances[index],
     "nvmlDeviceGetGpuInstanceId": lambda _, handle: _known(handle.gpu_instance),

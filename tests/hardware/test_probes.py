@@ -146,6 +146,29 @@ def test_an_amd_gpu_without_its_driver_cannot_be_used(kind, variables, missed):
     assert [each.kind for each in seen.unusable] == [DeviceKind.ROCM] * missed
 
 
+@pytest.mark.parametrize(
+    ("mode", "partition"),
+    [
+        ({"compute": "SPX", "memory": "NPS1"}, ""),
+        ({}, ""),
+        ({"compute": "DPX", "memory": "NPS1"}, "DPX/NPS1"),
+        ({"compute": "CPX", "memory": "NPS4"}, "CPX/NPS4"),
+        ({"compute": "CPX"}, "CPX"),
+    ],
+)
+def test_a_partition_of_an_mi300_has_not_the_whole_ones_peaks(mode, partition):
+    """A kernel writes the partition's number into the location's upper or its lowest bits."""
+    place = f"{BUS}/0001:c1:00.0/current_{{}}_partition"
+    files = {place.format(each): f"{name}\n" for each, name in mode.items()}
+    gpu = "simd_count 304\ngfx_target_version 90402\nvendor_id 4098\ndevice_id 29857\ndomain 1\n"
+    for i, number in enumerate((0, 1, 5 << 28)):
+        files[f"{NODES}/{i}/properties"] = f"{gpu}location_id {0xC100 | number}\n"
+    seen = probe_amd(machine(files=files)).devices
+    assert [device.partition for device in seen] == [partition] * 3
+    facts = merge(seen[2], load_catalogue().family_of(seen[2]))
+    assert (facts.memory_bandwidth_gbps is None) == bool(partition)
+
+
 def test_an_amd_gpu_from_before_rocm_is_not_missed():
     old = bus(("1002", "68f9", "030000"))
     files = {**old._recording.files, f"{BUS}/0000:00:00.0/uevent": "DRIVER=radeon\n"}

@@ -20,6 +20,8 @@ _PUBLIC_HEAP, _PRIVATE_HEAP = "1", "2"
 _VENDOR = "1002"
 #: The kernel's driver of GPUs from before any ROCm.
 _OLD_DRIVER = "radeon"
+#: A GPU in a single partition.
+_WHOLE = "SPX"
 _LISTS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
@@ -82,7 +84,28 @@ def _observe(
         pci=f"{_number(values, 'vendor_id'):04x}:{_number(values, 'device_id'):04x}",
         memory_bytes=_memory(machine, node),
         uuid=str(ordinal),
+        partition=_partition(machine, values),
     )
+
+
+def _partition(machine: Machine, values: Mapping[str, str]) -> str:
+    """How the GPU that a node belongs to is divided ("CPX/NPS4"), "" where it is whole.
+
+    Source: Linux kernel, drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c (current_compute_partition). The
+    nodes of one GPU share its bus and device numbers in location_id; newer kernels put the
+    partition's number into the other bits.
+    """
+    location = _number(values, "location_id")
+    address = (
+        f"{_number(values, 'domain'):04x}:{location >> 8 & 255:02x}:{location >> 3 & 31:02x}.0"
+    )
+    compute, memory = (
+        (machine.read(f"/sys/bus/pci/devices/{address}/current_{each}_partition") or "").strip()
+        for each in ("compute", "memory")
+    )
+    if compute in ("", _WHOLE):
+        return ""
+    return f"{compute}/{memory}" if memory else compute
 
 
 def _gfx(version: int) -> str:
