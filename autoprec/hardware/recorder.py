@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from autoprec.core.codec import DecodeError, from_plain
 from autoprec.hardware.machine import Machine
+from autoprec.hardware.probes.cuda import CudaAnswer
 from autoprec.hardware.probes.nvml import NvmlSnapshot, read_nvml
 from autoprec.hardware.recording import Expectation, Package, Recording
 
@@ -31,6 +34,7 @@ class Recorder:
         self._commands: dict[str, str] = {}
         self._packages: dict[str, Package] = {}
         self._answers: dict[str, Any] = {}
+        self._uuids: dict[str, str] = {}
 
     def recording(self, note: str, expect: Expectation) -> Recording:
         """Everything that was answered so far, with what names this machine's owner taken out."""
@@ -114,14 +118,34 @@ class Recorder:
         module = self._machine.nvml()
         snapshot = read_nvml(module)
         if snapshot.devices:
-            self._answers["nvml"] = _without_uuids(snapshot)
+            renamed = _without_uuids(snapshot)
+            self._uuids |= dict(zip(_uuids(snapshot), _uuids(renamed), strict=True))
+            self._answers["nvml"] = renamed
         return module
+
+    def cuda(self) -> Mapping[str, Any]:
+        """Pass on, and write down, UUIDs replaced as NVML's are."""
+        answer = self._machine.cuda()
+        with contextlib.suppress(DecodeError):
+            found = from_plain(CudaAnswer, answer)
+            devices = tuple(
+                replace(each, uuid=self._uuids.get(each.uuid, f"{i:08x}") if each.uuid else "")
+                for i, each in enumerate(found.devices)
+            )
+            self._answers["cuda"] = replace(found, devices=devices)
+        return answer
 
 
 def _keep(answers: dict[str, Any], name: str, value: T) -> T:
     if value is not None:
         answers[name] = value
     return value
+
+
+def _uuids(snapshot: NvmlSnapshot) -> list[str]:
+    """Every UUID of a snapshot, as CUDA gives it: without the prefix."""
+    found = [[gpu.uuid, *(part.uuid for part in gpu.instances)] for gpu in snapshot.devices]
+    return [uuid.partition("-")[2] for uuids in found for uuid in uuids]
 
 
 def _without_uuids(snapshot: NvmlSnapshot) -> NvmlSnapshot:

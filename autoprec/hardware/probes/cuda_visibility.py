@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoprec.hardware.probes.cuda import CudaDevice
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot
 from autoprec.hardware.probes.pci import visible
 
@@ -54,6 +55,13 @@ def shown(snapshot: NvmlSnapshot, chosen: str | None) -> tuple[tuple[Target, ...
         said = "MIG is on: CUDA shows one instance; choose another by CUDA_VISIBLE_DEVICES=MIG-..."
         return targets, (said,)
     return targets, ()
+
+
+def matching(device: CudaDevice, snapshot: NvmlSnapshot) -> Target:
+    """What NVML knows of a device that CUDA shows, by its identifier; nothing where it is not."""
+    targets = [*map(Target, snapshot.devices), *_instances(snapshot.devices)]
+    same = (each for each in targets if each.uuid.partition("-")[2].lower() == device.uuid)
+    return next(same, Target(NvmlDevice(""))) if device.uuid else Target(NvmlDevice(""))
 
 
 def _shows_several(driver: str) -> bool:

@@ -45,6 +45,22 @@ def _nvidia() -> dict[str, str]:
     return files
 
 
+def _cuda() -> dict[str, Any]:
+    """What CUDA's driver library would show: the visible GPUs, in CUDA's order."""
+    if settings.KIND != "cuda":
+        return {"error": "libcuda.so.1: no such file"}
+    devices = [
+        {
+            "name": gpu["name"],
+            "compute_capability": gpu["capability"],
+            "uuid": gpu["uuid"].removeprefix("GPU-"),
+            "memory_bytes": gpu["bytes"],
+        }
+        for gpu in settings.GPUS
+    ]
+    return {"version": "13.0", "devices": devices}
+
+
 def _apple() -> dict[str, str]:
     gpu = settings.MACHINE[0]
     return {
@@ -65,6 +81,7 @@ def install(module: Any) -> None:
             f"{words[1]}: {answers[words[1]]}\n" if words[1:] and words[1] in answers else None
         )
         return
+    local.cuda = lambda self: _cuda()
     files = {"cuda": _nvidia, "rocm": _amd, "xpu": _intel}[settings.KIND]()
     read, entries = local.read, local.entries
 
