@@ -77,7 +77,7 @@ def _probe_here(
 ) -> ProbeResult:
     """Look at the devices of this machine alone."""
     seen = observe(on_wait=on_wait)
-    observations = select_devices(seen.devices, device)
+    observations = select_devices(seen.devices, device, seen.unusable)
     catalogue = load_catalogue()
     facts = [merge(each, catalogue.family_of(each)) for each in observations]
     if measure:
@@ -87,6 +87,7 @@ def _probe_here(
         devices=tuple(DeviceReport(each, propose(each)) for each in facts),
         frameworks=seen.frameworks,
         notes=seen.notes,
+        unusable=seen.unusable,
         system=seen.system,
         python=seen.python,
     )
@@ -128,6 +129,11 @@ def tune(
     output = check_output(chosen.output or default_path(path), path)
     tell = listener or silent
     seen = _probe_here(device=device, on_wait=lambda text: tell(Note(text)))
+    for note in seen.notes:
+        tell(Note(note))
+    unusable = () if device else seen.unusable
+    for each in unusable:
+        tell(Note(each.text, warning=True))
     names = [framework.name for framework in seen.frameworks]
 
     def tune_on(facts: DeviceFacts) -> Profile:
@@ -135,7 +141,7 @@ def tune(
             facts=facts,
             software={f.name: f.version for f in seen.frameworks} | {"python": seen.python},
             measure=lambda known: _measured(known, names),
-            environment=_visible(facts),
+            unusable=unusable,
         )
         return tuner.tune(Work(path, place, chosen, tell))
 
@@ -169,7 +175,7 @@ def plan(
     facts = probe(device=device).devices[0].facts if device else seen.devices[0].facts
     cpu = next(each.facts for each in seen.devices if each.facts.kind is DeviceKind.CPU)
     software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
-    here = Place(cpu, software, lambda known: known, _visible(cpu))
+    here = Place(cpu, software, lambda known: known)
     catalogue = load_catalogue()
     row = with_figures(catalogue, catalogue.family(facts.family))
     figures = facts if row.name == facts.family else merge(hypothetical(row), row)
@@ -235,20 +241,6 @@ def check_output(path: Path, task: Path | None = None) -> Path:
     if not os.access(existing, os.W_OK):
         raise UsageError(f"{existing} is not writable; choose another place with --output")
     return path
-
-
-def _visible(facts: DeviceFacts) -> Mapping[str, str]:
-    """The environment that shows a worker this device alone."""
-    seen = facts.observation
-    if facts.kind is DeviceKind.CUDA and seen.uuid:
-        return {"CUDA_VISIBLE_DEVICES": seen.uuid}
-    if facts.kind is DeviceKind.ROCM:
-        return {"HIP_VISIBLE_DEVICES": seen.uuid or str(seen.index)}
-    if facts.kind is DeviceKind.XPU:
-        return {"ONEAPI_DEVICE_SELECTOR": f"level_zero:{seen.index}"}
-    if facts.kind is DeviceKind.CPU:
-        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    return {}
 
 
 # Check -------------------------------------------------------------------------------------------

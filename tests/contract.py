@@ -14,6 +14,7 @@ import pytest
 
 from autoprec.backends.base import Backend, Task
 from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.device import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts, TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
@@ -63,6 +64,7 @@ class BackendContract:
         assert subject.backend.name in versions
         assert all(isinstance(v, str) and v for v in versions.values())
         assert self.device in list(subject.backend.devices())
+        assert set(subject.backend.built_for()) <= set(DeviceKind) - {DeviceKind.CPU}
 
     def test_owns_its_models_and_no_others(self, subject: Subject) -> None:
         model = subject.task.build_model()

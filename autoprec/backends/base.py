@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from autoprec.core.device import Observation
+from autoprec.core.device import DeviceKind, Observation
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
@@ -143,6 +143,9 @@ class Backend(Protocol):
 
     def devices(self) -> Iterable[str]:
         """The devices the framework can train on here, best first, such as "cuda" or "cpu"."""
+
+    def built_for(self) -> Iterable[DeviceKind]:
+        """The kinds of accelerator this build of the framework is for, be they here or not."""
 
     def observe(self, device: str) -> Observation | None:
         """What the framework itself says of an accelerator, for where no probe sees it."""

@@ -30,6 +30,7 @@ from autoprec.core.device import (
     with_measurements,
 )
 from autoprec.core.dtypes import DType
+from autoprec.core.placement import Placement, alone
 
 #: A product that takes this long is not drowned by the cost of starting it.
 LONG_ENOUGH_SECONDS = 0.05
@@ -87,28 +88,22 @@ def measure_products(
         note = f"not measured: {wanted} is not installed"
         return with_measurements(facts, Measurements(notes=(note,)))
     chosen = dtypes or [d for d in _ORDER if facts.fact(d).support is not Support.ABSENT]
-    return with_measurements(facts, launch(framework, _address(facts), chosen))
+    return with_measurements(facts, launch(framework, alone(facts.observation), chosen))
 
 
 #: The slowest last, so that running out of time costs least.
 _ORDER = (DType.FLOAT32, DType.TF32, DType.BFLOAT16, DType.FLOAT16)
 
 
-def _address(facts: DeviceFacts) -> str:
-    name = "cuda" if facts.kind is DeviceKind.ROCM else facts.kind.value
-    single = facts.kind in (DeviceKind.CPU, DeviceKind.MPS)
-    return name if single else f"{name}:{facts.observation.index}"
-
-
-def launch(framework: str, device: str, dtypes: Sequence[DType]) -> Measurements:
+def launch(framework: str, place: Placement, dtypes: Sequence[DType]) -> Measurements:
     """Run the child and collect its lines; a crash or a silence ends it, what came before stays."""
-    command = _command(framework, device, dtypes)
+    command = _command(framework, place.device, dtypes)
     settings = {
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # all of the GPU's memory is taken otherwise
         "PYTHONUNBUFFERED": "1",
     }
-    environ = {**os.environ, **settings}
+    environ = {**os.environ, **settings, **place.environment}
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
     )

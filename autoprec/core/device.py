@@ -92,7 +92,8 @@ class Observation:
     know all, so a missing one proves nothing. `memory_bytes` is what may be used: the smaller of
     what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
     set. `uuid` selects the device for a worker process: a UUID, or for ROCm and TPU the ordinal
-    that the visibility variable wants. It is no part of a fingerprint. `rehearsal`: the machine
+    that the visibility variable wants. It is no part of a fingerprint. `partition` names the part
+    of a device that is divided (MIG, vGPU, AMD's compute partitions). `rehearsal`: the machine
     only pretends to have this device, so that nothing timed on it means anything. `hypothetical`:
     nothing was seen; this is what a family's row says of a device that is not here.
     """
@@ -220,7 +221,11 @@ class DTypeFact:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What makes two devices the same for a profile: no serial numbers, no addresses."""
+    """What makes two devices the same for a profile: no serial numbers, no addresses.
+
+    `partition` is the part of a divided device, "" for a whole one; None where it was not told, as
+    in profiles from before it was.
+    """
 
     kind: DeviceKind
     family: str
@@ -228,6 +233,7 @@ class Fingerprint:
     memory_gib: int
     core_quota: float | None = None
     rehearsal: bool = False
+    partition: str | None = None
 
 
 @dataclass(frozen=True)
@@ -294,7 +300,13 @@ class DeviceFacts:
         seen = self.observation
         memory = round((seen.memory_bytes or 0) / GIB)
         return Fingerprint(
-            self.kind, self.family, self.name, memory, seen.core_quota, seen.rehearsal
+            self.kind,
+            self.family,
+            self.name,
+            memory,
+            seen.core_quota,
+            seen.rehearsal,
+            seen.partition,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoprec.core.device import DeviceFacts, Observation
+from autoprec.core.device import DeviceFacts, DeviceKind, Observation
 from autoprec.core.rules import Proposal
 
 
@@ -26,12 +26,24 @@ class DeviceReport:
 
 
 @dataclass(frozen=True)
+class Unusable:
+    """An accelerator that is in the machine, is not hidden on purpose, and cannot be used.
+
+    `text` is a sentence: which, and why.
+    """
+
+    kind: DeviceKind
+    text: str
+
+
+@dataclass(frozen=True)
 class MachineObservation:
     """Everything the probes saw: accelerators first, the CPU last."""
 
     devices: tuple[Observation, ...]
     frameworks: tuple[FrameworkFact, ...] = ()
     notes: tuple[str, ...] = ()
+    unusable: tuple[Unusable, ...] = ()
     system: str = ""
     python: str = ""
 
@@ -43,5 +55,6 @@ class ProbeResult:
     devices: tuple[DeviceReport, ...]
     frameworks: tuple[FrameworkFact, ...] = ()
     notes: tuple[str, ...] = ()
+    unusable: tuple[Unusable, ...] = ()
     system: str = ""
     python: str = ""

@@ -149,7 +149,7 @@ def fit(
     """Compare a profile with a device and the software on it.
 
     Another kind or family of device rules the profile out, and so does having been made in a
-    rehearsal; another name, memory, core quota or
+    rehearsal; another name, memory, partition, core quota or
     minor version of the framework is a warning. `software` maps names to versions; one that is not
     installed here is not compared unless it is the profile's own framework.
     """
@@ -179,14 +179,24 @@ def _device_differences(made: Fingerprint, here: Fingerprint) -> list[str]:
     found = []
     if made.name != here.name:
         found.append(f"made on {made.name!r}, this device calls itself {here.name!r}")
-    if abs(made.memory_gib - here.memory_gib) > max(1, 0.1 * made.memory_gib):
+    known = made.memory_gib and here.memory_gib
+    if known and abs(made.memory_gib - here.memory_gib) > max(1, 0.1 * made.memory_gib):
         found.append(f"made with {made.memory_gib} GiB of memory, here are {here.memory_gib} GiB")
+    if made.partition != here.partition and None not in (made.partition, here.partition):
+        found.append(
+            f"made on {_part(made.partition)}, this device is {_part(here.partition)}: it is as "
+            "fast as its part"
+        )
     if made.core_quota != here.core_quota:
         found.append(
             f"made with a core quota of {_quota(made.core_quota)}, here it is "
             f"{_quota(here.core_quota)}"
         )
     return found
+
+
+def _part(partition: str | None) -> str:
+    return f"a part of a device ({partition})" if partition else "a whole device"
 
 
 def _quota(quota: float | None) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +22,10 @@ from typing import Any, Protocol
 #: /proc and /sys files are small; more than this is not what a probe is looking for.
 _LARGEST_READ_BYTES = 4_000_000
 _COMMAND_SECONDS = 3.0
+
+_CUDA_CHILD = Path(__file__).parent / "probes" / "cuda_child.py"
+#: Without persistence mode the driver initialises every GPU anew, up to some 3 s each.
+_CUDA_SECONDS = 25.0
 
 # Linux, arch/x86/include/uapi/asm/prctl.h and arch/x86/include/asm/fpu/types.h
 _SYS_ARCH_PRCTL = 158
@@ -80,6 +86,9 @@ class Machine(Protocol):
 
     def nvml(self) -> Any:
         """The pynvml module; raises ImportError without it."""
+
+    def cuda(self) -> Mapping[str, Any]:
+        """What CUDA's driver library shows, or its "error"; slow, and not in this process."""
 
 
 class LocalMachine:
@@ -191,6 +200,20 @@ class LocalMachine:
         import pynvml
 
         return pynvml
+
+    def cuda(self) -> Mapping[str, Any]:
+        """What CUDA's driver library shows a child process, or its "error"."""
+        command = (sys.executable, "-I", "-S", str(_CUDA_CHILD))
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_CUDA_SECONDS, check=True
+            )
+            found: Mapping[str, Any] = json.loads(done.stdout)
+        except subprocess.TimeoutExpired:
+            return {"error": f"CUDA's driver gave no answer in {_CUDA_SECONDS:g} seconds"}
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            return {"error": f"CUDA's driver could not be asked: {error}"}
+        return found
 
     def _package_folder(self, name: str) -> Path | None:
         try:

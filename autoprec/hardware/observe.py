@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from autoprec.core.device import DeviceKind, Observation
-from autoprec.core.probe import FrameworkFact, MachineObservation
+from autoprec.core.probe import FrameworkFact, MachineObservation, Unusable
 from autoprec.errors import UsageError
 from autoprec.hardware.machine import LocalMachine, Machine
 from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.amd import probe_amd
+from autoprec.hardware.probes.amd import amd_wanted, probe_amd
 from autoprec.hardware.probes.apple import probe_apple
 from autoprec.hardware.probes.cpu import probe_cpu
 from autoprec.hardware.probes.frameworks import find_frameworks
 from autoprec.hardware.probes.intel import probe_intel
 from autoprec.hardware.probes.nvidia import probe_nvidia
+from autoprec.hardware.probes.nvidia_signs import nvidia_wanted
 from autoprec.hardware.probes.tpu import probe_tpu
 
 T = TypeVar("T")
@@ -36,13 +37,29 @@ _NVIDIA_SECONDS = 60.0
 #: Who waits longer than this is told for whom.
 _PATIENCE_SECONDS = 2.0
 
-_PROBES: tuple[tuple[str, Callable[[Machine], Seen], float], ...] = (
-    ("NVIDIA", probe_nvidia, _NVIDIA_SECONDS),
-    ("AMD", probe_amd, _PROBE_SECONDS),
-    ("Intel GPU", probe_intel, _PROBE_SECONDS),
-    ("Apple", probe_apple, _PROBE_SECONDS),
-    ("TPU", probe_tpu, _PROBE_SECONDS),
-    ("CPU", probe_cpu, _PROBE_SECONDS),
+
+@dataclass(frozen=True)
+class Probe:
+    """A vendor's probe, and how long it may take.
+
+    Where it gives no answer, `wanted` tells without any driver whether such a device is here and
+    is not hidden on purpose: then it is one of `kind` that cannot be used.
+    """
+
+    name: str
+    run: Callable[[Machine], Seen]
+    seconds: float = _PROBE_SECONDS
+    kind: DeviceKind = DeviceKind.CPU
+    wanted: Callable[[Machine], bool] = lambda machine: False
+
+
+_PROBES = (
+    Probe("NVIDIA", probe_nvidia, _NVIDIA_SECONDS, DeviceKind.CUDA, nvidia_wanted),
+    Probe("AMD", probe_amd, kind=DeviceKind.ROCM, wanted=amd_wanted),
+    Probe("Intel GPU", probe_intel),
+    Probe("Apple", probe_apple),
+    Probe("TPU", probe_tpu),
+    Probe("CPU", probe_cpu),
 )
 
 OnWait = Callable[[str], None]
@@ -54,19 +71,9 @@ def observe(
 ) -> MachineObservation:
     """Run every probe on `machine`, by default this one. Accelerators come first, the CPU last."""
     machine = machine or LocalMachine()
-    devices: list[Observation] = []
-    notes: list[str] = []
-    for name, probe, seconds in _PROBES:
-        said = f"{name}: waiting for the driver's answer, at most {seconds:g} seconds"
-        seen, trouble = _bounded(
-            lambda probe=probe: probe(machine),  # type: ignore[misc]
-            Seen(),
-            seconds,
-            lambda said=said: on_wait(said),  # type: ignore[misc]
-        )
-        devices.extend(seen.devices)
-        notes.extend(seen.notes)
-        notes.extend(f"{name}: {each}" for each in trouble)
+    found = [_run(probe, machine, on_wait) for probe in _PROBES]
+    devices = [device for seen in found for device in seen.devices]
+    notes = [note for seen in found for note in seen.notes]
     if not any(device.kind is DeviceKind.CPU for device in devices):
         devices.append(Observation(kind=DeviceKind.CPU))
     readable: tuple[str, ...] = ()
@@ -82,9 +89,26 @@ def observe(
         devices=tuple(devices),
         frameworks=frameworks,
         notes=tuple(notes),
+        unusable=tuple(each for seen in found for each in seen.unusable),
         system=f"{machine.system} {machine.architecture}".strip(),
         python=machine.python,
     )
+
+
+def _run(probe: Probe, machine: Machine, on_wait: OnWait) -> Seen:
+    """What a probe sees; where it gives no answer, what that means."""
+    said = f"{probe.name}: waiting for the driver's answer, at most {probe.seconds:g} seconds"
+    seen, trouble = _bounded(
+        lambda: probe.run(machine), Seen(), probe.seconds, lambda: on_wait(said)
+    )
+    if not trouble:
+        return seen
+    texts = tuple(f"{probe.name}: {each}" for each in trouble)
+    wanted, _ = _bounded(lambda: probe.wanted(machine), False)
+    if not wanted:
+        return Seen(notes=texts)
+    why = "a GPU is in this machine but its probe gave no answer"
+    return Seen(unusable=tuple(Unusable(probe.kind, f"{text} ({why})") for text in texts))
 
 
 def _unreadable(machine: Machine) -> tuple[str, ...]:
@@ -131,7 +155,9 @@ def names_kind(text: str) -> bool:
     return text.strip().lower().partition(":")[0] in [kind.value for kind in DeviceKind]
 
 
-def select(devices: Sequence[Observation], chosen: str | None) -> tuple[Observation, ...]:
+def select(
+    devices: Sequence[Observation], chosen: str | None, unusable: Sequence[Unusable] = ()
+) -> tuple[Observation, ...]:
     """The devices that "cuda" or "cuda:1" names, all without a choice.
 
     Raises `UsageError` where none is left, or the text names no kind of device.
@@ -149,5 +175,6 @@ def select(devices: Sequence[Observation], chosen: str | None) -> tuple[Observat
     found = [d for d in devices if d.kind.value == name and (not colon or d.index == int(number))]
     if not found:
         here = ", ".join(f"{d.kind}:{d.index}" for d in devices)
-        raise UsageError(f"no device {chosen!r} here: found {here}")
+        why = "".join(f"; {each.text}" for each in unusable if each.kind.value == name)
+        raise UsageError(f"no device {chosen!r} here: found {here}{why}")
     return tuple(found)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from autoprec.core.codec import DecodeError, from_plain
 from autoprec.hardware.machine import Machine
+from autoprec.hardware.probes.cuda import CudaAnswer
 from autoprec.hardware.probes.nvml import NvmlSnapshot, read_nvml
 from autoprec.hardware.recording import Expectation, Package, Recording
 
 T = TypeVar("T")
+
+#: Other names in /dev are disks and volumes, which their owner named.
+_ACCELERATOR = re.compile(r"nv(idia|host|map|gpu)|dxg$|kfd$|accel")
 
 
 class Recorder:
@@ -28,6 +34,7 @@ class Recorder:
         self._commands: dict[str, str] = {}
         self._packages: dict[str, Package] = {}
         self._answers: dict[str, Any] = {}
+        self._uuids: dict[str, str] = {}
 
     def recording(self, note: str, expect: Expectation) -> Recording:
         """Everything that was answered so far, with what names this machine's owner taken out."""
@@ -56,7 +63,9 @@ class Recorder:
 
     def entries(self, path: str) -> tuple[str, ...]:
         """Pass on, and write down."""
-        return _keep(self._folders, path, self._machine.entries(path) or None) or ()
+        names = self._machine.entries(path)
+        kept = tuple(name for name in names if path != "/dev" or _ACCELERATOR.match(name))
+        return _keep(self._folders, path, kept or None) or ()
 
     def command(self, *words: str) -> str | None:
         """Pass on, and write down."""
@@ -109,14 +118,34 @@ class Recorder:
         module = self._machine.nvml()
         snapshot = read_nvml(module)
         if snapshot.devices:
-            self._answers["nvml"] = _without_uuids(snapshot)
+            renamed = _without_uuids(snapshot)
+            self._uuids |= dict(zip(_uuids(snapshot), _uuids(renamed), strict=True))
+            self._answers["nvml"] = renamed
         return module
+
+    def cuda(self) -> Mapping[str, Any]:
+        """Pass on, and write down, UUIDs replaced as NVML's are."""
+        answer = self._machine.cuda()
+        with contextlib.suppress(DecodeError):
+            found = from_plain(CudaAnswer, answer)
+            devices = tuple(
+                replace(each, uuid=self._uuids.get(each.uuid, f"{i:08x}") if each.uuid else "")
+                for i, each in enumerate(found.devices)
+            )
+            self._answers["cuda"] = replace(found, devices=devices)
+        return answer
 
 
 def _keep(answers: dict[str, Any], name: str, value: T) -> T:
     if value is not None:
         answers[name] = value
     return value
+
+
+def _uuids(snapshot: NvmlSnapshot) -> list[str]:
+    """Every UUID of a snapshot, as CUDA gives it: without the prefix."""
+    found = [[gpu.uuid, *(part.uuid for part in gpu.instances)] for gpu in snapshot.devices]
+    return [uuid.partition("-")[2] for uuids in found for uuid in uuids]
 
 
 def _without_uuids(snapshot: NvmlSnapshot) -> NvmlSnapshot:

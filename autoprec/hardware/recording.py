@@ -14,9 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from autoprec.core.codec import from_plain
+from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device import Support
 from autoprec.core.dtypes import DType, Policy
+from autoprec.hardware.probes.cuda import CudaAnswer
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot
 
 #: nvmlReturn_t: not supported, driver not loaded.
@@ -60,6 +61,7 @@ class Recording:
     cpuid: Mapping[str, object] = field(default_factory=dict)
     packages: Mapping[str, Package] = field(default_factory=dict)
     nvml: NvmlSnapshot | None = None
+    cuda: CudaAnswer | None = None
 
 
 def read_recording(path: Path) -> Recording:
@@ -133,6 +135,12 @@ class RecordedMachine:
         """Stand in for the pynvml module."""
         return NvmlReplay(self._recording.nvml)
 
+    def cuda(self) -> Mapping[str, Any]:
+        """What CUDA's driver showed."""
+        answer = self._recording.cuda or CudaAnswer(error="libcuda.so.1: no such file")
+        found: Mapping[str, Any] = to_plain(answer)
+        return found
+
 
 def made_up(**answers: Any) -> RecordedMachine:
     """A machine that has what is given and nothing else, for tests; keys as in `Recording`."""
@@ -187,6 +195,7 @@ _ANSWERS: Mapping[str, Any] = {
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetPciInfo": lambda _, handle: SimpleNamespace(busId=handle.pci_bus.encode()),
     "nvmlDeviceGetMigMode": lambda _, handle: (int(handle.mig), int(handle.mig)),
+    "nvmlDeviceGetVirtualizationMode": lambda _, handle: 2 if handle.virtual else 0,
     "nvmlDeviceGetMaxMigDeviceCount": lambda _, handle: len(handle.instances),
     "nvmlDeviceGetMigDeviceHandleByIndex": lambda _, handle, index: handle.instances[index],
     "nvmlDeviceGetGpuInstanceId": lambda _, handle: _known(handle.gpu_instance),

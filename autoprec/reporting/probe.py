@@ -31,6 +31,8 @@ def print_probe(result: ProbeResult, console: Console | None = None) -> None:
         console.print(_panel(report))
     if result.system:
         console.print(_frameworks(result))
+    for each in result.unusable:
+        console.print(_line("not usable: ", each.text, "red"))
     for note in result.notes:
         console.print(_line("note: ", note, "yellow"))
 

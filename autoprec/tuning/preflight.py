@@ -50,7 +50,11 @@ def describe(work: Work, runner: Runner) -> TaskFacts:
 
 
 def load(work: Work, runner: Runner) -> Loaded:
-    """Load the task in a worker; `DeviceUnusable` where its framework cannot drive the device."""
+    """Load the task in a worker.
+
+    `DeviceUnusable` where its framework cannot drive the device, or where that is the CPU for want
+    of an accelerator that the framework was built for, and that is here but cannot be used.
+    """
     try:
         loaded = runner.load()
     except WorkerFailure as failure:
@@ -63,6 +67,11 @@ def load(work: Work, runner: Runner) -> Loaded:
             f"{loaded.framework} {version} cannot use {name} ({work.place.facts.kind}): as it is "
             f"installed here it uses {' and '.join(loaded.usable)}. Install a build of it for this "
             f"device ({loaded.builds}), or tune for another: --device {loaded.usable[-1]}"
+        )
+    missed = [each.text for each in work.place.unusable if each.kind in loaded.built_for]
+    if work.on_cpu and missed:
+        raise DeviceUnusable(
+            f"{'; '.join(missed)}. Mend that, or tune for the CPU as it is: --device cpu"
         )
     return loaded
 

@@ -16,6 +16,7 @@ from typing import Any
 from autoprec.backends import registry
 from autoprec.backends.base import Backend, DeviceMemory, Report, Session, Task, Tracer
 from autoprec.backends.memory import give_back_memory
+from autoprec.core.device import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.statistics import disturbed
@@ -35,6 +36,7 @@ class Loaded:
     has_evaluate: bool = False
     memory: DeviceMemory | None = None
     usable: tuple[str, ...] = ()
+    built_for: tuple[DeviceKind, ...] = ()
     builds: str = ""
 
 
@@ -71,6 +73,7 @@ class Service:
             has_evaluate=task.evaluate is not None,
             memory=backend.memory(device) if device in usable else None,
             usable=usable,
+            built_for=tuple(backend.built_for()),
             builds=backend.builds,
         )
 

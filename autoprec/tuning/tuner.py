@@ -81,11 +81,13 @@ def tune(work: Work) -> Profile:
     ):
         study = _open_study(work, digest)
         kept = study.recall("result", Result)
-        if kept is not None and kept.limits == repr(work.options.limits()):
-            work.listener(Finished(kept.profile, study.history(), study.place, from_study=True))
-            return kept.profile
+        finished = kept is not None and kept.limits == repr(work.options.limits())
         with work.runner() as runner:
-            work = with_memory(work, load(work, runner).memory)
+            if work.place.unusable or not finished:
+                work = with_memory(work, load(work, runner).memory)
+            if kept is not None and finished:
+                work.listener(Finished(kept.profile, study.history(), study.place, from_study=True))
+                return kept.profile
             task = preflight(work, study, runner)
             facts, proposal = _look(work, study)
             work.listener(Started(str(work.task), facts, proposal, study.place))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from autoprec.backends.base import FREE_SHARE, DeviceMemory
 from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.dtypes import Policy
+from autoprec.core.placement import alone
+from autoprec.core.probe import Unusable
 from autoprec.tuning.budget import memory_budget
 from autoprec.tuning.events import Listener, Note
 from autoprec.tuning.neighbours import Watch
@@ -22,13 +24,14 @@ from autoprec.tuning.trials import Runner
 class Place:
     """Where a tuning runs: what is known of the device and the software before any work.
 
-    `measure` times the device's matrix products; `environment` shows a worker this device alone.
+    `measure` times the device's matrix products. `unusable` are accelerators that
+    would have been preferred and cannot be used.
     """
 
     facts: DeviceFacts
     software: Mapping[str, str]
     measure: Callable[[DeviceFacts], DeviceFacts]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    unusable: tuple[Unusable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,13 @@ class Work:
         return not self.options.policies or Policy.FLOAT32 in self.options.policies
 
     def settings(self) -> WorkerSettings:
-        """How this work's workers are started. ROCm's devices are torch's "cuda"."""
-        kind = self.place.facts.kind
+        """How this work's workers are started."""
+        placement = alone(self.place.facts.observation)
         return WorkerSettings(
             task=self.task,
-            device="cuda" if kind is DeviceKind.ROCM else kind.value,
+            device=placement.device,
             memory_bytes=self.memory_bytes if self.on_cpu else None,
-            environment=self.place.environment,
+            environment=placement.environment,
         )
 
     def runner(self) -> Runner:

@@ -18,6 +18,7 @@ from autoprec.core.device import (
     Support,
 )
 from autoprec.core.dtypes import DType
+from autoprec.core.placement import Placement, alone
 
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
 
@@ -117,7 +118,7 @@ def test_the_child_says_what_it_cannot_do(monkeypatch, capsys):
 def launch(monkeypatch, script, silent=5.0):
     monkeypatch.setattr(products, "_command", lambda *_: [sys.executable, "-c", script])
     monkeypatch.setattr(products, "START_SECONDS", silent)
-    return products.launch("torch", "cpu", [F32, BF16])
+    return products.launch("torch", Placement("cpu"), [F32, BF16])
 
 
 SAY = "import json, os, signal, sys, time\ndef say(**m): print(json.dumps(m), flush=True)\n"
@@ -189,32 +190,34 @@ def test_without_a_framework_that_can_the_facts_say_so():
 
 
 @pytest.mark.parametrize(
-    ("kind", "address"),
-    [
-        (DeviceKind.CPU, "cpu"),
-        (DeviceKind.MPS, "mps"),
-        (DeviceKind.CUDA, "cuda:1"),
-        (DeviceKind.ROCM, "cuda:1"),
-        (DeviceKind.XPU, "xpu:1"),
-    ],
+    "kind", [DeviceKind.CPU, DeviceKind.MPS, DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU]
 )
-def test_a_device_is_measured_under_its_frameworks_name(monkeypatch, kind, address):
+def test_a_device_is_measured_where_a_trial_would_be(monkeypatch, kind):
     asked = []
 
-    def launched(framework, device, dtypes):
-        asked.append((framework, device, tuple(dtypes)))
+    def launched(framework, place, dtypes):
+        asked.append((framework, place, tuple(dtypes)))
         return Measurements(framework, (Product(F32, gflops=10.0), Product(BF16, gflops=1.0)))
 
     monkeypatch.setattr(products, "launch", launched)
-    found = products.measure_products(facts(kind, index=1), ["tensorflow", "torch"])
-    assert asked == [("torch", address, (F32, DType.TF32, BF16))]
+    known = facts(kind, index=1)
+    found = products.measure_products(known, ["tensorflow", "torch"])
+    assert asked == [("torch", alone(known.observation), (F32, DType.TF32, BF16))]
     assert found.fact(BF16).support is Support.EMULATED
     assert found.fact(BF16).evidence is Evidence.MEASURED
 
 
+def test_the_child_is_shown_that_device_alone(monkeypatch):
+    script = SAY + "say(error=os.environ['CUDA_VISIBLE_DEVICES'])"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(products, "_command", lambda *_: [sys.executable, "-c", script])
+    one = DeviceFacts(Observation(DeviceKind.CUDA, index=1, uuid="GPU-2"), "f", "t", {})
+    assert products.measure_products(one, ["torch"]).notes == ("not measured: GPU-2",)
+
+
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_the_installed_framework_really_multiplies(framework):
-    found = products.launch(framework, "cpu", [F32, DType.FLOAT8])
+    found = products.launch(framework, Placement("cpu"), [F32, DType.FLOAT8])
     assert found.product(F32).gflops > 0.01
     assert "not measured with" in found.product(DType.FLOAT8).failure
     assert found.memory_bandwidth_gbps > 0.01
@@ -223,6 +226,6 @@ def test_the_installed_framework_really_multiplies(framework):
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_device_that_is_not_there_is_a_note(framework):
-    found = products.launch(framework, "cuda:99", [F32])
+    found = products.launch(framework, Placement("cuda:99"), [F32])
     assert found.products == ()
     assert f"{framework} cannot open cuda:99" in found.notes[0]

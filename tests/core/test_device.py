@@ -182,6 +182,7 @@ def test_the_fingerprint_has_no_serial_number():
         "memory_gib": 16,
         "core_quota": 0.5,
         "rehearsal": False,
+        "partition": "",
     }
 
 

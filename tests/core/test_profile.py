@@ -158,6 +158,8 @@ def test_what_rules_a_profile_out_is_told_with_both_devices():
         ({"name": "EPYC"}, ("made on 'AMD EPYC', this device calls itself 'EPYC'",)),
         ({"memory_gib": 32}, ("made with 64 GiB of memory, here are 32 GiB",)),
         ({"memory_gib": 58}, ()),
+        ({"memory_gib": 0}, ()),
+        ({"partition": ""}, ()),
         ({"core_quota": None}, ("made with a core quota of 4, here it is none",)),
         ({"core_quota": 0.5}, ("made with a core quota of 4, here it is 0.5",)),
     ],
@@ -165,6 +167,28 @@ def test_what_rules_a_profile_out_is_told_with_both_devices():
 def test_another_name_memory_or_quota_is_a_warning(change, warnings):
     found = fit(PROFILE, replace(HERE, **change), SOFTWARE, "torch")
     assert found == Fit(warnings=warnings)
+
+
+def test_parts_of_a_device_are_told_apart():
+    """3g.20gb and 4g.20gb of an A100 have its name and the same memory."""
+    made = {part: replace(HERE, partition=part) for part in ("3g.20gb", "4g.20gb", "")}
+    profiles = {
+        part: replace(PROFILE, device=replace(PROFILE.device, fingerprint=each))
+        for part, each in made.items()
+    }
+    here = made["3g.20gb"]
+    fits = {part: fit(each, here, SOFTWARE, "torch") for part, each in profiles.items()}
+    assert select(fits).name == "3g.20gb"
+    assert "a part of a device (4g.20gb), this device is a part" in fits["4g.20gb"].warnings[0]
+    assert "made on a whole device" in fits[""].warnings[0]
+
+
+def test_a_profile_from_before_partitions_were_told_still_loads_and_fits():
+    plain = {k: v for k, v in to_plain(HERE).items() if k != "partition"}
+    old = from_plain(Fingerprint, plain)
+    profile = replace(PROFILE, device=replace(PROFILE.device, fingerprint=old))
+    for part in ("", "3g.20gb"):
+        assert fit(profile, replace(HERE, partition=part), SOFTWARE, "torch") == Fit()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
+from autoprec.core.probe import Unusable
 from autoprec.errors import UsageError
 from autoprec.hardware import observe as observing
 from autoprec.hardware.machine import LocalMachine
@@ -54,7 +55,9 @@ def test_an_empty_machine_has_a_cpu():
 
 def test_a_probe_that_does_not_answer_is_left_behind(monkeypatch):
     for_ever = threading.Event()
-    monkeypatch.setattr(observing, "_PROBES", (("Slow", lambda _: for_ever.wait(), 0.01),))
+    monkeypatch.setattr(
+        observing, "_PROBES", (observing.Probe("Slow", lambda _: for_ever.wait(), 0.01),)
+    )
     seen = observe(machine())
     for_ever.set()
     assert any(note.startswith("Slow: no answer") for note in seen.notes)
@@ -73,11 +76,37 @@ def test_a_driver_that_takes_its_time_is_waited_for_and_told_of(monkeypatch):
         asked.set()
 
     monkeypatch.setattr(observing, "_PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr(observing, "_PROBES", (("Slow", slow, 60.0),))
+    monkeypatch.setattr(observing, "_PROBES", (observing.Probe("Slow", slow, 60.0),))
     seen = observe(machine(), on_wait)
     assert told == ["Slow: waiting for the driver's answer, at most 60 seconds"]
     assert seen.devices[0].kind is DeviceKind.CUDA
-    assert next(seconds for name, _, seconds in PROBES if name == "NVIDIA") >= 60
+    assert next(each.seconds for each in PROBES if each.name == "NVIDIA") >= 60
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_driver_that_does_not_answer_has_a_gpu_that_cannot_be_used(monkeypatch, wanted):
+    for_ever = threading.Event()
+    for run in (lambda _: for_ever.wait(), lambda _: 1 // 0):
+        probe = observing.Probe("Slow", run, 0.01, DeviceKind.CUDA, lambda _: wanted)
+        monkeypatch.setattr(observing, "_PROBES", (probe,))
+        seen = observe(machine())
+        texts = [each.text for each in seen.unusable if each.kind is DeviceKind.CUDA]
+        assert any(text.startswith("Slow: ") for text in texts) == wanted
+        assert any(note.startswith("Slow: ") for note in seen.notes) != wanted
+    for_ever.set()
+
+
+@pytest.mark.parametrize("kind", [DeviceKind.CUDA, DeviceKind.ROCM])
+def test_nvidias_and_amds_drivers_are_those_that_can_be_waited_for_in_vain(kind):
+    (probe,) = [each for each in PROBES if each.kind is kind]
+    vendor = {DeviceKind.CUDA: "10de", DeviceKind.ROCM: "1002"}[kind]
+    files = {
+        "/sys/bus/pci/devices/0/vendor": f"0x{vendor}",
+        "/sys/bus/pci/devices/0/class": "0x030200",
+    }
+    assert probe.wanted(machine(files=files))
+    assert not probe.wanted(machine(files=files, variables={"CUDA_VISIBLE_DEVICES": ""}))
+    assert not probe.wanted(machine())
 
 
 def test_this_very_machine_is_observed_without_failures():
@@ -133,6 +162,14 @@ def test_a_recorder_passes_every_answer_on(monkeypatch):
     assert "/home" not in str(to_plain(recording))
 
 
+def test_of_the_files_in_dev_only_an_accelerators_are_written_down():
+    names = ("dm-0", "dxg", "kfd", "nvidia0", "nvmap", "sda", "vg-of-a-person")
+    recorder = Recorder(machine(folders={"/dev": names}))
+    assert recorder.entries("/dev") == ("dxg", "kfd", "nvidia0", "nvmap")
+    recording = recorder.recording("", Expectation(Policy.FLOAT32))
+    assert recording.folders == {"/dev": ("dxg", "kfd", "nvidia0", "nvmap")}
+
+
 def test_recording_this_machine_names_the_family_it_was_taken_for(capsys, monkeypatch):
     family, recording = record("here")
     assert family
@@ -165,6 +202,12 @@ def test_devices_are_chosen_by_kind_and_index(chosen, expected):
 def test_what_names_no_device_is_refused(chosen):
     with pytest.raises(UsageError, match=r"unknown device .* expected KIND"):
         select(DEVICES, chosen)
+
+
+def test_a_device_that_cannot_be_used_is_refused_with_the_reason():
+    unusable = (Unusable(DeviceKind.TPU, "a chip fell off"), Unusable(DeviceKind.XPU, "another"))
+    with pytest.raises(UsageError, match=r"no device 'tpu' here: found .*; a chip fell off$"):
+        select(DEVICES, "tpu", unusable)
 
 
 @pytest.mark.parametrize("chosen", ["tpu", "cuda:2"])

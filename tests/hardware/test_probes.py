@@ -117,6 +117,7 @@ def test_the_runtimes_filter_counts_before_hips(variables, shown):
     expected = [f"gfx90{ordinal}" for ordinal in shown]
     assert [device.architecture for device in seen.devices] == expected
     assert bool(seen.notes) == (not shown or "GPU-" in str(variables))
+    assert seen.unusable == ()
 
 
 def test_a_worker_finds_the_gpu_again_by_the_ordinal_before_hips_filter():
@@ -126,6 +127,52 @@ def test_a_worker_finds_the_gpu_again_by_the_ordinal_before_hips_filter():
         (0, "2", "gfx900"),
         (1, "0", "gfx902"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "variables", "missed"),
+    [
+        ("030000", {}, True),
+        ("120000", {}, True),
+        ("040300", {}, False),
+        ("030000", {"HIP_VISIBLE_DEVICES": "0"}, True),
+        ("030000", {"HIP_VISIBLE_DEVICES": "-1"}, False),
+        ("030000", {"ROCR_VISIBLE_DEVICES": ""}, False),
+    ],
+)
+def test_an_amd_gpu_without_its_driver_cannot_be_used(kind, variables, missed):
+    seen = probe_amd(bus(("1002", "74a1", kind), variables=variables))
+    assert seen.devices == seen.notes == ()
+    assert [each.kind for each in seen.unusable] == [DeviceKind.ROCM] * missed
+
+
+@pytest.mark.parametrize(
+    ("mode", "partition"),
+    [
+        ({"compute": "SPX", "memory": "NPS1"}, ""),
+        ({}, ""),
+        ({"compute": "DPX", "memory": "NPS1"}, "DPX/NPS1"),
+        ({"compute": "CPX", "memory": "NPS4"}, "CPX/NPS4"),
+        ({"compute": "CPX"}, "CPX"),
+    ],
+)
+def test_a_partition_of_an_mi300_has_not_the_whole_ones_peaks(mode, partition):
+    """A kernel writes the partition's number into the location's upper or its lowest bits."""
+    place = f"{BUS}/0001:c1:00.0/current_{{}}_partition"
+    files = {place.format(each): f"{name}\n" for each, name in mode.items()}
+    gpu = "simd_count 304\ngfx_target_version 90402\nvendor_id 4098\ndevice_id 29857\ndomain 1\n"
+    for i, number in enumerate((0, 1, 5 << 28)):
+        files[f"{NODES}/{i}/properties"] = f"{gpu}location_id {0xC100 | number}\n"
+    seen = probe_amd(machine(files=files)).devices
+    assert [device.partition for device in seen] == [partition] * 3
+    facts = merge(seen[2], load_catalogue().family_of(seen[2]))
+    assert (facts.memory_bandwidth_gbps is None) == bool(partition)
+
+
+def test_an_amd_gpu_from_before_rocm_is_not_missed():
+    old = bus(("1002", "68f9", "030000"))
+    files = {**old._recording.files, f"{BUS}/0000:00:00.0/uevent": "DRIVER=radeon\n"}
+    assert probe_amd(machine(files=files)).unusable == ()
 
 
 def test_nodes_are_taken_in_the_order_of_their_numbers():
@@ -154,6 +201,9 @@ def test_the_affinity_mask_hides_intel_gpus(mask, count):
     seen = probe_intel(bus(*two, variables={"ZE_AFFINITY_MASK": mask}))
     assert len(seen.devices) == count
     assert bool(seen.notes) == (count == 0)
+    assert seen.unusable == ()
+    (missed,) = probe_intel(bus(*two, variables={"ZE_AFFINITY_MASK": "7"})).unusable
+    assert missed.kind is DeviceKind.XPU
 
 
 def test_a_device_selector_is_said_to_be_unresolved():
@@ -164,9 +214,15 @@ def test_a_device_selector_is_said_to_be_unresolved():
 def test_tpu_chips_are_counted_without_asking_any_library():
     chips = [("1ae0", "005e", "ff0000")] * 2
     assert len(probe_tpu(bus(*chips)).devices) == 2
-    hidden = probe_tpu(bus(*chips, variables={"TPU_VISIBLE_CHIPS": "9"}))
-    assert hidden.devices == ()
+    hidden = probe_tpu(bus(*chips, variables={"TPU_VISIBLE_CHIPS": ""}))
+    assert (hidden.devices, hidden.unusable) == ((), ())
     assert "hides all 2" in hidden.notes[0]
+    missed = probe_tpu(bus(*chips, variables={"TPU_VISIBLE_CHIPS": "9"}))
+    assert (missed.devices, missed.notes) == ((), ())
+    assert (missed.unusable[0].kind, "hides all 2" in missed.unusable[0].text) == (
+        DeviceKind.TPU,
+        True,
+    )
 
 
 SYSCTL = {

@@ -112,16 +112,20 @@ def test_an_instance_of_a_split_gpu_has_its_own_memory_and_no_peaks():
     assert facts.fingerprint.memory_gib == 5
 
 
-def test_a_gpu_without_memory_of_its_own_takes_the_cpus():
-    _, seen, _ = named("nvidia-gb10")
-    assert seen.devices[0].memory_bytes == seen.devices[1].memory_bytes
+def test_the_memory_of_a_gpu_that_has_none_of_its_own_is_left_to_the_framework():
+    _, seen, facts = named("nvidia-gb10")
+    assert seen.devices[0].memory_bytes is None
+    assert any("shares the CPU's memory" in note for note in facts.notes)
 
 
 def test_a_gpu_that_cannot_be_used_is_a_note():
     _, seen, _ = named("intel-skylake-sp.gpu-without-driver")
-    assert "NVIDIA GPU is in this machine but cannot be used" in seen.notes[0]
+    assert not any("NVIDIA" in note for note in seen.notes)
+    assert [each.kind for each in seen.unusable] == [DeviceKind.CUDA]
+    assert "NVIDIA GPU is in this machine but cannot be used" in seen.unusable[0].text
     _, seen, _ = named("intel-skylake-sp.hidden-gpu")
     assert "hides all 1 NVIDIA GPUs" in seen.notes[0]
+    assert seen.unusable == ()
 
 
 def test_a_half_core_and_a_limit_of_a_group_above_are_seen():
@@ -134,3 +138,10 @@ def test_a_gtx_16_has_the_capability_of_a_t4_and_not_its_tensor_cores():
     _, _, facts = named("nvidia-turing-gtx16")
     assert facts.fact(DType.FLOAT16).support is Support.UNKNOWN
     assert propose(facts).policies == (Policy.FLOAT32, Policy.MIXED_FLOAT16)
+
+
+def test_a_jetson_without_nvml_is_seen_by_cudas_word():
+    _, seen, facts = named("nvidia-jetson-thor.without-nvml")
+    assert (facts.name, seen.devices[0].compute_capability) == ("NVIDIA Thor", "11.0")
+    assert seen.devices[0].memory_bytes is None
+    assert seen.unusable == ()

@@ -74,9 +74,10 @@ GPUS = {
 class Rehearsal:
     """A machine with pretended GPUs; `folder` is a temporary one of its own.
 
-    `faults` are mappings as `pretended.faults` reads them. Where its GPUs are not `driven`, the
-    frameworks are builds for CPUs. `float64` is by default what the kind has: MPS and Arc have
-    none.
+    `faults` are mappings as `pretended.faults` reads them. NVML opens, or fails with the return
+    code `nvml_error`; without `nvml` its library is missing and nothing shows the GPU. Where its
+    GPUs are not `driven`, the frameworks are builds for CPUs. `float64` is by default what the kind
+    has: MPS and Arc have none.
     """
 
     folder: Path
@@ -84,6 +85,7 @@ class Rehearsal:
     gpus: Sequence[Gpu] = ()
     faults: Sequence[Mapping[str, Any]] = ()
     nvml: bool = True
+    nvml_error: int = 0
     driven: bool = True
     float64: bool | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -99,6 +101,7 @@ class Rehearsal:
             "gpus": gpus,
             "faults": [dict(fault) for fault in self.faults],
             "nvml": self.nvml,
+            "nvml_error": self.nvml_error,
             "float64": has_float64,
             "folder": str(books),
         }

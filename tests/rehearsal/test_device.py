@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -342,6 +343,36 @@ def test_several_gpus_are_shown_as_the_variable_says(rehearse: Any) -> None:
     assert seen() == ["NVIDIA A100-SXM4-40GB", "Tesla T4"]
     assert seen(CUDA_VISIBLE_DEVICES="1,0") == ["Tesla T4", "NVIDIA A100-SXM4-40GB"]
     assert seen(CUDA_VISIBLE_DEVICES="GPU-00000002") == ["Tesla T4"]
+
+
+PLACED = """
+import json, sys
+from autoprec.api import probe
+from autoprec.backends import products
+
+products._command = lambda framework, device, dtypes: [sys.executable, "-c", (
+    "import json, torch; device = torch.device('%s'); found = torch.get_device_module(device); "
+    "name = found.get_device_name(torch.empty(1, device=device).device); "
+    "print(json.dumps({'error': f'{found.device_count()} {name}'}))" % device)]
+facts = [report.facts for report in probe().devices[:-1]]
+measured = [products.measure_products(each, ["torch"]) for each in facts]
+print(json.dumps([[each.address, each.name, each.notes[-1]] for each in measured]))
+"""
+FASTER = Gpu("a faster GPU", capability="9.4")
+
+
+@pytest.mark.parametrize("kind", ["cuda", "rocm", "xpu"])
+def test_products_are_timed_on_the_gpu_that_the_probe_means(rehearse: Any, kind: str) -> None:
+    """The slower is first on the bus, and the faster first in CUDA's own order."""
+    machine = rehearse(kind, gpus=[replace(T4, name="a slower GPU"), FASTER])
+    measured = json.loads(machine.python(PLACED))
+    assert [address for address, *_ in measured] == [f"{kind}:0", f"{kind}:1"]
+    order = ["a slower GPU", "a faster GPU"]
+    if kind == "cuda":
+        order.reverse()
+    assert [note for *_, note in measured] == [f"not measured: 1 {name}" for name in order]
+    if kind != "xpu":  # whose probe knows no names
+        assert [name for _, name, _ in measured] == order
 
 
 def test_products_are_timed_on_it_without_a_failure(rehearse: Any) -> None:

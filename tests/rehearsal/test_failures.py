@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from autoprec.core.dtypes import Policy
-from rehearsal import Gpu
-from rehearsal.jobs import QUICK, Job, forced
+from rehearsal import H100, Gpu
+from rehearsal.jobs import QUICK, TASKS, Job, forced
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -73,6 +73,17 @@ def test_where_that_gpu_was_named_it_is_an_error(tuned: Any) -> None:
     assert ended.done.returncode == 2
     assert "or tune for another: --device cpu" in ended.shown.splitlines()[-1]
     assert not ended.path.exists()
+
+
+def test_a_gpu_whose_driver_does_not_match_its_library_is_not_passed_over(rehearse: Any) -> None:
+    """The CPU is tuned where it is named, and not in place of a GPU that waits for a reboot."""
+    machine = rehearse("cuda", gpus=[replace(H100, hidden=True)], nvml_error=18)
+    done = machine.autoprec("tune", TASKS / "mlp.py", *QUICK)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert "a reboot is due" in last
+    assert "--device cpu" in last
+    assert list(machine.folder.glob("*.yaml")) == []
 
 
 def test_finalists_that_do_not_fit_together_run_one_at_a_time(tuned: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import keras
 
 from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
-from autoprec.core.device import Observation
+from autoprec.core.device import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
@@ -55,6 +55,12 @@ class KerasBackend:
         from autoprec.backends.keras.running import devices
 
         return devices()
+
+    def built_for(self) -> Iterable[DeviceKind]:
+        """The kinds of GPU that the library below Keras was built for."""
+        from autoprec.backends.keras.running import built_for
+
+        return built_for()
 
     def observe(self, device: str) -> Observation | None:
         """Nothing: TensorFlow's details of a device do not name its family."""

@@ -17,7 +17,10 @@ import keras
 from autoprec.backends import registry
 from autoprec.backends.base import Task
 from autoprec.backends.keras.optimizers import exchanged, holding, optimizers_of
+from autoprec.core.device import DeviceKind
 from autoprec.errors import TaskError, UsageError
+
+_GPUS = (DeviceKind.CUDA, DeviceKind.ROCM)
 
 
 def on_tensorflow() -> bool:
@@ -79,6 +82,19 @@ def devices() -> list[str]:
 
         found = ["cuda"] if torch.cuda.is_available() else []
     return [*found, "cpu"]
+
+
+def built_for() -> tuple[DeviceKind, ...]:
+    """The kinds of GPU that Keras's backend was built for, whether they are here or not."""
+    if not on_tensorflow():
+        import torch
+
+        built = (torch.version.cuda is not None, torch.version.hip is not None)
+    else:
+        import tensorflow as tf
+
+        built = (tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
+    return tuple(kind for kind, is_built in zip(_GPUS, built, strict=True) if is_built)
 
 
 def device_of(model: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
 from autoprec.backends.simulated.model import SimulatedModel
-from autoprec.core.device import Observation
+from autoprec.core.device import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
 from autoprec.core.recipe import Recipe
@@ -48,6 +48,10 @@ class SimulatedBackend:
     def devices(self) -> Iterable[str]:
         """The CPU, which is all it needs."""
         return ["cpu"]
+
+    def built_for(self) -> Iterable[DeviceKind]:
+        """None: it has no use for an accelerator."""
+        return ()
 
     def observe(self, device: str) -> Observation | None:
         """Nothing: there is no device."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
-from autoprec.core.device import Observation
+from autoprec.core.device import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 
@@ -42,6 +42,12 @@ class TorchBackend:
         if torch.backends.mps.is_available():
             found.append("mps")
         return [*found, "cpu"]
+
+    def built_for(self) -> Iterable[DeviceKind]:
+        """See `Backend.built_for`."""
+        from autoprec.backends.torch.devices import built_for
+
+        return built_for()
 
     def observe(self, device: str) -> Observation | None:
         """The properties torch knows of a CUDA, ROCm or Intel GPU."""

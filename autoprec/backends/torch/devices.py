@@ -30,6 +30,17 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return torch.device(found.type, int(_books(found).current_device()))
 
 
+def built_for() -> tuple[DeviceKind, ...]:
+    """The kinds of accelerator that this build of torch is for, whether they are here or not."""
+    built = {
+        DeviceKind.CUDA: torch.version.cuda is not None,
+        DeviceKind.ROCM: torch.version.hip is not None,
+        DeviceKind.XPU: torch.xpu._is_compiled(),
+        DeviceKind.MPS: torch.backends.mps.is_built(),
+    }
+    return tuple(kind for kind, is_built in built.items() if is_built)
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for everything that was launched; the CPU has nothing to wait for."""
     if device.type != "cpu":

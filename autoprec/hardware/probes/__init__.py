@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoprec.core.device import Observation
+from autoprec.core.probe import Unusable
 
 
 @dataclass(frozen=True)
@@ -16,3 +17,4 @@ class Seen:
 
     devices: tuple[Observation, ...] = ()
     notes: tuple[str, ...] = ()
+    unusable: tuple[Unusable, ...] = ()

@@ -10,12 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoprec.core.device import DeviceKind, Observation
+from autoprec.core.probe import Unusable
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.pci import visible
+from autoprec.hardware.probes.pci import asks, gpus_on_the_bus, nothing_shown, visible
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _PUBLIC_HEAP, _PRIVATE_HEAP = "1", "2"
+_VENDOR = "1002"
+#: The kernel's driver of GPUs from before any ROCm.
+_OLD_DRIVER = "radeon"
+#: A GPU in a single partition.
+_WHOLE = "SPX"
+_LISTS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 def probe_amd(machine: Machine) -> Seen:
@@ -24,7 +31,7 @@ def probe_amd(machine: Machine) -> Seen:
     properties = [(node, _properties(machine, f"{_NODES}/{node}/properties")) for node in nodes]
     gpus = [(node, values) for node, values in properties if _number(values, "simd_count") > 0]
     if not gpus:
-        return Seen()
+        return _driverless(machine)
     after_runtime, runtime_notes = _left(machine, len(gpus), "ROCR_VISIBLE_DEVICES")
     hip = machine.variable("HIP_VISIBLE_DEVICES")
     name = "HIP_VISIBLE_DEVICES" if hip is not None else "CUDA_VISIBLE_DEVICES"
@@ -33,8 +40,27 @@ def probe_amd(machine: Machine) -> Seen:
         _observe(machine, index, ordinal, *gpus[after_runtime[ordinal]])
         for index, ordinal in enumerate(shown)
     )
-    hidden = () if devices else (f"environment variables hide all {len(gpus)} AMD GPUs",)
-    return Seen(devices, (*runtime_notes, *notes, *hidden))
+    if not devices:
+        said = f"environment variables hide all {len(gpus)} AMD GPUs"
+        return nothing_shown(DeviceKind.ROCM, said, *map(machine.variable, _LISTS))
+    return Seen(devices, (*runtime_notes, *notes))
+
+
+def amd_wanted(machine: Machine) -> bool:
+    """Whether an AMD GPU is on the bus that ROCm could know, and is not hidden on purpose."""
+    found = [gpu for gpu in gpus_on_the_bus(machine, _VENDOR) if gpu.driver != _OLD_DRIVER]
+    return bool(found) and all(asks(machine.variable(name)) for name in _LISTS)
+
+
+def _driverless(machine: Machine) -> Seen:
+    """Without a node of KFD: no GPU, or one whose driver is missing."""
+    if not amd_wanted(machine):
+        return Seen()
+    said = (
+        "an AMD GPU is in this machine but cannot be used: the kernel's driver (amdgpu, with KFD) "
+        "does not show it"
+    )
+    return Seen(unusable=(Unusable(DeviceKind.ROCM, said),))
 
 
 def _left(machine: Machine, count: int, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -58,7 +84,28 @@ def _observe(
         pci=f"{_number(values, 'vendor_id'):04x}:{_number(values, 'device_id'):04x}",
         memory_bytes=_memory(machine, node),
         uuid=str(ordinal),
+        partition=_partition(machine, values),
     )
+
+
+def _partition(machine: Machine, values: Mapping[str, str]) -> str:
+    """How the GPU that a node belongs to is divided ("CPX/NPS4"), "" where it is whole.
+
+    Source: Linux kernel, drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c (current_compute_partition). The
+    nodes of one GPU share its bus and device numbers in location_id; newer kernels put the
+    partition's number into the other bits.
+    """
+    location = _number(values, "location_id")
+    address = (
+        f"{_number(values, 'domain'):04x}:{location >> 8 & 255:02x}:{location >> 3 & 31:02x}.0"
+    )
+    compute, memory = (
+        (machine.read(f"/sys/bus/pci/devices/{address}/current_{each}_partition") or "").strip()
+        for each in ("compute", "memory")
+    )
+    if compute in ("", _WHOLE):
+        return ""
+    return f"{compute}/{memory}" if memory else compute
 
 
 def _gfx(version: int) -> str:

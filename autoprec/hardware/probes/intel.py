@@ -9,7 +9,7 @@ from __future__ import annotations
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.pci import pci_devices, visible
+from autoprec.hardware.probes.pci import nothing_shown, pci_devices, visible
 
 _VENDOR = "8086"
 _DISPLAY_CLASSES = ("0300", "0302", "0380")
@@ -35,7 +35,10 @@ def probe_intel(machine: Machine) -> Seen:
         )
         for index, ordinal in enumerate(visible(len(found), roots))
     )
-    notes = () if devices else (f"ZE_AFFINITY_MASK hides all {len(found)} Intel GPUs",)
+    if not devices:
+        said = f"ZE_AFFINITY_MASK hides all {len(found)} Intel GPUs"
+        return nothing_shown(DeviceKind.XPU, said, mask)
+    notes: tuple[str, ...] = ()
     if machine.variable("ONEAPI_DEVICE_SELECTOR"):
         notes = (*notes, "ONEAPI_DEVICE_SELECTOR is set and not resolved here")
     return Seen(devices, notes)

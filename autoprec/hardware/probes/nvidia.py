@@ -1,32 +1,32 @@
-"""NVIDIA GPUs: NVML's devices, in CUDA's order, as CUDA_VISIBLE_DEVICES leaves them.
+"""NVIDIA GPUs: those CUDA shows this process, in its order, with what NVML knows of them.
 
 NVML counts every GPU of the machine in the order of the PCI bus; CUDA counts the visible ones, the
-fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Source: CUDA C++ Programming Guide, "CUDA
-environment variables"; NVIDIA Multi-Instance GPU user guide, "CUDA device enumeration".
+fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Where NVML leaves a doubt, or is not there, CUDA
+itself is asked, which takes longer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.memory import read_limits
-from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot, read_nvml
-from autoprec.hardware.probes.pci import pci_devices, visible
+from autoprec.hardware.probes.cuda import CudaAnswer, CudaDevice, read_cuda
+from autoprec.hardware.probes.cuda_visibility import Target, matching, shown
+from autoprec.hardware.probes.nvidia_signs import (
+    nvidia_present,
+    nvidia_wanted,
+    without_its_driver,
+)
+from autoprec.hardware.probes.nvml import NvmlDevice, NvmlSnapshot, read_nvml
+from autoprec.hardware.probes.pci import nothing_shown
 
-_VENDOR = "10de"
-_DISPLAY_CLASSES = ("0300", "0302")
-
-
-@dataclass(frozen=True)
-class _Target:
-    """What CUDA shows as one device: a whole GPU, or one MIG instance of it."""
-
-    gpu: NvmlDevice
-    instance: NvmlInstance | None = None
+_UNIFIED = (
+    "shares the CPU's memory: what a process may have of it is known only to the framework, which "
+    "is asked when it runs"
+)
 
 
 def probe_nvidia(machine: Machine) -> Seen:
@@ -34,116 +34,84 @@ def probe_nvidia(machine: Machine) -> Seen:
     try:
         module = machine.nvml()
     except ImportError as error:
-        return Seen(notes=_driverless(machine, f"pynvml cannot be imported: {error}"))
+        return _without_nvml(machine, f"pynvml cannot be imported: {error}")
     snapshot = read_nvml(module)
     if not snapshot.devices:
-        return Seen(notes=_driverless(machine, "; ".join(snapshot.notes)))
+        return _without_nvml(machine, "; ".join(snapshot.notes))
     chosen = machine.variable("CUDA_VISIBLE_DEVICES")
-    targets, notes = _visible(snapshot.devices, chosen)
-    notes = (*snapshot.notes, *notes, *_order_notes(machine, snapshot.devices))
-    devices = tuple(
-        _observe(machine, index, target, snapshot) for index, target in enumerate(targets)
-    )
-    return Seen(devices, notes)
+    targets, notes = shown(snapshot, chosen)
+    if not targets:
+        return nothing_shown(DeviceKind.CUDA, "; ".join((*snapshot.notes, *notes)), chosen)
+    mixed = _may_be_numbered_otherwise(machine, snapshot.devices)
+    if mixed or any(gpu.mig or not gpu.compute_capability for gpu in snapshot.devices):
+        answer = read_cuda(machine)
+        if answer.devices:
+            return Seen(_observed(answer, snapshot), snapshot.notes)
+    if mixed:
+        notes = (*notes, _ORDER)
+    devices = tuple(_observe(i, target, snapshot.driver) for i, target in enumerate(targets))
+    return Seen(devices, (*snapshot.notes, *notes))
 
 
-def _driverless(machine: Machine, why: str) -> tuple[str, ...]:
-    """Say why there is no GPU only where there is one: most machines have none to miss."""
-    present = [d for d in pci_devices(machine, _VENDOR) if d.kind[:4] in _DISPLAY_CLASSES]
-    if not present and not machine.entries("/proc/driver/nvidia/gpus"):
-        return ()
-    return (f"an NVIDIA GPU is in this machine but cannot be used: {why or 'NVML shows none'}",)
+def _without_nvml(machine: Machine, why: str) -> Seen:
+    """What CUDA shows where NVML does not; nothing where no GPU is, as on most machines."""
+    if not nvidia_present(machine):
+        return Seen()
+    why = why or "NVML shows none"
+    reasons = [why, without_its_driver(machine)]
+    if nvidia_wanted(machine):
+        answer = read_cuda(machine)
+        if answer.devices:
+            return Seen(_observed(_alone(answer), NvmlSnapshot()), (f"{why}: CUDA was asked",))
+        reasons.append(answer.error or "CUDA shows none")
+    said = "; ".join(filter(None, reasons))
+    said = f"an NVIDIA GPU is in this machine but cannot be used: {said}"
+    return nothing_shown(DeviceKind.CUDA, said, machine.variable("CUDA_VISIBLE_DEVICES"))
 
 
-def _visible(
-    gpus: Sequence[NvmlDevice], chosen: str | None
-) -> tuple[tuple[_Target, ...], tuple[str, ...]]:
-    """What CUDA_VISIBLE_DEVICES leaves, in its order, and what there is to say about it."""
-    if chosen is None:
-        return _enumerated(gpus, tuple(range(len(gpus))))
-    text = chosen.strip()
-    if text.startswith("MIG-"):
-        targets = _by_prefix(text, "MIG-", [(name, t) for t in _parts(gpus) for name in _names(t)])
-    elif text.startswith("GPU-"):
-        targets = _by_prefix(text, "GPU-", [(gpu.uuid, _Target(gpu)) for gpu in gpus])
-    else:
-        targets, notes = _enumerated(gpus, visible(len(gpus), text))
-        return targets, (*notes, *_hidden(len(targets), len(gpus), chosen))
-    return targets, _hidden(len(targets), len(gpus), chosen)
+def _alone(answer: CudaAnswer) -> CudaAnswer:
+    """The same; a single device needs no identifier, which not every CUDA may take (Jetson's)."""
+    if len(answer.devices) > 1:
+        return answer
+    return replace(answer, devices=tuple(replace(each, uuid="") for each in answer.devices))
 
 
-def _hidden(shown: int, count: int, chosen: str) -> tuple[str, ...]:
-    if shown:
-        return ()
-    return (f"CUDA_VISIBLE_DEVICES={chosen[:80]!r} hides all {count} NVIDIA GPUs",)
+_ORDER = (
+    "GPUs of several sorts: CUDA may number them otherwise (fastest first); "
+    "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+)
 
 
-def _enumerated(
-    gpus: Sequence[NvmlDevice], ordinals: tuple[int, ...]
-) -> tuple[tuple[_Target, ...], tuple[str, ...]]:
-    """Whole GPUs by ordinal; of GPUs split by MIG, CUDA shows a process one instance alone."""
-    split = [gpus[i] for i in ordinals if gpus[i].mig]
-    if not split:
-        return tuple(_Target(gpus[i]) for i in ordinals), ()
-    part = next((_Target(gpu, gpu.instances[0]) for gpu in split if gpu.instances), None)
-    note = "MIG is on: CUDA shows one instance; choose another by CUDA_VISIBLE_DEVICES=MIG-..."
-    if part is None:
-        return (), ("MIG is on but no instance is created: nvidia-smi mig -cgi",)
-    return (part,), (note,)
-
-
-def _parts(gpus: Sequence[NvmlDevice]) -> list[_Target]:
-    return [_Target(gpu, part) for gpu in gpus for part in gpu.instances]
-
-
-def _names(target: _Target) -> tuple[str, ...]:
-    """An instance's names: MIG-<uuid>, and before driver 470 MIG-<GPU uuid>/<gi>/<ci>."""
-    part = target.instance
-    if part is None:
-        return ()
-    return part.uuid, f"MIG-{target.gpu.uuid}/{part.gpu_instance}/{part.compute_instance}"
-
-
-def _by_prefix(text: str, prefix: str, named: Sequence[tuple[str, _Target]]) -> tuple[_Target, ...]:
-    """Entries by unambiguous prefix; the first that fits none ends the list, a repeated one all."""
-    kept: list[_Target] = []
-    for entry in (each.strip() for each in text.split(",")):
-        exact = [target for name, target in named if name == entry]
-        found = exact or [target for name, target in named if name.startswith(entry)]
-        if not entry.startswith(prefix) or len(found) != 1:
-            break
-        if found[0] in kept:
-            return ()
-        kept.append(found[0])
-    return tuple(kept)
-
-
-def _order_notes(machine: Machine, gpus: Sequence[NvmlDevice]) -> tuple[str, ...]:
+def _may_be_numbered_otherwise(machine: Machine, gpus: Sequence[NvmlDevice]) -> bool:
     by_bus = machine.variable("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if by_bus or len({gpu.name for gpu in gpus}) < 2:
-        return ()
-    return (
-        "GPUs of several sorts: CUDA may number them otherwise (fastest first); "
-        "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    return not by_bus and len({gpu.name for gpu in gpus}) > 1
+
+
+def _observed(answer: CudaAnswer, snapshot: NvmlSnapshot) -> tuple[Observation, ...]:
+    """CUDA's devices in its order, each with what NVML knows of the same one."""
+    return tuple(
+        _observe(i, matching(device, snapshot), snapshot.driver or f"CUDA {answer.version}", device)
+        for i, device in enumerate(answer.devices)
     )
 
 
-def _observe(machine: Machine, index: int, target: _Target, snapshot: NvmlSnapshot) -> Observation:
-    gpu, part = target.gpu, target.instance
-    memory = part.memory_bytes if part else gpu.memory_bytes
-    notes: tuple[str, ...] = ()
-    if memory is None:
-        memory = read_limits(machine).memory_bytes
-        notes = ("NVML does not tell its memory; taken as shared with the CPU",)
+def _observe(
+    index: int, target: Target, driver: str, cuda: CudaDevice | None = None
+) -> Observation:
+    """One device, by NVML and, where it was asked, by CUDA."""
+    part = target.instance
+    cuda = cuda or CudaDevice()
+    memory = (part.memory_bytes if part else target.gpu.memory_bytes) or cuda.memory_bytes
+    unified = cuda.integrated or memory is None
     return Observation(
         kind=DeviceKind.CUDA,
         index=index,
-        name=gpu.name,
+        name=target.gpu.name or cuda.model,
         vendor="NVIDIA",
-        compute_capability=gpu.compute_capability,
-        memory_bytes=memory,
-        uuid=part.uuid if part else gpu.uuid,
-        driver=snapshot.driver,
-        partition=(part.name or "MIG") if part else "",
-        notes=notes,
+        compute_capability=target.gpu.compute_capability or cuda.compute_capability,
+        memory_bytes=None if unified else memory,
+        uuid=target.uuid or cuda.identifier,
+        driver=driver,
+        partition=target.partition or cuda.partition,
+        notes=(_UNIFIED,) if unified else (),
     )

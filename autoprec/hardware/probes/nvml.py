@@ -19,6 +19,9 @@ _NO_DEVICE = {
     18: "driver and library versions differ (a reboot is due)",
 }
 
+#: nvmlGpuVirtualizationMode_t: a vGPU inside a virtual machine.
+_VGPU = 2
+
 
 @dataclass(frozen=True)
 class NvmlInstance:
@@ -33,7 +36,10 @@ class NvmlInstance:
 
 @dataclass(frozen=True)
 class NvmlDevice:
-    """One GPU as NVML shows it, in NVML's own order (that of the PCI bus)."""
+    """One GPU as NVML shows it, in NVML's own order (that of the PCI bus).
+
+    `virtual`: a share of a GPU that a hypervisor gives to a virtual machine (vGPU).
+    """
 
     uuid: str
     name: str = ""
@@ -42,6 +48,7 @@ class NvmlDevice:
     pci_bus: str = ""
     mig: bool = False
     instances: tuple[NvmlInstance, ...] = ()
+    virtual: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,7 @@ def _device(ask: _Asker, index: int) -> NvmlDevice | None:
         pci_bus=_text(getattr(pci, "busId", "")),
         mig=mig,
         instances=_instances(ask, handle) if mig else (),
+        virtual=ask("nvmlDeviceGetVirtualizationMode", handle, quiet=True) == _VGPU,
     )
 
 

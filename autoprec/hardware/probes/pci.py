@@ -5,20 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autoprec.core.device import DeviceKind
+from autoprec.core.probe import Unusable
 from autoprec.hardware.machine import Machine
+from autoprec.hardware.probes import Seen
 
 _FOLDER = "/sys/bus/pci/devices"
+
+#: VGA, 3D and other display controllers, and processing accelerators.
+_GPU_CLASSES = ("0300", "0302", "0380", "1200")
+#: Drivers that hold a device for a virtual machine.
+_PASSED_ON = ("vfio-pci", "pci-stub", "xen-pciback")
 
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A device on the bus; ids are four lower-case hexadecimal digits, `kind` the class code."""
+    """A device on the bus; ids are four lower-case hexadecimal digits, `kind` the class code.
+
+    `driver` is the kernel's module that holds it, "" where none does or it cannot be read.
+    """
 
     address: str
     vendor: str
     device: str
     subsystem: str
     kind: str
+    driver: str = ""
 
     @property
     def id(self) -> str:
@@ -36,7 +48,24 @@ def pci_devices(machine: Machine, vendor: str) -> Iterator[PciDevice]:
                 _id(machine, address, "device"),
                 _id(machine, address, "subsystem_device"),
                 _id(machine, address, "class"),
+                _driver(machine, address),
             )
+
+
+def gpus_on_the_bus(machine: Machine, vendor: str) -> tuple[PciDevice, ...]:
+    """The GPUs of one vendor on the bus, less those that are given to virtual machines."""
+    return tuple(
+        device
+        for device in pci_devices(machine, vendor)
+        if device.kind[:4] in _GPU_CLASSES and device.driver not in _PASSED_ON
+    )
+
+
+def _driver(machine: Machine, address: str) -> str:
+    for line in (machine.read(f"{_FOLDER}/{address}/uevent") or "").splitlines():
+        if line.startswith("DRIVER="):
+            return line.removeprefix("DRIVER=").strip()
+    return ""
 
 
 def _id(machine: Machine, address: str, name: str) -> str:
@@ -61,6 +90,21 @@ def visible(count: int, text: str | None) -> tuple[int, ...]:
             break
         kept.append(ordinal)
     return tuple(kept)
+
+
+def asks(text: str | None) -> bool:
+    """Whether a visibility list names a device; "", "-1" and "none" hide all of them."""
+    if text is None:
+        return True
+    first = text.split(",")[0].strip().upper()
+    return first[:1].isdigit() or first.startswith(("+", "GPU-", "MIG-"))
+
+
+def nothing_shown(kind: DeviceKind, said: str, *lists: str | None) -> Seen:
+    """What is seen where visibility lists leave no device: hidden on purpose, or by mistake."""
+    if all(asks(text) for text in lists):
+        return Seen(unusable=(Unusable(kind, said),))
+    return Seen(notes=(said,))
 
 
 def _leading_integer(text: str) -> int:

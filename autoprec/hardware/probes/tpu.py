@@ -5,7 +5,7 @@ from __future__ import annotations
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.pci import PciDevice, pci_devices, visible
+from autoprec.hardware.probes.pci import PciDevice, nothing_shown, pci_devices, visible
 
 _VENDOR = "1ae0"
 #: Google's disks (PCI base class 01) and network cards (02) share its vendor id.
@@ -15,12 +15,12 @@ _NO_CHIP = ("01", "02")
 def probe_tpu(machine: Machine) -> Seen:
     """Observe the TPU chips on the bus."""
     chips = [device for device in pci_devices(machine, _VENDOR) if _is_chip(device)]
-    shown = visible(len(chips), machine.variable("TPU_VISIBLE_CHIPS"))
-    devices = tuple(_observe(index, ordinal, chips[ordinal]) for index, ordinal in enumerate(shown))
-    notes = (
-        (f"TPU_VISIBLE_CHIPS hides all {len(chips)} TPU chips",) if chips and not devices else ()
-    )
-    return Seen(devices, notes)
+    chosen = machine.variable("TPU_VISIBLE_CHIPS")
+    shown = visible(len(chips), chosen)
+    if chips and not shown:
+        said = f"TPU_VISIBLE_CHIPS hides all {len(chips)} TPU chips"
+        return nothing_shown(DeviceKind.TPU, said, chosen)
+    return Seen(tuple(_observe(i, ordinal, chips[ordinal]) for i, ordinal in enumerate(shown)))
 
 
 def _is_chip(device: PciDevice) -> bool:

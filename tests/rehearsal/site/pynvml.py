@@ -19,6 +19,8 @@ class NVMLError(Exception):
 def nvmlInit() -> None:
     if settings.KIND != "cuda" or not settings.GIVEN["nvml"]:
         raise NVMLError(12, "NVML Shared Library Not Found")
+    if settings.GIVEN["nvml_error"]:
+        raise NVMLError(settings.GIVEN["nvml_error"], "NVML Error")
 
 
 def nvmlShutdown() -> None: ...

@@ -1,8 +1,8 @@
 """What autoprec's probes see of a machine with a pretended GPU that NVML does not show.
 
-NVIDIA's are shown by the module pynvml beside this package. AMD's, Intel's and Apple's are read
-from files and commands, which are answered here (synthetic, in the form of the kernel's and
-sysctl's).
+NVIDIA's are shown by the module pynvml beside this package, and are on the bus. AMD's, Intel's and
+Apple's are read from files and commands, which are answered here (synthetic, in the form of the
+kernel's and sysctl's).
 """
 
 from __future__ import annotations
@@ -36,6 +36,31 @@ def _intel() -> dict[str, str]:
     return files
 
 
+def _nvidia() -> dict[str, str]:
+    files = {}
+    for number, _ in enumerate(settings.MACHINE if settings.GIVEN["nvml"] else (), 1):
+        place = f"{_PCI}/0000:0{number}:00.0"
+        files |= {f"{place}/vendor": "0x10de", f"{place}/class": "0x030200"}
+        files[f"{place}/uevent"] = "DRIVER=nvidia\n"
+    return files
+
+
+def _cuda() -> dict[str, Any]:
+    """What CUDA's driver library would show: the visible GPUs, in CUDA's order."""
+    if settings.KIND != "cuda":
+        return {"error": "libcuda.so.1: no such file"}
+    devices = [
+        {
+            "name": gpu["name"],
+            "compute_capability": gpu["capability"],
+            "uuid": gpu["uuid"].removeprefix("GPU-"),
+            "memory_bytes": gpu["bytes"],
+        }
+        for gpu in settings.GPUS
+    ]
+    return {"version": "13.0", "devices": devices}
+
+
 def _apple() -> dict[str, str]:
     gpu = settings.MACHINE[0]
     return {
@@ -56,7 +81,8 @@ def install(module: Any) -> None:
             f"{words[1]}: {answers[words[1]]}\n" if words[1:] and words[1] in answers else None
         )
         return
-    files = {"rocm": _amd, "xpu": _intel}.get(settings.KIND, dict)()
+    local.cuda = lambda self: _cuda()
+    files = {"cuda": _nvidia, "rocm": _amd, "xpu": _intel}[settings.KIND]()
     read, entries = local.read, local.entries
 
     def listed(self: Any, path: str) -> tuple[str, ...]:
