@@ -175,7 +175,10 @@ def check_output(path: Path, task: Path | None = None) -> Path:
 
 
 def _visible(facts: DeviceFacts) -> Mapping[str, str]:
-    """The environment that shows a worker this device alone."""
+    """The environment that shows a worker this device alone.
+
+    "-1" hides all, as in CUDA and HIP; an empty variable is none at all on Windows.
+    """
     seen = facts.observation
     if facts.kind is DeviceKind.CUDA and seen.uuid:
         return {"CUDA_VISIBLE_DEVICES": seen.uuid}
@@ -184,7 +187,7 @@ def _visible(facts: DeviceFacts) -> Mapping[str, str]:
     if facts.kind is DeviceKind.XPU:
         return {"ONEAPI_DEVICE_SELECTOR": f"level_zero:{seen.index}"}
     if facts.kind is DeviceKind.CPU:
-        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+        return {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
     return {}
 
 

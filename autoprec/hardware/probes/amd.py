@@ -2,7 +2,7 @@
 
 Source: Linux kernel, drivers/gpu/drm/amd/amdkfd/kfd_topology.c: a node with simd_count > 0 is a
 GPU; gfx_target_version is major * 10000 + minor * 100 + stepping. Frameworks number GPUs in the
-order of the nodes.
+order of the nodes, less those that amd_visibility.py hides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.pci import visible
+from autoprec.hardware.probes.amd_visibility import gpu_name, left_by_hip, left_by_rocr
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _PUBLIC_HEAP, _PRIVATE_HEAP = "1", "2"
@@ -25,25 +25,17 @@ def probe_amd(machine: Machine) -> Seen:
     gpus = [(node, values) for node, values in properties if _number(values, "simd_count") > 0]
     if not gpus:
         return Seen()
-    after_runtime, runtime_notes = _left(machine, len(gpus), "ROCR_VISIBLE_DEVICES")
+    names = [gpu_name(_number(values, "unique_id")) for _, values in gpus]
+    after_runtime = left_by_rocr(names, machine.variable("ROCR_VISIBLE_DEVICES"))
     hip = machine.variable("HIP_VISIBLE_DEVICES")
-    name = "HIP_VISIBLE_DEVICES" if hip is not None else "CUDA_VISIBLE_DEVICES"
-    shown, notes = _left(machine, len(after_runtime), name)
+    chosen = hip if hip is not None else machine.variable("CUDA_VISIBLE_DEVICES")
+    shown = left_by_hip([names[i] for i in after_runtime], chosen)
     devices = tuple(
         _observe(machine, index, ordinal, *gpus[after_runtime[ordinal]])
         for index, ordinal in enumerate(shown)
     )
     hidden = () if devices else (f"environment variables hide all {len(gpus)} AMD GPUs",)
-    return Seen(devices, (*runtime_notes, *notes, *hidden))
-
-
-def _left(machine: Machine, count: int, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Ordinals that one variable leaves: the runtime's counts first, HIP's (or CUDA's) after it."""
-    text = machine.variable(name)
-    if text is not None and "GPU-" in text:
-        note = f"{name} names GPUs by UUID, which is not resolved here: all are shown"
-        return tuple(range(count)), (note,)
-    return visible(count, text), ()
+    return Seen(devices, hidden)
 
 
 def _observe(
