@@ -25,6 +25,11 @@ _LONGEST_PATTERN = 500
 #: because repeated measurements of one product differ by up to a fifth.
 CLEARLY_FASTER = 1.2
 
+_UNIFIED = (
+    "shares the CPU's memory: what a process may have of it is known only to the framework, which "
+    "is asked when it runs"
+)
+
 
 class DeviceKind(StrEnum):
     """A sort of device, as frameworks name it."""
@@ -181,7 +186,11 @@ class DTypeRow:
 
 @dataclass(frozen=True)
 class Family:
-    """A row of the catalogue, its parents' keys already merged in. `ancestors`: nearest first."""
+    """A row of the catalogue, its parents' keys already merged in. `ancestors`: nearest first.
+
+    `unified_memory`: it shares the CPU's, so that no size a probe can see is what a process may
+    have; the framework is asked for that when it runs.
+    """
 
     name: str
     kind: DeviceKind
@@ -190,6 +199,7 @@ class Family:
     match: Match = field(default_factory=Match)
     dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
     memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
+    unified_memory: bool = False
     note: str = ""
     ancestors: tuple[str, ...] = ()
 
@@ -209,7 +219,10 @@ class DTypeFact:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What makes two devices the same for a profile: no serial numbers, no addresses."""
+    """What makes two devices the same for a profile: no serial numbers, no addresses.
+
+    `memory_gib` is 0 where the memory is not known.
+    """
 
     kind: DeviceKind
     family: str
@@ -296,7 +309,9 @@ def merge(
         dtype: _from_catalogue(family.dtypes.get(dtype, DTypeRow()), observation, whole)
         for dtype in DType
     }
-    notes = observation.notes
+    if family.unified_memory:
+        observation = replace(observation, memory_bytes=None)
+    notes = (*observation.notes, *((_UNIFIED,) if family.unified_memory else ()))
     if not whole:
         notes = (*notes, "a part of the device: the whole one's peaks are left out")
     facts = DeviceFacts(

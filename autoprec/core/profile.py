@@ -179,7 +179,8 @@ def _device_differences(made: Fingerprint, here: Fingerprint) -> list[str]:
     found = []
     if made.name != here.name:
         found.append(f"made on {made.name!r}, this device calls itself {here.name!r}")
-    if abs(made.memory_gib - here.memory_gib) > max(1, 0.1 * made.memory_gib):
+    known = made.memory_gib and here.memory_gib
+    if known and abs(made.memory_gib - here.memory_gib) > max(1, 0.1 * made.memory_gib):
         found.append(f"made with {made.memory_gib} GiB of memory, here are {here.memory_gib} GiB")
     if made.core_quota != here.core_quota:
         found.append(

@@ -39,6 +39,7 @@ class _Row:
     match: Match = field(default_factory=Match)
     dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
     memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
+    unified_memory: bool = False
     note: str = ""
 
 
@@ -189,9 +190,9 @@ def _inherit(parent: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any
         "match": {**parent.get("match", {}), **row.get("match", {})},
         "dtypes": dtypes,
     }
-    kind = row.get("kind", parent.get("kind"))
-    if kind is not None:
-        merged["kind"] = kind
+    for key in ("kind", "unified_memory"):
+        if key in row or key in parent:
+            merged[key] = row.get(key, parent.get(key))
     for key in ("memory_bandwidth_gbps", "note"):
         if key in row:
             merged[key] = row[key]

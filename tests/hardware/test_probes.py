@@ -99,6 +99,18 @@ def test_the_architecture_is_the_compilers_name(version, gfx):
     assert seen[0].memory_bytes is None
 
 
+@pytest.mark.parametrize(("cores", "gib"), [(0, 0.5), (8, None)])
+def test_on_a_node_with_the_cpu_no_memory_is_the_gpus_own(cores, gib):
+    node = GPU.format(90000) + f"cpu_cores_count {cores}\n"
+    files = {
+        f"{NODES}/0/properties": node,
+        f"{NODES}/0/mem_banks/0/properties": "heap_type 1\nsize_in_bytes 536870912\n",
+    }
+    (seen,) = probe_amd(machine(files=files)).devices
+    assert seen.memory_bytes == (gib and gib * 2**30)
+    assert bool(seen.notes) == bool(cores)
+
+
 @pytest.mark.parametrize(
     ("variables", "shown"),
     [

@@ -41,6 +41,7 @@ def probe_amd(machine: Machine) -> Seen:
 def _observe(
     machine: Machine, index: int, ordinal: int, node: str, values: Mapping[str, str]
 ) -> Observation:
+    integrated = _number(values, "cpu_cores_count") > 0
     return Observation(
         kind=DeviceKind.ROCM,
         index=index,
@@ -48,8 +49,9 @@ def _observe(
         vendor="AMD",
         architecture=_gfx(_number(values, "gfx_target_version")),
         pci=f"{_number(values, 'vendor_id'):04x}:{_number(values, 'device_id'):04x}",
-        memory_bytes=_memory(machine, node),
+        memory_bytes=None if integrated else _memory(machine, node),
         uuid=str(ordinal),
+        notes=("it is one node with the CPU, whose memory it shares",) if integrated else (),
     )
 
 
