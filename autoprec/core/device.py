@@ -93,7 +93,8 @@ class Observation:
     """What a probe saw of one device; everything but the kind may be missing.
 
     `features` are instruction-set flags as the system names them; `denied` are those advertised
-    but not usable (AMX without tile permission). `partial_features`: whoever listed them does not
+    but not usable (AMX without tile permission), `unused` those a setting keeps libraries from.
+    `partial_features`: whoever listed them does not
     know all, so a missing one proves nothing. `memory_bytes` is what may be used: the smaller of
     what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
     set. `uuid` selects the device for a worker process: a UUID, or for ROCm and TPU the ordinal
@@ -116,6 +117,7 @@ class Observation:
     board: str = ""
     features: frozenset[str] = frozenset()
     denied: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
     partial_features: bool = False
     memory_bytes: int | None = None
     cores: int | None = None
@@ -339,9 +341,13 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
     if not (seen.features or seen.denied):
         why = f"nothing could be read of its features, {' or '.join(row.requires)} among them"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
-    found = [name for name in row.requires if name in seen.features]
+    has = [name for name in row.requires if name in seen.features]
+    found = [name for name in has if name not in seen.unused]
     if found:
         return replace(fact, evidence=Evidence.PROBED, reason=_and(f"has {found[0]}", row.reason))
+    if has:
+        why = f"has {has[0]}, which a setting keeps libraries from using"
+        return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
     if seen.partial_features:
         why = f"this system does not tell whether it has {' or '.join(row.requires)}"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
@@ -352,6 +358,21 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
         why = f"advertises {', '.join(denied)} but the system denies its use"
         why += f", and shows no {' or '.join(others)}" if others else ""
     return replace(fact, support=row.otherwise, evidence=Evidence.PROBED, reason=why)
+
+
+def doubted(facts: DeviceFacts, why: str) -> DeviceFacts:
+    """Take no reduced dtype for native by hearsay, where there is a reason `why`."""
+    if not why:
+        return facts
+    dtypes = {
+        dtype: replace(fact, support=Support.UNKNOWN, reason=why)
+        if dtype is not DType.FLOAT32
+        and fact.support is Support.NATIVE
+        and fact.evidence is not Evidence.MEASURED
+        else fact
+        for dtype, fact in facts.dtypes.items()
+    }
+    return replace(facts, dtypes=dtypes)
 
 
 def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts:
