@@ -14,7 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoprec.core.device import DeviceFacts, DeviceKind, Fingerprint, Observation, merge
+from autoprec.core.device import (
+    DeviceFacts,
+    DeviceKind,
+    Fingerprint,
+    Observation,
+    doubted,
+    merge,
+)
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe import DeviceReport, ProbeResult
 from autoprec.core.profile import Fit, Profile, carry_over, fit, select
@@ -389,6 +396,7 @@ def _recipe_for(
         raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")
     if all(each.device.fingerprint.rehearsal for each in profiles.values()):
         raise ProfileMismatch(f"no profile to apply: {why}. Run `autoprec tune` here")
+    facts = doubted(facts, backend.shortcoming(address))
     fallback = _by_rules(facts, next(iter(profiles.values())).recipe)
     warnings.warn(
         f"no profile fits this device ({why}): {fallback.policy} by the hardware's rules, not "

@@ -13,6 +13,7 @@ from torch import nn
 
 from autoprec import Profile, Recipe, apply_profile
 from autoprec.api import device_fingerprint
+from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.device import DeviceKind, Fingerprint
 from autoprec.core.dtypes import Policy
 from autoprec.core.judge import Verdict
@@ -20,6 +21,9 @@ from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Task
 from autoprec.core.recipe import LossScale
 from autoprec.core.statistics import Ratio
 from autoprec.errors import AutoprecWarning, ProfileError, ProfileMismatch, UsageError
+from autoprec.hardware.catalogue import profiles_folder
+from autoprec.hardware.observe import observe
+from autoprec.hardware.recording import RecordedMachine, read_recording
 from autoprec.profiles import save_profile
 
 
@@ -127,6 +131,33 @@ def test_where_nothing_fits_the_rules_decide_and_say_so() -> None:
     with pytest.warns(AutoprecWarning, match=r"made on a cuda device.*autoprec tune"):
         precision = apply_profile(profile, model=model, optimizer=optimizer)
     assert (precision.batch_size, precision.accumulation_steps) == (64, 2)
+
+
+@pytest.mark.parametrize(
+    ("onednn", "enabled", "policy", "why"),
+    [
+        (True, True, Policy.MIXED_BFLOAT16, ""),
+        (False, True, Policy.FLOAT32, "without oneDNN"),
+        (True, False, Policy.FLOAT32, "mkldnn.enabled"),
+    ],
+)
+def test_without_onednn_the_rules_count_on_no_arithmetic_of_the_cpus(
+    monkeypatch: pytest.MonkeyPatch, onednn: bool, enabled: bool, policy: Policy, why: str
+) -> None:
+    path = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
+    seen = observe(RecordedMachine(read_recording(path)))
+    monkeypatch.setattr("autoprec.api.observe", lambda: seen)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
+    monkeypatch.setattr(type(torch.backends.mkldnn), "enabled", enabled)
+    said = TorchBackend().shortcoming("cpu")
+    assert why in said
+    assert bool(why) == bool(said)
+    model, optimizer = task()
+    with pytest.warns(AutoprecWarning, match=f"{policy} by the hardware's rules"):
+        precision = apply_profile(
+            make_profile(BFLOAT16, ELSEWHERE), model=model, optimizer=optimizer
+        )
+    assert precision.recipe.policy is policy
 
 
 def test_strict_raises_where_nothing_fits() -> None:

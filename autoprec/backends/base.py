@@ -153,6 +153,9 @@ class Backend(Protocol):
     def memory(self, device: str) -> DeviceMemory | None:
         """The device's memory now; None for the CPU, and where the framework cannot tell."""
 
+    def shortcoming(self, device: str) -> str:
+        """Why this build may lack the device's kernels for reduced dtypes; empty: it has them."""
+
     def device_of(self, model: object) -> str:
         """The device `model` is on, such as "cuda:0"; None asks for where it would be built."""
 

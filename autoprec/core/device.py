@@ -25,6 +25,11 @@ _LONGEST_PATTERN = 500
 #: because repeated measurements of one product differ by up to a fifth.
 CLEARLY_FASTER = 1.2
 
+_UNIFIED = (
+    "shares the CPU's memory: what a process may have of it is known only to the framework, which "
+    "is asked when it runs"
+)
+
 
 class DeviceKind(StrEnum):
     """A sort of device, as frameworks name it."""
@@ -88,7 +93,8 @@ class Observation:
     """What a probe saw of one device; everything but the kind may be missing.
 
     `features` are instruction-set flags as the system names them; `denied` are those advertised
-    but not usable (AMX without tile permission). `partial_features`: whoever listed them does not
+    but not usable (AMX without tile permission), `unused` those a setting keeps libraries from.
+    `partial_features`: whoever listed them does not
     know all, so a missing one proves nothing. `memory_bytes` is what may be used: the smaller of
     what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
     set. `uuid` selects the device for a worker process: a UUID, or for ROCm and TPU the ordinal
@@ -113,6 +119,7 @@ class Observation:
     board: str = ""
     features: frozenset[str] = frozenset()
     denied: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
     partial_features: bool = False
     memory_bytes: int | None = None
     cores: int | None = None
@@ -190,8 +197,9 @@ class DTypeRow:
 class Family:
     """A row of the catalogue, its parents' keys already merged in.
 
-    `features` are the flags that all its processors have, for one that is not here to be asked;
-    `ancestors`: nearest first.
+    `features` are the flags that all its processors have, for one that is not here to be asked.
+    `unified_memory`: it shares the CPU's, so that no size a probe can see is what a process may
+    have; the framework is asked for that when it runs. `ancestors`: nearest first.
     """
 
     name: str
@@ -202,6 +210,7 @@ class Family:
     features: tuple[str, ...] = ()
     dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
     memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
+    unified_memory: bool = False
     note: str = ""
     ancestors: tuple[str, ...] = ()
 
@@ -223,8 +232,8 @@ class DTypeFact:
 class Fingerprint:
     """What makes two devices the same for a profile: no serial numbers, no addresses.
 
-    `partition` is the part of a divided device, "" for a whole one; None where it was not told, as
-    in profiles from before it was.
+    `memory_gib` is 0 where the memory is not known. `partition` is the part of a divided device, ""
+    for a whole one; None where it was not told, as in profiles from before it was.
     """
 
     kind: DeviceKind
@@ -321,7 +330,9 @@ def merge(
     }
     if observation.hypothetical:
         dtypes = {d: replace(fact, evidence=Evidence.CATALOGUE) for d, fact in dtypes.items()}
-    notes = observation.notes
+    if family.unified_memory:
+        observation = replace(observation, memory_bytes=None)
+    notes = (*observation.notes, *((_UNIFIED,) if family.unified_memory else ()))
     if not whole:
         notes = (*notes, "a part of the device: the whole one's peaks are left out")
     facts = DeviceFacts(
@@ -351,9 +362,13 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
         if seen.hypothetical:
             why = f"not every one has {' or '.join(row.requires)}"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
-    found = [name for name in row.requires if name in seen.features]
+    has = [name for name in row.requires if name in seen.features]
+    found = [name for name in has if name not in seen.unused]
     if found:
         return replace(fact, evidence=Evidence.PROBED, reason=_and(f"has {found[0]}", row.reason))
+    if has:
+        why = f"has {has[0]}, which a setting keeps libraries from using"
+        return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
     if seen.partial_features:
         why = f"this system does not tell whether it has {' or '.join(row.requires)}"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
@@ -364,6 +379,21 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
         why = f"advertises {', '.join(denied)} but the system denies its use"
         why += f", and shows no {' or '.join(others)}" if others else ""
     return replace(fact, support=row.otherwise, evidence=Evidence.PROBED, reason=why)
+
+
+def doubted(facts: DeviceFacts, why: str) -> DeviceFacts:
+    """Take no reduced dtype for native by hearsay, where there is a reason `why`."""
+    if not why:
+        return facts
+    dtypes = {
+        dtype: replace(fact, support=Support.UNKNOWN, reason=why)
+        if dtype is not DType.FLOAT32
+        and fact.support is Support.NATIVE
+        and fact.evidence is not Evidence.MEASURED
+        else fact
+        for dtype, fact in facts.dtypes.items()
+    }
+    return replace(facts, dtypes=dtypes)
 
 
 def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts:

@@ -112,9 +112,10 @@ def objections(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
 def _unproven_on_cpu(facts: DeviceFacts, dtype: DType) -> tuple[str, ...]:
     """Object to what CPU libraries do not reliably run fast, until a measurement says otherwise."""
     if facts.fact(dtype).support is Support.UNKNOWN:
-        return (
-            f"nothing is known of {dtype} on this CPU; emulated, it can be a hundred times slower",
+        claim = (
+            f"nothing is known of {dtype} on this CPU; emulated, it can be a hundred times slower"
         )
+        return (_with(claim, facts.fact(dtype).reason),)
     if dtype is DType.FLOAT16:
         return (
             "the CPU has float16 arithmetic, but framework libraries seldom use it in training; "

@@ -40,6 +40,7 @@ class _Row:
     features: tuple[str, ...] = ()
     dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
     memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
+    unified_memory: bool = False
     note: str = ""
 
 
@@ -190,7 +191,7 @@ def _inherit(parent: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any
         "match": {**parent.get("match", {}), **row.get("match", {})},
         "dtypes": dtypes,
     }
-    for key in ("kind", "features", "note"):
+    for key in ("kind", "features", "unified_memory", "note"):
         if key in row or key in parent:
             merged[key] = row.get(key, parent.get(key))
     if "memory_bandwidth_gbps" in row:

@@ -20,6 +20,7 @@ from autoprec.core.device import (
     Observation,
     Product,
     Support,
+    doubted,
     merge,
     with_measurements,
 )
@@ -91,6 +92,27 @@ def test_a_feature_that_is_advertised_but_denied_counts_as_missing():
     assert "advertises fast_a but the system denies its use, and shows no fast_b" in fact.reason
     both = seen(denied=frozenset({"fast_a", "fast_b"}))
     assert merge(both, family(WANTS_FLAG)).fact(BF16).reason.endswith("denies its use")
+
+
+def test_a_feature_that_a_setting_withholds_leaves_the_support_unknown():
+    one = seen(features=frozenset({"fast_a"}), unused=frozenset({"fast_a"}))
+    fact = merge(one, family(WANTS_FLAG)).fact(BF16)
+    assert (fact.support, fact.evidence) == (Support.UNKNOWN, Evidence.PROBED)
+    assert fact.reason == "has fast_a, which a setting keeps libraries from using"
+    other = seen(features=frozenset({"fast_a", "fast_b"}), unused=frozenset({"fast_a"}))
+    assert merge(other, family(WANTS_FLAG)).fact(BF16).reason == "has fast_b"
+
+
+def test_what_is_doubted_is_native_by_measurement_alone():
+    known = merge(seen(), family())
+    assert doubted(known, "") == known
+    fact = doubted(known, "no kernels").fact(BF16)
+    assert (fact.support, fact.reason) == (Support.UNKNOWN, "no kernels")
+    assert doubted(known, "no kernels").fact(DType.FLOAT32) == known.fact(DType.FLOAT32)
+    timed = with_measurements(known, measured(float32=100, bfloat16=210))
+    assert doubted(timed, "no kernels") == timed
+    emulated = merge(seen(), family(DTypeRow(Support.EMULATED, reason="none")))
+    assert doubted(emulated, "no kernels") == emulated
 
 
 def test_a_part_of_a_device_has_not_the_whole_ones_peaks():

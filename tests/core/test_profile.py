@@ -158,7 +158,7 @@ def test_what_rules_a_profile_out_is_told_with_both_devices():
         ({"name": "EPYC"}, ("made on 'AMD EPYC', this device calls itself 'EPYC'",)),
         ({"memory_gib": 32}, ("made with 64 GiB of memory, here are 32 GiB",)),
         ({"memory_gib": 58}, ()),
-        ({"memory_gib": 0}, ()),
+        ({"memory_gib": 0}, ()),  # not known
         ({"partition": ""}, ()),
         ({"core_quota": None}, ("made with a core quota of 4, here it is none",)),
         ({"core_quota": 0.5}, ("made with a core quota of 4, here it is 0.5",)),

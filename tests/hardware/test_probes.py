@@ -99,6 +99,18 @@ def test_the_architecture_is_the_compilers_name(version, gfx):
     assert seen[0].memory_bytes is None
 
 
+@pytest.mark.parametrize(("cores", "gib"), [(0, 0.5), (8, None)])
+def test_on_a_node_with_the_cpu_no_memory_is_the_gpus_own(cores, gib):
+    node = GPU.format(90000) + f"cpu_cores_count {cores}\n"
+    files = {
+        f"{NODES}/0/properties": node,
+        f"{NODES}/0/mem_banks/0/properties": "heap_type 1\nsize_in_bytes 536870912\n",
+    }
+    (seen,) = probe_amd(machine(files=files)).devices
+    assert seen.memory_bytes == (gib and gib * 2**30)
+    assert bool(seen.notes) == bool(cores)
+
+
 @pytest.mark.parametrize(
     ("variables", "shown"),
     [
@@ -107,8 +119,10 @@ def test_the_architecture_is_the_compilers_name(version, gfx):
         ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, [2]),
         ({"CUDA_VISIBLE_DEVICES": "1"}, [1]),
         ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, [0]),
-        ({"ROCR_VISIBLE_DEVICES": "GPU-abc"}, [0, 1, 2]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-abc"}, []),
         ({"HIP_VISIBLE_DEVICES": ""}, []),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, []),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, []),
     ],
 )
 def test_the_runtimes_filter_counts_before_hips(variables, shown):
@@ -116,8 +130,68 @@ def test_the_runtimes_filter_counts_before_hips(variables, shown):
     seen = kfd(*(GPU.format(version) for version in versions), variables=variables)
     expected = [f"gfx90{ordinal}" for ordinal in shown]
     assert [device.architecture for device in seen.devices] == expected
-    assert bool(seen.notes) == (not shown or "GPU-" in str(variables))
-    assert seen.unusable == ()
+    assert bool(seen.notes or seen.unusable) == (not shown)
+
+
+# KFD writes unique_id in decimal; 0 is what GPUs before Vega and most APUs have.
+IDENTIFIERS = (0x00C0FFEE00000001, 0x00C0FFEE00000002, 0)
+
+
+def identified(variables):
+    nodes = [f"{GPU.format(90000 + i)}unique_id {u}\n" for i, u in enumerate(IDENTIFIERS)]
+    return [int(d.architecture[-1]) for d in kfd(*nodes, variables=variables).devices]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GPU-00c0ffee00000002", [1]),
+        ("GPU-00C0FFEE00000002,0", [1, 0]),
+        ("gpu-00c0ffee00000001", [0]),
+        ("GPU-00c0ffee", []),  # fits two
+        ("GPU-XX", []),
+        ("2,GPU-00c0ffee000000010", [2]),  # longer than an identifier
+        (" 1 , 0x2", [1, 2]),
+        ("+1,00", [1, 0]),
+        ("09", []),
+        ("1,1,0", [1]),
+        ("1,x,0", [1]),
+        ("1,,0", [1]),
+        ("-1", []),
+        ("", []),
+    ],
+)
+def test_the_runtimes_list_is_read_as_the_runtime_reads_it(text, shown):
+    assert identified({"ROCR_VISIBLE_DEVICES": text}) == shown
+
+
+@pytest.mark.parametrize("name", ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"])
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GPU-00c0ffee00000002", [1]),
+        ("2,GPU-00c0ffee", [2, 0]),  # the first of two
+        ("GPU-00C0FFEE00000002", []),
+        ("GPU-XX,1", [2, 1]),
+        ("1,1,0", [1, 0]),
+        ("1,x,0", [1]),
+        ("0, 1", [0]),
+        ("01", []),
+        ("+1", []),
+        ("1gpu", []),
+        ("0,", [0]),
+        ("3", []),
+    ],
+)
+def test_hips_list_is_read_as_hip_reads_it(name, text, shown):
+    assert identified({name: text}) == shown
+
+
+def test_an_identifier_counts_among_those_the_runtime_leaves():
+    variables = {"ROCR_VISIBLE_DEVICES": "2,1", "HIP_VISIBLE_DEVICES": "GPU-00c0ffee00000002"}
+    assert identified(variables) == [1]
+    variables["HIP_VISIBLE_DEVICES"] = "GPU-00c0ffee00000001"
+    assert identified(variables) == []
 
 
 def test_a_worker_finds_the_gpu_again_by_the_ordinal_before_hips_filter():

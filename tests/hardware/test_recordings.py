@@ -118,6 +118,21 @@ def test_the_memory_of_a_gpu_that_has_none_of_its_own_is_left_to_the_framework()
     assert any("shares the CPU's memory" in note for note in facts.notes)
 
 
+@pytest.mark.parametrize("name", ["amd-rdna3-5", "apple-m2-max"])
+def test_what_is_set_apart_of_shared_memory_is_not_taken_for_the_gpus(name):
+    _, seen, facts = named(name)
+    assert seen.devices[0].memory_bytes is not None
+    assert facts.observation.memory_bytes is None
+    assert facts.fingerprint.memory_gib == 0
+    assert any("shares the CPU's memory" in note for note in facts.notes)
+
+
+def test_a_gpu_with_memory_of_its_own_keeps_it():
+    _, _, facts = named("amd-rx-7900-xtx")
+    assert facts.observation.memory_bytes == 24 * 2**30
+    assert not any("shares" in note for note in facts.notes)
+
+
 def test_a_gpu_that_cannot_be_used_is_a_note():
     _, seen, _ = named("intel-skylake-sp.gpu-without-driver")
     assert not any("NVIDIA" in note for note in seen.notes)

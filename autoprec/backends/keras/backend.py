@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from collections.abc import Iterable, Mapping
 
@@ -69,6 +70,14 @@ class KerasBackend:
     def memory(self, device: str) -> DeviceMemory | None:
         """TensorFlow tells what it holds itself, not what is free."""
         return None
+
+    def shortcoming(self, device: str) -> str:
+        """TensorFlow's 16-bit products on a CPU are oneDNN's, which can be switched off."""
+        below = keras.config.backend()
+        off = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower() in ("0", "false")
+        if device != "cpu" or below != "tensorflow" or not off:
+            return ""
+        return "TF_ENABLE_ONEDNN_OPTS is off: TensorFlow computes without oneDNN"
 
     def device_of(self, model: object) -> str:
         """The device of the model's first weight; without any, the one TensorFlow prefers."""

@@ -61,6 +61,10 @@ class SimulatedBackend:
         """Nothing is simulated of other processes."""
         return None
 
+    def shortcoming(self, device: str) -> str:
+        """None."""
+        return ""
+
     def device_of(self, model: object) -> str:
         """Everything simulated is on the CPU."""
         return "cpu"

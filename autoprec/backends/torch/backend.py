@@ -63,6 +63,14 @@ class TorchBackend:
         free = devices.free_bytes(found)
         return None if free is None else DeviceMemory(free, devices.used_by_others(found) or 0)
 
+    def shortcoming(self, device: str) -> str:
+        """A CPU's 16-bit products are oneDNN's: a build may be without it, a script too."""
+        if torch.device(device).type != "cpu":
+            return ""
+        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            return "this build of PyTorch is without oneDNN (MKLDNN)"
+        return "" if torch.backends.mkldnn.enabled else "torch.backends.mkldnn.enabled is False"
+
     def device_of(self, model: object) -> str:
         """The device of the model's first parameter; the CPU for one without parameters."""
         first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None

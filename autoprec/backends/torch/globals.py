@@ -9,6 +9,10 @@ what it writes can be read through both, while a setting written through the new
 `fp32_precision` makes the older getters raise, and torch.compile's Inductor reads them. A process
 that uses the newer one already is left with its own settings where they are not ours to change.
 
+Intel GPUs have a switch of their own, `torch.backends.mkldnn.allow_tf32`, for products and
+convolutions alike: ATen/native/mkldnn/xpu reads nothing else. A build without them keeps no such
+setting, and reads as None.
+
 `keep_memory` cannot be taken back, here or anywhere: who measures without it after it needs another
 process.
 
@@ -125,6 +129,8 @@ def _changes(recipe: Recipe, device_type: str) -> dict[str, Any]:
     if recipe.policy is Policy.TF32 and device_type == "cuda":
         changes["matmul_tf32"] = True
         changes["cudnn_tf32"] = True
+    if recipe.policy is Policy.TF32 and device_type == "xpu":
+        changes["onednn_tf32"] = True
     if "cudnn_benchmark" in knobs and device_type == "cuda":
         changes["cudnn_benchmark"] = bool(knobs["cudnn_benchmark"])
     if "threads" in knobs and device_type == "cpu":
@@ -152,6 +158,10 @@ def _write_cudnn_tf32(value: bool) -> None:
     torch.backends.cudnn.allow_tf32 = value
 
 
+def _write_onednn_tf32(value: bool) -> None:
+    torch.backends.mkldnn.allow_tf32 = value  # type: ignore[assignment]
+
+
 def _write_cudnn_benchmark(value: bool) -> None:
     torch.backends.cudnn.benchmark = value
 
@@ -160,6 +170,7 @@ _READ: Mapping[str, Callable[[], Any]] = {
     "matmul_precision": _readable(torch.get_float32_matmul_precision),
     "matmul_tf32": _readable(lambda: torch.backends.cuda.matmul.allow_tf32),
     "cudnn_tf32": _readable(lambda: torch.backends.cudnn.allow_tf32),
+    "onednn_tf32": lambda: torch.backends.mkldnn.allow_tf32,
     "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
     "threads": torch.get_num_threads,
 }
@@ -168,6 +179,7 @@ _WRITE: Mapping[str, Callable[[Any], None]] = {
     "matmul_precision": torch.set_float32_matmul_precision,
     "matmul_tf32": _write_matmul_tf32,
     "cudnn_tf32": _write_cudnn_tf32,
+    "onednn_tf32": _write_onednn_tf32,
     "cudnn_benchmark": _write_cudnn_benchmark,
     "threads": torch.set_num_threads,
 }

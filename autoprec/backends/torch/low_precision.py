@@ -16,12 +16,14 @@ from torch import nn
 
 LOW = (torch.float16, torch.bfloat16)
 
-_PRODUCTS = {"cuda": "cuda.matmul", "xpu": "mkldnn.matmul", "cpu": "mkldnn.matmul"}
-"""Where torch keeps how products may be rounded. Convolutions may by default: that is plain."""
+_PRODUCTS = {"cuda": "cuda.matmul", "cpu": "mkldnn.matmul"}
+"""Where torch keeps how products may be rounded. Convolutions may by default: that is plain.
+
+Intel GPUs heed `mkldnn.allow_tf32` alone.
+"""
 
 _ROUNDED = {
     "cuda": {"tf32": "TF32"},
-    "xpu": {"tf32": "TF32"},
     "cpu": {"bf16": "bfloat16"},  # what few CPUs do with TF32 is left out
 }
 
@@ -49,6 +51,8 @@ def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[
 
 def rounded_products(device_type: str) -> str:
     """What the process lets float32 matrix products be rounded to; empty: to nothing."""
+    if device_type == "xpu":
+        return "TF32" if torch.backends.mkldnn.allow_tf32 else ""
     owner: Any = torch.backends
     for name in _PRODUCTS.get(device_type, "none").split("."):
         owner = getattr(owner, name, None)

@@ -28,6 +28,8 @@ class TorchArithmetic:
             raise ValueError(f"{dtype} products are not measured with PyTorch")
         if self._device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = dtype is DType.TF32
+        elif self._device.type == "xpu":
+            torch.backends.mkldnn.allow_tf32 = dtype is DType.TF32  # type: ignore[assignment]
         whole = (torch.randn(size, size, device=self._device) for _ in range(2))
         operands = [each.to(_DTYPES[dtype]) for each in whole]
         return *operands, torch.empty_like(operands[0])

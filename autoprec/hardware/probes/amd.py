@@ -2,7 +2,7 @@
 
 Source: Linux kernel, drivers/gpu/drm/amd/amdkfd/kfd_topology.c: a node with simd_count > 0 is a
 GPU; gfx_target_version is major * 10000 + minor * 100 + stepping. Frameworks number GPUs in the
-order of the nodes.
+order of the nodes, less those that amd_visibility.py hides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from autoprec.core.device import DeviceKind, Observation
 from autoprec.core.probe import Unusable
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.pci import asks, gpus_on_the_bus, nothing_shown, visible
+from autoprec.hardware.probes.amd_visibility import gpu_name, left_by_hip, left_by_rocr
+from autoprec.hardware.probes.pci import asks, gpus_on_the_bus, nothing_shown
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _PUBLIC_HEAP, _PRIVATE_HEAP = "1", "2"
@@ -32,10 +33,11 @@ def probe_amd(machine: Machine) -> Seen:
     gpus = [(node, values) for node, values in properties if _number(values, "simd_count") > 0]
     if not gpus:
         return _driverless(machine)
-    after_runtime, runtime_notes = _left(machine, len(gpus), "ROCR_VISIBLE_DEVICES")
+    names = [gpu_name(_number(values, "unique_id")) for _, values in gpus]
+    after_runtime = left_by_rocr(names, machine.variable("ROCR_VISIBLE_DEVICES"))
     hip = machine.variable("HIP_VISIBLE_DEVICES")
-    name = "HIP_VISIBLE_DEVICES" if hip is not None else "CUDA_VISIBLE_DEVICES"
-    shown, notes = _left(machine, len(after_runtime), name)
+    chosen = hip if hip is not None else machine.variable("CUDA_VISIBLE_DEVICES")
+    shown = left_by_hip([names[i] for i in after_runtime], chosen)
     devices = tuple(
         _observe(machine, index, ordinal, *gpus[after_runtime[ordinal]])
         for index, ordinal in enumerate(shown)
@@ -43,7 +45,7 @@ def probe_amd(machine: Machine) -> Seen:
     if not devices:
         said = f"environment variables hide all {len(gpus)} AMD GPUs"
         return nothing_shown(DeviceKind.ROCM, said, *map(machine.variable, _LISTS))
-    return Seen(devices, (*runtime_notes, *notes))
+    return Seen(devices)
 
 
 def amd_wanted(machine: Machine) -> bool:
@@ -63,18 +65,10 @@ def _driverless(machine: Machine) -> Seen:
     return Seen(unusable=(Unusable(DeviceKind.ROCM, said),))
 
 
-def _left(machine: Machine, count: int, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Ordinals that one variable leaves: the runtime's counts first, HIP's (or CUDA's) after it."""
-    text = machine.variable(name)
-    if text is not None and "GPU-" in text:
-        note = f"{name} names GPUs by UUID, which is not resolved here: all are shown"
-        return tuple(range(count)), (note,)
-    return visible(count, text), ()
-
-
 def _observe(
     machine: Machine, index: int, ordinal: int, node: str, values: Mapping[str, str]
 ) -> Observation:
+    integrated = _number(values, "cpu_cores_count") > 0
     return Observation(
         kind=DeviceKind.ROCM,
         index=index,
@@ -82,9 +76,10 @@ def _observe(
         vendor="AMD",
         architecture=_gfx(_number(values, "gfx_target_version")),
         pci=f"{_number(values, 'vendor_id'):04x}:{_number(values, 'device_id'):04x}",
-        memory_bytes=_memory(machine, node),
+        memory_bytes=None if integrated else _memory(machine, node),
         uuid=str(ordinal),
         partition=_partition(machine, values),
+        notes=("it is one node with the CPU, whose memory it shares",) if integrated else (),
     )
 
 

@@ -8,6 +8,7 @@ from autoprec.core.device import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
 from autoprec.hardware.probes.apple import apple_cpu
+from autoprec.hardware.probes.cpu_settings import setting_notes, unused_features
 from autoprec.hardware.probes.memory import Limits, read_limits
 
 _TILE_PREFIX = "amx"
@@ -23,6 +24,7 @@ def probe_cpu(machine: Machine) -> Seen:
     if not found.features:
         notes = (*notes, "the CPU's features could not be read")
     features, denied = _split_tiles(machine, found.features)
+    unused = unused_features(machine, features)
     usable = machine.usable_processors() or machine.processors()
     observation = Observation(
         kind=DeviceKind.CPU,
@@ -36,12 +38,13 @@ def probe_cpu(machine: Machine) -> Seen:
         board=_board(machine),
         features=features,
         denied=denied,
+        unused=unused,
         partial_features=found.partial_features,
         memory_bytes=limits.memory_bytes,
         cores=found.cores or machine.processors(),
         usable_cores=usable,
         core_quota=limits.core_quota,
-        notes=notes,
+        notes=(*notes, *setting_notes(machine, unused)),
     )
     return Seen((observation,))
 

@@ -76,7 +76,7 @@ def _id(machine: Machine, address: str, name: str) -> str:
 def visible(count: int, text: str | None) -> tuple[int, ...]:
     """The ordinals that a list such as "0,2" leaves visible; all of them without one.
 
-    As in CUDA and HIP: reading stops at the first entry that is no valid ordinal, and a repeated
+    As in CUDA: reading stops at the first entry that is no valid ordinal, and a repeated
     one leaves nothing.
     """
     if text is None:

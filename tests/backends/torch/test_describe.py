@@ -391,13 +391,13 @@ ROUNDED = [
     ("cuda", "torch.backends.cuda.matmul.allow_tf32 = True", "TF32"),
     ("cuda", "torch.backends.cuda.matmul.fp32_precision = 'tf32'", "TF32"),
     ("cuda", "torch.backends.fp32_precision = 'tf32'", "TF32"),
-    ("xpu", "torch.set_float32_matmul_precision('high')", "TF32"),
 ]
 PLAIN = [
     ("cpu", "torch.backends.cuda.matmul.allow_tf32 = True"),
     ("cuda", "torch.backends.cudnn.allow_tf32 = True"),
     ("cuda", "torch.backends.cuda.matmul.fp32_precision = 'ieee'"),
     ("mps", "torch.set_float32_matmul_precision('high')"),
+    ("xpu", "torch.set_float32_matmul_precision('high')"),
     ("cuda", "pass"),
 ]
 

@@ -240,7 +240,10 @@ def _properties(device: Any = None) -> SimpleNamespace:
 
 
 def _install_xpu() -> None:
-    xpu = torch.xpu
+    xpu, rounded = torch.xpu, {"allowed": False}
+    type(torch.backends.mkldnn).allow_tf32 = torch.backends.ContextProp(
+        lambda: rounded["allowed"], lambda allowed: rounded.update(allowed=allowed)
+    )
     info = {"_xpu_getMemoryInfo": lambda index: (BOOKS[index].free(), BOOKS[index].total)}
     more = {"_has_xpu": True, "_xpu_getArchFlags": lambda: "dg2"}
     _set({**_names("xpu"), **info, **more})
