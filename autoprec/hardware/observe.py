@@ -18,6 +18,7 @@ from autoprec.hardware.probes.cpu import probe_cpu
 from autoprec.hardware.probes.frameworks import find_frameworks
 from autoprec.hardware.probes.intel import probe_intel
 from autoprec.hardware.probes.nvidia import probe_nvidia
+from autoprec.hardware.probes.others import probe_others
 from autoprec.hardware.probes.tpu import probe_tpu
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ _PROBES: tuple[tuple[str, Callable[[Machine], Seen], float], ...] = (
     ("Intel GPU", probe_intel, _PROBE_SECONDS),
     ("Apple", probe_apple, _PROBE_SECONDS),
     ("TPU", probe_tpu, _PROBE_SECONDS),
+    ("other accelerators", probe_others, _PROBE_SECONDS),
     ("CPU", probe_cpu, _PROBE_SECONDS),
 )
 
