@@ -190,7 +190,8 @@ class Family:
     """A row of the catalogue, its parents' keys already merged in.
 
     `features` are the flags that all its processors have, for one that is not here to be asked;
-    `ancestors`: nearest first.
+    `padding`: whether recipes that pad to the alignment are worth trials; `ancestors`: nearest
+    first.
     """
 
     name: str
@@ -199,6 +200,7 @@ class Family:
     source: tuple[str, ...]
     match: Match = field(default_factory=Match)
     features: tuple[str, ...] = ()
+    padding: bool = True
     dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
     memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
     note: str = ""
@@ -247,6 +249,7 @@ class DeviceFacts:
     measured_memory_bandwidth_gbps: float | None = None
     measured_with: str = ""
     notes: tuple[str, ...] = ()
+    padding: bool = True
 
     @property
     def kind(self) -> DeviceKind:
@@ -320,6 +323,7 @@ def merge(
         source=family.source,
         memory_bandwidth_gbps=family.memory_bandwidth_gbps if whole else None,
         notes=(*notes, family.note) if family.note else notes,
+        padding=family.padding,
     )
     return facts if measured is None else with_measurements(facts, measured)
 
