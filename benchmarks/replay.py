@@ -29,7 +29,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.memory_mode import surely_pays
 from autoprec.core.outcomes import Outcome, key, shortlist, suspects
-from autoprec.core.recipe import KEEP_MEMORY, KnobValue
+from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
 from autoprec.core.search import Limits, Next, Stop, next_point
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.core.statistics import disturbed as seems_disturbed
@@ -89,7 +89,7 @@ def space_of(points: Sequence[Point]) -> Space:
         batch_sizes=tuple(sorted(int(size) for size in levels(BATCH))),
         memory_formats=tuple(str(name) for name in levels("memory_format")),
         compile=tuple(bool(value) for value in levels("compile")),
-        alignments=tuple(int(value) for value in levels("alignment")) or (1,),
+        alignments=tuple(Alignment(int(value)) for value in levels("alignment")) or (Alignment(),),
         knobs={name: levels(name) for name in points[0] if name not in _OWN},
     )
 

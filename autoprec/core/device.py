@@ -198,8 +198,9 @@ class Family:
     """A row of the catalogue, its parents' keys already merged in.
 
     `features` are the flags that all its processors have, for one that is not here to be asked.
-    `unified_memory`: it shares the CPU's, so that no size a probe can see is what a process may
-    have; the framework is asked for that when it runs. `ancestors`: nearest first.
+    `padding`: whether recipes that pad to the alignment are worth trials. `unified_memory`: it
+    shares the CPU's, so that no size a probe can see is what a process may have; the framework is
+    asked for that when it runs. `ancestors`: nearest first.
     """
 
     name: str
@@ -208,6 +209,7 @@ class Family:
     source: tuple[str, ...]
     match: Match = field(default_factory=Match)
     features: tuple[str, ...] = ()
+    padding: bool = True
     dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
     memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
     unified_memory: bool = False
@@ -262,6 +264,7 @@ class DeviceFacts:
     measured_memory_bandwidth_gbps: float | None = None
     measured_with: str = ""
     notes: tuple[str, ...] = ()
+    padding: bool = True
 
     @property
     def kind(self) -> DeviceKind:
@@ -343,6 +346,7 @@ def merge(
         source=family.source,
         memory_bandwidth_gbps=family.memory_bandwidth_gbps if whole else None,
         notes=(*notes, family.note) if family.note else notes,
+        padding=family.padding,
     )
     return facts if measured is None else with_measurements(facts, measured)
 

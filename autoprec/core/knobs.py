@@ -8,10 +8,10 @@ arithmetic is proven like any other recipe.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autoprec.core.device import DeviceFacts, DeviceKind, Support
-from autoprec.core.dtypes import DType
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 
@@ -43,6 +43,21 @@ def plausible_knobs(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tuple[K
     if task.steps_per_execution == 1 and 0 < task.step_seconds < _SHORT_STEP:
         found["steps_per_execution"] = (1, _STEPS_PER_EXECUTION)
     return found
+
+
+def wanted_multiples(facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:
+    """The multiples, in elements, that dimensions are worth padding to: the least, then the best.
+
+    Of the dtypes that `policies` compute in and the device has hardware for, the largest of each;
+    one where both are the same, none where padding is not plausible on such a device.
+    """
+    known = [facts.fact(policy.compute_dtype) for policy in policies]
+    native = [fact for fact in known if fact.support is Support.NATIVE]
+    if not facts.padding or not native:
+        return ()
+    least = max(fact.alignment for fact in native)
+    best = max(fact.best_alignment for fact in native)
+    return tuple(multiple for multiple in sorted({least, best}) if multiple > 1)
 
 
 def _fewer_threads(facts: DeviceFacts, threads: int) -> int | None:

@@ -28,8 +28,8 @@ ALIGNMENT = "alignment"
 class Space:
     """The factors of the search and their levels; the first level of each is the default.
 
-    `effective_batch` is kept by accumulation where it is given. `alignments` are the multiples that
-    `padded_modules` may be padded to, 1 for not at all.
+    `effective_batch` is kept by accumulation where it is given. `alignments` are the paddings to
+    choose from, each with a multiple of its own and the modules that are off it.
     """
 
     policies: tuple[Policy, ...]
@@ -39,8 +39,7 @@ class Space:
     compile: tuple[bool, ...] = (False,)
     knobs: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     float32_modules: tuple[str, ...] = ()
-    alignments: tuple[int, ...] = (1,)
-    padded_modules: tuple[str, ...] = ()
+    alignments: tuple[Alignment, ...] = (Alignment(),)
 
     def __post_init__(self) -> None:
         if not self.policies or not self.batch_sizes:
@@ -59,7 +58,7 @@ class Space:
             "policy": tuple(policy.value for policy in self.policies),
             "memory_format": self.memory_formats,
             "compile": self.compile,
-            **({ALIGNMENT: self.alignments} if len(self.alignments) > 1 else {}),
+            **({ALIGNMENT: tuple(self._paddings)} if len(self.alignments) > 1 else {}),
             **self.knobs,
             BATCH: self.batch_sizes,
         }
@@ -83,12 +82,13 @@ class Space:
             if point["memory_format"] == "channels_last"
             else "contiguous",
             compile=bool(point["compile"]),
-            alignment=self._alignment(int(point.get(ALIGNMENT, self.alignments[0]))),
+            alignment=self._paddings[int(point.get(ALIGNMENT, self.alignments[0].multiple))],
             knobs={name: point[name] for name in self.knobs if point[name] != self.knobs[name][0]},
         )
 
-    def _alignment(self, multiple: int) -> Alignment:
-        return Alignment(multiple, self.padded_modules) if multiple > 1 else Alignment()
+    @property
+    def _paddings(self) -> Mapping[int, Alignment]:
+        return {alignment.multiple: alignment for alignment in self.alignments}
 
     def point(self, recipe: Recipe) -> Point:
         """The point that stands for `recipe`: the inverse of `recipe` within the space."""

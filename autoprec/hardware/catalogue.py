@@ -38,6 +38,7 @@ class _Row:
     parent: str = ""
     match: Match = field(default_factory=Match)
     features: tuple[str, ...] = ()
+    padding: bool | None = None
     dtypes: Mapping[DType, DTypeRow] = field(default_factory=dict)
     memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
     unified_memory: bool = False
@@ -191,7 +192,7 @@ def _inherit(parent: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any
         "match": {**parent.get("match", {}), **row.get("match", {})},
         "dtypes": dtypes,
     }
-    for key in ("kind", "features", "unified_memory", "note"):
+    for key in ("kind", "features", "padding", "unified_memory", "note"):
         if key in row or key in parent:
             merged[key] = row.get(key, parent.get(key))
     if "memory_bandwidth_gbps" in row:

@@ -14,6 +14,7 @@ from autoprec.core.device import DeviceKind, Family, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import Catalogue
+from autoprec.hardware.others import load_others
 
 #: More than that is no answer to a question; the rest is counted.
 _MOST_LISTED = 20
@@ -52,6 +53,9 @@ def named(catalogue: Catalogue, text: str) -> Family:
     if len(found) == 1:
         return found[0]
     kinds = ", ".join(kind.value for kind in DeviceKind)
+    for other in load_others():
+        if not found and _words(text) and set(_words(text)) <= set(_words(other.title)):
+            raise UsageError(f"autoprec does not tune {other.title}: {other.advice}")
     if not found:
         near = _nearest(catalogue, text)
         hint = f"did you mean {' or '.join(near)}?" if near else "`autoprec probe` shows what is."

@@ -19,6 +19,7 @@ from autoprec.hardware.probes.frameworks import find_frameworks
 from autoprec.hardware.probes.intel import probe_intel
 from autoprec.hardware.probes.nvidia import probe_nvidia
 from autoprec.hardware.probes.nvidia_signs import nvidia_wanted
+from autoprec.hardware.probes.others import probe_others
 from autoprec.hardware.probes.tpu import probe_tpu
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ _PROBES = (
     Probe("Intel GPU", probe_intel),
     Probe("Apple", probe_apple),
     Probe("TPU", probe_tpu),
+    Probe("other accelerators", probe_others),
     Probe("CPU", probe_cpu),
 )
 

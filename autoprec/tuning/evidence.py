@@ -168,7 +168,7 @@ def build_profile(
         memory_budget_bytes=findings.memory_bytes,
         loss_scale=None if proven is None else proven.loss_scale,
         islands=None if proven is None else proven.islands,
-        padding=_padding(findings),
+        padding=_padding(findings, recipe),
         warnings=_warnings(findings, recipe, plain, chosen),
     )
     facts = findings.facts
@@ -186,9 +186,9 @@ def build_profile(
     )
 
 
-def _padding(findings: Findings) -> tuple[Mapping[str, Any], ...]:
+def _padding(findings: Findings, recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
     """Every dimension off the alignment, and the speed with and without padding, if measured."""
-    multiple = findings.alignment
+    multiple = recipe.alignment.multiple if recipe.alignment.modules else findings.alignment
     gain = _padding_gain(findings)
     return tuple(
         {

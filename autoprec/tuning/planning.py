@@ -18,9 +18,9 @@ from autoprec.tuning.preflight import (
     build_space,
     describe,
     load,
+    multiples,
     off_alignment,
     refuse_absent_tf32,
-    wanted_multiple,
 )
 from autoprec.tuning.work import Place, Work
 
@@ -54,7 +54,7 @@ def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFa
     estimated = estimates(
         task, figures, proposal.policies, sorted({baseline, max(space.batch_sizes)})
     )
-    multiple = wanted_multiple(there, device, space.policies)
+    multiple = min(multiples(there, device, space.policies), default=1)
     return Plan(
         task=str(work.task),
         device=device,

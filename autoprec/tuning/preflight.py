@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from autoprec.core.device import DeviceFacts, DeviceKind, Support
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.islands import resolve_patterns
-from autoprec.core.knobs import plausible_knobs
+from autoprec.core.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.measurement import Dimension, TaskFacts
-from autoprec.core.recipe import KEEP_MEMORY, KNOBS, KnobValue
+from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
 from autoprec.core.rules import Proposal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
 from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError
@@ -127,8 +127,6 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
     for warning in task.warnings:
         work.listener(Note(warning, warning=True))
     patterns = work.options.float32_modules
-    multiple = wanted_multiple(work, facts, policies)
-    off = off_alignment(task, multiple)
     extras = plausible_knobs(facts, task) if work.options.extras else {}
     return Space(
         policies=tuple(policies),
@@ -138,8 +136,7 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
         compile=(False, True) if _may_compile(work, task) else (False,),
         knobs={**extras, **_asked_knobs(work, task)},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
-        alignments=(1, multiple) if _padding_may_pay(work, task, off) else (1,),
-        padded_modules=tuple(dict.fromkeys(dimension.module for dimension in off)),
+        alignments=_paddings(work, task, multiples(work, facts, policies)),
     )
 
 
@@ -166,20 +163,26 @@ def _may_compile(work: Work, task: TaskFacts) -> bool:
     return not task.compiled and (work.options.compile or task.framework == "keras")
 
 
-def wanted_multiple(work: Work, facts: DeviceFacts, policies: Sequence[Policy]) -> int:
-    """The largest alignment among the dtypes that the device has hardware for, or what was asked.
-
-    In elements; 1 where nothing is wanted.
-    """
-    if work.options.align:
-        return work.options.align
-    known = [facts.fact(policy.compute_dtype) for policy in policies]
-    return max((f.alignment for f in known if f.support is Support.NATIVE), default=1)
+def multiples(work: Work, facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:
+    """The multiples that dimensions may be padded to, the least first: what was asked for alone."""
+    return (work.options.align,) if work.options.align else wanted_multiples(facts, policies)
 
 
 def off_alignment(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
     """The dimensions of the model that are no multiple of what the device wants."""
     return tuple(dimension for dimension in task.dimensions if dimension.size % multiple)
+
+
+def _paddings(work: Work, task: TaskFacts, wanted: Sequence[int]) -> tuple[Alignment, ...]:
+    """No padding, and each that may pay; two multiples that make the same sizes are tried once."""
+    found: dict[tuple[int, ...], Alignment] = {}
+    for multiple in wanted:
+        off = off_alignment(task, multiple)
+        if _padding_may_pay(work, task, off):
+            sizes = tuple(-(-each.size // multiple) * multiple for each in task.dimensions)
+            modules = tuple(dict.fromkeys(dimension.module for dimension in off))
+            found.setdefault(sizes, Alignment(multiple, modules))
+    return (Alignment(), *found.values())
 
 
 def _padding_may_pay(work: Work, task: TaskFacts, off: Sequence[Dimension]) -> bool:

@@ -35,9 +35,9 @@ from autoprec.tuning.preflight import (
     baseline_point,
     build_space,
     load,
+    multiples,
     preflight,
     refuse_absent_tf32,
-    wanted_multiple,
 )
 from autoprec.tuning.proving import Prover, is_reference, keeps_arithmetic
 from autoprec.tuning.searching import Search, find
@@ -152,7 +152,7 @@ def _learn(
         refusals=list(proposal.refusals),
         memory_bytes=work.memory_bytes,
         space=space,
-        alignment=wanted_multiple(work, facts, space.policies),
+        alignment=min(multiples(work, facts, space.policies), default=1),
     )
     settled = _search(work, study, space, findings, runner)
     prover = Prover(work, study, task, findings, runner)

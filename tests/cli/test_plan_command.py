@@ -35,7 +35,7 @@ def test_a_plan_as_json(write: Write, run: Run) -> None:
     assert plan["device"]["observation"]["hypothetical"]
     assert plan["proposal"]["candidates"][0]["policy"] == "mixed_float16"
     assert plan["space"]["batch_sizes"] == [8, 16]
-    assert plan["recipes"] == 8  # two policies, two batches, two memory formats
+    assert plan["recipes"] == 12  # two policies, two batches; no padding, to 8 and to 64
 
 
 def test_without_a_name_the_first_device_here_is_planned_for(write: Write, run: Run) -> None:

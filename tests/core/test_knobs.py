@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from autoprec.core.device import DeviceFacts, DeviceKind, Support
-from autoprec.core.knobs import plausible_knobs
+from autoprec.core.device import DeviceFacts, DeviceKind, DTypeFact, Observation, Support
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import KNOBS, check_knob
 from tests.core.test_rules import fact
@@ -84,3 +85,37 @@ def test_every_level_is_one_the_recipe_takes() -> None:
             assert task.framework in KNOBS[name].frameworks
             for level in levels:
                 check_knob(name, level)
+
+
+BOTH = (Policy.FLOAT32, Policy.TF32, Policy.MIXED_BFLOAT16)
+
+
+def gpu(**dtypes: DTypeFact) -> DeviceFacts:
+    known = {DType(name): fact for name, fact in dtypes.items()}
+    known[DType.FLOAT32] = DTypeFact(Support.NATIVE)
+    return DeviceFacts(Observation(DeviceKind.CUDA), "f", "a GPU", known)
+
+
+@pytest.mark.parametrize(
+    ("facts", "multiples"),
+    [
+        (gpu(bfloat16=DTypeFact(Support.NATIVE, alignment=8, best_alignment=64)), (8, 64)),
+        (gpu(bfloat16=DTypeFact(Support.NATIVE, alignment=8, best_alignment=8)), (8,)),
+        (
+            gpu(
+                tf32=DTypeFact(Support.NATIVE, alignment=4, best_alignment=32),
+                bfloat16=DTypeFact(Support.NATIVE, alignment=8, best_alignment=64),
+            ),
+            (8, 64),
+        ),
+        (gpu(tf32=DTypeFact(Support.NATIVE, alignment=4, best_alignment=32)), (4, 32)),
+        (gpu(bfloat16=DTypeFact(Support.EMULATED, alignment=8, best_alignment=64)), ()),
+        (gpu(float16=DTypeFact(Support.NATIVE, alignment=8, best_alignment=64)), ()),
+        (gpu(), ()),
+    ],
+)
+def test_dimensions_are_padded_to_the_least_and_the_best_of_what_is_computed_in(
+    facts: DeviceFacts, multiples: tuple[int, ...]
+) -> None:
+    assert wanted_multiples(facts, BOTH) == multiples
+    assert wanted_multiples(replace(facts, padding=False), BOTH) == ()

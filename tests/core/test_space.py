@@ -28,6 +28,9 @@ LEVELS = {
 }
 
 
+PADDINGS = (Alignment(), Alignment(8, ("body.0",)), Alignment(64, ("body.0", "head")))
+
+
 def some_of(levels):
     return st.lists(st.sampled_from(levels), min_size=1, max_size=len(levels), unique=True)
 
@@ -44,8 +47,7 @@ def spaces(draw):
         compile=tuple(draw(some_of([False, True]))),
         knobs={name: LEVELS[name] for name in names},
         float32_modules=draw(st.sampled_from([(), ("head",)])),
-        alignments=draw(st.sampled_from([(1,), (1, 8)])),
-        padded_modules=draw(st.sampled_from([(), ("body.0",)])),
+        alignments=tuple(draw(st.sampled_from([PADDINGS[:1], PADDINGS[:2], PADDINGS]))),
     )
 
 
@@ -94,11 +96,9 @@ def test_only_knobs_that_are_turned_are_in_the_recipe(space):
 def test_padding_is_a_factor_only_where_there_is_a_choice():
     plain = Space((Policy.FLOAT32,), (8,))
     assert "alignment" not in plain.levels()
-    padded = Space((Policy.FLOAT32,), (8,), alignments=(1, 64), padded_modules=("a", "b"))
-    assert padded.levels()["alignment"] == (1, 64)
-    aligned = padded.recipe(padded.points()[1]).alignment
-    assert aligned == Alignment(64, ("a", "b"))
-    assert padded.recipe(padded.points()[0]).alignment == Alignment()
+    padded = Space((Policy.FLOAT32,), (8,), alignments=PADDINGS)
+    assert padded.levels()["alignment"] == (1, 8, 64)
+    assert tuple(padded.recipe(point).alignment for point in padded.points()) == PADDINGS
 
 
 @given(spaces(), spaces())

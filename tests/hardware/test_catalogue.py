@@ -46,6 +46,11 @@ def test_the_best_alignment_is_a_multiple_of_the_least(family):
 
 
 @each_family
+def test_nothing_is_padded_on_cpus_nor_where_a_compiler_pads(family):
+    assert family.padding == (family.kind not in (DeviceKind.CPU, DeviceKind.TPU))
+
+
+@each_family
 def test_on_nvidia_alignments_are_those_of_the_tensor_cores(family):
     wanted = {DType.BFLOAT16: 8, DType.FLOAT16: 8, DType.TF32: 4, DType.FLOAT8: 16}
     if family.kind is DeviceKind.CUDA:

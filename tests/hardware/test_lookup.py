@@ -78,6 +78,12 @@ def test_an_unknown_name_is_answered_with_the_nearest(text, near):
         named(CATALOGUE, text)
 
 
+@pytest.mark.parametrize("text", ["gaudi 3", "AWS Trainium", "inferentia"])
+def test_an_accelerator_with_a_stack_of_its_own_is_told_of_with_it(text):
+    with pytest.raises(UsageError, match=r"does not tune .*(Gaudi software|Neuron SDK)"):
+        named(CATALOGUE, text)
+
+
 @pytest.mark.parametrize("text", ["", " - ", "\x1b[2J", "zzzzzzzz"])
 def test_what_names_nothing_is_refused_in_one_printable_line(text):
     with pytest.raises(UsageError, match="unknown device") as caught:

@@ -1,5 +1,7 @@
 """What must hold of the other probes: CPU, AMD, Intel, Apple, TPU and the frameworks."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,12 +10,16 @@ from autoprec.core.device import DeviceKind, merge
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe import FrameworkFact
 from autoprec.core.rules import propose
+from autoprec.errors import CatalogueError
+from autoprec.hardware import others
 from autoprec.hardware.catalogue import load_catalogue
+from autoprec.hardware.others import load_others
 from autoprec.hardware.probes.amd import probe_amd
 from autoprec.hardware.probes.apple import probe_apple
 from autoprec.hardware.probes.cpu import probe_cpu
 from autoprec.hardware.probes.frameworks import find_frameworks
 from autoprec.hardware.probes.intel import probe_intel
+from autoprec.hardware.probes.others import probe_others
 from autoprec.hardware.probes.pci import visible
 from autoprec.hardware.probes.tpu import probe_tpu
 from autoprec.hardware.recording import Package
@@ -297,6 +303,36 @@ def test_tpu_chips_are_counted_without_asking_any_library():
         DeviceKind.TPU,
         True,
     )
+
+
+def test_accelerators_with_a_stack_of_their_own_are_noted():
+    found = probe_others(bus(*[("1d0f", "7164", "088000")] * 2, ("1da3", "1020", "120000")))
+    assert found.devices == ()
+    gaudi, trainium = sorted(found.notes)
+    assert gaudi.startswith("1 x Intel Gaudi 2 in this machine, which autoprec does not tune: ")
+    assert trainium.startswith("2 x AWS Trainium in this machine")
+    assert "Neuron SDK" in trainium
+
+
+def test_other_devices_of_the_same_vendors_are_not_noted():
+    assert probe_others(bus(("1d0f", "ec20", "020000"), ("10de", "7164", "030000"))).notes == ()
+    assert probe_others(machine()).notes == ()
+
+
+@pytest.mark.parametrize("accelerator", load_others(), ids=lambda each: each.title)
+def test_a_named_accelerator_has_ids_of_its_own_advice_and_a_source(accelerator):
+    assert accelerator.advice
+    assert accelerator.source
+    for pci in accelerator.pci:
+        assert re.fullmatch("[0-9a-f]{4}:[0-9a-f]{4}", pci)
+        assert [each for each in load_others() if pci in each.pci] == [accelerator]
+
+
+def test_a_wrong_file_of_other_accelerators_is_refused_with_its_name(tmp_path, monkeypatch):
+    (tmp_path / "other_accelerators.yaml").write_text("accelerators: [{titel: x}]", "utf-8")
+    monkeypatch.setattr(others, "profiles_folder", lambda: tmp_path)
+    with pytest.raises(CatalogueError, match=r"other_accelerators\.yaml: .*titel: unknown key"):
+        others.load_others.__wrapped__()
 
 
 SYSCTL = {

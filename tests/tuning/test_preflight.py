@@ -8,11 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from autoprec.core.device import DeviceFacts, DeviceKind, DTypeFact, Observation, Support
+from autoprec.core.device import DeviceFacts, DeviceKind, DTypeFact, Observation, Support, merge
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.measurement import TaskFacts
+from autoprec.core.measurement import Dimension, TaskFacts
+from autoprec.core.recipe import Alignment
 from autoprec.core.rules import propose
 from autoprec.core.space import Space
+from autoprec.hardware.catalogue import load_catalogue
+from autoprec.hardware.lookup import hypothetical
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import build_space
@@ -24,11 +27,18 @@ FACTS = DeviceFacts(
 )
 
 
-def space(events: list[Event], policies: tuple[Policy, ...] = (), **task: Any) -> Space:
-    place = cast(Place, SimpleNamespace(facts=FACTS))
-    work = Work(Path("task.py"), place, Options(policies=policies), events.append)
-    facts = TaskFacts("keras", {}, 32, 32, parameters=100, batch_size=32, **task)
-    return build_space(work, facts, FACTS, propose(FACTS))
+def space(
+    events: list[Event],
+    policies: tuple[Policy, ...] = (),
+    facts: DeviceFacts = FACTS,
+    align: int | None = None,
+    **task: Any,
+) -> Space:
+    place = cast(Place, SimpleNamespace(facts=facts))
+    options = Options(policies=policies, align=align)
+    work = Work(Path("task.py"), place, options, events.append)
+    known = TaskFacts("keras", {}, 32, 32, parameters=100, batch_size=32, **task)
+    return build_space(work, known, facts, propose(facts))
 
 
 def test_tf32_is_tried_where_it_is_another_recipe_than_the_baseline() -> None:
@@ -44,3 +54,41 @@ def test_a_model_that_compiles_itself_is_left_to_it(
     compiled: bool, levels: tuple[bool, ...]
 ) -> None:
     assert space([], compiled=compiled).compile == levels
+
+
+def of_family(name: str) -> DeviceFacts:
+    family = load_catalogue().family(name)
+    return merge(hypothetical(family), family)
+
+
+def dimensions(**sizes: int) -> tuple[Dimension, ...]:
+    return tuple(Dimension(module, "Dense", "units", size) for module, size in sizes.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "paddings"),
+    [
+        ("nvidia-a100", {"head": 1001}, ((8, ("head",)), (64, ("head",)))),
+        ("nvidia-a100", {"head": 1000}, ((64, ("head",)),)),
+        ("nvidia-a100", {"head": 63}, ((8, ("head",)),)),
+        ("nvidia-a100", {"a": 1000, "b": 1001}, ((8, ("b",)), (64, ("a", "b")))),
+        ("nvidia-a100", {"head": 1024}, ()),
+        ("nvidia-t4", {"head": 1001}, ((8, ("head",)), (64, ("head",)))),
+        ("apple-m4", {"head": 1001}, ((8, ("head",)),)),
+        ("intel-sapphire-rapids", {"head": 1001}, ()),
+        ("amd-zen5", {"head": 1001}, ()),
+        ("arm-graviton3", {"head": 1001}, ()),
+        ("tpu-v5e", {"head": 1001}, ()),
+    ],
+)
+def test_padding_is_tried_to_the_least_and_the_best_where_the_catalogue_has_it_plausible(
+    family: str, sizes: dict[str, int], paddings: tuple[tuple[int, tuple[str, ...]], ...]
+) -> None:
+    built = space([], facts=of_family(family), dimensions=dimensions(**sizes))
+    tried = tuple((each.multiple, each.modules) for each in built.alignments)
+    assert tried == ((1, ()), *paddings)
+
+
+def test_padding_that_was_asked_for_is_tried_on_any_device() -> None:
+    built = space([], facts=of_family("amd-zen5"), align=16, dimensions=dimensions(head=1001))
+    assert built.alignments == (Alignment(), Alignment(16, ("head",)))
