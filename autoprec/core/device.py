@@ -191,7 +191,7 @@ class Family:
 
     `features` are the flags that all its processors have, for one that is not here to be asked;
     `padding`: whether recipes that pad to the alignment are worth trials; `ancestors`: nearest
-    first.
+    first; `origin`: the file the row stands in.
     """
 
     name: str
@@ -205,6 +205,7 @@ class Family:
     memory_bandwidth_gbps: float | None = bounded(default=None, low=0.1, high=1e6)
     note: str = ""
     ancestors: tuple[str, ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,7 @@ class DeviceFacts:
     measured_with: str = ""
     notes: tuple[str, ...] = ()
     padding: bool = True
+    origin: str = ""
 
     @property
     def kind(self) -> DeviceKind:
@@ -324,6 +326,7 @@ def merge(
         memory_bandwidth_gbps=family.memory_bandwidth_gbps if whole else None,
         notes=(*notes, family.note) if family.note else notes,
         padding=family.padding,
+        origin=family.origin,
     )
     return facts if measured is None else with_measurements(facts, measured)
 
