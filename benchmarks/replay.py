@@ -10,6 +10,9 @@ than the grid's best.
     python benchmarks/replay.py --disturbed 0.25
 
 The last is a machine that is a quarter slower in one trial of four, as shared ones are.
+
+The grids of gpt were recorded when padding to 2 was tried on CPUs. They are replayed as they were
+recorded, with twice the points that a tuning there has now.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autoprec.core.recipe import Recipe
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greeting is no test output
+os.environ["AUTOPREC_CATALOGUE"] = ""  # device rows of whoever runs the tests are no part of them
 
 TESTS = Path(__file__).parent
 MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}

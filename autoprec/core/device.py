@@ -200,7 +200,7 @@ class Family:
     `features` are the flags that all its processors have, for one that is not here to be asked.
     `padding`: whether recipes that pad to the alignment are worth trials. `unified_memory`: it
     shares the CPU's, so that no size a probe can see is what a process may have; the framework is
-    asked for that when it runs. `ancestors`: nearest first.
+    asked for that when it runs. `ancestors`: nearest first; `origin`: the file the row stands in.
     """
 
     name: str
@@ -215,6 +215,7 @@ class Family:
     unified_memory: bool = False
     note: str = ""
     ancestors: tuple[str, ...] = ()
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,7 @@ class DeviceFacts:
     measured_with: str = ""
     notes: tuple[str, ...] = ()
     padding: bool = True
+    origin: str = ""
 
     @property
     def kind(self) -> DeviceKind:
@@ -347,6 +349,7 @@ def merge(
         memory_bandwidth_gbps=family.memory_bandwidth_gbps if whole else None,
         notes=(*notes, family.note) if family.note else notes,
         padding=family.padding,
+        origin=family.origin,
     )
     return facts if measured is None else with_measurements(facts, measured)
 

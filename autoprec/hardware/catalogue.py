@@ -2,11 +2,12 @@
 
 A row inherits from the one named by `from:` everything but what belongs to one product alone: its
 title, source, peaks and memory bandwidth. Knowledge of hardware belongs into those files, not
-here.
+here. Users' own files, in a folder of theirs, add rows to them and replace none.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,6 +22,9 @@ from autoprec.errors import CatalogueError
 from autoprec.hardware.matching import matches, specificity
 
 T = TypeVar("T")
+
+#: Names the folder of the user's own device files.
+OWN_FOLDER = "AUTOPREC_CATALOGUE"
 
 _NOT_INHERITED = "peak_dense_tflops"
 
@@ -47,10 +51,11 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Source:
-    """A row as read, and the file it was read from."""
+    """A row as read, and the file it was read from: `origin` as users are told of it."""
 
     file: Path
     plain: Mapping[str, Any]
+    origin: str = ""
 
 
 class Catalogue:
@@ -96,19 +101,47 @@ class Catalogue:
 
 @cache
 def load_catalogue(folder: Path | None = None) -> Catalogue:
-    """Read every family from `folder`, by default the one that comes with autoprec."""
-    folder = folder or profiles_folder() / "devices"
-    rows: dict[str, _Source] = {}
+    """Read every family from `folder`; by default from autoprec's own files and the user's."""
+    if folder is not None:
+        return Catalogue(_read(folder, {}))
+    packaged = _read(profiles_folder() / "devices", {})
+    own = own_folder()
+    return Catalogue(packaged if own is None else _read(own, packaged))
+
+
+def _read(folder: Path, known: Mapping[str, _Source]) -> dict[str, _Source]:
+    """The rows that are known and those of the folder's files, which may have no name of theirs."""
+    rows = dict(known)
     for path in sorted(folder.glob("*.yaml")):
         for name, plain in _rows(path).items():
             if name in rows:
+                hint = f"; to refine it, give your row another name and 'from: {name}'"
                 raise CatalogueError(
                     f"{path}: the family {name!r} is in {rows[name].file.name} already"
+                    f"{hint if name in known else ''}"
                 )
-            rows[name] = _Source(path, plain)
-    if not rows:
-        raise CatalogueError(f"{folder}: no device files; is autoprec installed completely?")
-    return Catalogue(rows)
+            rows[name] = _Source(path, plain, str(path) if known else path.name)
+    if len(rows) == len(known):
+        raise CatalogueError(
+            f"{folder}: no device files (*.yaml with families)"
+            f"{'' if known else '; is autoprec installed completely?'}"
+        )
+    return rows
+
+
+def own_folder() -> Path | None:
+    """Where the user's own device files are, if anywhere.
+
+    The variable `AUTOPREC_CATALOGUE` names the folder, or, empty, says that there is none. Without
+    it, `devices` in the user's configuration directory for autoprec counts if it has such files.
+    """
+    named = os.environ.get(OWN_FOLDER)
+    if named is not None:
+        return Path(named).expanduser() if named else None
+    from platformdirs import user_config_path
+
+    folder = user_config_path("autoprec", appauthor=False) / "devices"
+    return folder if any(folder.glob("*.yaml")) else None
 
 
 def profiles_folder() -> Path:
@@ -150,6 +183,7 @@ def _family(name: str, rows: Mapping[str, _Source]) -> Family:
         "name": name,
         "source": [source] if isinstance(source, str) else source,
         "ancestors": lineage[1:],
+        "origin": rows[name].origin,
     }
     return _decode(Family, merged, name, rows)
 

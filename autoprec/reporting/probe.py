@@ -55,7 +55,8 @@ def _panel(report: DeviceReport) -> RenderableType:
 def _description(facts: DeviceFacts) -> str:
     """One line: the family, memory, cores, bandwidth, driver."""
     seen = facts.observation
-    parts = [f"{facts.title} (family {facts.family})"]
+    origin = f" in {facts.origin}" if facts.origin else ""
+    parts = [f"{facts.title} (family {facts.family}{origin})"]
     if seen.compute_capability:
         parts.append(f"compute capability {seen.compute_capability}")
     if seen.partition:
