@@ -26,6 +26,7 @@ def contest_of(work: Work, recipes: Sequence[Recipe], together: bool) -> Contest
         shares=lambda recipe: False,
         seed=0,
         together=together,
+        at_once=work.on_cpu,
         listener=lambda event: None,
         watch=Watch(print),
     )
