@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -74,12 +74,15 @@ def jobs_of(
 
 
 def judged(
-    jobs: list[Job], processes: int, seconds: float = math.inf
+    jobs: list[Job],
+    processes: int,
+    seconds: float = math.inf,
+    judge: Callable[[Job], dict[str, list[dict[str, Any]]]] = run,
 ) -> Iterator[dict[str, list[dict[str, Any]]]]:
     """The tables' rows of one job after another; after so many `seconds` the rest is left out."""
     end = time.monotonic() + seconds
     with get_context("spawn").Pool(processes, maxtasksperchild=8) as pool:
-        for index, found in enumerate(pool.imap(run, jobs)):
+        for index, found in enumerate(pool.imap(judge, jobs)):
             print(f"\r{index + 1} of {len(jobs)} tasks", end="", file=sys.stderr, flush=True)
             yield found
             if time.monotonic() > end:
