@@ -76,6 +76,13 @@ format: $(VENV)/.all-installed  ## Format the code and mend what lint can mend.
 
 # -- measurements ---------------------------------------------------------------------------------
 
+# For machines that are lent and have what they have: this one target takes the Python that is there
+# ($(PYTHON) where .venv/ is not) and installs nothing. More by EVIDENCE='--only tests --again'.
+.PHONY: gpu-evidence
+gpu-evidence:  ## What a CUDA GPU brings, in ten minutes; installs nothing.
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" \
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu_evidence.py $(EVIDENCE)
+
 .PHONY: bench
 bench: $(VENV)/.all-installed  ## Start-up, replays, the oracle, and the overhead of a step (40 minutes or more).
 	$(BIN)/python benchmarks/startup.py

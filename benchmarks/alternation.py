@@ -17,8 +17,13 @@ from autoprec.tuning.work import Work
 PROCESSES = 6
 
 
-def contest_of(work: Work, recipes: Sequence[Recipe], together: bool) -> Contest:
-    """Recipes in alternation, each in a process of its own."""
+def contest_of(
+    work: Work, recipes: Sequence[Recipe], together: bool, at_once: bool | None = None
+) -> Contest:
+    """Recipes in alternation, each in a process of its own.
+
+    `at_once` opens the sessions side by side; by default not on an accelerator.
+    """
     return Contest(
         recipes,
         work.runner(),
@@ -26,6 +31,7 @@ def contest_of(work: Work, recipes: Sequence[Recipe], together: bool) -> Contest
         shares=lambda recipe: False,
         seed=0,
         together=together,
+        at_once=work.on_cpu if at_once is None else at_once,
         listener=lambda event: None,
         watch=Watch(print),
     )

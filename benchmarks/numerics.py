@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -43,12 +43,13 @@ JUDGED = ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Job:
-    """What one process does of one task; `truth` is its labels by policy."""
+    """What one process does of one task; `truth` is its labels by policy, found on a CPU."""
 
     path: Path
     truth: Mapping[str, Any]
     seeds: tuple[int, ...]
     tables: tuple[str, ...]
+    device: str = "cpu"
 
 
 def run(job: Job) -> dict[str, list[dict[str, Any]]]:
@@ -64,6 +65,31 @@ def run(job: Job) -> dict[str, list[dict[str, Any]]]:
     }
 
 
+def jobs_of(
+    folder: Path, only: list[str], seeds: tuple[int, ...], tables: tuple[str, ...], device: str
+) -> list[Job]:
+    """A job for each task of the folder, or for those that are named."""
+    truth = json.loads((folder / "truth.json").read_text())["tasks"]
+    return [Job(folder / f"{n}.py", truth[n], seeds, tables, device) for n in names(folder, only)]
+
+
+def judged(
+    jobs: list[Job],
+    processes: int,
+    seconds: float = math.inf,
+    judge: Callable[[Job], dict[str, list[dict[str, Any]]]] = run,
+) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """The tables' rows of one job after another; after so many `seconds` the rest is left out."""
+    end = time.monotonic() + seconds
+    with get_context("spawn").Pool(processes, maxtasksperchild=8) as pool:
+        for index, found in enumerate(pool.imap(judge, jobs)):
+            print(f"\r{index + 1} of {len(jobs)} tasks", end="", file=sys.stderr, flush=True)
+            yield found
+            if time.monotonic() > end:
+                break
+    print(file=sys.stderr)
+
+
 # One task's rows ---------------------------------------------------------------------------------
 
 
@@ -71,16 +97,16 @@ def verdicts(task: Task, job: Job) -> Iterator[dict[str, Any]]:
     """What the tuner would decide of both 16-bit policies, at the loss scale it would tune."""
     for recipe in (Recipe(batch_size=BATCH), *POLICIES.values()):  # a process's first steps
         with contextlib.suppress(RuntimeError):  # not every kernel is there in float16
-            tracer(task).trajectory(recipe=recipe, seed=0, steps=5)
-    before = _plain_seconds(task)
+            tracer(task, device=job.device).trajectory(recipe=recipe, seed=0, steps=5)
+    before = _plain_seconds(task, job.device)
     for policy in JUDGED:
         truth = job.truth[policy]
         for seed in job.seeds if truth["label"] != "unclear" else ():
-            proof = Proof(tracer(task, seed))
+            proof = Proof(tracer(task, seed, job.device))
             recipe = at_tuned_scale(proof, POLICIES[policy])
             started = time.process_time()
             verdict = proof.prove(recipe)
-            seconds, after = time.process_time() - started, _plain_seconds(task)
+            seconds, after = time.process_time() - started, _plain_seconds(task, job.device)
             yield {
                 "policy": policy,
                 "seed": seed,
@@ -93,10 +119,10 @@ def verdicts(task: Task, job: Job) -> Iterator[dict[str, Any]]:
             before = after
 
 
-def _plain_seconds(task: Task) -> float:
+def _plain_seconds(task: Task, device: str) -> float:
     """What 200 steps in float32 take of the processor, for others run beside it."""
     started = time.process_time()
-    tracer(task).trajectory(recipe=Recipe(batch_size=BATCH), seed=0, steps=200)
+    tracer(task, device=device).trajectory(recipe=Recipe(batch_size=BATCH), seed=0, steps=200)
     return time.process_time() - started
 
 
@@ -104,7 +130,7 @@ def scales(task: Task, job: Job) -> Iterator[dict[str, Any]]:
     """Skipped steps in 100 at the frameworks' scales and at the tuned one, where it is healthy."""
     if job.truth["float16"]["label"] != "healthy":
         return
-    trace, recipe = tracer(task), POLICIES["float16"]
+    trace, recipe = tracer(task, device=job.device), POLICIES["float16"]
     tuned = at_tuned_scale(Proof(trace), recipe).loss_scale or LossScale()
     row: dict[str, Any] = {"exponent": math.log2(tuned.initial)}
     initials = {"2^15": 2.0**15, "2^16": 2.0**16, "tuned": tuned.initial}
@@ -118,13 +144,13 @@ def islands(task: Task, job: Job) -> Iterator[dict[str, Any]]:
     """Mend every broken pair: trials, minimality, matrix-product work left in float32."""
     for policy in JUDGED:
         if job.truth[policy]["label"] == "broken":
-            yield {"policy": policy} | mend(task, POLICIES[policy])
+            yield {"policy": policy} | mend(task, POLICIES[policy], job.device)
 
 
-def mend(task: Task, recipe: Recipe) -> dict[str, Any]:
+def mend(task: Task, recipe: Recipe, device: str = "cpu") -> dict[str, Any]:
     """Search islands for one pair; minimal if without any one of them it fails again."""
-    units = TorchBackend().describe(task, device="cpu", seed=0, batch_size=BATCH, report=silent)
-    proof = Proof(tracer(task))
+    units = TorchBackend().describe(task, device=device, seed=0, batch_size=BATCH, report=silent)
+    proof = Proof(tracer(task, device=device))
     recipe = at_tuned_scale(proof, recipe)
     if proof.prove(recipe).accepted:
         return {"mended": False, "mendable": False, "minimal": False, "why": "passes as it is"}
@@ -248,6 +274,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1000, 2000, 3000])
     parser.add_argument("--tables", nargs="*", choices=TABLES, default=TABLES)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tasks at once")
+    parser.add_argument("--device", default="cpu", help="torch's name for it, such as cuda")
     parser.add_argument("--output", type=Path, help="write the numbers here, as JSON")
     arguments = parser.parse_args()
     folder, only = arguments.zoo, arguments.only
@@ -257,19 +284,14 @@ def main() -> int:
         torch.set_num_threads(1)
         write_truth(folder, only)
         return 0
-    truth = json.loads((folder / "truth.json").read_text())["tasks"]
     seeds, tables = tuple(arguments.seeds), tuple(arguments.tables)
-    jobs = [Job(folder / f"{n}.py", truth[n], seeds, tables) for n in names(folder, only)]
-    rows: dict[str, list[dict[str, Any]]] = {table: [] for table in tables}
-    with get_context("spawn").Pool(arguments.jobs, maxtasksperchild=8) as pool:
-        for index, found in enumerate(pool.imap(run, jobs)):
-            print(f"\r{index + 1} of {len(jobs)} tasks", end="", file=sys.stderr, flush=True)
-            for table in tables:
-                rows[table] += found[table]
-    print(file=sys.stderr)
+    jobs = jobs_of(folder, only, seeds, tables, arguments.device)
+    found = list(judged(jobs, arguments.jobs))
+    rows = {table: [row for each in found for row in each[table]] for table in tables}
     results: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.machine()}, {arguments.jobs} processes of one thread each",
+        "device": arguments.device,
         "software": {"python": platform.python_version(), "torch": torch.__version__},
         "seeds": list(seeds),
         "tasks": len(jobs),

@@ -68,9 +68,9 @@ def commit() -> str:
         return "unknown"
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "cpu") -> dict[str, Any]:
     """What every result begins with: date, commit, device and versions."""
-    seen = probe(device="cpu")
+    seen = probe(device=device)
     facts = seen.devices[0].facts
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -184,18 +184,23 @@ def writer(path: Path, head: Mapping[str, Any]) -> Save:
     return write
 
 
-def tune_from_scratch(path: Path, folder: Path, seed: int) -> tuple[Profile, Clock]:
-    """One tuning with a study of its own; with the seconds of its stages."""
+def tune_from_scratch(
+    path: Path, folder: Path, seed: int, device: str = "cpu", **settings: Any
+) -> tuple[Profile, Clock]:
+    """One tuning with a study of its own; with the seconds of its stages.
+
+    `settings` are further options, or others than the oracle's.
+    """
     clock = Clock()
+    asked: dict[str, Any] = {"extras": False, "knobs": KNOBS, **settings}
     profile = tune(
         path,
-        device="cpu",
+        device=device,
         listener=clock,
         storage=str(folder / f"study{seed}.journal"),
         output=folder / f"profile{seed}.yaml",
-        extras=False,
-        knobs=KNOBS,
         seed=seed,
+        **asked,
     )
     return profile, clock
 

@@ -1,6 +1,6 @@
 """What apply_profile costs per training step, against the same step written by hand.
 
-    python benchmarks/overhead.py [--seconds 2] [--rounds 7] [--json]
+    python benchmarks/overhead.py [--device cpu] [--seconds 2] [--rounds 7] [--json]
 
 Both sides train the same model on the same batch with the same optimizer, gradient clipping and
 (for float16) loss scaling: one through `Precision`, the other with torch.autocast and
@@ -11,7 +11,8 @@ the pseudomedian of the rounds and its 95 % interval. Rounds go on, up to `_MOST
 until the interval lies on one side of what is promised: where steps scatter, a few cannot tell.
 
 The batch is grown until the hand-written step takes about the time asked for. One thread by
-default: two threads on a busy machine scatter by far more than what is measured here.
+default: two threads on a busy machine scatter by far more than what is measured here. On an
+accelerator the layers are wider, and every step is waited for.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from autoprec.backends.torch.devices import synchronize
 from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.statistics import Ratio, paired_ratio
 
 WIDTHS = {Policy.FLOAT32: 256, Policy.MIXED_BFLOAT16: 64, Policy.MIXED_FLOAT16: 16}
+WIDTH_ELSEWHERE = 2048  # of an accelerator's layers, which narrow ones would leave idle
 DTYPES = {Policy.MIXED_BFLOAT16: torch.bfloat16, Policy.MIXED_FLOAT16: torch.float16}
 CLASSES = 10
 
@@ -58,32 +61,43 @@ class Result:
     steps: int
 
 
+@dataclass(frozen=True)
+class Case:
+    """What both sides train: the policy, how wide the layers are, the batch, and where."""
+
+    policy: Policy
+    width: int
+    size: int
+    device: str
+
+
 Step = Callable[[], object]
 
 
-def build(width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(3):
-        layers += [nn.Linear(width, width), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.Linear(width, CLASSES))
+        layers += [nn.Linear(case.width, case.width), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(case.width, CLASSES)).to(case.device)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
-def batch(width: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(size, width, generator=generator)
-    return inputs, torch.randint(0, CLASSES, (size,), generator=generator)
+    inputs = torch.randn(case.size, case.width, generator=generator)
+    targets = torch.randint(0, CLASSES, (case.size,), generator=generator)
+    return inputs.to(case.device), targets.to(case.device)
 
 
-def by_hand(policy: Policy, width: int, size: int) -> Step:
-    model, optimizer = build(width)
-    inputs, targets = batch(width, size)
-    dtype = DTYPES.get(policy)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=policy.needs_loss_scale)
+def by_hand(case: Case) -> Step:
+    model, optimizer = build(case)
+    inputs, targets = batch(case)
+    dtype, scaled = DTYPES.get(case.policy), case.policy.needs_loss_scale
+    scaler = torch.amp.GradScaler(case.device, init_scale=1024.0, enabled=scaled)
 
     def step() -> None:
-        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        with torch.autocast(case.device, dtype, enabled=dtype is not None):
             loss = cross_entropy(model(inputs), targets)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
@@ -95,12 +109,13 @@ def by_hand(policy: Policy, width: int, size: int) -> Step:
     return step
 
 
-def by_profile(policy: Policy, width: int, size: int) -> Step:
-    model, optimizer = build(width)
-    inputs, targets = batch(width, size)
-    scale = LossScale(initial=1024.0) if policy.needs_loss_scale else None
-    recipe = Recipe(policy=policy, loss_scale=scale)
-    precision = TorchSurgeon().apply(recipe, model=model, optimizers=(optimizer,), device="cpu")
+def by_profile(case: Case) -> Step:
+    model, optimizer = build(case)
+    inputs, targets = batch(case)
+    scale = LossScale(initial=1024.0) if case.policy.needs_loss_scale else None
+    recipe = Recipe(policy=case.policy, loss_scale=scale)
+    surgeon = TorchSurgeon()
+    precision = surgeon.apply(recipe, model=model, optimizers=(optimizer,), device=case.device)
 
     def step() -> None:
         with precision.autocast():
@@ -112,29 +127,28 @@ def by_profile(policy: Policy, width: int, size: int) -> Step:
     return step
 
 
-def seconds(step: Step) -> float:
+def seconds(step: Step, case: Case) -> float:
     start = time.perf_counter()
     step()
+    synchronize(torch.device(case.device))
     return time.perf_counter() - start
 
 
-def grown_batch(policy: Policy, target: float) -> int:
-    """Return a batch size at which the hand-written step takes about `target` seconds."""
-    size = 4
+def grown(case: Case, target: float) -> Case:
+    """Return the case with a batch at which the hand-written step takes about `target` seconds."""
     while True:
-        step = by_hand(policy, WIDTHS[policy], size)
-        taken = statistics.median([seconds(step) for _ in range(9)][2:])
+        step = by_hand(case)
+        taken = statistics.median([seconds(step, case) for _ in range(9)][2:])
         if taken >= target * 0.9:
-            return size
-        size = max(size + 1, int(size * min(2.0, target / taken)))
+            return case
+        more = int(case.size * min(2.0, target / taken))
+        case = replace(case, size=max(case.size + 1, more))
 
 
-def one_round(
-    policy: Policy, shape: tuple[int, int], steps: int, *, profile_first: bool
-) -> tuple[float, float]:
-    """Return the median step of both sides, by profile and by hand; `shape` is width and batch."""
+def one_round(case: Case, steps: int, *, profile_first: bool) -> tuple[float, float]:
+    """Return the median step of both sides, by profile and by hand."""
     order = [by_profile, by_hand] if profile_first else [by_hand, by_profile]
-    sides = {make: make(policy, *shape) for make in order}
+    sides = {make: make(case) for make in order}
     ours, theirs = sides[by_profile], sides[by_hand]
     times: dict[Step, list[float]] = {ours: [], theirs: []}
     for _ in range(5):
@@ -144,24 +158,22 @@ def one_round(
     for index in range(steps):
         pair = (ours, theirs) if index % 2 else (theirs, ours)
         for step in pair:
-            times[step].append(seconds(step))
+            times[step].append(seconds(step, case))
     gc.enable()
     return statistics.median(times[ours]), statistics.median(times[theirs])
 
 
-def some_rounds(
-    policy: Policy, shape: tuple[int, int], steps: int, rounds: int
-) -> list[tuple[float, float]]:
-    return [one_round(policy, shape, steps, profile_first=bool(i % 2)) for i in range(rounds)]
+def some_rounds(case: Case, steps: int, rounds: int) -> list[tuple[float, float]]:
+    return [one_round(case, steps, profile_first=bool(i % 2)) for i in range(rounds)]
 
 
 def rounds_that_tell(
-    policy: Policy, shape: tuple[int, int], steps: int, rounds: int
+    case: Case, steps: int, rounds: int
 ) -> tuple[list[tuple[float, float]], Ratio]:
     """Rounds until their interval lies on one side of what is promised, and their ratio."""
     medians: list[tuple[float, float]] = []
     while True:
-        medians += some_rounds(policy, shape, steps, rounds)
+        medians += some_rounds(case, steps, rounds)
         ratio = paired_ratio([ours for ours, _ in medians], [theirs for _, theirs in medians])
         undecided = ratio.low <= PROMISED < ratio.high
         if not undecided or len(medians) >= _MOST * rounds:
@@ -172,19 +184,23 @@ def microseconds(medians: list[tuple[float, float]]) -> float:
     return statistics.median(ours - theirs for ours, theirs in medians) * 1e6
 
 
-def measure(policy: Policy, target: float, *, rounds: int, budget: float) -> Result:
-    size = grown_batch(policy, target)
+def measure(
+    policy: Policy, target: float, *, rounds: int, budget: float, device: str = "cpu"
+) -> Result:
+    width = WIDTHS[policy] if device == "cpu" else WIDTH_ELSEWHERE
+    case = grown(Case(policy, width, 4, device), target)
     steps = max(10, int(budget / target / 2))
-    medians, ratio = rounds_that_tell(policy, (WIDTHS[policy], size), steps, rounds)
+    medians, ratio = rounds_that_tell(case, steps, rounds)
+    smallest = Case(policy, 8, 2, device)
     return Result(
         policy=policy.value,
-        batch_size=size,
+        batch_size=case.size,
         step_milliseconds=statistics.median(theirs for _, theirs in medians) * 1e3,
         ratio=ratio.ratio,
         low=ratio.low,
         high=ratio.high,
         overhead_microseconds=microseconds(medians),
-        fixed_microseconds=microseconds(some_rounds(policy, (8, 2), 500, 3)),
+        fixed_microseconds=microseconds(some_rounds(smallest, 500, 3)),
         rounds=ratio.rounds,
         steps=steps,
     )
@@ -192,6 +208,7 @@ def measure(policy: Policy, target: float, *, rounds: int, budget: float) -> Res
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="cpu", help="torch's name for it, such as cuda")
     parser.add_argument("--seconds", type=float, default=2.0, help="time of one round")
     parser.add_argument("--rounds", type=int, default=7, help="at least")
     parser.add_argument("--threads", type=int, default=1)
@@ -205,7 +222,11 @@ def main() -> int:
     for policy in WIDTHS:
         for target in arguments.milliseconds:
             result = measure(
-                policy, target / 1e3, rounds=arguments.rounds, budget=arguments.seconds
+                policy,
+                target / 1e3,
+                rounds=arguments.rounds,
+                budget=arguments.seconds,
+                device=arguments.device,
             )
             results.append(result)
             if not arguments.json:

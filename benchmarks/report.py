@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gpu_tables
+
 RESULTS = Path(__file__).parent / "results"
 TASKS = Path(__file__).parent / "tasks"
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 
 README = Path(__file__).parent.parent / "README.md"
-BEGIN, END = "<!-- oracle: made by benchmarks/report.py -->", "<!-- end of oracle -->"
 
 HEAD = """\
 # Results
@@ -39,8 +40,15 @@ command that prints it. Four machines were at hand, all virtual with 2 cores and
   than float32's, so the right answer for speed is float32 everywhere; the numerics are the same as
   elsewhere, because emulated arithmetic rounds like real one.
 
-No GPU and no TPU was measured. Tables that name no machine are from the Xeon.
+No TPU was measured; what was of GPUs is in the last section. Tables that name no machine are from
+the Xeon.
 """
+
+GPUS = (
+    "`make gpu-evidence`, data: `benchmarks/results/gpu_*.jsonl`. Each policy's throughput over "
+    "plain float32's at the same batch, in alternation, as it is and under torch.compile; and what "
+    "one tuning chose, over float32 as it was run.",
+)
 
 MACHINES = {"intel-amx": "Xeon with AMX", "amd-zen5": "Zen 5", "amd-zen4": "Zen 4"}
 
@@ -394,19 +402,22 @@ def main() -> None:
         for path in paths:
             lines += [f"`python {command}`, data: `benchmarks/results/{path.name}`.", ""]
             lines += [*section(path), ""]
+    found = gpu_tables.read(RESULTS)
+    lines += ["## GPUs", "", *GPUS, "", *gpu_tables.section(found), ""]
     PAGE.write_text("\n".join(lines))
     print(f"wrote {PAGE}")
     tables = latest("oracle", "jsonl")
-    if tables:
-        README.write_text(with_table(README.read_text(), "\n".join(oracle(tables[0]))))
-        print(f"wrote the table in {README}")
+    text = with_table(README.read_text(), "gpus", gpu_tables.speed(found))
+    README.write_text(with_table(text, "oracle", oracle(tables[0])) if tables else text)
+    print(f"wrote the tables in {README}")
 
 
-def with_table(text: str, table: str) -> str:
+def with_table(text: str, name: str, table: Iterable[str]) -> str:
     """The README with this table between its marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+    begin, end = f"<!-- {name}: made by benchmarks/report.py -->", f"<!-- end of {name} -->"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return "\n".join([before + begin, *table, end + after])
 
 
 if __name__ == "__main__":

@@ -52,9 +52,9 @@ def tasks(folder: Path, only: list[str]) -> Iterator[tuple[str, Task]]:
         yield name, load_task(folder / f"{name}.py")
 
 
-def tracer(task: Task, seed: int = 0) -> TorchTracer:
-    """A tracer on the CPU."""
-    return TorchTracer(task, device="cpu", seed=seed, report=silent)
+def tracer(task: Task, seed: int = 0, device: str = "cpu") -> TorchTracer:
+    """A tracer on the device."""
+    return TorchTracer(task, device=device, seed=seed, report=silent)
 
 
 def at_tuned_scale(proof: Proof, recipe: Recipe) -> Recipe:

@@ -25,7 +25,7 @@ class Decoder(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
         hidden = self.blocks(self.tokens(tokens) + self.positions, mask=mask, is_causal=True)
         out: torch.Tensor = self.head(self.norm(hidden))
         return out

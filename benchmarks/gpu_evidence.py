@@ -1,0 +1,246 @@
+"""What a CUDA GPU brings, in under ten minutes: tests, tunings, speed, overhead and numerics.
+
+    make gpu-evidence                                     all that is not measured yet
+    python benchmarks/gpu_evidence.py --only tests grid-mlp --again
+    python benchmarks/gpu_evidence.py --output FOLDER     what came of it goes there
+
+It installs nothing. Each piece is a process of its own with a time limit, and its result a file
+of JSON lines, gpu_PIECE-DATE-DEVICE.jsonl. A piece whose result of this commit, software and device
+is there already, in the output folder or in benchmarks/results/, is not measured again, so that the
+same command goes on where it stopped. A piece that fails or runs out of time is told at the end,
+with exit code 1; what it saw until then is kept, marked as failed, and measured anew next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oracle import RESULTS, ROOT, machine
+
+from autoprec.api import probe
+from autoprec.core.device import DeviceFacts, DeviceKind
+from autoprec.documents import write_text
+from autoprec.errors import AutoprecError
+
+#: Seconds that each piece may take, in the order in which they run. A GPU needs about half.
+LIMITS: Mapping[str, float] = {
+    "device": 30,
+    "products": 60,
+    "tests": 150,
+    "tune-mlp": 100,
+    "grid-mlp": 100,
+    "tune-encoder": 100,
+    "grid-encoder": 100,
+    "tune-gpt": 100,
+    "grid-gpt": 100,
+    "tune-unet": 100,
+    "grid-unet": 100,
+    "overhead": 90,
+    "numerics": 120,
+    "tune-tiny": 100,
+    "grid-tiny": 100,
+}
+SMALL = ("tune-tiny", "grid-tiny")
+LARGE = tuple(name for name in LIMITS if name.startswith(("tune-", "grid-")) and name not in SMALL)
+
+#: All pieces together; one that has less than this left is not begun.
+MINUTES = 9.5
+SHORTEST_SECONDS = 5.0
+
+_END_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a piece ended: what it saw, and what failed, if anything did."""
+
+    rows: tuple[dict[str, Any], ...] = ()
+    failed: str = ""
+
+
+def device_of(name: str) -> DeviceFacts:
+    """The one device that is measured; `SystemExit` where there is none, or a choice."""
+    try:
+        found = [report.facts for report in probe(device=name).devices]
+    except AutoprecError as error:
+        raise SystemExit(f"no device to measure: {error}") from error
+    if len(found) > 1:
+        shown = "; ".join(f"{facts.name}: {facts.observation.uuid}" for facts in found)
+        raise SystemExit(
+            f"{len(found)} devices given, expected one: CUDA_VISIBLE_DEVICES=UUID of {shown}"
+        )
+    return found[0]
+
+
+def no_evidence(facts: DeviceFacts, quick: bool) -> str:
+    """Why what is measured here shows nothing of a GPU; nothing where it does."""
+    why = ["a rehearsal"] if facts.observation.rehearsal else []
+    why += ["on the CPU"] if facts.kind is DeviceKind.CPU else []
+    return ", ".join([*why, "a dry run"] if quick else why)
+
+
+def slug(name: str) -> str:
+    """A device's name as a part of a file's."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
+
+
+def source() -> str:
+    """A digest of the program: what is measured, where the commit alone does not say it."""
+    digest = hashlib.sha256()
+    for folder in ("autoprec", "benchmarks", "profiles", "tests"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".yaml", ".cpp"):
+                digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def head_of(facts: DeviceFacts, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What every line begins with."""
+    head = machine(arguments.device)
+    if arguments.commit:
+        head["commit"] = arguments.commit
+    why = no_evidence(facts, arguments.quick)
+    return {**head, "source": source(), **({"no_evidence": why} if why else {})}
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file; the last one may be cut off, where its writer was ended."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            yield json.loads(line)
+
+
+def known(piece: str, head: Mapping[str, Any], folders: Sequence[Path]) -> Path | None:
+    """A piece's result of the same program, software and device, if one is there."""
+    same = head.keys() - {"date"}
+    for folder in folders:
+        for path in sorted(folder.glob(f"gpu_{piece}-*-{slug(head['device'])}.jsonl")):
+            first = next(read_rows(path), {})
+            if "failed_piece" not in first and all(first.get(k) == head[k] for k in same):
+                return path
+    return None
+
+
+def run_piece(piece: str, arguments: argparse.Namespace, seconds: float) -> Ended:
+    """Run a piece in a process of its own, ended with all that it started when its time is over."""
+    script = Path(__file__).with_name("gpu_pieces.py")
+    with tempfile.TemporaryDirectory() as folder:
+        rows, errors = Path(folder) / "rows.jsonl", Path(folder) / "errors"
+        command = [sys.executable, script, piece, rows, "--device", arguments.device]
+        command += ["--quick"] if arguments.quick else []
+        with errors.open("wb") as log:
+            child = subprocess.Popen(
+                [str(word) for word in command],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")},
+            )
+            try:
+                code = child.wait(seconds)
+                failed = f"ended with code {code}" if code else ""
+            except subprocess.TimeoutExpired:
+                failed = f"ran out of its {seconds:.3g} s"
+            finally:
+                end(child)
+        last = errors.read_text(errors="replace").strip().splitlines()[-1:]
+        said = f"{failed}: {last[0][:300]}" if failed and last else failed
+        return Ended(tuple(read_rows(rows)), said)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a piece and its processes; workers end by themselves when it is gone."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_END_SECONDS)
+
+
+def write(piece: str, ended: Ended, head: Mapping[str, Any], output: Path) -> Path:
+    """Write a piece's lines; a machine's recording has a file of its own."""
+    name = slug(str(head["device"]))
+    mark = {"failed_piece": ended.failed} if ended.failed else {}
+    lines = []
+    for row in ended.rows or ({},):
+        recording = row.pop("recording", None)
+        if recording is not None:
+            text = json.dumps(recording, indent=1, ensure_ascii=False)
+            write_text(output / f"recording-{name}.json", f"{text}\n")
+        lines.append(json.dumps({**head, "piece": piece, **mark, **row}))
+    path = output / f"gpu_{piece}-{head['date']}-{name}.jsonl"
+    write_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments, checked."""
+    listed = "\n".join(f"  {name:14s} {limit:4.0f} s" for name, limit in LIMITS.items())
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"The pieces and their limits:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", nargs="+", choices=LIMITS, metavar="PIECE", help="these alone")
+    parser.add_argument("--again", action="store_true", help="measure what is known anew")
+    parser.add_argument("--quick", action="store_true", help="a dry run, which is no evidence")
+    parser.add_argument("--output", type=Path, help=f"folder (default: {RESULTS.name}/)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all pieces together")
+    parser.add_argument("--commit", help="what is measured, where git cannot say it")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure what is not known; 1 where a piece did not come to its end."""
+    arguments = parse(words)
+    facts = device_of(arguments.device)
+    head = head_of(facts, arguments)
+    output = arguments.output or RESULTS
+    if "no_evidence" in head and arguments.output is None:
+        raise SystemExit(
+            f"this is {head['no_evidence']}: give --output FOLDER, results/ is evidence"
+        )
+    left_out = LARGE if arguments.quick else SMALL
+    pieces = arguments.only or [name for name in LIMITS if name not in left_out]
+    print(f"{head['device']}, commit {head['commit']}, to {output}", flush=True)
+    began, failures = time.monotonic(), []
+    for piece in pieces:
+        before = None if arguments.again else known(piece, head, (output, RESULTS))
+        if before is not None:
+            print(f"{piece:14s} is known: {before.name}", flush=True)
+            continue
+        left = 60 * arguments.minutes - (time.monotonic() - began)
+        if left < SHORTEST_SECONDS:
+            failures.append(f"{piece}: not begun, the {arguments.minutes:g} minutes are over")
+            continue
+        since = time.monotonic()
+        ended = run_piece(piece, arguments, min(LIMITS[piece], left))
+        path = write(piece, ended, head, output)
+        print(f"{piece:14s} {time.monotonic() - since:4.0f} s  {path.name}", flush=True)
+        failures += [f"{piece}: {ended.failed}"] if ended.failed else []
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    if failures:
+        print("the same command measures these alone", file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

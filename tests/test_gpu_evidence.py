@@ -1,0 +1,164 @@
+"""`make gpu-evidence` as a dry run on the CPU: its files, its resuming, and what fails in it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprec.core.codec import from_plain
+from autoprec.hardware.recording import Recording
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+DRY = ("--device", "cpu", "--quick")
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import one of the benchmarks, as its neighbours do."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+def evidence(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, BENCHMARKS / "gpu_evidence.py", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def rows_of(folder: Path, piece: str) -> list[dict[str, Any]]:
+    (path,) = folder.glob(f"gpu_{piece}-*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+def test_a_dry_run_writes_every_pieces_file_and_measures_none_twice(tmp_path: Path) -> None:
+    done = evidence(*DRY, "--output", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pieces = ("device", "products", "tests", "overhead", "numerics", "tune-tiny", "grid-tiny")
+    for piece in pieces:
+        for row in rows_of(tmp_path, piece):
+            assert row["piece"] == piece
+            assert row["no_evidence"] == "on the CPU, a dry run"
+            assert {"date", "commit", "source", "device", "family", "torch"} <= row.keys()
+            assert "failed_piece" not in row
+
+    (recording,) = tmp_path.glob("recording-*.json")
+    assert not from_plain(Recording, json.loads(recording.read_text())).synthetic
+    assert any(row.get("measured_gflops") for row in rows_of(tmp_path, "products"))
+    judged = [row for row in rows_of(tmp_path, "numerics") if "verdict" in row]
+    assert [row["policy"] for row in judged] == ["bfloat16", "float16"]
+    both = ["mixed_bfloat16", "mixed_float16"]
+    assert [row["policy"] for row in rows_of(tmp_path, "overhead")] == ["float32", *both]
+    grid = rows_of(tmp_path, "grid-tiny")
+    assert [row["recipe"]["policy"] for row in grid] == ["float32", *both]
+    assert all(row["over_float32"]["ratio"] > 0 for row in grid)
+    assert grid[2]["recipe"]["loss_scale"]["floor"] > 1  # tuned, not the framework's
+    assert rows_of(tmp_path, "tune-tiny")[0]["trials"] >= 1
+
+    before = times(tmp_path)
+    again = evidence(*DRY, "--output", tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("is known") == len(pieces)
+    assert times(tmp_path) == before
+
+
+def test_a_piece_that_fails_or_takes_too_long_stops_no_other(
+    tmp_path: Path, benchmark: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    module = benchmark("gpu_evidence")
+    limits = {"no-such-piece": 30.0, "products": 0.1, "device": 60.0}
+    monkeypatch.setattr(module, "LIMITS", limits)
+    words = [*DRY, "--output", str(tmp_path)]
+    assert module.main(words) == 1
+    said = capsys.readouterr().err
+    assert "no-such-piece: ended with code 2" in said
+    assert "products: ran out of its 0.1 s" in said
+    assert "device:" not in said
+    assert rows_of(tmp_path, "no-such-piece")[0]["failed_piece"].startswith("ended with code 2")
+    assert "facts" in rows_of(tmp_path, "device")[0]
+
+    assert module.main(words) == 1  # what failed is measured anew, the rest is known
+    shown = capsys.readouterr()
+    assert shown.out.count("is known") == 1
+    assert "no-such-piece: ended with code 2" in shown.err
+    before = times(tmp_path)
+    assert module.main([*words, "--only", "device", "--again"]) == 0
+    changed = {name for name, time in times(tmp_path).items() if before[name] != time}
+    assert len(changed) == 2  # the rows and the recording
+
+
+def test_time_that_is_over_leaves_pieces_for_the_next_run(
+    tmp_path: Path, benchmark: Any, capsys: Any
+) -> None:
+    words = [*DRY, "--output", str(tmp_path), "--minutes", "0.01", "--only", "device"]
+    assert benchmark("gpu_evidence").main(words) == 1
+    assert "device: not begun" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_commit_program_or_device_is_measured_anew(tmp_path: Path, benchmark: Any) -> None:
+    module = benchmark("gpu_evidence")
+    head = {"date": "2026-01-01", "commit": "a", "device": "A GPU", "source": "b", "torch": "2"}
+    path = module.write("device", module.Ended(), head, tmp_path)
+    assert module.known("device", {**head, "date": "2026-02-02"}, [tmp_path]) == path
+    for name in ("commit", "source", "torch", "device"):
+        assert module.known("device", {**head, name: "other"}, [tmp_path]) is None
+    assert module.known("device", {**head, "no_evidence": "a dry run"}, [tmp_path]) is None
+
+
+def test_what_is_no_evidence_is_kept_out_of_the_results(
+    tmp_path: Path, benchmark: Any, monkeypatch: Any
+) -> None:
+    module, tables = benchmark("gpu_evidence"), benchmark("gpu_tables")
+    with pytest.raises(SystemExit, match="on the CPU, a dry run: give --output FOLDER"):
+        module.main(DRY)
+    monkeypatch.setenv("AUTOPREC_REHEARSAL", "1")
+    with pytest.raises(SystemExit, match="a rehearsal, on the CPU: give --output FOLDER"):
+        module.main(["--device", "cpu"])
+    head = {"date": "2026-01-01", "commit": "a", "device": "CPU", "no_evidence": "a rehearsal"}
+    module.write("device", module.Ended(), head, tmp_path)
+    with pytest.raises(SystemExit, match=r"gpu_device-.*: a rehearsal given"):
+        tables.read(tmp_path)
+
+
+def test_the_report_shows_what_is_there_and_says_what_is_not(
+    tmp_path: Path, benchmark: Any
+) -> None:
+    module, tables = benchmark("gpu_evidence"), benchmark("gpu_tables")
+    assert "| any | not measured" in "\n".join(tables.section(tables.read(tmp_path)))
+    head = {"date": "2026-01-01", "commit": "abc", "device": "Made Up GPU", "torch": "2"}
+    ratio = {"ratio": 2.0, "low": 1.9, "high": 2.1}
+    plain = {"policy": "mixed_bfloat16", "compile": False, "batch_size": 8}
+    grid = [
+        {"task": "mlp", "recipe": plain, "over_float32": ratio},
+        {"task": "mlp", "recipe": {**plain, "compile": True}, "failed": "no compiler"},
+    ]
+    tuned = [{"task": "mlp", "recipe": plain, "evidence": {"speedup": ratio}}]
+    judged = {"policy": "float16", "verdict": "equal", "truth": "broken"}
+    module.write("grid-mlp", module.Ended(tuple(grid)), head, tmp_path)
+    module.write("tune-mlp", module.Ended(tuple(tuned)), head, tmp_path)
+    module.write("numerics", module.Ended((judged,), "ran out of its 9 s"), head, tmp_path)
+    shown = "\n".join(tables.section(tables.read(tmp_path)))
+    assert "not measured" not in shown
+    row = "| Made Up GPU | mlp | - | - | 2.00x, compiled failed | - | mixed_bfloat16, batch 8 |"
+    assert f"{row} 2.00x (1.90-2.10) |" in shown
+    assert "float16: 0 of 1 broken caught" in shown
+    assert "failed: ran out of its 9 s" in shown
