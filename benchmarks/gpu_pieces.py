@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import torch  # noqa: F401  # in this thread: a pretended device is that of who imports it
 from alternation import contest_of
 from oracle import ROOT, TASKS, tune_from_scratch
 
