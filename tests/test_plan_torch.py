@@ -60,6 +60,7 @@ def planned(folder: Path, text: str, device: str, *words: str) -> str:
 
 
 def expected(text: str) -> str:
+    """What is said of the one batch there is."""
     (line,) = [line for line in text.splitlines() if line.startswith("expectation: ")]
     return line
 

@@ -103,9 +103,9 @@ class MemoryPlan:
 class Plan:
     """What `tune` would do on a device, which need not be here.
 
-    `figures` names what the estimates' peaks and bandwidth are of, empty where none are known.
-    `recipes` is the size of the search's space, `off_alignment` the dimensions that are no multiple
-    of `alignment`.
+    `expectation` is what the estimates come to, a sentence for each batch; `figures` names what
+    their peaks and bandwidth are of, empty where none are known. `recipes` is the size of the
+    search's space, `off_alignment` the dimensions that are no multiple of `alignment`.
     """
 
     task: str
@@ -116,7 +116,7 @@ class Plan:
     recipes: int
     figures: str
     estimates: tuple[Estimate, ...]
-    expectation: str
+    expectation: tuple[str, ...]
     alignment: int
     off_alignment: tuple[Dimension, ...]
     memory: MemoryPlan | None
@@ -190,14 +190,14 @@ def _bandwidth(peaks: DeviceFacts) -> float:
 
 def expectation(
     estimated: Sequence[Estimate], peaks: DeviceFacts, task: TaskFacts, policies: Sequence[Policy]
-) -> str:
-    """One sentence: what may be expected of the policies on this task, and why."""
+) -> tuple[str, ...]:
+    """What may be expected of the policies on this task, and why: a sentence for each batch."""
     if set(policies) <= {Policy.FLOAT32}:
-        return f"nothing is to be expected: {_no_faster(peaks)}"
+        return (f"nothing is to be expected: {_no_faster(peaks)}",)
     gains = [each for each in estimated if each.policy is not Policy.FLOAT32]
     if not gains:
-        return f"how much cannot be said without measuring: {_missing(peaks, task)}"
-    return "; ".join(
+        return (f"how much cannot be said without measuring: {_missing(peaks, task)}",)
+    return tuple(
         _at_batch(batch, [each for each in estimated if each.batch == batch], task)
         for batch in sorted({each.batch for each in gains})
     )

@@ -61,7 +61,7 @@ def test_a_step_bound_by_launches_gains_nothing_and_says_so() -> None:
     found = estimates(tiny, gpu(), POLICIES, [4])
     assert [each.bound for each in found] == ["launches"] * 2
     assert found[0].least_seconds == 100 * LAUNCH_SECONDS
-    said = expectation(found, gpu(), tiny, POLICIES)
+    (said,) = expectation(found, gpu(), tiny, POLICIES)
     assert said.startswith("batch 4: nothing is to be expected: ")
     assert "launching 100 kernels" in said
     assert [e.launch_seconds for e in estimates(tiny, gpu(DeviceKind.TPU), POLICIES, [4])] == [0, 0]
@@ -69,7 +69,7 @@ def test_a_step_bound_by_launches_gains_nothing_and_says_so() -> None:
 
 def test_a_step_bound_by_memory_gains_little_of_the_products_speed() -> None:
     found = estimates(task(SUM), gpu(), POLICIES, [10])
-    said = expectation(found, gpu(), task(SUM), POLICIES)
+    (said,) = expectation(found, gpu(), task(SUM), POLICIES)
     assert "little of the products' speed is to be expected, at most 2x by mixed_float16" in said
     assert "100% of it in kernels bound by memory" in said
 
@@ -77,28 +77,28 @@ def test_a_step_bound_by_memory_gains_little_of_the_products_speed() -> None:
 def test_a_step_bound_by_products_may_gain_and_what_bounds_it_then_is_said() -> None:
     both = task(PRODUCT, SUM)
     found = estimates(both, gpu(), POLICIES, [10])
-    said = expectation(found, gpu(), both, POLICIES)
+    (said,) = expectation(found, gpu(), both, POLICIES)
     assert said.startswith("batch 10: at most 7.3x by mixed_float16: ")
     mostly = task(PRODUCT, Kernel(0.0, 6e8, 0))
-    said = expectation(estimates(mostly, gpu(), POLICIES, [10]), gpu(), mostly, POLICIES)
+    (said,) = expectation(estimates(mostly, gpu(), POLICIES, [10]), gpu(), mostly, POLICIES)
     assert said.endswith("faster, it would be bound by memory")
 
 
 def test_where_peaks_or_kernels_are_not_known_nothing_is_estimated() -> None:
     blind = gpu(memory_bandwidth_gbps=None)
     assert estimates(task(SUM), blind, POLICIES, [1]) == ()
-    assert "no memory bandwidth" in expectation((), blind, task(SUM), POLICIES)
+    assert "no memory bandwidth" in expectation((), blind, task(SUM), POLICIES)[0]
     assert estimates(task(), gpu(), POLICIES, [1]) == ()
-    assert "could not be counted" in expectation((), gpu(), task(), POLICIES)
+    assert "could not be counted" in expectation((), gpu(), task(), POLICIES)[0]
     (alone,) = estimates(task(SUM), gpu(), [Policy.MIXED_BFLOAT16], [1])
     assert alone.policy is Policy.FLOAT32
-    assert "lacks this device's peak" in expectation([alone], gpu(), task(SUM), list(Policy))
+    assert "lacks this device's peak" in expectation([alone], gpu(), task(SUM), list(Policy))[0]
 
 
 def test_where_no_policy_is_left_the_catalogues_reasons_are_said() -> None:
     slow = DTypeFact(Support.EMULATED, reason="no Tensor Cores")
     old = gpu(dtypes={DType.FLOAT16: slow, DType.BFLOAT16: slow})
-    said = expectation((), old, task(SUM), [Policy.FLOAT32])
+    (said,) = expectation((), old, task(SUM), [Policy.FLOAT32])
     assert said.startswith("nothing is to be expected: float16 is emulated (no Tensor Cores)")
 
 

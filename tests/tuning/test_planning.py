@@ -86,7 +86,7 @@ def test_a_family_without_figures_takes_those_of_its_first_product() -> None:
 
 
 def test_a_p100_has_no_tensor_cores_for_float16() -> None:
-    assert "float16 is emulated (no Tensor Cores" in planned("nvidia-p100").expectation
+    assert "float16 is emulated (no Tensor Cores" in planned("nvidia-p100").expectation[0]
 
 
 def test_dimensions_that_are_off_the_alignment_are_named() -> None:
