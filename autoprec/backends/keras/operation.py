@@ -33,7 +33,7 @@ from autoprec.backends.keras.train_function import compile_settings, remake, wat
 from autoprec.errors import AutoprecWarning, UsageError
 
 #: Where a model holds the recipe that is at work on it.
-_PLACE = "_autoprec"
+PLACE = "_autoprec"
 
 #: How a note begins that says what a model to which a recipe came by itself does not carry.
 _NOT_CARRIED = "not carried to "
@@ -87,7 +87,7 @@ class ModelOperation:
         except BaseException:
             self.restore()
             raise
-        vars(self.model)[_PLACE] = self
+        vars(self.model)[PLACE] = self
         return self
 
     @property
@@ -122,8 +122,8 @@ class ModelOperation:
         self._leave_compile()
         self._wraps.restore()
         self._policies.restore()
-        if vars(self.model).get(_PLACE) is self:
-            del vars(self.model)[_PLACE]
+        if vars(self.model).get(PLACE) is self:
+            del vars(self.model)[PLACE]
 
     # Layers --------------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class ModelOperation:
 
 def release(layer: Any) -> None:
     """Undo the recipe that is at work on `layer`, if one is."""
-    former = vars(layer).get(_PLACE)
+    former = vars(layer).get(PLACE)
     if former is not None:
         former.restore()
 
