@@ -11,9 +11,11 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from autoprec import cache
 from autoprec.core.device import (
     DeviceFacts,
     DeviceKind,
@@ -21,12 +23,13 @@ from autoprec.core.device import (
     Observation,
     doubted,
     merge,
+    with_measurements,
 )
-from autoprec.core.dtypes import Policy
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.probe import DeviceReport, ProbeResult
 from autoprec.core.profile import Fit, Profile, carry_over, fit, select
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.rules import propose
+from autoprec.core.rules import measured_choice, propose
 from autoprec.core.space import parse_batch_sizes
 from autoprec.errors import AutoprecWarning, DeviceUnusable, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
@@ -59,14 +62,16 @@ def probe(
 ) -> ProbeResult:
     """Look at this machine: every device, what it is good at, and why.
 
-    `measure` also times matrix products per dtype in a child process of the installed framework.
-    `device` keeps one kind ("cuda") or one device ("cuda:1"). Any other text names a device that
-    need not be here ("a100", "tpu v5e"), of which the catalogue is told. Raises `UsageError` where
-    no device is left, or none or several are so named. `on_wait` is told of a driver that takes
-    longer than two seconds.
+    `measure` also times matrix products per dtype in a child process of the installed framework,
+    and remembers the result in the user's cache directory; without it, what was remembered of this
+    device and framework is shown with its date. `device` keeps one kind ("cuda") or one device
+    ("cuda:1"). Any other text names a device that need not be here ("a100", "tpu v5e"), of which
+    the catalogue is told. Raises `UsageError` where no device is left, or none or several are so
+    named. `on_wait` is told of a driver that takes longer than two seconds.
     """
     if device is None or names_kind(device):
-        return _probe_here(measure=measure, device=device, on_wait=on_wait)
+        seen = _probe_here(measure=measure, device=device, on_wait=on_wait)
+        return seen if measure else _with_what_was_measured(seen)
     if measure:
         raise UsageError(
             f"{device!r} is no device here such as cpu or cuda:0, and only those are measured"
@@ -88,8 +93,8 @@ def _probe_here(
     catalogue = load_catalogue()
     facts = [merge(each, catalogue.family_of(each)) for each in observations]
     if measure:
-        names = [framework.name for framework in seen.frameworks]
-        facts = [_measured(each, names) for each in facts]
+        software = {framework.name: framework.version for framework in seen.frameworks}
+        facts = [_measured(each, software) for each in facts]
     return ProbeResult(
         devices=tuple(DeviceReport(each, propose(each)) for each in facts),
         frameworks=seen.frameworks,
@@ -100,12 +105,33 @@ def _probe_here(
     )
 
 
-def _measured(facts: DeviceFacts, frameworks: Sequence[str]) -> DeviceFacts:
+def _measured(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
+    """Time the device's products with the first framework that can; remember what that gave."""
     if facts.observation.rehearsal:
         return facts  # nothing timed there means anything
-    from autoprec.backends.products import measure_products
+    from autoprec.backends.products import measure
 
-    return measure_products(facts, frameworks)
+    measured = measure(facts, list(software))
+    float32 = measured.product(DType.FLOAT32)
+    if float32 is not None and float32.gflops:
+        kept = replace(measured, date=f"{datetime.now(UTC):%Y-%m-%d}", notes=())
+        name = measured.framework
+        note = cache.remember(cache.Timed(facts.fingerprint, name, software[name], kept))
+        measured = replace(measured, notes=(*measured.notes, *filter(None, (note,))))
+    return with_measurements(facts, measured)
+
+
+def _recalled(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
+    """The facts with what was measured on this device before, if anything was."""
+    measured, notes = cache.recall(facts.fingerprint, software)
+    known = facts if measured is None else with_measurements(facts, measured)
+    return replace(known, notes=(*known.notes, *notes))
+
+
+def _with_what_was_measured(seen: ProbeResult) -> ProbeResult:
+    software = {framework.name: framework.version for framework in seen.frameworks}
+    known = [_recalled(report.facts, software) for report in seen.devices]
+    return replace(seen, devices=tuple(DeviceReport(each, propose(each)) for each in known))
 
 
 # Tune --------------------------------------------------------------------------------------------
@@ -141,13 +167,13 @@ def tune(
     unusable = () if device else seen.unusable
     for each in unusable:
         tell(Note(each.text, warning=True))
-    names = [framework.name for framework in seen.frameworks]
+    installed = {framework.name: framework.version for framework in seen.frameworks}
 
     def tune_on(facts: DeviceFacts) -> Profile:
         place = Place(
             facts=facts,
-            software={f.name: f.version for f in seen.frameworks} | {"python": seen.python},
-            measure=lambda known: _measured(known, names),
+            software=installed | {"python": seen.python},
+            measure=lambda known: _measured(known, installed),
             unusable=unusable,
         )
         return tuner.tune(Work(path, place, chosen, tell))
@@ -179,7 +205,9 @@ def plan(
 
     path, chosen = check_task_path(task), _chosen(options, settings)
     seen = _probe_here()
-    facts = probe(device=device).devices[0].facts if device else seen.devices[0].facts
+    facts = seen.devices[0].facts
+    if device is not None:
+        facts = (_probe_here if names_kind(device) else probe)(device=device).devices[0].facts
     cpu = next(each.facts for each in seen.devices if each.facts.kind is DeviceKind.CPU)
     software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
     here = Place(cpu, software, lambda known: known)
@@ -254,14 +282,25 @@ def check_output(path: Path, task: Path | None = None) -> Path:
 
 
 def check_profile(profile: str | Path | Profile, *, device: str | None = None) -> Fit:
-    """Say whether a profile fits this device and the software installed here."""
+    """Say whether a profile fits this device and the software installed here.
+
+    Its own framework has to be installed. Where the profile does not fit, `instead` says what
+    `apply_profile` would do with it.
+    """
     made = profile if isinstance(profile, Profile) else load_profile(profile)
-    seen = _probe_here(device=device)
+    seen = _with_what_was_measured(_probe_here(device=device))
     software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
     wanted = made.device.fingerprint.kind
-    reports = [r for r in seen.devices if r.facts.kind == wanted] or list(seen.devices)
-    fits = [fit(made, report.facts.fingerprint, software) for report in reports]
-    return min(fits, key=lambda each: (len(each.problems), len(each.warnings)))
+    known = [r.facts for r in seen.devices if r.facts.kind == wanted]
+    known = known or [r.facts for r in seen.devices]
+    fits = {facts.address: fit(made, facts.fingerprint, software) for facts in known}
+    facts = min(known, key=lambda f: (len(fits[f.address].problems), len(fits[f.address].warnings)))
+    found = fits[facts.address]
+    if found.matches or made.task.framework not in software:
+        return found
+    choice = measured_choice(facts)
+    instead = f"apply_profile would train in {choice.policy}: {choice.reasons[0]}"
+    return replace(found, instead=instead)
 
 
 def device_fingerprint(device: str | None = None) -> Fingerprint:
@@ -279,16 +318,20 @@ def apply_profile(
     optimizer: Any = None,
     device: str | None = None,
     strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
 ) -> Any:
     """Apply a profile to a model and its optimizers; return the framework's Precision object.
 
     `profile` is a profile file, a folder of them (the one that fits this device is taken), a
     Profile, or a Recipe. `optimizer` may be one optimizer or several. Without a model the global
-    Keras policy is set, for models built afterwards. Where no profile fits the device, the
-    hardware's rules choose the policy and an `AutoprecWarning` says so; `strict=True` raises
-    `ProfileMismatch` instead. Parameters, their names and their checkpoints stay as they are. What
-    is done to the model, its optimizers and the process is undone by the result's `restore()`, or
-    at the end of a `with` block (kept memory, and threads that TensorFlow was given, are not).
+    Keras policy is set, for models built afterwards. Where no profile fits the device, an
+    `AutoprecWarning` says so and training is in float32, unless an earlier `autoprec probe
+    --measure` or `autoprec tune` of this device, or the catalogue's measurement of one of its
+    family, found a policy's matrix products faster. With `fallback="rules"` the hardware's rules
+    choose, as `autoprec probe` shows them; `strict=True` raises `ProfileMismatch`. Parameters,
+    their names and their checkpoints stay as they are. What is done to the model, its optimizers
+    and the process is undone by the result's `restore()`, or at the end of a `with` block (kept
+    memory, and threads that TensorFlow was given, are not).
 
     "off" or None changes nothing: the result is that of a float32 recipe, its batch 32. With
     AUTOPREC=off in the environment every profile does so, at its own batch, so that a script runs
@@ -296,6 +339,8 @@ def apply_profile(
     """
     from autoprec.backends import registry
 
+    if fallback not in ("measured", "rules"):
+        raise UsageError(f"fallback={fallback!r} given, expected 'measured' or 'rules'")
     if _is_off():
         return _left_alone(profile, model, optimizer, device)
     if profile is None or profile == OFF:
@@ -306,7 +351,7 @@ def apply_profile(
     recipe = (
         profile
         if isinstance(profile, Recipe)
-        else _recipe_for(profile, address, backend, strict=strict)
+        else _recipe_for(profile, address, backend, strict=strict, fallback=fallback)
     )
     optimizers = _as_sequence(optimizer)
     return backend.surgeon().apply(recipe, model=model, optimizers=optimizers, device=address)
@@ -334,7 +379,7 @@ def _left_alone(
     elif not isinstance(profile, Recipe):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AutoprecWarning)  # of a policy that is not applied
-            profile = _recipe_for(profile, address, backend, strict=False)
+            profile = _recipe_for(profile, address, backend)
     plain = Recipe(batch_size=profile.batch_size, accumulation_steps=profile.accumulation_steps)
     optimizers = _as_sequence(optimizer)
     return backend.surgeon().leave(plain, model=model, optimizers=optimizers, device=address)
@@ -371,9 +416,10 @@ def _recipe_for(
     address: str,
     backend: Backend,
     *,
-    strict: bool,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
 ) -> Recipe:
-    """The recipe of the profile that fits the device, or what the rules say where none does."""
+    """The recipe of the profile that fits the device, or the fallback's where none does."""
     if isinstance(profile, Profile):
         profiles = {"the profile": profile}
     elif Path(profile).is_dir():
@@ -396,15 +442,37 @@ def _recipe_for(
         raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")
     if all(each.device.fingerprint.rehearsal for each in profiles.values()):
         raise ProfileMismatch(f"no profile to apply: {why}. Run `autoprec tune` here")
-    facts = doubted(facts, backend.shortcoming(address))
-    fallback = _by_rules(facts, next(iter(profiles.values())).recipe)
-    warnings.warn(
-        f"no profile fits this device ({why}): {fallback.policy} by the hardware's rules, not "
-        "measured. Run `autoprec tune` here",
-        AutoprecWarning,
-        stacklevel=3,
-    )
-    return fallback
+    tuned = next(iter(profiles.values()))
+    chosen_policy, said = _fallback(facts, address, backend, tuned, fallback)
+    warnings.warn(f"no profile fits this device ({why}): {said}", AutoprecWarning, stacklevel=3)
+    return _untuned(chosen_policy, tuned.recipe)
+
+
+def _fallback(
+    facts: DeviceFacts,
+    address: str,
+    backend: Backend,
+    tuned: Profile,
+    how: Literal["measured", "rules"],
+) -> tuple[Policy, str]:
+    """The policy for a device that no profile fits, and what is said of it."""
+    tune_here = f"Run `autoprec tune {tuned.task.file}` here"
+    shortcoming = backend.shortcoming(address)
+    by_rules = propose(doubted(facts, shortcoming)).recommended
+    if how == "rules":
+        return by_rules, f"{by_rules} by the hardware's rules, not measured. {tune_here}"
+    software = dict(backend.versions())
+    if not shortcoming:  # of another framework's products nothing would follow
+        software |= {each.name: each.version for each in observe().frameworks}
+    recalled = _recalled(facts, software)
+    found = measured_choice(doubted(recalled, shortcoming))
+    said = f"training in {found.policy}, because {found.reasons[0]}"
+    if found.policy is not Policy.FLOAT32:
+        said += "; that it trains like float32 is not proven"
+    said += f". {tune_here}"
+    if by_rules not in (found.policy, Policy.FLOAT32):
+        said += f", or take {by_rules} unmeasured with fallback='rules'"
+    return found.policy, "; ".join((said, *recalled.notes[len(facts.notes) :]))
 
 
 def _facts_of(address: str, backend: Backend) -> DeviceFacts:
@@ -431,9 +499,8 @@ def _facts_of(address: str, backend: Backend) -> DeviceFacts:
     return merge(found, load_catalogue().family_of(found))
 
 
-def _by_rules(facts: DeviceFacts, tuned: Recipe) -> Recipe:
-    """The rules' first policy, at the batch the profile was tuned to."""
-    policy = propose(facts).recommended
+def _untuned(policy: Policy, tuned: Recipe) -> Recipe:
+    """A policy by itself, at the batch the profile was tuned to."""
     return replace(
         Recipe(),
         policy=policy,

@@ -28,7 +28,17 @@ def load_profile(path: str | Path) -> Profile:
     file = Path(path)
     if file.is_dir():
         raise ProfileError(f"{file} is a folder; give one profile file (apply_profile takes both)")
-    return parse_profile(read_yaml(file, ProfileError), str(file))
+    try:
+        document = read_yaml(file, ProfileError)
+    except ProfileError as error:
+        if not file.is_file() or file.suffix in (".yaml", ".yml"):
+            raise
+        task = f"; `autoprec tune {file}` writes a task file's" if file.suffix == ".py" else ""
+        raise ProfileError(f"{file} is no profile: {_WANTED}{task}") from error
+    return parse_profile(document, str(file))
+
+
+_WANTED = "expected a file that `autoprec tune` wrote (MODEL.profile.yaml)"
 
 
 def parse_profile(document: object, where: str) -> Profile:
@@ -36,7 +46,9 @@ def parse_profile(document: object, where: str) -> Profile:
     if document is None:
         raise ProfileError(f"{where}: the file is empty; write a profile with `autoprec tune`")
     if not isinstance(document, dict):
-        raise ProfileError(f"{where}: expected a mapping with the keys of a profile")
+        raise ProfileError(f"{where} is no profile: {_WANTED}")
+    if not {"schema", "recipe"} & document.keys():
+        raise ProfileError(f"{where} is no profile: it has no recipe; {_WANTED}")
     schema = document.get("schema")
     if schema != SCHEMA or isinstance(schema, bool):
         given = "no schema" if schema is None else f"schema {show(schema)}"

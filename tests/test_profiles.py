@@ -137,8 +137,8 @@ def edited(**changes):
     [
         ("", "the file is empty; write a profile with `autoprec tune`"),
         ("# only a comment\n", "the file is empty"),
-        ("just text", "expected a mapping with the keys of a profile"),
-        ("- a list", "expected a mapping with the keys of a profile"),
+        ("just text", "is no profile: expected a file that `autoprec tune` wrote"),
+        ("- a list", "is no profile: expected a file that `autoprec tune` wrote"),
         (SEED[: SEED.index("evidence:")], "the top level: the key 'evidence' is missing"),
         (
             SEED[: SEED.index("mixed_float16") + 10],

@@ -3,7 +3,8 @@
 Every file and every message autoprec reads or writes goes through here, so that a field added to a
 dataclass is read, written and checked without a second list of names. Reading is strict: unknown
 keys (with the nearest known one named), missing keys, wrong types and numbers out of range are a
-`DecodeError` that says where. Booleans are never taken for numbers, and text never for either.
+`DecodeError` that says where. Booleans are never taken for numbers, and text never for either. A
+derived field (`init=False`) is written for whoever reads the file, and not read.
 
 Supported: dataclasses, str, int, float, bool, None, StrEnum, Literal, X | Y, tuple[X, ...],
 frozenset[X], Mapping[str, X] and object (any plain value).
@@ -126,8 +127,9 @@ def _decode_dataclass(kind: type, value: object, path: str) -> object:
             path, f"{show(value)} given, expected a mapping with {kind.__name__}'s keys"
         )
     fields = _fields(kind)
+    derived = {f.name for f in dataclasses.fields(kind) if not f.init}
     for key in value:
-        if key not in fields:
+        if key not in fields and key not in derived:
             raise DecodeError(
                 join(path, key), f"unknown key{nearest(key, fields)} (known: {', '.join(fields)})"
             )

@@ -21,7 +21,7 @@ GIB = 2**30
 _LONGEST_PATTERN = 500
 
 #: A 16-bit product this much faster than float32's is the hardware's doing, whatever the catalogue
-#: says; below 1 it is emulated, whatever the catalogue says. Between them the catalogue decides,
+#: says; below 1 it gains nothing, whatever the catalogue says. Between them the catalogue decides,
 #: because repeated measurements of one product differ by up to a fifth.
 CLEARLY_FASTER = 1.2
 
@@ -45,11 +45,13 @@ class DeviceKind(StrEnum):
 class Support(StrEnum):
     """How a device multiplies matrices in a dtype while accumulating in float32, as training does.
 
-    `native`: the hardware does it, faster than or as fast as float32. `emulated`: it works by
-    converting, and gains nothing. `absent`: it does not run.
+    `native`: the hardware does it, faster than or as fast as float32. `slow`: the hardware should
+    do it, and was measured to be slower than float32. `emulated`: it works by converting, and gains
+    nothing. `absent`: it does not run.
     """
 
     NATIVE = "native"
+    SLOW = "slow"
     EMULATED = "emulated"
     ABSENT = "absent"
     UNKNOWN = "unknown"
@@ -76,12 +78,16 @@ class Product:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What timing a device gave: its matrix products and a large copy."""
+    """What timing a device gave: its matrix products and a large copy.
+
+    `date` is the day it was timed on, as "2026-11-24", where that was not just now.
+    """
 
     framework: str = ""
     products: tuple[Product, ...] = ()
     memory_bandwidth_gbps: float | None = None
     notes: tuple[str, ...] = ()
+    date: str = ""
 
     def product(self, dtype: DType) -> Product | None:
         """The product measured in `dtype`, if one was."""
@@ -181,7 +187,9 @@ class DTypeRow:
 
     `requires` names features of which one must be present for the support to hold; without any the
     support is `otherwise`. Alignments are multiples, in elements, that matrix dimensions want: the
-    least that runs on the fast path, and the best the vendor names.
+    least that runs on the fast path, and the best the vendor names. `measured_ratio` is how many
+    times as fast as float32's products were where autoprec measured such a device; it holds where
+    the first feature of `requires`, if there are any, is used.
     """
 
     support: Support = Support.UNKNOWN
@@ -191,6 +199,7 @@ class DTypeRow:
     alignment: int = bounded(default=1, low=1, high=4096)
     best_alignment: int | None = bounded(default=None, low=1, high=4096)
     peak_dense_tflops: float | None = bounded(default=None, low=1e-3, high=1e6)
+    measured_ratio: float | None = bounded(default=None, low=1e-6, high=1e6)
 
 
 @dataclass(frozen=True)
@@ -220,7 +229,11 @@ class Family:
 
 @dataclass(frozen=True)
 class DTypeFact:
-    """What is known of one dtype on one device, and how it is known."""
+    """What is known of one dtype on one device, and how it is known.
+
+    `family_ratio` is how many times as fast as float32's its products were on another device of the
+    family, where that was measured.
+    """
 
     support: Support = Support.UNKNOWN
     evidence: Evidence = Evidence.CATALOGUE
@@ -229,6 +242,7 @@ class DTypeFact:
     best_alignment: int = 1
     peak_dense_tflops: float | None = None
     measured_gflops: float | None = None
+    family_ratio: float | None = None
 
 
 @dataclass(frozen=True)
@@ -253,7 +267,8 @@ class DeviceFacts:
     """Everything known of one device: observation and family merged.
 
     Memory bandwidths are in GB/s (10^9 bytes), the catalogue's being the vendor's peak and the
-    measured one counting bytes read and written.
+    measured one counting bytes read and written. `measured_with` is the framework that this device
+    was timed with, "" where it was not; `measured_on` the day, where that was earlier.
     """
 
     observation: Observation
@@ -264,6 +279,7 @@ class DeviceFacts:
     memory_bandwidth_gbps: float | None = None
     measured_memory_bandwidth_gbps: float | None = None
     measured_with: str = ""
+    measured_on: str = ""
     notes: tuple[str, ...] = ()
     padding: bool = True
     origin: str = ""
@@ -361,16 +377,20 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
         alignment=row.alignment,
         best_alignment=row.best_alignment or row.alignment,
         peak_dense_tflops=row.peak_dense_tflops if whole else None,
+        family_ratio=row.measured_ratio,
     )
     if not row.requires:
         return fact
     if not (seen.features or seen.denied):
+        fact = replace(fact, family_ratio=None)
         why = f"nothing could be read of its features, {' or '.join(row.requires)} among them"
         if seen.hypothetical:
             why = f"not every one has {' or '.join(row.requires)}"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
     has = [name for name in row.requires if name in seen.features]
     found = [name for name in has if name not in seen.unused]
+    if found[:1] != [row.requires[0]]:
+        fact = replace(fact, family_ratio=None)
     if found:
         return replace(fact, evidence=Evidence.PROBED, reason=_and(f"has {found[0]}", row.reason))
     if has:
@@ -415,6 +435,7 @@ def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts
         dtypes=dtypes,
         measured_memory_bandwidth_gbps=measured.memory_bandwidth_gbps,
         measured_with=measured.framework,
+        measured_on=measured.date,
         notes=(*facts.notes, *measured.notes),
     )
 
@@ -436,6 +457,8 @@ def _measured(fact: DTypeFact, product: Product, base: float | None) -> DTypeFac
     support = fact.support
     if ratio >= CLEARLY_FASTER:
         support = Support.NATIVE
+    elif ratio < 1.0 and support is Support.NATIVE:
+        support = Support.SLOW
     elif ratio < 1.0 or support in (Support.ABSENT, Support.UNKNOWN):
         support = Support.EMULATED
     return replace(

@@ -132,10 +132,14 @@ REHEARSED = "a rehearsal on a pretended device, in which nothing timed means any
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a profile holds here: `problems` rule it out, `warnings` weaken it."""
+    """Whether a profile holds here: `problems` rule it out, `warnings` weaken it.
+
+    `instead` is what is done where it does not hold, if that is known.
+    """
 
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    instead: str = ""
 
     @property
     def matches(self) -> bool:
@@ -151,7 +155,8 @@ def fit(
     Another kind or family of device rules the profile out, and so does having been made in a
     rehearsal; another name, memory, partition, core quota or
     minor version of the framework is a warning. `software` maps names to versions; one that is not
-    installed here is not compared unless it is the profile's own framework.
+    installed here is not compared, but without the profile's own framework it does not fit, unless
+    it is applied to another `framework`.
     """
     problems, warnings = [], []
     made = profile.device.fingerprint
@@ -171,7 +176,10 @@ def fit(
             f"tuned with {profile.task.framework}, applied to {framework}: policy and batch carry "
             "over, the measured speed may not"
         )
-    warnings += _software_differences(profile, software, framework)
+    own = profile.task.framework
+    if framework in (None, own) and own in profile.software and own not in software:
+        problems.append(f"made with {own} {profile.software[own]}, which is not installed here")
+    warnings += _software_differences(profile, software)
     return Fit(tuple(problems), tuple(warnings))
 
 
@@ -203,18 +211,13 @@ def _quota(quota: float | None) -> str:
     return "none" if quota is None else f"{quota:g}"
 
 
-def _software_differences(
-    profile: Profile, software: Mapping[str, str], framework: str | None
-) -> list[str]:
+def _software_differences(profile: Profile, software: Mapping[str, str]) -> list[str]:
     found = []
     for name, version in profile.software.items():
         if name == "python":
             continue
         here = software.get(name)
-        if here is None:
-            if name == profile.task.framework and framework in (None, name):
-                found.append(f"made with {name} {version}, which is not installed here")
-        elif minor_version(here) != minor_version(version):
+        if here is not None and minor_version(here) != minor_version(version):
             found.append(f"made with {name} {version}, here is {here}")
     return found
 

@@ -136,12 +136,36 @@ def test_a_product_faster_than_float32_is_native_whatever_the_catalogue_says():
     assert facts.measured_with == "torch"
 
 
-@pytest.mark.parametrize("support", [Support.NATIVE, Support.UNKNOWN, Support.EMULATED])
-def test_a_product_slower_than_float32_is_emulated_whatever_the_catalogue_says(support):
-    facts = merge(seen(), family(DTypeRow(support)), measured(float32=100, bfloat16=3))
+@pytest.mark.parametrize(
+    ("said", "support"),
+    [
+        (Support.NATIVE, Support.SLOW),  # the hardware does it, and it is no emulation's fault
+        (Support.UNKNOWN, Support.EMULATED),
+        (Support.EMULATED, Support.EMULATED),
+    ],
+)
+def test_a_product_slower_than_float32_gains_nothing_whatever_the_catalogue_says(said, support):
+    facts = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=3))
     fact = facts.fact(BF16)
-    assert (fact.support, fact.evidence) == (Support.EMULATED, Evidence.MEASURED)
+    assert (fact.support, fact.evidence) == (support, Evidence.MEASURED)
     assert fact.reason == "measured: 0.03x float32"
+
+
+def test_the_familys_measured_ratio_holds_with_the_first_feature_alone():
+    row = replace(WANTS_FLAG, measured_ratio=5.0)
+    known = family(row)
+
+    def ratio(*features, **more):
+        return merge(seen(features=frozenset(features), **more), known).fact(BF16).family_ratio
+
+    assert ratio("fast_a", "fast_b") == 5.0
+    assert ratio("fast_b") is None
+    assert ratio("other") is None
+    assert ratio() is None
+    assert ratio("fast_a", unused=frozenset({"fast_a"})) is None
+    assert merge(seen(), family(DTypeRow(Support.NATIVE, measured_ratio=2.0))).fact(
+        BF16
+    ).family_ratio == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +295,7 @@ def test_what_is_measured_beats_what_is_said(row, features, flops):
     told = with_measurements(facts, measured(float32=100, bfloat16=flops))
     assert told.fact(BF16).evidence is Evidence.MEASURED
     assert told.fact(BF16).support in (
-        (Support.EMULATED,)
+        (Support.SLOW, Support.EMULATED)
         if flops < 100
         else (Support.NATIVE,)
         if flops >= 120
