@@ -113,7 +113,7 @@ def _measured(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
 
     measured = measure(facts, list(software))
     float32 = measured.product(DType.FLOAT32)
-    if float32 is not None and float32.gflops:
+    if float32 is not None and float32.gflops and not measured.disturbed:
         kept = replace(measured, date=f"{datetime.now(UTC):%Y-%m-%d}", notes=())
         name = measured.framework
         note = cache.remember(cache.Timed(facts.fingerprint, name, software[name], kept))
@@ -154,6 +154,7 @@ def tune(
     """
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
+    from autoprec.tuning.storage import default_journal, no_journal_of_a_wrong_task
     from autoprec.tuning.taskfile import check_task_path
     from autoprec.tuning.work import Place, Work
 
@@ -179,7 +180,8 @@ def tune(
         return tuner.tune(Work(path, place, chosen, tell))
 
     devices = [report.facts for report in seen.devices]
-    profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
+    with no_journal_of_a_wrong_task(chosen.storage or default_journal(path)):
+        profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
     save_profile(profile, output)
     return profile
 
@@ -274,8 +276,16 @@ def check_output(path: Path, task: Path | None = None) -> Path:
         raise UsageError(f"--output {path} is a folder; give the profile's file name")
     existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
     if not os.access(existing, os.W_OK):
-        raise UsageError(f"{existing} is not writable; choose another place with --output")
+        raise UsageError(f"{existing} is not writable; choose another place {_places(task)}")
     return path
+
+
+def _places(task: Path | None) -> str:
+    """The options that choose another place: one where the study finds its own."""
+    from autoprec.tuning.storage import can_be_written, default_journal
+
+    both = task is not None and not can_be_written(default_journal(task))
+    return f"with --output FILE.yaml{' and --storage FILE' if both else ''}"
 
 
 # Check -------------------------------------------------------------------------------------------

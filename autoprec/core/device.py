@@ -25,6 +25,10 @@ _LONGEST_PATTERN = 500
 #: because repeated measurements of one product differ by up to a fifth.
 CLEARLY_FASTER = 1.2
 
+#: A product that is so much slower when it is timed again was, or is, disturbed: repeated
+#: measurements of one product on an idle machine differ by up to a fifth.
+_DISTURBED = 1.5
+
 _UNIFIED = (
     "shares the CPU's memory: what a process may have of it is known only to the framework, which "
     "is asked when it runs"
@@ -80,7 +84,8 @@ class Product:
 class Measurements:
     """What timing a device gave: its matrix products and a large copy.
 
-    `date` is the day it was timed on, as "2026-11-24", where that was not just now.
+    `date` is the day it was timed on, as "2026-11-24", where that was not just now. `disturbed`:
+    something else used the device meanwhile, so that the products do not compare.
     """
 
     framework: str = ""
@@ -88,6 +93,7 @@ class Measurements:
     memory_bandwidth_gbps: float | None = None
     notes: tuple[str, ...] = ()
     date: str = ""
+    disturbed: bool = False
 
     def product(self, dtype: DType) -> Product | None:
         """The product measured in `dtype`, if one was."""
@@ -421,6 +427,30 @@ def doubted(facts: DeviceFacts, why: str) -> DeviceFacts:
         for dtype, fact in facts.dtypes.items()
     }
     return replace(facts, dtypes=dtypes)
+
+
+def settled(measured: Measurements) -> Measurements:
+    """The measurements with one product a dtype, the faster of two; disturbed where they differ."""
+    found: dict[DType, Product] = {}
+    notes = list(measured.notes)
+    for product in measured.products:
+        first = found.setdefault(product.dtype, product)
+        low, high = sorted((first.gflops or 0.0, product.gflops or 0.0))
+        if first is product or not low:
+            continue
+        found[product.dtype] = product if product.gflops == high else first
+        if high > _DISTURBED * low:
+            notes.append(
+                f"{product.dtype} products ran at {low:.3g} and at {high:.3g} GFLOP/s within "
+                "seconds: something else uses this device, so the numbers do not compare; measure "
+                "again when it is idle"
+            )
+    return replace(
+        measured,
+        products=tuple(found.values()),
+        notes=tuple(notes),
+        disturbed=len(notes) > len(measured.notes),
+    )
 
 
 def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts:

@@ -12,7 +12,7 @@ from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
 from autoprec.core.rules import Proposal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
-from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError
+from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError, UserCodeError
 from autoprec.tuning.events import Note, Stage
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import BASELINE_BATCH
@@ -46,7 +46,7 @@ def describe(work: Work, runner: Runner) -> TaskFacts:
         batch = runner.load().batch_size or _first_batch(work)
         return _describe(work, runner, batch)
     except WorkerFailure as failure:
-        raise _first_step_failed(failure) from failure
+        raise _first_step_failed(failure, "in the first float32 step: ") from failure
 
 
 def load(work: Work, runner: Runner) -> Loaded:
@@ -76,7 +76,9 @@ def load(work: Work, runner: Runner) -> Loaded:
     return loaded
 
 
-def _first_step_failed(failure: WorkerFailure) -> AutoprecError:
+def _first_step_failed(failure: WorkerFailure, where: str = "") -> AutoprecError:
+    if failure.kind is FailureKind.USER_ERROR and failure.frames:
+        raise UserCodeError(f"{where}{failure.message}", failure.frames) from failure
     raise_user_error(failure)
     return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
 

@@ -44,6 +44,22 @@ def test_measuring_puts_numbers_beside_the_catalogue(capsys, monkeypatch):
     assert facts["measured_memory_bandwidth_gbps"] == 45.0
 
 
+def test_what_was_measured_beside_other_work_is_told_and_not_remembered(
+    capsys, monkeypatch, tmp_path
+):
+    def launch(framework, device, dtypes):
+        rates = (3.0, 1000.0, 100.0)
+        timed = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT32)
+        pairs = zip(timed, rates, strict=True)
+        return Measurements(framework, tuple(Product(d, gflops=rate) for d, rate in pairs))
+
+    monkeypatch.setattr(products, "launch", launch)
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    assert main(["probe", "--measure", "--device", "cpu"]) == 0
+    assert "float32 products ran at 3 and at 100 GFLOP/s" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_json_names_what_is_recommended(capsys):
     assert main(["probe", "--json", "--device", "cpu"]) == 0
     (device,) = json.loads(capsys.readouterr().out)["devices"]

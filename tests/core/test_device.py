@@ -22,6 +22,7 @@ from autoprec.core.device import (
     Support,
     doubted,
     merge,
+    settled,
     with_measurements,
 )
 from autoprec.core.dtypes import DType
@@ -187,6 +188,25 @@ def test_float32_that_was_measured_is_native():
     assert facts.fact(DType.FLOAT32).support is Support.NATIVE
     assert facts.fact(DType.FLOAT32).evidence is Evidence.MEASURED
     assert facts.measured_ratio(BF16) is None
+
+
+def test_of_two_measurements_the_faster_counts_and_a_great_difference_is_told():
+    def both(first, second):
+        rates = ((DType.FLOAT32, first), (BF16, 200.0), (DType.FLOAT32, second))
+        products = tuple(Product(dtype, gflops=rate) for dtype, rate in rates)
+        found = settled(Measurements("torch", products, notes=("one",)))
+        assert [p.dtype for p in found.products] == [DType.FLOAT32, BF16]
+        return found, found.product(DType.FLOAT32).gflops
+
+    for first, second in ((100.0, 120.0), (120.0, 100.0)):
+        found, rate = both(first, second)
+        assert (rate, found.disturbed, found.notes) == (120.0, False, ("one",))
+    for first, second in ((1.0, 120.0), (120.0, 1.0)):
+        found, rate = both(first, second)
+        assert (rate, found.disturbed) == (120.0, True)
+        assert "float32 products ran at 1 and at 120 GFLOP/s within seconds" in found.notes[1]
+    found, rate = both(100.0, None)
+    assert (rate, found.disturbed) == (100.0, False)
 
 
 def test_without_float32_a_measurement_compares_to_nothing():
