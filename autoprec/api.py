@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from autoprec import cache
 from autoprec.core.device import (
@@ -40,6 +40,8 @@ from autoprec.profiles import default_path, load_folder, load_profile, save_prof
 
 if TYPE_CHECKING:
     from autoprec.backends.base import Backend
+    from autoprec.backends.keras.precision import Precision as KerasPrecision
+    from autoprec.backends.torch.precision import Precision as TorchPrecision
     from autoprec.core.plan import Plan
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options
@@ -319,6 +321,38 @@ def device_fingerprint(device: str | None = None) -> Fingerprint:
 
 
 # Apply -------------------------------------------------------------------------------------------
+
+
+class KerasModel(Protocol):
+    """What tells a Keras model from a PyTorch one, for type checkers, with neither imported."""
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The weights that are trained."""
+
+
+@overload
+def apply_profile(
+    profile: str | Path | Profile | Recipe | None,
+    *,
+    model: KerasModel | None = None,
+    optimizer: Any = None,
+    device: str | None = None,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
+) -> KerasPrecision: ...
+
+
+@overload
+def apply_profile(
+    profile: str | Path | Profile | Recipe | None,
+    *,
+    model: Callable[..., Any],
+    optimizer: Any = None,
+    device: str | None = None,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
+) -> TorchPrecision: ...
 
 
 def apply_profile(
