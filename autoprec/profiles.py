@@ -10,10 +10,11 @@ from typing import Any
 
 import yaml
 
-from autoprec.core.codec import DecodeError, from_plain, show, to_plain
+from autoprec.core.codec import DecodeError, from_plain, show, to_plain, without_empty
 from autoprec.core.profile import SCHEMA, Profile
 from autoprec.documents import read_yaml, write_text
 from autoprec.errors import ProfileError
+from autoprec.profile_comments import HEADER, explained
 
 SUFFIX = ".profile.yaml"
 
@@ -75,6 +76,15 @@ def load_folder(folder: Path) -> dict[str, Profile]:
     return {file.name: load_profile(file) for file in files}
 
 
+def to_mapping(profile: Profile) -> dict[str, Any]:
+    """The profile as plain values: what its file holds, and what `autoprec tune --json` prints.
+
+    Evidence that there is none of is left out: nulls, zeros and empty lists say nothing.
+    """
+    plain: dict[str, Any] = to_plain(profile)
+    return {**plain, "evidence": without_empty(profile.evidence)}
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes short lists on one line, and never an alias."""
 
@@ -105,11 +115,11 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_profile(profile: Profile) -> str:
-    """The profile as YAML text."""
+    """The profile as YAML text, with comments that say what its keys mean."""
     text: str = yaml.dump(
-        to_plain(profile), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+        to_mapping(profile), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
     )
-    return "# Written by autoprec. Check that it fits a device with: autoprec check FILE\n" + text
+    return HEADER + explained(text)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -135,7 +135,11 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help="measure every recipe (--sampler grid) and print the step times by batch and policy",
     )
     group.add_argument(
-        "--rounds", type=int, default=6, metavar="N", help="rounds of the finish (default: 6)"
+        "--rounds",
+        type=int,
+        default=6,
+        metavar="N",
+        help="rounds in which the fastest recipes and float32 run in turns at the end (default: 6)",
     )
 
 
@@ -192,8 +196,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Tune, print, and return the exit code."""
     from autoprec.api import check_output, tune
-    from autoprec.core.codec import to_plain
-    from autoprec.profiles import default_path
+    from autoprec.profiles import default_path, to_mapping
     from autoprec.reporting.tune import Quiet, Terminal
     from autoprec.tuning.taskfile import check_task_path
 
@@ -218,7 +221,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "free some space or choose another --output, and run the same command again"
             ) from error
     if arguments.json:
-        json.dump(to_plain(profile), sys.stdout, indent=2)
+        json.dump(to_mapping(profile), sys.stdout, indent=2)
         print()
     return 0
 

@@ -60,6 +60,19 @@ def to_plain(value: object) -> Any:
     return value
 
 
+def without_empty(value: object) -> Any:
+    """What `to_plain` gives, without the fields that are empty, 0 or a whole default by default."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return to_plain(value)
+    shown = {}
+    for info in dataclasses.fields(value):
+        item = getattr(value, info.name)
+        empty = not isinstance(item, bool) and (not item or dataclasses.is_dataclass(item))
+        if not (empty and item == info.default):
+            shown[info.name] = without_empty(item)
+    return shown
+
+
 def from_plain(kind: type[T], value: object, path: str = "") -> T:
     """Read `value` as a `kind`; raise `DecodeError` where it does not fit."""
     return typing.cast(T, _decode(kind, value, path))

@@ -20,6 +20,9 @@ from autoprec.core.statistics import Ratio
 
 SCHEMA = 1
 
+#: Of what was not compared, because it is the baseline itself.
+NO_SPEEDUP = Ratio(1.0, 1.0, 1.0, 0)
+
 # What a number read from a file may be at most: samples a second, seconds, bytes.
 _FASTEST, _LONGEST, _LARGEST = 1e15, 1e9, 2**60
 
@@ -79,12 +82,15 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Every number behind the recipe, as measured."""
+    """Every number behind the recipe, as measured.
+
+    Without a speed-up (of no rounds), the baseline itself was chosen.
+    """
 
     baseline: Baseline
     chosen: Chosen
-    speedup: Ratio
-    speedup_same_batch: Ratio | None
+    speedup: Ratio = field(default=NO_SPEEDUP, kw_only=True)
+    speedup_same_batch: Ratio | None = field(default=None, kw_only=True)
     parity: Verdict
     reason: str
     trials: int = bounded(low=0, high=10**9)
@@ -119,7 +125,7 @@ def without_speeds(evidence: Evidence) -> Evidence:
         evidence,
         baseline=replace(evidence.baseline, **timeless),
         chosen=Chosen(peak_memory_bytes=evidence.chosen.peak_memory_bytes, **timeless),
-        speedup=Ratio(1.0, 1.0, 1.0, 0),
+        speedup=NO_SPEEDUP,
         speedup_same_batch=None,
         padding=tuple({**each, "speed_with_over_without": None} for each in evidence.padding),
         reason=f"{REHEARSED}; numerics: {evidence.parity.verdict}: {evidence.parity.reason}",

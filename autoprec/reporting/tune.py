@@ -25,12 +25,15 @@ from autoprec.reporting.text import (
     bytes_text,
     dtype_text,
     percent_text,
+    phase_text,
     printable,
     rate_text,
     ratio_text,
     recipe_text,
     seconds_text,
     settings_text,
+    stage_text,
+    status_text,
 )
 from autoprec.tuning.events import (
     Described,
@@ -48,6 +51,9 @@ from autoprec.tuning.events import (
 )
 
 _WIDTH = 120
+
+#: A share of the memory bandwidth that is less than this bounds nothing, and is not said.
+_WORTH_SAYING = 0.01
 
 
 class Quiet:
@@ -111,9 +117,9 @@ class Terminal:
                 self._started(event)
             case Stage():
                 self._stage = event.name
-                self._now(f"{event.name}: {event.detail}" if event.detail else event.name)
+                self._now(stage_text(event.name, event.detail))
                 if event.name in ("islands",):
-                    self._say(f"{event.name}: {event.detail}")
+                    self._say(stage_text(event.name, event.detail))
             case Described():
                 self._described(event)
             case TrialStarted():
@@ -122,7 +128,7 @@ class Terminal:
                 self._now(f"trial {event.number + 1}{of}: {recipe_text(event.recipe)}{best}")
             case Progress():
                 if self._live is not None:
-                    where = f"{event.phase} {event.step}" if event.step else event.phase
+                    where = phase_text(event.phase, event.step)
                     self._live.update(Text(printable(f"{self._doing}  [{where}]")))
             case TrialFinished():
                 self._best = event.best / event.baseline if event.baseline else 0.0
@@ -136,7 +142,8 @@ class Terminal:
                 first, *others = (rate for rate in event.rates if rate)
                 shown = ", ".join(f"{rate / first:.2f}x" for rate in others)
                 so_far = f": {shown}" if self._speeds else ""
-                self._now(f"{self._stage}: round {event.number} of at most {event.of}{so_far}")
+                round_text = f"round {event.number} of at most {event.of}{so_far}"
+                self._now(stage_text(self._stage, round_text))
             case Note():
                 self._say(
                     f"{'warning: ' if event.warning else ''}{event.text}",
@@ -164,7 +171,7 @@ class Terminal:
         batch = "" if facts.batch_size is None else f", BATCH_SIZE = {facts.batch_size}"
         self._say(
             f"  {facts.framework} model of {facts.parameters:,} parameters{batch}; "
-            f"{event.points} recipes in the space{resumed}"
+            f"at most {event.points} recipes to try{resumed}"
         )
 
     def _finished(self, event: Finished) -> None:
@@ -201,7 +208,7 @@ def _trial_line(event: TrialFinished, speeds: bool) -> str:
     outcome, measured = event.outcome, event.outcome.measurement
     head = f"  trial {event.number + 1:2d}  {recipe_text(event.recipe)}"
     if outcome.status is not Status.OK or measured is None:
-        return f"{head}: {outcome.status}: {outcome.reason}"
+        return f"{head}: {status_text(outcome.status)}: {outcome.reason}"
     memory = bytes_text(measured.peak_memory_bytes)
     if not speeds:
         return f"{head}: ran, {memory}"
@@ -234,7 +241,7 @@ def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
     point, measured = outcome.point, outcome.measurement
     settings = settings_text(point)
     if outcome.status is not Status.OK or measured is None:
-        numbers, note = ["", "", "", ""], outcome.status.value.replace("_", " ")
+        numbers, note = ["", "", "", ""], status_text(outcome.status)
     else:
         timed = [
             rate_text(outcome.rate).removesuffix(" samples/s"),
@@ -245,7 +252,7 @@ def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
         note = "" if measured.finite else "the loss was not finite"
     batch = str(point[BATCH])
     parts = round(measured.samples_per_step / int(point[BATCH])) if measured is not None else 1
-    batch += f" x {parts}" if parts > 1 else ""
+    batch = f"{int(batch) * parts} = {parts} x {batch}" if parts > 1 else batch
     cells = [str(point["policy"]), batch, settings, *numbers, note]
     return [Text(printable(cell)) for cell in cells]
 
@@ -279,7 +286,7 @@ def closing_sentence(profile: Profile) -> str:
     if share is not None:
         text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
     share = evidence.chosen.memory_share
-    if share is not None:
+    if share is not None and share >= _WORTH_SAYING:
         text += f"; at least {share:.0%} of its memory bandwidth"
     if evidence.chosen.break_even_steps is not None:
         text += f"; its compilation is won back after {evidence.chosen.break_even_steps} steps"

@@ -32,7 +32,7 @@ def plan(work: Work, device: DeviceFacts, figures: DeviceFacts) -> Plan:
     family where the family's own differ.
     """
     refuse_absent_tf32(work, device)
-    work.listener(Stage("preflight", "one float32 step on the CPU"))
+    work.listener(Stage("preflight", "in float32, on the CPU"))
     with work.runner() as runner:
         load(work, runner)
         task = describe(work, runner)

@@ -34,7 +34,7 @@ def preflight(work: Work, study: Study, runner: Runner) -> TaskFacts:
     known = study.recall("task", TaskFacts)
     if known is not None:
         return known
-    work.listener(Stage("preflight", "one float32 step"))
+    work.listener(Stage("preflight", "in float32"))
     facts = describe(work, runner)
     study.remember("task", facts)
     return facts

@@ -19,7 +19,15 @@ from autoprec.backends.base import Tracer
 from autoprec.core import judge as judging
 from autoprec.core.checks import Check
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.judge import LONG_STEPS, MIN_STEPS, Evidence, SeedRun, Tolerance, Verdict
+from autoprec.core.judge import (
+    AT_THE_SAME_WEIGHTS,
+    LONG_STEPS,
+    MIN_STEPS,
+    Evidence,
+    SeedRun,
+    Tolerance,
+    Verdict,
+)
 from autoprec.core.loss_scale import ScaleEvidence
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe
@@ -166,7 +174,7 @@ class Proof:
         steps = len(known.reference.losses)
         late = [str(step) for step in CHECKPOINTS if step >= steps]
         if late:
-            missing.append(f"shadow at steps {', '.join(late)} (out of time)")
+            missing.append(_unseen(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(late)}"))
         return known
 
     def _look_later(
@@ -184,7 +192,8 @@ class Proof:
         seen = sum(step < len(run.losses) for step in LATER)
         allowance.spend(len(run.losses) + seen)
         if seen < len(LATER):
-            missing.append(f"shadow at steps {', '.join(map(str, LATER[seen:]))} (out of time)")
+            steps = ", ".join(map(str, LATER[seen:]))
+            missing.append(_unseen(f"{AT_THE_SAME_WEIGHTS} at steps {steps}"))
         return self._tracer.shadow(recipe=recipe) if seen else ()
 
     def _run(
@@ -215,7 +224,7 @@ class Proof:
             allowance.ran(run)
             most = len(run.losses)
         if run is None or most < MIN_STEPS:
-            missing.append(f"trajectory of seed {seed} (out of time)")
+            missing.append(_unseen(f"the short training with seed {seed}"))
             return None
         plain = self._float32(known.plain, recipe, seed, most, noisy=False)
         noisy = None
@@ -223,7 +232,9 @@ class Proof:
             noisy = self._float32(known.noisy, recipe, seed, most, noisy=True)
         allowance.spend(twins * most)
         if most < steps:
-            missing.append(f"steps {most} to {steps} of seed {seed} (out of time)")
+            missing.append(
+                _unseen(f"steps {most} to {steps} of the short training with seed {seed}")
+            )
         cut = _cut(run, most), None if noisy is None else _cut(noisy, most)
         return SeedRun(_cut(plain, most), *cut)
 
@@ -324,6 +335,10 @@ def _tried(history: Sequence[Tried]) -> tuple[str, ...]:
 def _lacks(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:
     """Whether no run of the seed is that long."""
     return seed not in kept or len(kept[seed].losses) < steps
+
+
+def _unseen(what: str) -> str:
+    return f"{what} (no time was left)"
 
 
 def _cut(run: Trajectory, steps: int) -> Trajectory:

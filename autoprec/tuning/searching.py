@@ -82,7 +82,7 @@ class Search:
                 continue
             repeats = 0
             if heats.trials and not told:
-                work.listener(Note("the search goes on, with the rates that the heats mended"))
+                work.listener(Note("the search goes on, with the rates that the comparison gave"))
             told = True
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)

@@ -107,7 +107,9 @@ def test_fresh_tunes_again(write: Write, run: Run) -> None:
 def test_a_changed_task_is_another_study(write: Write, run: Run) -> None:
     task = write()
     run(task, *QUICK)
-    task.write_text(task.read_text() + "# changed\n")
+    task.write_text(task.read_text() + "# the same\n")
+    assert trials(run(task, *QUICK)[2]) == []
+    task.write_text(task.read_text() + "CHANGED = True\n")
     assert trials(run(task, *QUICK)[2]) != []
 
 

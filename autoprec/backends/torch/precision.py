@@ -42,7 +42,7 @@ from autoprec.backends.torch.report import SurgeryReport
 from autoprec.backends.torch.scaler import LossScaler, StepCounts
 from autoprec.backends.torch.tensors import to_float32
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import LossScale, Recipe, batch_in_words
 from autoprec.errors import AutoprecWarning, UsageError
 
 Batch = TypeVar("Batch")
@@ -88,7 +88,9 @@ class Precision:
         self._losses = FiniteWatch()
 
     def __repr__(self) -> str:
-        return f"Precision({self.policy}, batch {self.batch_size} x {self.accumulation_steps})"
+        return (
+            f"Precision({self.policy}, {batch_in_words(self.batch_size, self.accumulation_steps)})"
+        )
 
     # What the recipe says ----------------------------------------------------------------------
 
