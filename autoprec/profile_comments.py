@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 HEADER = """\
-# Written by autoprec. apply_profile does what `recipe` says; `device` and `software` are what it holds
-# for (compare: autoprec check FILE), and `evidence` is what was measured. Memory is in bytes.
+# Written by autoprec. apply_profile does what `recipe` says; `device` and `software` are what it
+# holds for (compare: autoprec check FILE), and `evidence` is what was measured, memory in bytes.
 """
 
 _COLUMN = 44
@@ -56,6 +56,8 @@ _COMMENTS = {
     "evidence.proof_seconds": "of the tuning, what proving took",
     "evidence.memory_budget_bytes": "what a trial was allowed",
     "evidence.refusals": "what was ruled out, and why",
+    "evidence.loss_scale": "how it was found, in exponents of two",
+    "evidence.islands": "how the modules that stay in float32 were found",
     "evidence.padding": "dimensions that are not multiples of what the device wants",
 }
 
