@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoprec.core.device import DeviceFacts, DeviceKind, Support
+from autoprec.core.device import DeviceFacts, DeviceKind, Evidence, Support
 from autoprec.core.dtypes import DType, Policy
 
 #: Peaks nearer than this count as equal; the simpler policy then goes first.
@@ -178,7 +178,8 @@ def _reasons(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
         return ("the reference everything is measured against",)
     dtype = policy.compute_dtype
     fact = facts.fact(dtype)
-    reasons = [_with(f"{dtype} is {fact.support} ({fact.evidence})", fact.reason)]
+    how = "" if fact.evidence is Evidence.MEASURED else f" ({fact.evidence})"
+    reasons = [_with(f"{dtype} is {fact.support}{how}", fact.reason)]
     gain = _peak_ratio(facts, dtype)
     if gain is not None:
         reasons.append(f"peak {gain:.2g}x float32's")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from autoprec.core.device import DeviceFacts, DeviceKind, Support
 from autoprec.core.dtypes import DType, Policy
@@ -46,7 +48,7 @@ def describe(work: Work, runner: Runner) -> TaskFacts:
         batch = runner.load().batch_size or _first_batch(work)
         return _describe(work, runner, batch)
     except WorkerFailure as failure:
-        raise _first_step_failed(failure, "in the first float32 step: ") from failure
+        raise _first_step_failed(work, failure, "in the first float32 step: ") from failure
 
 
 def load(work: Work, runner: Runner) -> Loaded:
@@ -58,7 +60,7 @@ def load(work: Work, runner: Runner) -> Loaded:
     try:
         loaded = runner.load()
     except WorkerFailure as failure:
-        raise _first_step_failed(failure) from failure
+        raise _first_step_failed(work, failure) from failure
     device = work.settings().device
     if device not in loaded.usable:
         name = work.place.facts.observation.name or device
@@ -76,11 +78,23 @@ def load(work: Work, runner: Runner) -> Loaded:
     return loaded
 
 
-def _first_step_failed(failure: WorkerFailure, where: str = "") -> AutoprecError:
+def _first_step_failed(work: Work, failure: WorkerFailure, where: str = "") -> AutoprecError:
     if failure.kind is FailureKind.USER_ERROR and failure.frames:
-        raise UserCodeError(f"{where}{failure.message}", failure.frames) from failure
+        message = f"{where}{failure.message}{_beside(work.task, failure.message)}"
+        raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)
     return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
+
+
+def _beside(task: Path, message: str) -> str:
+    """What to do where the file that is missing here is there beside the task file."""
+    found = re.search(r"No such file or directory: '([^'\n]+)'", message)
+    if found is None or Path(found[1]).is_absolute() or not (task.parent / found[1]).exists():
+        return ""
+    return (
+        f". It is in {task.parent}: paths count from the folder that the command is run in, so run "
+        "it there, or begin them with Path(__file__).parent"
+    )
 
 
 def _first_batch(work: Work) -> int:

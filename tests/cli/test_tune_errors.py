@@ -132,6 +132,12 @@ def test_the_users_exception_shows_their_frames_and_not_ours(write: Write, run: 
     assert err.count("LookupError: mine") == 1
 
 
+def test_colours_in_an_error_stay_out_of_what_is_printed(write: Write, run: Run) -> None:
+    err = run(write("raise ValueError('\\x1b[1mbold\\x1b[0m words')"), *QUICK)[2]
+    assert one_sentence(err).endswith("while it was imported: bold words")
+    assert "\x1b" not in err
+
+
 def test_a_bug_that_shows_later_is_the_recipes_result_until_loading_shows_it_too(
     write: Write, run: Run, tmp_path: Path
 ) -> None:
