@@ -136,7 +136,7 @@ def test_where_nothing_fits_the_batch_is_kept_and_it_says_how_to_tune() -> None:
 def on_a_recorded(machine: str, monkeypatch: pytest.MonkeyPatch) -> Fingerprint:
     """Be on a machine that was written down; return its fingerprint."""
     seen = observe(RecordedMachine(read_recording(profiles_folder() / "recordings" / machine)))
-    monkeypatch.setattr("autoprec.api.observe", lambda: seen)
+    monkeypatch.setattr("autoprec.api.observe", lambda **_: seen)
     return merge(seen.devices[0], load_catalogue().family_of(seen.devices[0])).fingerprint
 
 
