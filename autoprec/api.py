@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 OFF = "off"
 SWITCH = "AUTOPREC"
 
+_GIVEN = "model= was given"
+
 __all__ = ["apply_profile", "check_profile", "load_profile", "plan", "probe", "tune"]
 
 
@@ -389,7 +391,7 @@ def apply_profile(
         return _left_alone(profile, model, optimizer, device)
     if profile is None or profile == OFF:
         return _left_alone(Recipe(), model, optimizer, device)
-    name = registry.owner(model) if model is not None else _framework_without_model(profile)
+    name = registry.owner(model, _GIVEN) if model is not None else _framework_without_model(profile)
     backend = registry.load(name)
     address = device or backend.device_of(model)
     recipe = (
@@ -415,7 +417,7 @@ def _left_alone(
     """A Precision that changes nothing, with the batch of the profile that would be applied."""
     from autoprec.backends import registry
 
-    name = registry.owner(model) if model is not None else _framework_without_model(profile)
+    name = registry.owner(model, _GIVEN) if model is not None else _framework_without_model(profile)
     backend = registry.load(name)
     address = device or backend.device_of(model)
     if profile is None or profile == OFF:

@@ -29,6 +29,10 @@ def load_profile(path: str | Path) -> Profile:
     file = Path(path)
     if file.is_dir():
         raise ProfileError(f"{file} is a folder; give one profile file (apply_profile takes both)")
+    if not file.exists():
+        raise ProfileError(
+            f"{file}: there is no such file; `autoprec tune TASK.py` writes TASK{SUFFIX} beside it"
+        )
     try:
         document = read_yaml(file, ProfileError)
     except ProfileError as error:

@@ -20,7 +20,13 @@ from autoprec.core.judge import Verdict
 from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, TaskRecord
 from autoprec.core.recipe import LossScale
 from autoprec.core.statistics import Ratio
-from autoprec.errors import AutoprecWarning, ProfileError, ProfileMismatch, UsageError
+from autoprec.errors import (
+    AutoprecWarning,
+    ProfileError,
+    ProfileMismatch,
+    TaskError,
+    UsageError,
+)
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
 from autoprec.hardware.observe import observe
 from autoprec.hardware.recording import RecordedMachine, read_recording
@@ -279,6 +285,12 @@ def test_a_recipe_applies_without_a_profile() -> None:
     assert precision.scaler.get_scale() == 256.0
 
 
+@pytest.mark.parametrize("given", ["off", BFLOAT16])
+def test_what_is_no_model_is_told_as_what_was_given(given: Any) -> None:
+    with pytest.raises(TaskError, match=r"^model= was given a builtins\.str, expected"):
+        apply_profile(given, model="x")  # type: ignore[call-overload]
+
+
 def test_torch_needs_a_model() -> None:
     with pytest.raises(UsageError, match=r"needs model=\.\.\."):
         apply_profile(make_profile(BFLOAT16))
@@ -292,7 +304,7 @@ def test_a_torch_profile_without_a_model_never_means_keras(tmp_path: Path) -> No
 
 def test_a_missing_profile_is_one_clear_error(tmp_path: Path) -> None:
     model, optimizer = task()
-    with pytest.raises(ProfileError, match="there is no such file"):
+    with pytest.raises(ProfileError, match="there is no such file; `autoprec tune"):
         apply_profile(tmp_path / "nothing.yaml", model=model, optimizer=optimizer)
 
 

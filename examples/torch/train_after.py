@@ -80,7 +80,7 @@ def evaluate(model: nn.Module, dataset: TensorDataset) -> float:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small net on scikit-learn's digits.")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--profile", default="digits_net.profile.yaml")
+    parser.add_argument("--profile", default=Path(__file__).with_name("digits_net.profile.yaml"))
     parser.add_argument("--lr", type=float, default=0.01, help="the highest learning rate")
     parser.add_argument("--clip", type=float, default=1.0, help="the largest norm of the gradients")
     parser.add_argument("--patience", type=int, default=5, help="epochs without a better result")
