@@ -123,9 +123,13 @@ def tune(
 
     `settings` are the fields of `autoprec.tuning.options.Options` (`policies`, `batch_sizes`,
     `trials`, `time_limit`, `output`, ...). The profile is written to `output`, by default beside
-    the task file. Raises `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing
-    that was asked for passes, `UsageError` for wrong arguments.
+    the task file. `listener` is told what goes on; without one a notebook shows a line of it, and
+    anything else is silent (as a notebook is with `autoprec.tuning.events.silent`). Where the
+    measurements contradict each other, float32 is kept and `evidence.inconclusive` says why. Raises
+    `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing that was asked for
+    passes, `UsageError` for wrong arguments.
     """
+    from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.taskfile import check_task_path
@@ -134,7 +138,7 @@ def tune(
     chosen = _chosen(options, settings)
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
-    tell = listener or silent
+    tell = listener or (Notebook() if in_notebook() else silent)
     seen = _probe_here(device=device, on_wait=lambda text: tell(Note(text)))
     for note in seen.notes:
         tell(Note(note))

@@ -18,6 +18,7 @@ from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import Recipe
 from autoprec.core.space import BATCH, Point, Space, powers_of_two
 from autoprec.tuning import searching
+from autoprec.tuning.deadline import Deadline
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.preflight import baseline_point
 from autoprec.tuning.searching import Search, find
@@ -66,12 +67,13 @@ class Tuning:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.events: list[Event] = []
-        settings = {"sampler": "cost", "time_limit": None, "trials": None, "seed": 0, **options}
+        settings = {"sampler": "cost", "search_limit": None, "trials": None, "seed": 0, **options}
         work = SimpleNamespace(
             options=SimpleNamespace(**settings),
             listener=self.events.append,
             memory_bytes=None,
             watch=SimpleNamespace(over=lambda pids: nullcontext()),
+            deadline=Deadline(),
         )
         study = Study(folder / "study.journal", "unet")
         study.use(SPACE, sampler=settings["sampler"])
@@ -123,9 +125,9 @@ def test_it_ends_without_a_word_where_they_mended_nothing(tuning: Tuning) -> Non
     assert tuning.notes == []
 
 
-def test_the_time_limit_covers_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_limit_covers_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "run_trial", measured)
-    tuning = Tuning(tmp_path, time_limit=100.0)
+    tuning = Tuning(tmp_path, search_limit=100.0)
     tuning.run(Heats())
     tuning.now = 101.0
     assert tuning.run(tuning.heats(MENDED)) == []
