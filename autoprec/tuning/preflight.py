@@ -10,7 +10,7 @@ from autoprec.core.islands import resolve_patterns
 from autoprec.core.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
-from autoprec.core.rules import Proposal
+from autoprec.core.rules import Proposal, Refusal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
 from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError
 from autoprec.tuning.events import Note, Stage
@@ -160,7 +160,14 @@ def _may_compile(work: Work, task: TaskFacts) -> bool:
     XLA can double a small step's speed or lose all that bfloat16 wins, and costs seconds to try;
     torch.compile can take minutes.
     """
-    return not task.compiled and (work.options.compile or task.framework == "keras")
+    asked = work.options.compile or task.framework == "keras"
+    return asked and not task.compiled and not task.not_compilable
+
+
+def refusals_of(work: Work, task: TaskFacts) -> tuple[Refusal, ...]:
+    """What would be tried and is not for the task's sake, besides policies."""
+    asked = work.options.compile or task.framework == "keras"
+    return (Refusal("compiled", task.not_compilable),) if asked and task.not_compilable else ()
 
 
 def multiples(work: Work, facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ from autoprec.tuning.preflight import (
     load,
     multiples,
     preflight,
+    refusals_of,
     refuse_absent_tf32,
 )
 from autoprec.tuning.proving import Prover, is_reference, keeps_arithmetic
@@ -158,7 +159,7 @@ def _learn(
         facts=facts,
         task=task,
         history=(),
-        refusals=list(proposal.refusals),
+        refusals=[*proposal.refusals, *refusals_of(work, task)],
         memory_bytes=work.memory_bytes,
         space=space,
         alignment=min(multiples(work, facts, space.policies), default=1),
