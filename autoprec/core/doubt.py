@@ -16,7 +16,7 @@ from autoprec.core.statistics import Ratio, median
 
 WIDE = 1.5
 """An interval whose ends are this many times apart is too wide, where it also is wider than the
-gain that it is the interval of: "1.48x (1.10-2.18)". Six rounds on a quiet machine give 1.05."""
+gain that it is the interval of: "1.48x (1.10-2.18)". Of the recorded tunings' none is."""
 
 APART = 2.0
 """Two intervals of one ratio, the search's and the rounds', contradict each other where they lie
@@ -69,8 +69,8 @@ def doubts(ratio: Ratio | None, searched: Ratio | None, paces: Sequence[Pace]) -
         after = median(pace.rounds)
         if pace.search > 0 and after > 0 and another_pace(pace.search, after):
             found.append(
-                f"{pace.name} ran at {pace.search:.3g} samples/s in the search and at "
-                f"{after:.3g} in the final rounds"
+                f"{pace.name} ran at {_rate(pace.search)} samples/s in the search and at "
+                f"{_rate(after)} in the final rounds"
             )
     if ratio is None:
         return tuple(found)
@@ -79,6 +79,10 @@ def doubts(ratio: Ratio | None, searched: Ratio | None, paces: Sequence[Pace]) -
     if too_wide(ratio):
         found.append(f"the final rounds saw {_shown(ratio)}, which may be anything")
     return tuple(found)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _shown(ratio: Ratio) -> str:

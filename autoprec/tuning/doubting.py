@@ -36,11 +36,13 @@ def doubts_of(findings: Findings, baseline: Finalist, best: Finalist | None) -> 
     return "; ".join(doubts(ratio, searched, [_pace(findings, f) for f in (baseline, best)]))
 
 
-def far_ahead(findings: Findings, plain: Recipe) -> bool:
-    """Whether all else that ran seemed slower than the baseline by an order of magnitude."""
+def far_behind(findings: Findings, plain: Recipe) -> Recipe | None:
+    """The best of the rest, where that seemed slower than the baseline by an order of magnitude."""
     own = _trial(findings, plain)
-    rest = max((o.rate for o in findings.history if o is not own), default=0.0)
-    return own is not None and 0 < rest * ANOTHER_PACE < own.rate and not findings.rehearsed
+    rest = max((o for o in findings.history if o is not own), key=lambda o: o.rate, default=None)
+    if own is None or rest is None or findings.rehearsed:
+        return None
+    return findings.space.recipe(rest.point) if 0 < rest.rate * ANOTHER_PACE < own.rate else None
 
 
 def _pace(findings: Findings, final: Finalist) -> Pace:

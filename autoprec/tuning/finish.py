@@ -13,9 +13,15 @@ from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.core.waterfall import PRECISION, at_its_batch, in_words, parts, switched_off
 from autoprec.errors import TaskError
-from autoprec.tuning.contest import FinalistFailed, StillRunning, contest_among, everybody
+from autoprec.tuning.contest import (
+    FinalistFailed,
+    StillRunning,
+    contest_among,
+    everybody,
+    fit_together,
+)
 from autoprec.tuning.deadline import CONFIRMATION
-from autoprec.tuning.doubting import doubts_of, far_ahead, searched_ratio
+from autoprec.tuning.doubting import doubts_of, far_behind, searched_ratio
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.proving import is_reference
@@ -108,11 +114,24 @@ class Finish:
         return self.work.deadline.passed(CONFIRMATION)
 
     def _look_again(self) -> None:
-        """Time the baseline anew where it seems faster than all else by an order of magnitude."""
-        if far_ahead(self.findings, self.plain) and not self._late():
-            self.work.listener(Stage("finish", "the baseline again: it is far ahead of all else"))
-            (baseline,) = self._alternate([self.plain], FEWEST)
-            self.findings.inconclusive = doubts_of(self.findings, baseline, None)
+        """Run the baseline anew where it seems faster than all else by an order of magnitude.
+
+        The best of the rest runs beside it, unless it takes long: one of the two may have run on
+        another machine, so to say.
+        """
+        rest = far_behind(self.findings, self.plain)
+        if rest is None or self._late():
+            return
+        self.work.listener(Stage("finish", "the baseline again: it is far ahead of all else"))
+        quick = self._seconds(rest) <= _BESIDE_SECONDS
+        try:
+            finals = self._alternate([self.plain, rest] if quick else [self.plain], FEWEST)
+        except FinalistFailed as failed:
+            if failed.recipe.key() == self.plain.key():
+                raise
+            finals = self._alternate([self.plain], FEWEST)
+        best = finals[1] if len(finals) > 1 else None
+        self.findings.inconclusive = doubts_of(self.findings, finals[0], best)
 
     def _confirm(self, winner: Proven) -> None:
         """Measure the winner against the baseline, and against what lies between the two.
@@ -195,9 +214,10 @@ class Finish:
             self._take_as_searched(winner, searched)
 
     def _beside(self, winner: Recipe, giving: Recipe | None) -> list[Recipe]:
-        """What runs beside winner and baseline, as far as its time goes.
+        """What runs beside winner and baseline, as far as the time and the memory go.
 
-        Float32 at the winner's batch comes first: it says what precision brings.
+        Float32 at the winner's batch comes first: it says what precision brings, and runs where the
+        memory does not suffice for all at once, too.
         """
         rivals = [winner, *([giving] if giving is not None else [])]
         between = [step for rival in rivals for step in switched_off(rival, self.plain)]
@@ -206,7 +226,10 @@ class Finish:
         left = _BESIDE_SECONDS
         for recipe in (step.recipe for step in between):
             seconds = self._seconds(recipe)
-            if recipe.key() not in found and seconds <= left:
+            fits = recipe == between[0].recipe or fit_together(
+                self.work, [*found.values(), recipe], self.findings
+            )
+            if recipe.key() not in found and seconds <= left and fits:
                 found[recipe.key()] = recipe
                 left -= seconds
         return [r for r in found.values() if r not in (self.plain, winner)]

@@ -58,25 +58,26 @@ class Search:
 
         What is measured from now on is compared with the earlier trials by it. Trials that the
         machine ran at a pace of another order of magnitude compare with nothing: they are measured
-        anew, and so is a baseline that stands alone.
+        anew. So is a baseline that stands alone, where the pace has changed at all.
         """
         study, space, history = self._study, self._space, self._study.history()
         settled = settled_baseline(space, self._baseline, history)
-        if settled is None or find(history, settled) is None:
+        plain = None if settled is None else find(history, settled)
+        if settled is None or plain is None or plain.rate <= 0:
             return
         first = find(history, start_point(space, settled, history))
-        if first is None:
+        self._work.listener(Stage("search", "the baseline again, to compare earlier trials by"))
+        runner.load()
+        guard = DriftGuard(self._work, space)
+        drift = guard.anchor(runner, first or plain)
+        alone = first is None and self._work.options.sampler == "cost"
+        if another_pace(1.0, drift) or (alone and drift != 1.0):
             study.forget_trials()
-        elif first.rate > 0:
-            self._work.listener(Stage("search", "the baseline again, to compare old trials by"))
-            runner.load()
-            drift = self._guard.anchor(runner, first)
-            if another_pace(1.0, drift):
-                study.forget_trials()
-                study.remember("heats", Heats())
-                self._guard = DriftGuard(self._work, space)
-            if drift != 1.0:
-                self._work.listener(Note(_pace_changed(drift), warning=another_pace(1.0, drift)))
+            study.remember("heats", Heats())
+        elif first is not None:
+            self._guard = guard
+        if drift != 1.0:
+            self._work.listener(Note(_pace_changed(drift), warning=another_pace(1.0, drift)))
 
     def run(self, runner: Runner, heats: Heats) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
@@ -98,10 +99,11 @@ class Search:
             if settled is None:
                 return measured
             elapsed = self._clock() - self._began
-            self.late = bool(history) and work.deadline.passed(SEARCH)
+            over = bool(history) and work.deadline.passed(SEARCH)
+            self.late = self.late or (over and not self._ended)
             decision = (
                 Stop(f"the time limit of {work.options.time_limit:g} s leaves it no more")
-                if self.late
+                if over
                 else _decide(work, space, settled, history, repeats, elapsed, not self._ended)
             )
             if isinstance(decision, Stop):
@@ -167,7 +169,7 @@ class Search:
 
 
 def _pace_changed(drift: float) -> str:
-    known = "its earlier trials are measured anew" if another_pace(1.0, drift) else "taken out"
+    known = "they are measured anew" if another_pace(1.0, drift) else "that is taken into account"
     return f"this machine runs at {drift:.2g}x the pace of the earlier trials: {known}"
 
 

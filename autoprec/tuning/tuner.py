@@ -191,7 +191,8 @@ def _search(work: Work, study: Study, space: Space, findings: Findings, runner: 
     """Search and run the heats, until what they mend brings nothing new; return the baseline."""
     baseline = baseline_point(space)
     search = Search(work, study, space, baseline)
-    search.anchor(runner)
+    if not findings.rehearsed:
+        search.anchor(runner)
     heats = known_heats(study)
     while True:
         findings.history = search.run(runner, heats)

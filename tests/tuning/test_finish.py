@@ -377,7 +377,7 @@ def loaded(*ratios: float) -> type[Stage]:
     [
         ((320.0, 350.0), (0.7, 1.0, 1.48, 1.5, 2.8, 3.2), "which may be anything"),
         ((320.0, 4400.0), (0.44,), "the search saw 13.75x, the final rounds 0.44x"),
-        ((3200.0, 4800.0), (1.5,), "float32, batch 32 ran at 3.2e+03 samples/s in the search"),
+        ((3200.0, 4800.0), (1.5,), "float32, batch 32 ran at 3200 samples/s in the search"),
     ],
 )
 def test_evidence_that_contradicts_itself_leaves_float32(
@@ -407,16 +407,24 @@ def test_ordinary_noise_is_no_contradiction(
     assert findings.proven is not None
 
 
-@pytest.mark.parametrize(("now", "word"), [(824.0, "59300"), (50_000.0, "")])
-def test_a_baseline_that_is_far_ahead_of_all_else_is_timed_again(
-    findings: Findings, monkeypatch: pytest.MonkeyPatch, now: float, word: str
+@pytest.mark.parametrize(
+    ("plain", "rest", "said"),
+    [
+        (824.0, 900.0, "float32, batch 32 ran at 59300 samples/s in the search and at 824"),
+        (50_000.0, 100_000.0, "mixed_bfloat16, batch 32 ran at 824 samples/s in the search"),
+        (50_000.0, 824.0, ""),
+    ],
+)
+def test_a_baseline_that_is_far_ahead_of_all_else_runs_again_beside_the_best_of_it(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, plain: float, rest: float, said: str
 ) -> None:
-    """It ran before a neighbour came, or all else is really that slow."""
+    """A neighbour came after it, or has gone since, or all else is really that slow."""
     monkeypatch.setattr(module, "Contest", Stage)
-    monkeypatch.setattr(Stage, "rate", staticmethod(lambda recipe: now))
+    monkeypatch.setattr(Stage, "rate", staticmethod(lambda r: plain if r == PLAIN else rest))
     findings.history = searched((PLAIN, 59_300.0), (FAST[32], 824.0))
     finish(findings, [Proven(PLAIN, REFERENCE, 59_300.0, 0.1)])
-    assert bool(word) is bool(findings.inconclusive)
+    assert findings.inconclusive.startswith(said)
+    assert bool(findings.inconclusive) is bool(said)
     assert findings.choice is not None
     assert findings.choice.recipe == PLAIN
 
@@ -469,3 +477,18 @@ def test_what_there_was_no_time_to_confirm_is_not_chosen(
     assert findings.choice.recipe == (FAST[32] if confirmed else PLAIN)
     assert bool(findings.not_covered) is not confirmed
     assert confirmed or "no time left to confirm" in findings.choice.reason
+
+
+def test_what_does_not_fit_beside_the_others_is_left_out(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three fit; what precision brings is asked first."""
+    monkeypatch.setattr(module, "Contest", Several)
+    monkeypatch.setattr(WORK, "memory_bytes", 350)
+    findings.history = tuple(
+        replace(o, measurement=replace(o.measurement, peak_memory_bytes=100))
+        for o in at(Several)
+        if o.measurement is not None
+    )
+    finish(findings, [proven(KEPT)])
+    assert [part.what for part in findings.waterfall] == ["precision", "batch and kept memory"]
