@@ -79,9 +79,11 @@ class Chosen:
     memory_share: float | None = bounded(default=None, low=0.0, high=1e6)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Every number behind the recipe, as measured.
+    """Every number behind the recipe, as measured. What a file must have comes last in it.
+
+    So a file that was cut off is never taken for a whole one.
 
     `waterfall` is what the speed-up consists of, from the recipe to the baseline. `inconclusive`
     says why nothing could be concluded, so that float32 was kept (empty: it could), `not_covered`
@@ -94,8 +96,9 @@ class Evidence:
     speedup_same_batch: Ratio | None
     parity: Verdict
     reason: str
-    trials: int = bounded(low=0, high=10**9)
-    tuning_seconds: float = bounded(low=0.0, high=_LONGEST)
+    waterfall: tuple[Part, ...] = ()
+    inconclusive: str = ""
+    not_covered: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     proof_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
     memory_budget_bytes: int | None = bounded(default=None, low=0, high=_LARGEST)
@@ -103,9 +106,8 @@ class Evidence:
     islands: Mapping[str, Any] | None = None
     padding: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
-    waterfall: tuple[Part, ...] = ()
-    inconclusive: str = ""
-    not_covered: tuple[str, ...] = ()
+    trials: int = bounded(low=0, high=10**9)
+    tuning_seconds: float = bounded(low=0.0, high=_LONGEST)
 
 
 @dataclass(frozen=True, repr=False)
