@@ -302,7 +302,7 @@ def apply_profile(
         return _left_alone(Recipe(), model, optimizer, device)
     name = registry.owner(model) if model is not None else _framework_without_model(profile)
     backend = registry.load(name)
-    address = device or backend.device_of(model)
+    address = _address(device, model, backend)
     recipe = (
         profile
         if isinstance(profile, Recipe)
@@ -310,6 +310,14 @@ def apply_profile(
     )
     optimizers = _as_sequence(optimizer)
     return backend.surgeon().apply(recipe, model=model, optimizers=optimizers, device=address)
+
+
+def _address(device: str | None, model: Any, backend: Backend) -> str:
+    """Which device is meant: the one named, or the model's own where only its kind is, or none."""
+    if device is not None and (model is None or ":" in device):
+        return device
+    own = backend.device_of(model)
+    return own if device in (None, own.partition(":")[0]) else str(device)
 
 
 def _is_off() -> bool:
@@ -328,7 +336,7 @@ def _left_alone(
 
     name = registry.owner(model) if model is not None else _framework_without_model(profile)
     backend = registry.load(name)
-    address = device or backend.device_of(model)
+    address = _address(device, model, backend)
     if profile is None or profile == OFF:
         profile = Recipe()
     elif not isinstance(profile, Recipe):
