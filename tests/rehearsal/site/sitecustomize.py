@@ -46,12 +46,14 @@ class _Dynamo(types.ModuleType):
     That takes as long as importing torch, in every process. Who wants more of it has the real one.
     """
 
-    def disable(self, function, recursive=True, wrapping=True):
-        return function
+    def disable(self, function=None, recursive=True, **settings):
+        return (lambda own: own) if function is None else function
 
     def graph_break(self, message=""): ...
 
     def __getattr__(self, name):
+        if name.startswith("__") and name != "__path__":  # `inspect` asks every module for these
+            raise AttributeError(name)
         if sys.modules.get("torch._dynamo") is self:
             del sys.modules["torch._dynamo"]
         return getattr(importlib.import_module("torch._dynamo"), name)
