@@ -97,9 +97,10 @@ class Observation:
     `partial_features`: whoever listed them does not
     know all, so a missing one proves nothing. `memory_bytes` is what may be used: the smaller of
     what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
-    set. `uuid` selects the device for a worker process: a UUID, or for ROCm and TPU the ordinal
-    that the visibility variable wants. It is no part of a fingerprint. `partition` names the part
-    of a device that is divided (MIG, vGPU, AMD's compute partitions). `rehearsal`: the machine
+    set. `uuid` selects the device for a worker process: a UUID, for ROCm and TPU the ordinal that
+    the visibility variable wants, for an Intel GPU its PCI address ("0000:03:00.0", of a tile
+    "0000:29:00.0/1"). It is no part of a fingerprint. `partition` names the part of a device that
+    is divided (MIG, vGPU, AMD's compute partitions, tiles). `rehearsal`: the machine
     only pretends to have this device, so that nothing timed on it means anything. `hypothetical`:
     nothing was seen; this is what a family's row says of a device that is not here.
     """

@@ -5,9 +5,10 @@ Nothing is written, and no lock is taken: a plan may be asked for anywhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autoprec.core.device import DeviceFacts
+from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.plan import Plan, estimates, expectation, memory_plan
 from autoprec.core.rules import propose
@@ -21,22 +22,30 @@ from autoprec.tuning.preflight import (
     multiples,
     off_alignment,
     refuse_absent_tf32,
+    refuse_what_is_missed,
 )
 from autoprec.tuning.work import Place, Work
 
+Figures = Callable[[DeviceFacts], DeviceFacts]
+"""The device whose peaks and bandwidth are used for another: itself, or a product of its family."""
 
-def plan(work: Work, device: DeviceFacts, figures: DeviceFacts) -> Plan:
-    """What `tune` would do on `device`; `work` is placed on this machine's CPU.
 
-    `figures` is the device whose peaks and bandwidth are used: `device`, or a product of its
-    family where the family's own differ.
+def plan(work: Work, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
+    """What `tune` would do on the first of `devices` that the task's framework is built for.
+
+    `work` is placed on this machine's CPU. One device alone need not be here.
     """
-    refuse_absent_tf32(work, device)
+    if len(devices) == 1:
+        refuse_absent_tf32(work, devices[0])
     work.listener(Stage("preflight", "one float32 step on the CPU"))
     with work.runner() as runner:
-        load(work, runner)
+        loaded = load(replace(work, place=replace(work.place, unusable=())), runner)
+        device = next((d for d in devices[:-1] if d.kind in loaded.built_for), devices[-1])
+        if device.kind is DeviceKind.CPU:
+            refuse_what_is_missed(work.place.unusable, loaded)
+        refuse_absent_tf32(work, device)
         task = describe(work, runner)
-    return plan_for(work, task, device, figures)
+    return plan_for(work, task, device, figures(device))
 
 
 def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
