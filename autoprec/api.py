@@ -197,7 +197,12 @@ def plan(
 
 
 def _figures(facts: DeviceFacts) -> DeviceFacts:
-    """The device, or the product of its family that has peaks and a bandwidth to reckon with."""
+    """The device, or the product of its family that has peaks and a bandwidth to reckon with.
+
+    A part of a device has not the whole one's.
+    """
+    if facts.observation.partition:
+        return facts
     catalogue = load_catalogue()
     row = with_figures(catalogue, catalogue.family(facts.family))
     return facts if row.name == facts.family else merge(hypothetical(row), row)

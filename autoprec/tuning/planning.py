@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.measurement import TaskFacts
+from autoprec.core.placement import alone
 from autoprec.core.plan import Plan, estimates, expectation, memory_plan
 from autoprec.core.rules import propose
 from autoprec.core.space import BATCH
@@ -24,6 +25,7 @@ from autoprec.tuning.preflight import (
     refuse_absent_tf32,
     refuse_what_is_missed,
 )
+from autoprec.tuning.service import Loaded
 from autoprec.tuning.work import Place, Work
 
 Figures = Callable[[DeviceFacts], DeviceFacts]
@@ -40,17 +42,29 @@ def plan(work: Work, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
     work.listener(Stage("preflight", "one float32 step on the CPU"))
     with work.runner() as runner:
         loaded = load(replace(work, place=replace(work.place, unusable=())), runner)
-        device = next((d for d in devices[:-1] if d.kind in loaded.built_for), devices[-1])
+        device = next((each for each in devices[:-1] if _drives(loaded, each)), devices[-1])
         if device.kind is DeviceKind.CPU:
             refuse_what_is_missed(work.place.unusable, loaded)
         refuse_absent_tf32(work, device)
         task = describe(work, runner)
-    return plan_for(work, task, device, figures(device))
+    made = plan_for(work, task, device, figures(device))
+    if device.kind in loaded.trains_on:
+        return made
+    kinds = ", ".join(loaded.trains_on)
+    never = f"nothing: {loaded.framework} models are tuned on {kinds}, not on {device.kind}"
+    return replace(made, expectation=(never,))
+
+
+def _drives(loaded: Loaded, device: DeviceFacts) -> bool:
+    """Whether the framework, as it is installed, is for such a device; no build says so of TPUs."""
+    return device.kind in loaded.built_for or alone(device.observation).device in loaded.usable
 
 
 def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
     """The plan for a task that is described already."""
     notes: list[str] = []
+    # What is free on this machine says nothing of a device that is not here.
+    hypothetical = device.observation.hypothetical
 
     def note(event: Event) -> None:
         if isinstance(event, Note):
@@ -76,6 +90,8 @@ def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFa
         expectation=expectation(estimated, figures, task, proposal.policies),
         alignment=multiple,
         off_alignment=off_alignment(task, multiple),
-        memory=memory_plan(task, baseline, there.memory_bytes),
+        memory=memory_plan(
+            task, baseline, work.options.memory_bytes if hypothetical else there.memory_bytes
+        ),
         notes=tuple(notes),
     )

@@ -61,12 +61,17 @@ def load(work: Work, runner: Runner) -> Loaded:
     except WorkerFailure as failure:
         raise _first_step_failed(failure) from failure
     device = work.settings().device
-    if device not in loaded.usable:
+    # ROCm's GPUs are "cuda", too: the build tells whose it uses.
+    anothers = device == "cuda" and work.place.facts.kind not in loaded.built_for
+    if device not in loaded.usable or anothers:
         name = work.place.facts.observation.name or device
         version = loaded.software.get(loaded.framework, "")
         build = f"Install a build of it for this device ({loaded.builds})"
         if work.place.facts.kind in loaded.built_for:
-            build = "This build is for such devices, so it is the device's driver or a setting"
+            build = (
+                "This build is for such devices: mend the driver, a library that is missing "
+                f"({loaded.builds}) or the setting that hides it"
+            )
         raise DeviceUnusable(
             f"{loaded.framework} {version} cannot use {name} ({work.place.facts.kind}): as it is "
             f"installed here it uses {' and '.join(loaded.usable)}. {build}, or tune for another: "

@@ -124,10 +124,13 @@ def test_a_profile_made_on_such_a_device_is_told_why_it_does_not_fit(
         api.apply_profile(there, device="cpu")
 
 
-def planned_for(work: Work, *devices: DeviceKind, built_for: DeviceKind | None) -> DeviceKind:
+def planned_for(
+    work: Work, *devices: DeviceKind, built_for: DeviceKind | None, usable: tuple[str, ...] = ()
+) -> DeviceKind:
     """The kind of device that a plan takes of these; the task is never run."""
     facts = [DeviceFacts(Observation(kind), "", "", {}) for kind in devices]
-    answer = Loaded("torch", usable=("cpu",), built_for=(built_for,) if built_for else ())
+    built = (built_for,) if built_for else ()
+    answer = Loaded("torch", usable=("cpu", *usable), built_for=built)
     taken: list[DeviceKind] = []
 
     def figures(facts: DeviceFacts) -> DeviceFacts:
@@ -152,6 +155,8 @@ def test_a_plan_is_for_the_first_device_that_the_framework_is_built_for(
     assert planned_for(work, xpu, cpu, built_for=None) is cpu
     assert planned_for(work, xpu, cpu, built_for=xpu) is xpu
     assert planned_for(work, cuda, built_for=None) is cuda  # named, and perhaps not here
+    tpu = DeviceKind.TPU
+    assert planned_for(work, tpu, cpu, built_for=None, usable=("tpu",)) is tpu
     with pytest.raises(DeviceUnusable, match=r"its driver is not.*--device cpu"):
         planned_for(work, xpu, cpu, built_for=cuda)
 
@@ -170,7 +175,34 @@ def test_a_build_for_a_device_that_it_cannot_use_is_not_to_be_installed_again(
 ) -> None:
     place = Place(DeviceFacts(Observation(DeviceKind.XPU), "", "", {}), {}, lambda known: known)
     work = Work(simulated(), place, Options(), lambda event: None)
-    with pytest.raises(DeviceUnusable, match="This build is for such devices, so it is the device"):
+    with pytest.raises(DeviceUnusable, match="This build is for such devices: mend the driver"):
         loaded(work, DeviceKind.XPU)
     with pytest.raises(DeviceUnusable, match="Install a build of it for this device"):
         loaded(work)
+
+
+def test_a_device_that_the_framework_never_trains_on_is_said_to_be_none(
+    monkeypatch: pytest.MonkeyPatch, simulated: Callable[..., Path]
+) -> None:
+    real = planning.load
+    monkeypatch.setattr(
+        planning, "load", lambda *given: replace(real(*given), trains_on=(DeviceKind.CPU,))
+    )
+    said = api.plan(simulated(), device="tpu v5e").expectation
+    assert said == ("nothing: simulated models are tuned on cpu, not on tpu",)
+
+
+def test_an_amd_gpu_is_not_tuned_on_the_nvidia_gpu_beside_it(
+    simulated: Callable[..., Path],
+) -> None:
+    """PyTorch calls both "cuda"; its build is for one of them."""
+    place = Place(DeviceFacts(Observation(DeviceKind.ROCM), "", "", {}), {}, lambda known: known)
+    work = Work(simulated(), place, Options(), lambda event: None)
+
+    def answer(built_for: DeviceKind) -> Loaded:
+        found = Loaded("torch", usable=("cuda", "cpu"), built_for=(built_for,))
+        return load(work, cast(Runner, SimpleNamespace(load=lambda: found)))
+
+    assert answer(DeviceKind.ROCM)
+    with pytest.raises(DeviceUnusable, match="Install a build of it for this device"):
+        answer(DeviceKind.CUDA)

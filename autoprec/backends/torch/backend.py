@@ -44,6 +44,10 @@ class TorchBackend:
             found.append("mps")
         return [*found, "cpu"]
 
+    def trains_on(self) -> Iterable[DeviceKind]:
+        """All but TPUs."""
+        return tuple(kind for kind in DeviceKind if kind is not DeviceKind.TPU)
+
     def built_for(self) -> Iterable[DeviceKind]:
         """See `Backend.built_for`."""
         from autoprec.backends.torch.devices import built_for
