@@ -121,7 +121,8 @@ class Plan:
 
     `expectation` is what the estimates come to, a sentence for each batch; `figures` names what
     their peaks and bandwidth are of, empty where none are known. `recipes` is the size of the
-    search's space, `off_alignment` the dimensions that are no multiple of `alignment`.
+    search's space, `off_alignment` the dimensions that are no multiple of `alignment`. `refusal` is
+    why it would not begin at all: the rest is then what the hardware alone makes plausible.
     """
 
     task: str
@@ -136,6 +137,7 @@ class Plan:
     alignment: int
     off_alignment: tuple[Dimension, ...]
     memory: MemoryPlan | None
+    refusal: str = ""
     notes: tuple[str, ...] = ()
 
 

@@ -51,8 +51,8 @@ def plan(work: Work, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
     if device.kind in loaded.trains_on:
         return made
     kinds = ", ".join(loaded.trains_on)
-    never = f"nothing: {loaded.framework} models are tuned on {kinds}, not on {device.kind}"
-    return replace(made, expectation=(never,))
+    never = f"{loaded.framework} models are tuned on {kinds}, not on {device.kind}"
+    return replace(made, refusal=never, expectation=())
 
 
 def _drives(loaded: Loaded, device: DeviceFacts) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from autoprec import api
 from autoprec.core.device import DeviceFacts, DeviceKind, Observation
 from autoprec.core.probe import MachineObservation, Unusable
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
+from autoprec.reporting.plan import print_plan
 from autoprec.tuning import planning, tuner
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.options import Options
@@ -188,8 +191,13 @@ def test_a_device_that_the_framework_never_trains_on_is_said_to_be_none(
     monkeypatch.setattr(
         planning, "load", lambda *given: replace(real(*given), trains_on=(DeviceKind.CPU,))
     )
-    said = api.plan(simulated(), device="tpu v5e").expectation
-    assert said == ("nothing: simulated models are tuned on cpu, not on tpu",)
+    plan = api.plan(simulated(), device="tpu v5e")
+    assert plan.refusal == "simulated models are tuned on cpu, not on tpu"
+    assert plan.expectation == ()
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_plan(plan, console)
+    assert f"it would be refused: {plan.refusal}" in (text := console.export_text())
+    assert "would be tried" not in text
 
 
 def test_an_amd_gpu_is_not_tuned_on_the_nvidia_gpu_beside_it(
