@@ -25,7 +25,7 @@ _LONGEST_PATTERN = 500
 #: because repeated measurements of one product differ by up to a fifth.
 CLEARLY_FASTER = 1.2
 
-_UNIFIED = (
+UNIFIED = (
     "shares the CPU's memory: what a process may have of it is known only to the framework, which "
     "is asked when it runs"
 )
@@ -338,7 +338,9 @@ def merge(
         dtypes = {d: replace(fact, evidence=Evidence.CATALOGUE) for d, fact in dtypes.items()}
     if family.unified_memory:
         observation = replace(observation, memory_bytes=None)
-    notes = (*observation.notes, *((_UNIFIED,) if family.unified_memory else ()))
+    notes = observation.notes
+    if family.unified_memory and UNIFIED not in notes:
+        notes = (*notes, UNIFIED)
     if not whole:
         notes = (*notes, "a part of the device: the whole one's peaks are left out")
     facts = DeviceFacts(
