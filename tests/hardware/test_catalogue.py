@@ -208,7 +208,9 @@ def test_gpus_are_told_apart_by_whole_words(name, capability, family):
         (26, 0x80, "amd-zen6"),
         (26, 0xAF, "amd-zen6"),
         (26, 0xC0, "amd-zen6"),
-        (26, 0xD0, "amd-family-26"),
+        (26, 0xD0, "amd-zen6"),
+        (26, 0xEF, "amd-zen6"),
+        (26, 0xF0, "amd-family-26"),
         (99, 2, "generic-x86"),
         (None, None, "generic-x86"),
     ],
@@ -234,6 +236,7 @@ def test_amd_cpus_are_told_apart_by_family_and_model(cpu_family, model, family):
         (6, 0xCC, {"avx2"}, "intel-panther-lake", Support.EMULATED),
         (6, 0xD5, {"avx2"}, "intel-panther-lake", Support.EMULATED),
         (6, 0xAF, {"avx2"}, "intel-sierra-forest", Support.EMULATED),
+        (6, 0xD7, {"avx2"}, "intel-client", Support.EMULATED),
     ],
 )
 def test_intel_cpus_are_told_apart_by_family_and_model(
