@@ -21,6 +21,7 @@ from autoprec.tuning.preflight import (
     describe,
     load,
     multiples,
+    never_trained,
     off_alignment,
     refuse_absent_tf32,
     refuse_what_is_missed,
@@ -48,11 +49,8 @@ def plan(work: Work, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
         refuse_absent_tf32(work, device)
         task = describe(work, runner)
     made = plan_for(work, task, device, figures(device))
-    if device.kind in loaded.trains_on:
-        return made
-    kinds = ", ".join(loaded.trains_on)
-    never = f"{loaded.framework} models are tuned on {kinds}, not on {device.kind}"
-    return replace(made, refusal=never, expectation=())
+    never = never_trained(loaded, device.kind)
+    return replace(made, refusal=never, expectation=()) if never else made
 
 
 def _drives(loaded: Loaded, device: DeviceFacts) -> bool:

@@ -60,6 +60,9 @@ def load(work: Work, runner: Runner) -> Loaded:
         loaded = runner.load()
     except WorkerFailure as failure:
         raise _first_step_failed(failure) from failure
+    never = never_trained(loaded, work.place.facts.kind)
+    if never:
+        raise DeviceUnusable(f"{never}; tune for another: --device {loaded.usable[-1]}")
     device = work.settings().device
     # ROCm's GPUs are "cuda", too: the build tells whose it uses.
     anothers = device == "cuda" and work.place.facts.kind not in loaded.built_for
@@ -80,6 +83,13 @@ def load(work: Work, runner: Runner) -> Loaded:
     if work.on_cpu:
         refuse_what_is_missed(work.place.unusable, loaded)
     return loaded
+
+
+def never_trained(loaded: Loaded, kind: DeviceKind) -> str:
+    """That a framework's models are never tuned on such a device; "" where they are."""
+    if kind in loaded.trains_on:
+        return ""
+    return f"{loaded.framework} models are tuned on {', '.join(loaded.trains_on)}, not on {kind}"
 
 
 def refuse_what_is_missed(unusable: Sequence[Unusable], loaded: Loaded) -> None:

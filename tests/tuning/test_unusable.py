@@ -214,3 +214,15 @@ def test_an_amd_gpu_is_not_tuned_on_the_nvidia_gpu_beside_it(
     assert answer(DeviceKind.ROCM)
     with pytest.raises(DeviceUnusable, match="Install a build of it for this device"):
         answer(DeviceKind.CUDA)
+
+
+def test_no_build_is_named_for_a_device_that_the_framework_never_trains_on(
+    simulated: Callable[..., Path],
+) -> None:
+    place = Place(DeviceFacts(Observation(DeviceKind.MPS), "", "", {}), {}, lambda known: known)
+    work = Work(simulated(), place, Options(), lambda event: None)
+    found = Loaded("keras", usable=("cpu",), trains_on=(DeviceKind.CPU, DeviceKind.CUDA))
+    with pytest.raises(DeviceUnusable) as stopped:
+        load(work, cast(Runner, SimpleNamespace(load=lambda: found)))
+    said = "keras models are tuned on cpu, cuda, not on mps; tune for another: --device cpu"
+    assert str(stopped.value) == said

@@ -19,7 +19,7 @@ MPS, XPU = torch.device("mps"), torch.device("xpu:0")
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What they were told to do. Metal recommends 48 GiB, holds 5; of Intel's 16 GiB 12 are free."""
+    """What they were told to do. Metal recommends 48 GiB, holds 5; of Intel's 16 12 are free."""
     asked: list[Any] = []
     answers = {
         "mps": {"recommended_max_memory": 48 * GIB, "driver_allocated_memory": 5 * GIB},
