@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -26,10 +27,16 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+#: What to do where something is missing.
+HOW = (
+    "nothing is installed here: run this with a Python that has what pyproject.toml names, or make "
+    "one ('python -m venv .venv', '.venv/bin/pip install -e .[torch,dev]')"
+)
 
 try:
     from oracle import RESULTS, ROOT, machine
@@ -39,12 +46,8 @@ try:
     from autoprec.core.placement import alone
     from autoprec.documents import write_text
     from autoprec.errors import AutoprecError
-except ModuleNotFoundError as missing:
-    raise SystemExit(
-        f"{sys.executable} lacks {missing.name}, and nothing is installed here: make .venv with "
-        "'pip install -e .[torch,dev]' (CONTRIBUTING.md), or run this file with a Python that has "
-        "it, from the repository's root on PYTHONPATH"
-    ) from missing
+except ImportError as missing:
+    raise SystemExit(f"{sys.executable} lacks {missing.name or missing}; {HOW}") from missing
 
 #: Seconds that each piece may take, in the order in which they run: of every sort one, then the
 #: further tasks, for time may be over before all are done. A GPU needs about half.
@@ -90,6 +93,8 @@ def device_of(name: str) -> DeviceFacts:
         found = [report.facts for report in probe(device=name).devices]
     except AutoprecError as error:
         raise SystemExit(f"no device to measure: {error}") from error
+    if found[0].observation.hypothetical:
+        raise SystemExit(f"no device to measure: {name!r} is not here, expected one such as cuda:0")
     if len(found) > 1:
         shown = "; ".join(f"{facts.name}: {facts.observation.uuid}" for facts in found)
         raise SystemExit(
@@ -222,17 +227,25 @@ def check_output(folder: Path) -> None:
         ) from error
 
 
-def check_torch(installed: str | None) -> None:
-    """`SystemExit` where torch is not there, or older than autoprec needs."""
+def check_software(installed: Callable[[str], str | None]) -> None:
+    """`SystemExit` where something that autoprec needs is not there, or torch is too old."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (wanted,) = project["optional-dependencies"]["torch"]
-    least = wanted.partition(">=")[2]
-    if installed is None or numbers(installed) < numbers(least):
-        found = "is not installed" if installed is None else f"is {installed}"
-        raise SystemExit(
-            f"torch {found} for {sys.executable}, expected {least} or newer; nothing is installed "
-            "here"
-        )
+    (torch,) = project["optional-dependencies"]["torch"]
+    names = [re.split(r"[><=;\[ ]", each)[0] for each in (*project["dependencies"], torch)]
+    missing = [name for name in names if installed(name) is None]
+    if missing:
+        raise SystemExit(f"{sys.executable} lacks {', '.join(missing)}; {HOW}")
+    least, found = torch.partition(">=")[2], installed("torch") or ""
+    if numbers(found) < numbers(least):
+        raise SystemExit(f"{sys.executable} has torch {found}, expected {least} or newer; {HOW}")
+
+
+def version_of(name: str) -> str | None:
+    """The version of an installed distribution."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def numbers(version: str) -> list[int]:
@@ -266,6 +279,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure what is not known; 1 where a piece did not come to its end."""
     arguments = parse(words)
+    check_software(version_of)
     facts = device_of(arguments.device)
     head = head_of(facts, arguments)
     output = arguments.output or RESULTS
@@ -273,7 +287,6 @@ def main(words: Sequence[str] | None = None) -> int:
         raise SystemExit(
             f"this is {head['no_evidence']}: give --output FOLDER, results/ is evidence"
         )
-    check_torch(head.get("torch"))
     check_output(output)
     left_out = LARGE if arguments.quick else SMALL
     pieces = arguments.only or [name for name in LIMITS if name not in left_out]

@@ -163,10 +163,14 @@ def test_what_is_missing_is_said_before_anything_is_measured(
     file.touch()
     with pytest.raises(SystemExit, match=r"nothing can be written to .*give --output FOLDER"):
         module.main([*DRY, "--output", str(file / "below")])
-    for installed, said in ((None, "is not installed"), ("2.5.1+cu124", r"is 2\.5\.1\+cu124")):
-        with pytest.raises(SystemExit, match=rf"torch {said} for .*, expected 2\.6 or newer"):
-            module.check_torch(installed)
-    module.check_torch("2.13.0")
+    with pytest.raises(SystemExit, match="no device to measure: 'v100' is not here"):
+        module.main(["--device", "v100"])
+    for without in ("torch", "platformdirs"):
+        with pytest.raises(SystemExit, match=f"lacks {without}; nothing is installed here"):
+            module.check_software(lambda name, without=without: None if name == without else "9.9")
+    with pytest.raises(SystemExit, match=r"has torch 2\.5\.1\+cu124, expected 2\.6 or newer"):
+        module.check_software(lambda name: "2.5.1+cu124")
+    module.check_software(lambda name: "2.13.0")
     bare = tmp_path / "without-anything"
     bare.mkdir()
     (bare / "oracle.py").write_text("import no_such_package")
@@ -181,7 +185,7 @@ def test_what_is_missing_is_said_before_anything_is_measured(
         check=False,
     )
     assert done.returncode == 1
-    assert f"{sys.executable} lacks no_such_package, and nothing is installed here" in done.stderr
+    assert f"{sys.executable} lacks no_such_package; nothing is installed here" in done.stderr
     assert "Traceback" not in done.stderr
 
 
