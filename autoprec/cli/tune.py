@@ -249,12 +249,17 @@ def _plan(arguments: argparse.Namespace, options: Any) -> int:
     from autoprec.api import plan
     from autoprec.core.codec import to_plain
     from autoprec.reporting.plan import print_plan
+    from autoprec.tuning.events import Event, Note
+
+    def say(event: Event) -> None:
+        if isinstance(event, Note):
+            print(f"autoprec: {event.text}", file=sys.stderr)
 
     if options.output is not None:
         raise UsageError("--plan writes no file; leave --output out")
     with _stoppable():
         try:
-            made = plan(arguments.task, device=arguments.device, options=options)
+            made = plan(arguments.task, device=arguments.device, options=options, listener=say)
         except KeyboardInterrupt:
             raise Interrupted("interrupted; a plan keeps nothing") from None
     if arguments.json:

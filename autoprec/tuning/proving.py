@@ -20,7 +20,7 @@ from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import WorkerFailure
 from autoprec.tuning.proof import Islands, Proof
 from autoprec.tuning.study import Study
-from autoprec.tuning.trials import RemoteTracer, Runner, raise_lost, run_trial
+from autoprec.tuning.trials import TRY_AGAIN, RemoteTracer, Runner, raise_lost, run_trial
 from autoprec.tuning.work import Work
 
 
@@ -65,7 +65,7 @@ class Prover:
             accepted = known.verdict.accepted or self._drifts(known.verdict)
             return _at_rate(known, outcome.rate, seconds) if accepted else None
         try:
-            proven = self._prove(recipe, outcome.rate, seconds, space)
+            proven = self._prove_again_after_a_fault(recipe, outcome.rate, seconds, space)
         except WorkerFailure as failure:
             raise_lost(failure)
             self._proof.forget()
@@ -91,6 +91,18 @@ class Prover:
             self._listener(Note(f"the magnitudes could not be measured: {failure.message[:200]}"))
         else:
             self._listener(Explained(recipe, units))
+
+    def _prove_again_after_a_fault(
+        self, recipe: Recipe, rate: float, seconds: float, space: Space
+    ) -> Proven | None:
+        """Prove, once more where the worker was killed or the device faulted: see `TRY_AGAIN`."""
+        try:
+            return self._prove(recipe, rate, seconds, space)
+        except WorkerFailure as failure:
+            if failure.kind not in TRY_AGAIN:
+                raise
+        self._proof.forget()
+        return self._prove(recipe, rate, seconds, space)
 
     def _prove(self, recipe: Recipe, rate: float, seconds: float, space: Space) -> Proven | None:
         scale_evidence: Mapping[str, Any] | None = None

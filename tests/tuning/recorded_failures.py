@@ -138,6 +138,17 @@ RECORDED = [
     ),
     (
         LOST,
+        "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "CUDA 46, cudaErrorDevicesUnavailable",
+    ),
+    (
+        UNSUPPORTED,
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "CUDA 209, cudaErrorNoKernelImageForDevice",
+    ),
+    (UNSUPPORTED, "RuntimeError: HIP error: invalid device function", "HIP 98"),
+    (
+        FAULT,
         "RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
         "oneAPI unified runtime, ur_api.h",
     ),

@@ -11,9 +11,12 @@ from operated import BFLOAT16, apply
 from torch import nn
 
 from autoprec.backends.base import Task
+from autoprec.backends.torch import session as module
 from autoprec.backends.torch.compiling import NotCompiled, compiled_throughout
 from autoprec.backends.torch.session import TorchSession
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.trace import TorchTracer
+from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.failures import FailureKind, classify_exception
 
@@ -53,6 +56,32 @@ def test_that_dynamo_gives_up_is_an_error_that_refuses_the_recipe() -> None:
         with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit) as raised:
             model(torch.randn(4, 4))
     assert classify_exception(raised.value) is FailureKind.UNSUPPORTED
+
+
+class Counting(nn.Module):
+    """Counts its own calls, for each of which Dynamo compiles it anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(4, 1), 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(inputs) / self.calls
+
+
+def test_a_session_that_would_time_eager_code_fails_instead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TorchSurgeon", lambda: TorchSurgeon(compile_backend="eager"))
+    task = Task("t", Counting, data, loss_fn=nn.functional.mse_loss)
+    compiled = Recipe(batch_size=4, compile=True)
+    session = TorchSession(task, compiled, device="cpu", seed=0, report=lambda phase, step: None)
+    budget = TimingBudget(seconds=30.0, min_steps=torch._dynamo.config.recompile_limit + 1)
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        session.time_steps(budget)
+    session.close()
+    assert not torch._dynamo.config.fail_on_recompile_limit_hit
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # Inductor's own import
