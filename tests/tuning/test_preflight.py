@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from autoprec.core.device import DeviceFacts, DeviceKind, DTypeFact, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.recipe import Alignment
-from autoprec.core.rules import propose
+from autoprec.core.rules import Refusal, propose
 from autoprec.core.space import Space
 from autoprec.errors import UserCodeError
 from autoprec.hardware.catalogue import load_catalogue
@@ -20,7 +21,7 @@ from autoprec.hardware.lookup import hypothetical
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import build_space, describe
+from autoprec.tuning.preflight import build_space, describe, refusals_of
 from autoprec.tuning.work import Place, Work
 
 NATIVE = DTypeFact(Support.NATIVE)
@@ -120,3 +121,13 @@ def test_a_relative_path_that_is_meant_from_the_task_is_told(
         describe(work, failing(message))
     assert str(caught.value).startswith(f"in the first float32 step: {message}")
     assert (f"It is in {tmp_path}" in str(caught.value)) == hinted
+
+
+def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_refusal() -> None:
+    reason = "Keras does not compile a model with turn (RandomRotation)"
+    assert space([], not_compilable=reason).compile == (False,)
+    work = Work(Path("task.py"), cast(Place, None), Options(), lambda event: None)
+    known = TaskFacts("keras", {}, 32, 32, parameters=100, not_compilable=reason)
+    assert refusals_of(work, known) == (Refusal("compiled", reason),)
+    assert refusals_of(work, replace(known, framework="torch")) == ()
+    assert refusals_of(work, replace(known, not_compilable="")) == ()
