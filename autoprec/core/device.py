@@ -456,6 +456,11 @@ def settled(measured: Measurements) -> Measurements:
     )
 
 
+def times(ratio: float) -> str:
+    """A ratio with two significant digits, and no exponent where it is large: "2.2x", "770x"."""
+    return f"{float(f'{ratio:.2g}'):g}x"
+
+
 def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts:
     """Put what was measured over what the catalogue and the probe say."""
     base = measured.product(DType.FLOAT32)
@@ -498,7 +503,7 @@ def _measured(fact: DTypeFact, product: Product, base: float | None) -> DTypeFac
         fact,
         support=support,
         evidence=Evidence.MEASURED,
-        reason=f"measured: {ratio:.2g}x float32",
+        reason=f"measured: {times(ratio)} float32",
     )
 
 

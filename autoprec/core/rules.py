@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoprec.core.device import DeviceFacts, DeviceKind, Evidence, Support
+from autoprec.core.device import DeviceFacts, DeviceKind, Evidence, Support, times
 from autoprec.core.dtypes import DType, Policy
 
 #: Peaks nearer than this count as equal; the simpler policy then goes first.
@@ -98,7 +98,7 @@ def measured_choice(facts: DeviceFacts) -> Candidate:
         if ratio is not None and ratio >= _SAME_SPEED:
             if here is not None and facts.measured_on:
                 where += f", on {facts.measured_on}"
-            why = f"{dtype} products were measured at {ratio:.2g}x float32's ({where})"
+            why = f"{dtype} products were measured at {times(ratio)} float32's ({where})"
             return Candidate(candidate.policy, (why,))
     why = "nothing that was measured says that another policy would be faster here"
     return Candidate(Policy.FLOAT32, (why,))
@@ -123,11 +123,13 @@ def objections(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
     if fact.support is Support.ABSENT:
         return (_with(f"{dtype} is absent", fact.reason),)
     if ratio is not None and ratio < 1.0:
-        return (f"{dtype} products are slower than float32's (measured: {ratio:.2g}x float32)",)
+        return (f"{dtype} products are slower than float32's (measured: {times(ratio)} float32)",)
     if fact.support in (Support.EMULATED, Support.SLOW):
         return (_with(f"{dtype} is {fact.support}", fact.reason),)
     if facts.kind is DeviceKind.CPU and ratio is not None and ratio < _SAME_SPEED:
-        return (f"{dtype} products are no faster than float32's (measured: {ratio:.2g}x float32)",)
+        return (
+            f"{dtype} products are no faster than float32's (measured: {times(ratio)} float32)",
+        )
     if facts.kind is DeviceKind.CPU and ratio is None:
         return _unproven_on_cpu(facts, dtype)
     return ()
@@ -182,7 +184,7 @@ def _reasons(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
     reasons = [_with(f"{dtype} is {fact.support}{how}", fact.reason)]
     gain = _peak_ratio(facts, dtype)
     if gain is not None:
-        reasons.append(f"peak {gain:.2g}x float32's")
+        reasons.append(f"peak {times(gain)} float32's")
     if fact.support is Support.UNKNOWN:
         reasons.append("only a measurement can tell")
     if policy is Policy.MIXED_BFLOAT16:
@@ -204,10 +206,10 @@ def _expect(facts: DeviceFacts, accepted: tuple[Candidate, ...]) -> str:
         return "no speed-up over float32 is to be expected: no faster dtype is native here"
     ratio = facts.measured_ratio(best.compute_dtype)
     if ratio is not None:
-        return f"matrix products run {ratio:.2g}x float32's speed (measured); {_LESS}"
+        return f"matrix products run {times(ratio)} float32's speed (measured); {_LESS}"
     gain = _peak_ratio(facts, best.compute_dtype)
     if gain is not None:
-        return f"matrix products up to {gain:.2g}x float32 by the vendor's peaks; {_LESS}"
+        return f"matrix products up to {times(gain)} float32 by the vendor's peaks; {_LESS}"
     return "faster than float32 where matrix products dominate; only measuring tells"
 
 

@@ -23,6 +23,7 @@ from autoprec.core.device import (
     doubted,
     merge,
     settled,
+    times,
     with_measurements,
 )
 from autoprec.core.dtypes import DType
@@ -181,6 +182,13 @@ def test_the_familys_measured_ratio_holds_with_the_first_feature_alone():
 def test_about_as_fast_as_float32_leaves_what_was_known(said, kept):
     facts = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=105))
     assert facts.fact(BF16).support is kept
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(2.17, "2.2x"), (768.4, "770x"), (0.0025, "0.0025x"), (12.0, "12x")]
+)
+def test_a_ratio_is_written_without_an_exponent(ratio, text):
+    assert times(ratio) == text
 
 
 def test_float32_that_was_measured_is_native():
