@@ -182,7 +182,8 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--explain",
         action="store_true",
-        help="show how large each module's numbers are under a 16-bit policy, and the islands",
+        help="show how large each module's numbers are under a 16-bit policy, and which modules "
+        "stay in float32",
     )
     group.add_argument(
         "--float32-modules",
