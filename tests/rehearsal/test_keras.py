@@ -7,7 +7,6 @@ answers. Not that anything is placed on the GPU, which TensorFlow does not say h
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,26 +17,15 @@ from rehearsal.jobs import Job
 
 pytestmark = [pytest.mark.keras, pytest.mark.slow]
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "keras"
 L4 = Gpu("NVIDIA L4", "8.9", gib=8.0)
-
-
 FEW = ("--trials", 2, "--rounds", 1, "--proof-seconds", 3, "--no-extras")
-
-
-def example(name: str, policy: str) -> Job:
-    return Job(name, ("--policies", policy, *FEW), gpus=(L4,), tasks=EXAMPLES)
-
-
-JOBS = {
-    "keras_conv": Job("keras_conv", FEW, gpus=(L4,)),
-    "guide_mlp": example("guide_mlp", "mixed_float16"),
-    "not driven": replace(example("guide_mlp", "float32"), driven=False),
-}
+CONV = Job("keras_conv", FEW, gpus=(L4,))
+FLOAT16 = replace(CONV, words=("--policies", "mixed_float16", *FEW))
+JOBS = {"conv": CONV, "float16": FLOAT16, "not driven": replace(FLOAT16, driven=False)}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["keras_conv", "guide_mlp"])
+@pytest.mark.parametrize("name", ["conv", "float16"])
 def test_a_task_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) -> None:
     profile = tuned(name).profile()
     assert profile.device.kind == "cuda"
@@ -46,15 +34,15 @@ def test_a_task_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) 
 
 
 def test_a_policy_that_is_asked_for_is_chosen(tuned: Any) -> None:
-    assert tuned("guide_mlp").profile().recipe.policy is Policy.MIXED_FLOAT16
+    assert tuned("float16").profile().recipe.policy is Policy.MIXED_FLOAT16
 
 
 def test_the_baseline_keeps_tensorflows_tf32_and_the_models_own_xla(tuned: Any) -> None:
     """On a GPU, `jit_compile="auto"` is XLA: no recipe is left that has it and another without."""
-    shown = tuned("keras_conv").shown
+    shown = tuned("conv").shown
     assert "tf32 is not tried: the task's float32 products are TF32 already" in shown
     assert "6 recipes in the space" in shown, "three policies, each plain and padded to 64"
-    assert not tuned("keras_conv").profile().recipe.compile
+    assert not tuned("conv").profile().recipe.compile
 
 
 def test_a_tensorflow_for_cpus_beside_a_gpu_is_told_before_anything_runs(tuned: Any) -> None:
