@@ -192,6 +192,7 @@ TABLE: tuple[Row, ...] = (
         "torch.compile recompiled too often and would have run the rest eagerly; shapes that vary "
         "from batch to batch do this: pad them, or mark them with torch._dynamo.mark_dynamic",
     ),
+    Row(r"^NotCompiled\b", _UNSUPPORTED, "ours: the framework left a compiled step to Python"),
     Row(r"BackendCompilerFailed|InductorError|TorchRuntimeError", _UNSUPPORTED, "Dynamo"),
 )
 

@@ -11,6 +11,7 @@ compiling take is not counted there.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,13 +70,20 @@ class Proof:
         *,
         tolerance: Tolerance | None = None,
         seconds: float | None = None,
+        until: float = math.inf,
         on_event: OnEvent = silent,
     ) -> None:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
         self._told = seconds is not None
-        self._seconds = MOST_SECONDS if seconds is None else seconds
+        self._most = MOST_SECONDS if seconds is None else seconds
+        self._until = until
         self._known: dict[tuple[int, int], _Known] = {}
+
+    @property
+    def _seconds(self) -> float:
+        """What a proof that begins now may take: no longer than `until`, which is a moment."""
+        return max(0.0, min(self._most, self._until - time.monotonic()))
 
     def forget(self) -> None:
         """Record float32 anew: the tracer's worker was replaced."""
@@ -142,7 +150,7 @@ class Proof:
     def _allowance(self, started: float, reference: Trajectory) -> Allowance:
         """How long the candidate's runs and their float32 twins may take."""
         steps = None if self._told else MOST_STEPS
-        return Allowance(started + self._seconds, reference, steps)
+        return Allowance(min(started + self._most, self._until), reference, steps)
 
     def _shadowed(self, recipe: Recipe, points: Sequence[ShadowPoint], known: _Known) -> Check:
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
@@ -264,6 +272,9 @@ class Proof:
                 return Islands(None, None, step.reason, len(history), _tried(history))
             if isinstance(step, Found):
                 break
+            if time.monotonic() >= self._until:
+                reason = "the time limit left no more to look for what mends it"
+                return Islands(None, None, reason, len(history), _tried(history))
             self._on_event("islands", len(history))
             mended = self._with_islands(recipe, step)
             verdict = self.prove(mended, until_failure=True)

@@ -14,6 +14,7 @@ from autoprec.core.outcomes import Outcome
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.space import Space
+from autoprec.tuning.deadline import PROOF
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import WorkerFailure
@@ -42,12 +43,14 @@ class Prover:
         self, work: Work, study: Study, task: TaskFacts, findings: Findings, runner: Runner
     ) -> None:
         self._options, self._listener = work.options, work.listener
+        self._deadline = work.deadline
         self._study, self._task, self._findings = study, task, findings
         self._runner = runner
         self._proof = Proof(
             RemoteTracer(runner),
             tolerance=Tolerance().scaled(work.options.tolerance),
             seconds=work.options.proof_seconds,
+            until=work.deadline.of(PROOF),
             on_event=self._progress,
         )
 
@@ -59,7 +62,8 @@ class Prover:
         self._listener(Stage("proof", f"{recipe.policy} at batch {recipe.batch_size}"))
         known = self._recall(recipe)
         if known is not None:
-            return known if known.verdict.accepted or self._drifts(known.verdict) else None
+            accepted = known.verdict.accepted or self._drifts(known.verdict)
+            return _at_rate(known, outcome.rate, seconds) if accepted else None
         try:
             proven = self._prove_again_after_a_fault(recipe, outcome.rate, seconds, space)
         except WorkerFailure as failure:
@@ -109,7 +113,7 @@ class Prover:
         verdict = self._judge(recipe)
         if verdict.accepted or self._drifts(verdict):
             return Proven(recipe, verdict, rate, seconds, scale_evidence)
-        if not recipe.policy.mixed:
+        if not recipe.policy.mixed or self._deadline.passed(PROOF):
             self._refuse(recipe, verdict.reason)
             return None
         return self._with_islands(recipe, verdict, space, rate, scale_evidence)
@@ -179,6 +183,12 @@ class Prover:
     def _keep(self, recipe: Recipe, proven: Proven | None) -> None:
         if proven is not None:
             self._study.remember(self._name(recipe), proven)
+
+
+def _at_rate(known: Proven, rate: float, seconds: float) -> Proven:
+    """What was proven earlier, at the speed that its recipe has now; islands slow it as before."""
+    kept = float((known.islands or {}).get("speed_kept", 1.0)) or 1.0
+    return replace(known, rate=rate * kept, step_seconds=seconds / kept)
 
 
 def _islands_evidence(found: Islands, speed: float) -> Mapping[str, Any]:

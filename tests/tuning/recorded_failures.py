@@ -302,6 +302,12 @@ RECORDED = [
     ),
     (
         UNSUPPORTED,
+        "NotCompiled: Keras does not compile a model with turn (RandomRotation); layers that only "
+        "prepare the inputs may go into the data pipeline",
+        "autoprec/backends/keras/compiling.py; the same of torch's Dynamo",
+    ),
+    (
+        UNSUPPORTED,
         "RuntimeError: torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to "
         "autocast.\nMany models use a sigmoid layer right before the binary cross entropy layer.\n"
         "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_"

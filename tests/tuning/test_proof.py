@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -272,6 +273,12 @@ def test_out_of_time_the_verdict_says_what_it_did_not_cover():
     slower = Proof(FakeTracer(step_seconds=1.0), seconds=10).prove(BFLOAT16)
     assert "trajectory of seed 0 (out of time)" in slower.not_covered
     assert slower.accepted
+
+
+def test_the_time_of_the_whole_tuning_bounds_a_proof_however_long_it_may_take():
+    limited = Proof(FakeTracer(step_seconds=1.0), seconds=600, until=time.monotonic() + 10)
+    assert "trajectory of seed 0 (out of time)" in limited.prove(BFLOAT16).not_covered
+    assert not Proof(FakeTracer(step_seconds=1.0), seconds=600).prove(BFLOAT16).not_covered
 
 
 def test_without_time_for_any_comparison_nothing_is_accepted():

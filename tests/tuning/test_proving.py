@@ -13,8 +13,9 @@ from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.space import Space
 from autoprec.errors import TrialFailure
 from autoprec.tuning import proving
+from autoprec.tuning.deadline import Deadline
 from autoprec.tuning.events import silent
-from autoprec.tuning.evidence import Findings, Proven
+from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import Options
 from autoprec.tuning.proving import Prover
@@ -24,7 +25,7 @@ from tests.tuning.test_proof import BFLOAT16, FakeTracer
 TASK = TaskFacts("torch", {}, 32, 32, 1000)
 OUTCOME = Outcome({}, Status.OK, Measurement(0.1, 0.1, 0.1, 5, 1.0))
 STUDY = SimpleNamespace(recall=lambda *_: None, remember=lambda *_: None)
-WORK = SimpleNamespace(options=Options(), listener=silent)
+WORK = SimpleNamespace(options=Options(), listener=silent, deadline=Deadline())
 
 
 class Tracer(FakeTracer):
@@ -79,3 +80,17 @@ def test_what_is_the_recipes_doing_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     found, findings = prove(Tracer("shadow", FailureKind.OUT_OF_MEMORY), monkeypatch)
     assert found is None
     assert "the proof ended with out_of_memory" in findings.refusals[0].reason
+
+
+@pytest.mark.parametrize(("islands", "rate"), [(None, 10.0), ({"speed_kept": 0.8}, 8.0)])
+def test_what_was_proven_before_runs_at_the_speed_it_has_now(
+    islands: dict[str, float] | None, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier tuning may have run at another pace; the verdict holds at any."""
+    earlier = Proven(BFLOAT16, REFERENCE, 700.0, 0.001, islands=islands)
+    monkeypatch.setattr(STUDY, "recall", lambda *_: earlier)
+    found, _ = prove(Tracer("nothing"), monkeypatch)
+    assert found is not None
+    assert (found.verdict, found.islands) == (REFERENCE, islands)
+    assert found.rate == pytest.approx(rate)
+    assert found.step_seconds == pytest.approx(0.1 * 10.0 / rate)

@@ -12,7 +12,7 @@ from torch import nn
 
 from autoprec.backends.base import Task
 from autoprec.backends.torch import session as module
-from autoprec.backends.torch.compiling import compiled_throughout
+from autoprec.backends.torch.compiling import NotCompiled, compiled_throughout
 from autoprec.backends.torch.session import TorchSession
 from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.trace import TorchTracer
@@ -93,3 +93,21 @@ def test_a_proof_traces_compiled_code_however_often_it_builds_the_model() -> Non
         torch._dynamo.utils.counters.clear()
         tracer.trajectory(recipe=compiled, seed=0, steps=1)
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+
+
+class LeftAlone(nn.Linear):
+    """A model whose author has switched Dynamo off."""
+
+    @torch.compiler.disable
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_model_of_which_nothing_is_compiled_is_not_called_compiled() -> None:
+    task = Task("t", lambda: LeftAlone(4, 1), data, loss_fn=nn.functional.mse_loss)
+    with pytest.raises(NotCompiled, match="compiled nothing") as raised:
+        TorchSession(
+            task, Recipe(batch_size=4, compile=True), device="cpu", seed=0, report=lambda *_: None
+        )
+    assert classify_exception(raised.value) is FailureKind.UNSUPPORTED
