@@ -146,7 +146,7 @@ def test_without_onednn_the_rules_count_on_no_arithmetic_of_the_cpus(
 ) -> None:
     path = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
     seen = observe(RecordedMachine(read_recording(path)))
-    monkeypatch.setattr("autoprec.api.observe", lambda: seen)
+    monkeypatch.setattr("autoprec.api.observe", lambda **_: seen)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
     monkeypatch.setattr(type(torch.backends.mkldnn), "enabled", enabled)
     said = TorchBackend().shortcoming("cpu")
