@@ -21,7 +21,7 @@ from autoprec.tuning.contest import (
     fit_together,
 )
 from autoprec.tuning.deadline import CONFIRMATION
-from autoprec.tuning.doubting import doubts_of, far_behind, searched_ratio
+from autoprec.tuning.doubting import doubts_of, far_behind, searched_ratio, why_plain
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.proving import is_reference
@@ -90,7 +90,7 @@ class Finish:
     def _run(self, left: Sequence[Proven]) -> None:
         plain, findings = self.plain, self.findings
         findings.baseline = plain
-        self._keep_plain("the baseline is the fastest recipe")
+        self._keep_plain(why_plain(findings, plain))
         others = [p for p in left if p.recipe.key() != plain.key()]
         others = [p for p in others if p.rate >= _NEAR * others[0].rate][:_FINALISTS]
         if not others:
@@ -208,10 +208,11 @@ class Finish:
         """Keep float32 where there was no time: nothing is chosen that did not run beside it."""
         name = in_words(winner.recipe)
         self.findings.not_covered.append(f"{name} in alternation with float32")
-        if self.work.float32_allowed or searched is None:
+        if self.work.float32_allowed:
             self._keep_plain(f"there was no time left to confirm {name}")
         else:
-            self._take_as_searched(winner, searched)
+            ratio = winner.rate / self.findings.measurement_of(self.plain).samples_per_second
+            self._take_as_searched(winner, searched or Ratio(ratio, ratio, ratio, 1))
 
     def _beside(self, winner: Recipe, giving: Recipe | None) -> list[Recipe]:
         """What runs beside winner and baseline, as far as the time and the memory go.
