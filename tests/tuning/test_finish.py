@@ -13,7 +13,7 @@ from autoprec.core.choice import Finalist
 from autoprec.core.device import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
-from autoprec.core.outcomes import Outcome, Status
+from autoprec.core.outcomes import Outcome, Status, key
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.space import Space
 from autoprec.core.statistics import Ratio
@@ -324,10 +324,14 @@ def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(
 def test_parts_that_would_take_long_are_one(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Float32 at the winner's batch comes first: what precision brings is asked most."""
+    """They may take as long as winner and baseline; what precision brings is asked first."""
     monkeypatch.setattr(module, "Contest", Several)
+    between = replace(PLAIN, knobs={KEEP_MEMORY: True})
+    steps = {key(SPACE.point(between)): 0.7}
     findings.history = tuple(
-        replace(o, measurement=Measurement(0.5, 0.5, 0.5, 5, o.rate * 0.5)) for o in at(Several)
+        replace(o, measurement=Measurement(step, step, step, 5, o.rate * step))
+        for o in at(Several)
+        for step in (steps.get(key(o.point), 0.5),)
     )
     finish(findings, [proven(KEPT)])
     assert [(p.what, round(p.speedup.ratio, 6)) for p in findings.waterfall] == [
