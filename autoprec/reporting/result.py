@@ -23,6 +23,8 @@ def headline(profile: Profile) -> str:
         )
     first = "" if _precision_pays(profile) else "precision brings nothing here; "
     text = f"{first}{name}: {ratio_text(gain)} over {baseline_text(profile)}"
+    if len(evidence.waterfall) == 1 and " and " in evidence.waterfall[0].what:
+        text += f"; {evidence.waterfall[0].what} together, not told apart in the time"
     if len(evidence.waterfall) > 1:
         parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)
         text += f" = {parts}"

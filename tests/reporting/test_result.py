@@ -70,6 +70,11 @@ def test_one_part_needs_no_lines_of_its_own() -> None:
     assert "=" not in headline(made(replace(WINNER, knobs={}), 1.5, precision=1.5))
 
 
+def test_parts_that_were_not_told_apart_are_said_to_be() -> None:
+    said = headline(made(WINNER, 1.4, precision_and_kept_memory=1.4))
+    assert said.endswith("; precision and kept memory together, not told apart in the time")
+
+
 def test_what_was_asked_for_and_is_slower_is_said_so_first() -> None:
     slow = made(replace(WINNER, forced=True), 0.81)
     assert closing_sentence(slow).startswith("result: 0.81x: slower than float32, batch 32; mixed_")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,9 @@ def test_the_fast_policy_that_trains_like_float32_is_chosen_with_its_evidence(
     assert profile.evidence.speedup.low > 1.5
     assert profile.evidence.speedup_same_batch is not None
     assert profile.evidence.speedup_same_batch.ratio == pytest.approx(1.96, abs=0.1)
+    assert [part.what for part in profile.evidence.waterfall] == ["precision", "batch"]
+    whole = math.prod(part.speedup.ratio for part in profile.evidence.waterfall)
+    assert whole == pytest.approx(profile.evidence.speedup.ratio, rel=0.05)
     assert profile.evidence.trials == len(trials(events))
     written = load_profile(path.with_suffix(".profile.yaml"))
     assert written == from_plain(Profile, to_plain(profile)) == profile
