@@ -68,8 +68,11 @@ class OnModel(Protocol):
     """A recipe at work on one model, as `Precision` sees it."""
 
     model: Any
-    optimizers: tuple[Any, ...]
     nonfinite: Any
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """The user's optimizers, wrapped where the recipe needs it."""
 
     @property
     def report(self) -> Applied:
@@ -202,6 +205,12 @@ class Precision:
         if not known:
             self._starts[inner] = int(value_of(wrapping.updates_of(optimizer)))
         return wrapped
+
+    def count_from_here(self) -> None:
+        """Count the updates of optimizers that are new from now on."""
+        for optimizer in self.optimizers:
+            inner = saved_form.innermost(optimizer)
+            self._starts.setdefault(inner, int(value_of(wrapping.updates_of(inner))))
 
     def scale_loss(self, loss: Any, optimizer: Any = None) -> Any:
         """Scale `loss` for the backward pass; call inside the tape."""

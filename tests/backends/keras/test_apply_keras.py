@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from autoprec import Policy, Recipe, apply_profile, load_profile
 from autoprec.api import device_fingerprint
@@ -129,6 +130,36 @@ def test_off_changes_nothing(given: str | None) -> None:
     assert precision.policy is Policy.FLOAT32
     assert type(model.optimizer) is keras.optimizers.SGD
     assert fit(model) == expected
+
+
+@pytest.mark.parametrize("way", ["in place", "its optimizer", "before the model", "before both"])
+def test_a_loop_goes_on_where_profiles_are_off(way: str) -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    if way == "before both":
+        precision = apply_profile("off", optimizer=optimizer)
+    if way == "before the model":
+        precision = apply_profile("off")
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    if way in ("in place", "before the model"):
+        model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    if way == "in place":
+        precision = apply_profile("off", model=model)
+    if way == "its optimizer":
+        precision = apply_profile("off", model=model, optimizer=optimizer)
+    assert precision.optimizer is optimizer
+    inputs, before = np.ones((4, 8), "float32"), model.get_weights()
+    with tf.GradientTape() as tape:
+        loss = keras.ops.mean(keras.ops.square(model(inputs, training=True)))
+        scaled = precision.scale_loss(loss)
+    gradients = tape.gradient(scaled, model.trainable_variables)
+    assert precision.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    assert float(scaled) == float(loss)
+    assert precision.steps == 1
+    for now, start, gradient in zip(model.get_weights(), before, gradients, strict=True):
+        assert np.allclose(now, start - 0.1 * gradient.numpy(), rtol=0, atol=1e-6)
+    precision.restore()
+    assert "compile" not in vars(build())
 
 
 def test_the_environment_switches_a_profile_off_and_fit_gets_the_whole_batch(
