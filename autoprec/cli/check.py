@@ -38,14 +38,17 @@ def run(arguments: argparse.Namespace) -> int:
     from autoprec.core.codec import to_plain
 
     profile = load_profile(arguments.profile)
-    fit = check_profile(profile, device=arguments.device)
+    fit = check_profile(
+        profile, device=arguments.device, on_wait=lambda text: print(text, file=sys.stderr)
+    )
     if arguments.json:
         json.dump({"matches": fit.matches, **to_plain(fit)}, sys.stdout, indent=2)
         print()
     if not fit.matches:
+        instead = f"; until then {fit.instead}" if fit.instead else ""
         raise ProfileMismatch(
-            f"{arguments.profile} does not fit: {'; '.join(fit.problems)}. Run `autoprec tune` on "
-            "this device"
+            f"{arguments.profile} does not fit: {'; '.join(fit.problems)}. Run `autoprec tune "
+            f"{profile.task.file}` here{instead}"
         )
     for warning in fit.warnings:
         print(f"warning: {warning}", file=sys.stderr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any, Literal
 
 from autoprec.core.codec import bounded
@@ -17,8 +18,12 @@ from autoprec.core.judge import Verdict
 from autoprec.core.recipe import KNOBS, Alignment, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio
+from autoprec.core.waterfall import Part, in_words
 
 SCHEMA = 1
+
+#: Of what was not compared, because it is the baseline itself.
+NO_SPEEDUP = Ratio(1.0, 1.0, 1.0, 0)
 
 # What a number read from a file may be at most: samples a second, seconds, bytes.
 _FASTEST, _LONGEST, _LARGEST = 1e15, 1e9, 2**60
@@ -77,18 +82,27 @@ class Chosen:
     memory_share: float | None = bounded(default=None, low=0.0, high=1e6)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Every number behind the recipe, as measured."""
+    """Every number behind the recipe, as measured. What a file must have comes last in it.
+
+    So a file that was cut off is never taken for a whole one. Without a speed-up (of no rounds),
+    the baseline itself was chosen.
+
+    `waterfall` is what the speed-up consists of, from the recipe to the baseline. `inconclusive`
+    says why nothing could be concluded, so that float32 was kept (empty: it could), `not_covered`
+    what a time limit left out.
+    """
 
     baseline: Baseline
     chosen: Chosen
-    speedup: Ratio
-    speedup_same_batch: Ratio | None
+    speedup: Ratio = NO_SPEEDUP
+    speedup_same_batch: Ratio | None = None
     parity: Verdict
     reason: str
-    trials: int = bounded(low=0, high=10**9)
-    tuning_seconds: float = bounded(low=0.0, high=_LONGEST)
+    waterfall: tuple[Part, ...] = ()
+    inconclusive: str = ""
+    not_covered: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     proof_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
     memory_budget_bytes: int | None = bounded(default=None, low=0, high=_LARGEST)
@@ -96,11 +110,16 @@ class Evidence:
     islands: Mapping[str, Any] | None = None
     padding: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    trials: int = bounded(low=0, high=10**9)
+    tuning_seconds: float = bounded(low=0.0, high=_LONGEST)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
-    """A tuned recipe with what it holds for and why it is believed."""
+    """A tuned recipe with what it holds for and why it is believed.
+
+    Its `repr` is a line, and in a notebook a small table; `evidence` has every number.
+    """
 
     schema: Literal[1]
     created: str
@@ -111,6 +130,31 @@ class Profile:
     recipe: Recipe
     evidence: Evidence
 
+    def __repr__(self) -> str:
+        said = "; ".join(text for _, text in self._rows())
+        return f"<Profile of {self.task.file}: {said}>"
+
+    def _repr_html_(self) -> str:
+        rows = [*self._rows(), *(("warning", text) for text in self.evidence.warnings)]
+        cells = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+        return f"<table><caption>{escape(self.task.file)}</caption>{''.join(cells)}</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """What matters most, each with its name."""
+        evidence = self.evidence
+        rows = [("recipe", in_words(self.recipe))]
+        if evidence.inconclusive:
+            rows.insert(0, ("inconclusive", f"inconclusive: {evidence.inconclusive}"))
+        base, gain = evidence.baseline, evidence.speedup
+        if gain.rounds:
+            against = f"{base.policy}, batch {base.batch_size}"
+            between = f"({gain.low:.2f}-{gain.high:.2f})"
+            rows.append(("speed", f"{gain.ratio:.2f}x {between} over {against}"))
+        parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)
+        rows += [("due to", parts)] if len(evidence.waterfall) > 1 else []
+        rows.append(("trains", f"{evidence.parity.verdict}: {evidence.parity.reason}"))
+        return [*rows, ("device", self.device.name or self.device.family)]
+
 
 def without_speeds(evidence: Evidence) -> Evidence:
     """The evidence of a rehearsal: the same verdicts and memory, and nothing that was timed."""
@@ -119,8 +163,9 @@ def without_speeds(evidence: Evidence) -> Evidence:
         evidence,
         baseline=replace(evidence.baseline, **timeless),
         chosen=Chosen(peak_memory_bytes=evidence.chosen.peak_memory_bytes, **timeless),
-        speedup=Ratio(1.0, 1.0, 1.0, 0),
+        speedup=NO_SPEEDUP,
         speedup_same_batch=None,
+        waterfall=(),
         padding=tuple({**each, "speed_with_over_without": None} for each in evidence.padding),
         reason=f"{REHEARSED}; numerics: {evidence.parity.verdict}: {evidence.parity.reason}",
     )
@@ -132,10 +177,14 @@ REHEARSED = "a rehearsal on a pretended device, in which nothing timed means any
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a profile holds here: `problems` rule it out, `warnings` weaken it."""
+    """Whether a profile holds here: `problems` rule it out, `warnings` weaken it.
+
+    `instead` is what is done where it does not hold, if that is known.
+    """
 
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    instead: str = ""
 
     @property
     def matches(self) -> bool:
@@ -151,7 +200,8 @@ def fit(
     Another kind or family of device rules the profile out, and so does having been made in a
     rehearsal; another name, memory, partition, core quota or
     minor version of the framework is a warning. `software` maps names to versions; one that is not
-    installed here is not compared unless it is the profile's own framework.
+    installed here is not compared, but without the profile's own framework it does not fit, unless
+    it is applied to another `framework`.
     """
     problems, warnings = [], []
     made = profile.device.fingerprint
@@ -171,7 +221,10 @@ def fit(
             f"tuned with {profile.task.framework}, applied to {framework}: policy and batch carry "
             "over, the measured speed may not"
         )
-    warnings += _software_differences(profile, software, framework)
+    own = profile.task.framework
+    if framework in (None, own) and own in profile.software and own not in software:
+        problems.append(f"made with {own} {profile.software[own]}, which is not installed here")
+    warnings += _software_differences(profile, software)
     return Fit(tuple(problems), tuple(warnings))
 
 
@@ -203,18 +256,13 @@ def _quota(quota: float | None) -> str:
     return "none" if quota is None else f"{quota:g}"
 
 
-def _software_differences(
-    profile: Profile, software: Mapping[str, str], framework: str | None
-) -> list[str]:
+def _software_differences(profile: Profile, software: Mapping[str, str]) -> list[str]:
     found = []
     for name, version in profile.software.items():
         if name == "python":
             continue
         here = software.get(name)
-        if here is None:
-            if name == profile.task.framework and framework in (None, name):
-                found.append(f"made with {name} {version}, which is not installed here")
-        elif minor_version(here) != minor_version(version):
+        if here is not None and minor_version(here) != minor_version(version):
             found.append(f"made with {name} {version}, here is {here}")
     return found
 

@@ -21,7 +21,8 @@ class Options:
     `policies` empty means what the rules propose. `batch_sizes` None means powers of two from 8 to
     1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name to the levels to try, its
     default first; what else this device makes plausible is tried too, unless `extras` is off.
-    `align` overrides the multiple that the device wants. `proof_seconds` None means the time of
+    `align` overrides the multiple that the device wants. `time_limit` bounds the whole tuning,
+    `search_limit` the search alone. `proof_seconds` None means the time of
     200 float32 steps, at most 60 seconds. `tolerance` widens (above 1) or narrows the proof's
     tolerances.
     """
@@ -31,6 +32,7 @@ class Options:
     batch_sizes: tuple[int, ...] | None = None
     trials: int | None = None
     time_limit: float | None = None
+    search_limit: float | None = None
     proof_seconds: float | None = None
     tolerance: float = 1.0
     accept_drift: bool = False
@@ -51,6 +53,7 @@ class Options:
     def __post_init__(self) -> None:
         _positive("--trials", self.trials)
         _positive("--time-limit", self.time_limit)
+        _positive("--search-limit", self.search_limit)
         _positive("--proof-seconds", self.proof_seconds)
         _positive("--tolerance", self.tolerance)
         _positive("--align", self.align)
@@ -84,6 +87,7 @@ class Options:
         return (
             self.trials,
             self.time_limit,
+            self.search_limit,
             self.proof_seconds,
             self.tolerance,
             self.accept_drift,

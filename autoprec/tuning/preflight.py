@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from autoprec.core.device import DeviceFacts, DeviceKind, Support
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.islands import resolve_patterns
 from autoprec.core.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.measurement import Dimension, TaskFacts
+from autoprec.core.probe import Unusable
 from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
-from autoprec.core.rules import Proposal
+from autoprec.core.rules import Proposal, Refusal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
-from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError
+from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError, UserCodeError
 from autoprec.tuning.events import Note, Stage
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import BASELINE_BATCH
@@ -34,7 +37,7 @@ def preflight(work: Work, study: Study, runner: Runner) -> TaskFacts:
     known = study.recall("task", TaskFacts)
     if known is not None:
         return known
-    work.listener(Stage("preflight", "one float32 step"))
+    work.listener(Stage("preflight", "in float32"))
     facts = describe(work, runner)
     study.remember("task", facts)
     return facts
@@ -46,7 +49,7 @@ def describe(work: Work, runner: Runner) -> TaskFacts:
         batch = runner.load().batch_size or _first_batch(work)
         return _describe(work, runner, batch)
     except WorkerFailure as failure:
-        raise _first_step_failed(failure) from failure
+        raise _first_step_failed(work, failure, "in the first float32 step: ") from failure
 
 
 def load(work: Work, runner: Runner) -> Loaded:
@@ -58,27 +61,65 @@ def load(work: Work, runner: Runner) -> Loaded:
     try:
         loaded = runner.load()
     except WorkerFailure as failure:
-        raise _first_step_failed(failure) from failure
+        raise _first_step_failed(work, failure) from failure
+    never = never_trained(loaded, work.place.facts.kind)
+    if never:
+        raise DeviceUnusable(f"{never}; tune for another: --device {loaded.usable[-1]}")
     device = work.settings().device
-    if device not in loaded.usable:
+    # ROCm's GPUs are "cuda", too: the build tells whose it uses.
+    anothers = device == "cuda" and work.place.facts.kind not in loaded.built_for
+    if device not in loaded.usable or anothers:
         name = work.place.facts.observation.name or device
         version = loaded.software.get(loaded.framework, "")
+        build = f"Install a build of it for this device ({loaded.builds})"
+        if work.place.facts.kind in loaded.built_for:
+            build = (
+                "This build is for such devices: mend the driver, a library that is missing "
+                f"({loaded.builds}) or the setting that hides it"
+            )
         raise DeviceUnusable(
             f"{loaded.framework} {version} cannot use {name} ({work.place.facts.kind}): as it is "
-            f"installed here it uses {' and '.join(loaded.usable)}. Install a build of it for this "
-            f"device ({loaded.builds}), or tune for another: --device {loaded.usable[-1]}"
+            f"installed here it uses {' and '.join(loaded.usable)}. {build}, or tune for another: "
+            f"--device {loaded.usable[-1]}"
         )
-    missed = [each.text for each in work.place.unusable if each.kind in loaded.built_for]
-    if work.on_cpu and missed:
-        raise DeviceUnusable(
-            f"{'; '.join(missed)}. Mend that, or tune for the CPU as it is: --device cpu"
-        )
+    if work.on_cpu:
+        refuse_what_is_missed(work.place.unusable, loaded)
     return loaded
 
 
-def _first_step_failed(failure: WorkerFailure) -> AutoprecError:
+def never_trained(loaded: Loaded, kind: DeviceKind) -> str:
+    """That a framework's models are never tuned on such a device; "" where they are."""
+    if kind in loaded.trains_on:
+        return ""
+    return f"{loaded.framework} models are tuned on {', '.join(loaded.trains_on)}, not on {kind}"
+
+
+def refuse_what_is_missed(unusable: Sequence[Unusable], loaded: Loaded) -> None:
+    """Raise `DeviceUnusable` where the CPU would stand for what the framework was built for."""
+    missed = [each.text for each in unusable if each.kind in loaded.built_for]
+    if missed:
+        raise DeviceUnusable(
+            f"{'; '.join(missed)}. Mend that, or tune for the CPU as it is: --device cpu"
+        )
+
+
+def _first_step_failed(work: Work, failure: WorkerFailure, where: str = "") -> AutoprecError:
+    if failure.kind is FailureKind.USER_ERROR and failure.frames:
+        message = f"{where}{failure.message}{_beside(work.task, failure.message)}"
+        raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)
     return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
+
+
+def _beside(task: Path, message: str) -> str:
+    """What to do where the file that is missing here is there beside the task file."""
+    found = re.search(r"No such file or directory: '([^'\n]+)'", message)
+    if found is None or Path(found[1]).is_absolute() or not (task.parent / found[1]).exists():
+        return ""
+    return (
+        f". It is in {task.parent}: paths count from the folder that the command is run in, so run "
+        "it there, or begin them with Path(__file__).parent"
+    )
 
 
 def _first_batch(work: Work) -> int:
@@ -160,7 +201,14 @@ def _may_compile(work: Work, task: TaskFacts) -> bool:
     XLA can double a small step's speed or lose all that bfloat16 wins, and costs seconds to try;
     torch.compile can take minutes.
     """
-    return not task.compiled and (work.options.compile or task.framework == "keras")
+    asked = work.options.compile or task.framework == "keras"
+    return asked and not task.compiled and not task.not_compilable
+
+
+def refusals_of(work: Work, task: TaskFacts) -> tuple[Refusal, ...]:
+    """What would be tried and is not for the task's sake, besides policies."""
+    asked = work.options.compile or task.framework == "keras"
+    return (Refusal("compiled", task.not_compilable),) if asked and task.not_compilable else ()
 
 
 def multiples(work: Work, facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ compiling take is not counted there.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,18 @@ from autoprec.backends.base import Tracer
 from autoprec.core import judge as judging
 from autoprec.core.checks import Check
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.judge import LONG_STEPS, MIN_STEPS, Evidence, SeedRun, Tolerance, Verdict
+from autoprec.core.judge import (
+    AT_THE_SAME_WEIGHTS,
+    LONG_STEPS,
+    MIN_STEPS,
+    Evidence,
+    SeedRun,
+    Tolerance,
+    Verdict,
+)
 from autoprec.core.loss_scale import ScaleEvidence
 from autoprec.core.measurement import Unit
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import LossScale, Recipe, batch_in_words
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import AutoprecError, TaskError
 from autoprec.tuning import scaling
@@ -69,13 +78,20 @@ class Proof:
         *,
         tolerance: Tolerance | None = None,
         seconds: float | None = None,
+        until: float = math.inf,
         on_event: OnEvent = silent,
     ) -> None:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
         self._told = seconds is not None
-        self._seconds = MOST_SECONDS if seconds is None else seconds
+        self._most = MOST_SECONDS if seconds is None else seconds
+        self._until = until
         self._known: dict[tuple[int, int], _Known] = {}
+
+    @property
+    def _seconds(self) -> float:
+        """What a proof that begins now may take: no longer than `until`, which is a moment."""
+        return max(0.0, min(self._most, self._until - time.monotonic()))
 
     def forget(self) -> None:
         """Record float32 anew: the tracer's worker was replaced."""
@@ -142,7 +158,7 @@ class Proof:
     def _allowance(self, started: float, reference: Trajectory) -> Allowance:
         """How long the candidate's runs and their float32 twins may take."""
         steps = None if self._told else MOST_STEPS
-        return Allowance(started + self._seconds, reference, steps)
+        return Allowance(min(started + self._most, self._until), reference, steps)
 
     def _shadowed(self, recipe: Recipe, points: Sequence[ShadowPoint], known: _Known) -> Check:
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
@@ -166,7 +182,7 @@ class Proof:
         steps = len(known.reference.losses)
         late = [str(step) for step in CHECKPOINTS if step >= steps]
         if late:
-            missing.append(f"shadow at steps {', '.join(late)} (out of time)")
+            missing.append(_unseen(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(late)}"))
         return known
 
     def _look_later(
@@ -184,7 +200,8 @@ class Proof:
         seen = sum(step < len(run.losses) for step in LATER)
         allowance.spend(len(run.losses) + seen)
         if seen < len(LATER):
-            missing.append(f"shadow at steps {', '.join(map(str, LATER[seen:]))} (out of time)")
+            steps = ", ".join(map(str, LATER[seen:]))
+            missing.append(_unseen(f"{AT_THE_SAME_WEIGHTS} at steps {steps}"))
         return self._tracer.shadow(recipe=recipe) if seen else ()
 
     def _run(
@@ -215,7 +232,7 @@ class Proof:
             allowance.ran(run)
             most = len(run.losses)
         if run is None or most < MIN_STEPS:
-            missing.append(f"trajectory of seed {seed} (out of time)")
+            missing.append(_unseen(f"the short training with seed {seed}"))
             return None
         plain = self._float32(known.plain, recipe, seed, most, noisy=False)
         noisy = None
@@ -223,7 +240,9 @@ class Proof:
             noisy = self._float32(known.noisy, recipe, seed, most, noisy=True)
         allowance.spend(twins * most)
         if most < steps:
-            missing.append(f"steps {most} to {steps} of seed {seed} (out of time)")
+            missing.append(
+                _unseen(f"steps {most} to {steps} of the short training with seed {seed}")
+            )
         cut = _cut(run, most), None if noisy is None else _cut(noisy, most)
         return SeedRun(_cut(plain, most), *cut)
 
@@ -264,6 +283,9 @@ class Proof:
                 return Islands(None, None, step.reason, len(history), _tried(history))
             if isinstance(step, Found):
                 break
+            if time.monotonic() >= self._until:
+                reason = "the time limit left no more to look for what mends it"
+                return Islands(None, None, reason, len(history), _tried(history))
             self._on_event("islands", len(history))
             mended = self._with_islands(recipe, step)
             verdict = self.prove(mended, until_failure=True)
@@ -326,6 +348,10 @@ def _lacks(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:
     return seed not in kept or len(kept[seed].losses) < steps
 
 
+def _unseen(what: str) -> str:
+    return f"{what} (no time was left)"
+
+
 def _cut(run: Trajectory, steps: int) -> Trajectory:
     """The first steps of a run; a metric belongs to its end only."""
     if len(run.losses) <= steps:
@@ -339,8 +365,9 @@ def _check_reference(reference: Trajectory, recipe: Recipe) -> None:
         return
     step = reference.losses.index(None)
     raise TaskError(
-        f"in float32 the loss is inf or NaN at step {step} (counted from 0) at batch "
-        f"{recipe.batch_size} x {recipe.accumulation_steps}, so nothing can be proven against it. "
+        f"in float32 the loss is inf or NaN at step {step} (counted from 0) at "
+        f"{batch_in_words(recipe.batch_size, recipe.accumulation_steps)}, so nothing can be proven "
+        "against it. "
         "Look for inf or NaN in that batch of build_data, or lower the learning rate"
     )
 

@@ -22,7 +22,7 @@ from autoprec.backends.keras.accumulation import AccumulatingOptimizer
 from autoprec.backends.keras.loss_scale import STATE, ScaledOptimizer, value_of
 from autoprec.backends.keras.padding import PaddedLayer
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import LossScale, Recipe, batch_in_words
 from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
@@ -102,9 +102,8 @@ class Precision:
 
     def __repr__(self) -> str:
         recipe = self.recipe
-        return (
-            f"Precision({recipe.policy}, batch {recipe.batch_size} x {recipe.accumulation_steps})"
-        )
+        batch = batch_in_words(recipe.batch_size, recipe.accumulation_steps)
+        return f"Precision({recipe.policy}, {batch})"
 
     @property
     def policy(self) -> Policy:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,7 +14,11 @@ import pytest
 import tensorflow as tf
 
 from autoprec import Policy, Recipe, apply_profile, load_profile
+from autoprec.api import device_fingerprint
 from autoprec.errors import AutoprecWarning
+from autoprec.hardware.catalogue import profiles_folder
+from autoprec.hardware.observe import observe
+from autoprec.hardware.recording import RecordedMachine, read_recording
 from autoprec.profiles import save_profile
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)
@@ -60,6 +65,31 @@ def test_without_a_model_the_global_policy_is_set_and_can_be_put_back(
     with apply_profile(write_profile(BFLOAT16, "keras")):
         assert keras.layers.Dense(4).compute_dtype == "bfloat16"
     assert keras.config.dtype_policy().name == before
+
+
+@pytest.mark.parametrize(
+    ("how", "layer"), [({}, "float32"), ({"fallback": "rules"}, "bfloat16")], ids=["plain", "rules"]
+)
+def test_where_no_profile_fits_the_global_policy_is_float32_unless_asked(
+    write_profile: WriteProfile,
+    monkeypatch: pytest.MonkeyPatch,
+    how: dict[str, Any],
+    layer: str,
+) -> None:
+    recorded = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
+    seen = observe(RecordedMachine(read_recording(recorded)))
+    path = write_profile(BFLOAT16, "keras")  # of the machine this runs on, not of the recorded one
+    path.write_text(path.read_text().replace(device_fingerprint("cpu").family, "another"))
+    monkeypatch.setattr("autoprec.fitting.observe", lambda **_: seen)
+    with (
+        pytest.warns(AutoprecWarning, match="Run `autoprec tune model.py` here"),
+        apply_profile(path, **how),
+    ):
+        assert keras.layers.Dense(4).compute_dtype == layer
+    model = build()
+    with pytest.warns(AutoprecWarning, match="no profile fits this device"):
+        apply_profile(path, model=model, **how)
+    assert model.layers[0].compute_dtype == layer
 
 
 def test_float16_wraps_the_optimizer_with_the_recipes_scale(write_profile: WriteProfile) -> None:
