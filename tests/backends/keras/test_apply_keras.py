@@ -168,6 +168,7 @@ def test_the_environment_switches_a_profile_off_and_fit_gets_the_whole_batch(
     monkeypatch.setenv("AUTOPREC", "off")
     before = keras.config.dtype_policy().name
     recipe = replace(BFLOAT16, accumulation_steps=2)
-    assert apply_profile(write_profile(recipe, "keras")).batch_size == 32
+    with apply_profile(write_profile(recipe, "keras")) as precision:
+        assert precision.batch_size == 32
     assert keras.config.dtype_policy().name == before
     assert keras.layers.Dense(4).compute_dtype == "float32"
