@@ -20,6 +20,7 @@ from autoprec.core.trace import NoisePoint, ShadowPoint
 from autoprec.core.trajectories import MIN_STEPS, SeedRun, gate, metric, trajectory
 
 __all__ = [
+    "AT_THE_SAME_WEIGHTS",
     "LONG_LOOK",
     "LONG_STEPS",
     "MIN_STEPS",
@@ -40,6 +41,9 @@ __all__ = [
 
 LONG_STEPS = 60
 """Steps of the run that decides where losses are off in both directions at the same weights."""
+
+AT_THE_SAME_WEIGHTS = "loss and gradient at the same weights"
+"""What the shadow test compares, for people."""
 
 LONG_LOOK = ("long", "excused")
 """The doubts that such a run settles."""
@@ -220,10 +224,10 @@ def _covered(evidence: Evidence, driven: Check, measured: Check) -> tuple[str, .
     covered = []
     if evidence.shadow:
         steps = ", ".join(str(point.step) for point in (*evidence.shadow, *evidence.later))
-        covered.append(f"shadow at steps {steps}")
+        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {steps}")
     if driven.judged:
         lengths = ", ".join(str(len(run.candidate.losses)) for run in evidence.runs)
-        covered.append(f"trajectories of {lengths} steps")
+        covered.append(f"short trainings of {lengths} steps")
     if measured.judged:
         covered.append("evaluate(model)")
     return (*covered, *evidence.notes)
@@ -235,4 +239,7 @@ def _praise(numbers: Verdict) -> str:
         parts.append(f"loss within {percent(numbers.loss_deviation)} at the same weights")
     if numbers.trajectory_deviation is not None:
         parts.append(f"within {percent(numbers.trajectory_deviation)} after {numbers.steps} steps")
-    return "trains like float32: " + (", ".join(parts) or "the loss stays finite")
+    told = "trains like float32: " + (", ".join(parts) or "the loss stays finite")
+    if numbers.not_covered:
+        told += f" (not covered: {'; '.join(numbers.not_covered)})"
+    return told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoprec.core.choice import WORTH
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
+from autoprec.core.recipe import batch_in_words
 from autoprec.core.waterfall import PRECISION
 from autoprec.reporting.text import ratio_text, recipe_text
 
@@ -40,8 +41,7 @@ def _precision_pays(profile: Profile) -> bool:
 def baseline_text(profile: Profile) -> str:
     """The baseline named wholly: "float32, batch 32"."""
     base = profile.evidence.baseline
-    micro = f" x {base.accumulation_steps}" if base.accumulation_steps > 1 else ""
-    return f"{base.policy}, batch {base.batch_size}{micro}"
+    return f"{base.policy}, {batch_in_words(base.batch_size, base.accumulation_steps)}"
 
 
 def part_lines(profile: Profile) -> list[str]:

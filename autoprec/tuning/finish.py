@@ -83,9 +83,9 @@ class Finish:
         if failed.recipe.key() == self.plain.key():
             raise_user_error(failed.failure)
             raise TaskError(
-                f"the float32 baseline ran before but failed in the finish: {failed}"
+                f"the float32 baseline ran before but failed in the confirmation: {failed}"
             ) from failed
-        reason = f"ran before but failed in the finish: {failed}"
+        reason = f"ran before but failed in the confirmation: {failed}"
         self.findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
 
     def _run(self, left: Sequence[Proven]) -> None:

@@ -20,10 +20,18 @@ from autoprec.backends.base import Tracer
 from autoprec.core import judge as judging
 from autoprec.core.checks import Check
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.judge import LONG_STEPS, MIN_STEPS, Evidence, SeedRun, Tolerance, Verdict
+from autoprec.core.judge import (
+    AT_THE_SAME_WEIGHTS,
+    LONG_STEPS,
+    MIN_STEPS,
+    Evidence,
+    SeedRun,
+    Tolerance,
+    Verdict,
+)
 from autoprec.core.loss_scale import ScaleEvidence
 from autoprec.core.measurement import Unit
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import LossScale, Recipe, batch_in_words
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import AutoprecError, TaskError
 from autoprec.tuning import scaling
@@ -174,7 +182,7 @@ class Proof:
         steps = len(known.reference.losses)
         late = [str(step) for step in CHECKPOINTS if step >= steps]
         if late:
-            missing.append(f"shadow at steps {', '.join(late)} (out of time)")
+            missing.append(_unseen(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(late)}"))
         return known
 
     def _look_later(
@@ -192,7 +200,8 @@ class Proof:
         seen = sum(step < len(run.losses) for step in LATER)
         allowance.spend(len(run.losses) + seen)
         if seen < len(LATER):
-            missing.append(f"shadow at steps {', '.join(map(str, LATER[seen:]))} (out of time)")
+            steps = ", ".join(map(str, LATER[seen:]))
+            missing.append(_unseen(f"{AT_THE_SAME_WEIGHTS} at steps {steps}"))
         return self._tracer.shadow(recipe=recipe) if seen else ()
 
     def _run(
@@ -223,7 +232,7 @@ class Proof:
             allowance.ran(run)
             most = len(run.losses)
         if run is None or most < MIN_STEPS:
-            missing.append(f"trajectory of seed {seed} (out of time)")
+            missing.append(_unseen(f"the short training with seed {seed}"))
             return None
         plain = self._float32(known.plain, recipe, seed, most, noisy=False)
         noisy = None
@@ -231,7 +240,9 @@ class Proof:
             noisy = self._float32(known.noisy, recipe, seed, most, noisy=True)
         allowance.spend(twins * most)
         if most < steps:
-            missing.append(f"steps {most} to {steps} of seed {seed} (out of time)")
+            missing.append(
+                _unseen(f"steps {most} to {steps} of the short training with seed {seed}")
+            )
         cut = _cut(run, most), None if noisy is None else _cut(noisy, most)
         return SeedRun(_cut(plain, most), *cut)
 
@@ -337,6 +348,10 @@ def _lacks(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:
     return seed not in kept or len(kept[seed].losses) < steps
 
 
+def _unseen(what: str) -> str:
+    return f"{what} (no time was left)"
+
+
 def _cut(run: Trajectory, steps: int) -> Trajectory:
     """The first steps of a run; a metric belongs to its end only."""
     if len(run.losses) <= steps:
@@ -350,8 +365,9 @@ def _check_reference(reference: Trajectory, recipe: Recipe) -> None:
         return
     step = reference.losses.index(None)
     raise TaskError(
-        f"in float32 the loss is inf or NaN at step {step} (counted from 0) at batch "
-        f"{recipe.batch_size} x {recipe.accumulation_steps}, so nothing can be proven against it. "
+        f"in float32 the loss is inf or NaN at step {step} (counted from 0) at "
+        f"{batch_in_words(recipe.batch_size, recipe.accumulation_steps)}, so nothing can be proven "
+        "against it. "
         "Look for inf or NaN in that batch of build_data, or lower the learning rate"
     )
 

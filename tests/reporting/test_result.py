@@ -39,12 +39,12 @@ def made(recipe: Recipe, whole: float, **parts: float) -> Profile:
 def test_a_gain_names_both_sides_and_its_parts() -> None:
     profile = made(WINNER, 3.3, precision=1.5, batch=2.0, kept_memory=1.1)
     assert headline(profile) == (
-        f"mixed_bfloat16, batch 64, {KEEP_MEMORY}: 3.30x (3.20-3.40, 6 rounds) over float32, "
+        "mixed_bfloat16, batch 64, memory kept: 3.30x (3.20-3.40, 6 rounds) over float32, "
         "batch 32 = precision 1.50x, batch 2.00x, kept memory 1.10x"
     )
     first, second, third = part_lines(profile)
     assert first == (
-        f"  precision: 1.50x (1.49-1.51, 6 rounds): mixed_bfloat16, batch 64, {KEEP_MEMORY} over "
+        "  precision: 1.50x (1.49-1.51, 6 rounds): mixed_bfloat16, batch 64, memory kept over "
         "float32, batch 8"
     )
     assert second.startswith("  batch: 2.00x")

@@ -137,7 +137,7 @@ def test_a_smaller_batch_takes_the_place_of_one_that_fails(
     assert asked == [64]
     assert findings.choice is not None
     assert findings.choice.recipe == FAST[32]
-    assert "failed in the finish" in findings.refusals[0].reason
+    assert "failed in the confirmation" in findings.refusals[0].reason
 
 
 def test_without_a_substitute_the_baseline_is_the_answer(

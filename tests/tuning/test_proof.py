@@ -142,7 +142,7 @@ def test_a_slow_candidate_costs_no_more_than_two_hundred_float32_steps(monkeypat
 
     verdict = Proof(Slow(step_seconds=0.2)).prove(BFLOAT16)
     assert verdict.seconds <= 200 * 0.2 + 1.0
-    assert any("of seed 1 (out of time)" in text for text in verdict.not_covered)
+    assert any("training with seed 1 (no time was left)" in text for text in verdict.not_covered)
     assert not Proof(Slow(step_seconds=0.2), seconds=600).prove(BFLOAT16).not_covered
 
 
@@ -226,7 +226,10 @@ def test_numbers_that_grow_are_looked_at_further_on():
     proof = Proof(tracer)
     verdict = proof.prove(FLOAT16)
     assert verdict.accepted
-    assert verdict.covered[0] == "shadow at steps 0, 2, 8, 29, 34, 39, 44, 49, 54, 59"
+    assert (
+        verdict.covered[0]
+        == "loss and gradient at the same weights at steps 0, 2, 8, 29, 34, 39, 44, 49, 54, 59"
+    )
     assert tracer.steps <= 200
     assert Proof(Growing(further=1.1)).prove(FLOAT16).verdict == "drift"
     tracer.calls.clear()
@@ -247,7 +250,8 @@ def test_a_look_further_on_that_time_cuts_short_is_said_and_ends_nothing(steps, 
 
     verdict = Proof(CutShort(further=1.0)).prove(FLOAT16)
     assert verdict.accepted is (steps == 46)
-    said = f"shadow at steps {', '.join(map(str, unseen))} (out of time)"
+    at = ", ".join(map(str, unseen))
+    said = f"loss and gradient at the same weights at steps {at} (no time was left)"
     assert said in verdict.not_covered
 
 
@@ -268,16 +272,19 @@ def test_until_failure_leaves_the_trajectories_out():
 
 def test_out_of_time_the_verdict_says_what_it_did_not_cover():
     slow = Proof(FakeTracer(step_seconds=0.5), seconds=25).prove(BFLOAT16)
-    assert slow.not_covered[0] == "shadow at steps 29 (out of time)"
-    assert any("of seed" in text for text in slow.not_covered)
+    assert slow.not_covered[0] == (
+        "loss and gradient at the same weights at steps 29 (no time was left)"
+    )
+    assert any("training with seed" in text for text in slow.not_covered)
     slower = Proof(FakeTracer(step_seconds=1.0), seconds=10).prove(BFLOAT16)
-    assert "trajectory of seed 0 (out of time)" in slower.not_covered
+    assert "the short training with seed 0 (no time was left)" in slower.not_covered
     assert slower.accepted
 
 
 def test_the_time_of_the_whole_tuning_bounds_a_proof_however_long_it_may_take():
     limited = Proof(FakeTracer(step_seconds=1.0), seconds=600, until=time.monotonic() + 10)
-    assert "trajectory of seed 0 (out of time)" in limited.prove(BFLOAT16).not_covered
+    left_out = limited.prove(BFLOAT16).not_covered
+    assert "the short training with seed 0 (no time was left)" in left_out
     assert not Proof(FakeTracer(step_seconds=1.0), seconds=600).prove(BFLOAT16).not_covered
 
 

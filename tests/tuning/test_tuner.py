@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 
 from autoprec.api import tune
 from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.device import DeviceFacts
 from autoprec.core.dtypes import Policy
 from autoprec.core.outcomes import Status
 from autoprec.core.profile import Profile
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.profiles import load_profile
-from autoprec.tuning.events import Event, Finished, TrialFinished
+from autoprec.tuning.events import Event, Finished, Note, TrialFinished
 
 FASTER = (
     "overhead={'float32': .002, 'mixed_bfloat16': .003}, "
@@ -218,3 +220,18 @@ def test_other_samplers_find_it_too(task: Callable[..., Path], sampler: str) -> 
 def test_the_grid_measures_every_recipe(task: Callable[..., Path]) -> None:
     _, events = run(task(), sampler="grid", batch_sizes="32-128")
     assert len(trials(events)) == 6
+
+
+def test_products_that_something_disturbed_are_told_before_anything_rests_on_them(
+    task: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(facts: DeviceFacts, software: object) -> DeviceFacts:
+        return replace(facts, notes=(*facts.notes, "float32 products ran at 1 and at 120 GFLOP/s"))
+
+    monkeypatch.setattr("autoprec.api._measured", measured)
+    _, events = run(task(), batch_sizes=(32,), trials=2)
+    told = [
+        event for event in events if isinstance(event, Note) and "at 1 and at 120" in event.text
+    ]
+    assert [event.warning for event in told] == [True]
+    assert events.index(told[0]) < events.index(trials(events)[0])
