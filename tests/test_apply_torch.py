@@ -142,7 +142,7 @@ def test_where_nothing_fits_the_batch_is_kept_and_it_says_how_to_tune() -> None:
 def on_a_recorded(machine: str, monkeypatch: pytest.MonkeyPatch) -> Fingerprint:
     """Be on a machine that was written down; return its fingerprint."""
     seen = observe(RecordedMachine(read_recording(profiles_folder() / "recordings" / machine)))
-    monkeypatch.setattr("autoprec.api.observe", lambda **_: seen)
+    monkeypatch.setattr("autoprec.fitting.observe", lambda **_: seen)
     return merge(seen.devices[0], load_catalogue().family_of(seen.devices[0])).fingerprint
 
 
@@ -301,7 +301,7 @@ def test_a_kind_of_device_means_the_one_that_the_model_is_on(
     asked: list[str] = []
     monkeypatch.setattr(TorchBackend, "device_of", lambda self, model: "cuda:1")
     monkeypatch.setattr(
-        api, "_recipe_for", lambda profile, at, *_, **__: asked.append(at) or Recipe()
+        api, "recipe_for", lambda profile, at, *_, **__: asked.append(at) or Recipe()
     )
     apply_profile("a.yaml", model=nn.Linear(2, 2), device=named)
     assert asked == [meant]

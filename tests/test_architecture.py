@@ -25,6 +25,7 @@ PACKAGE = Path(autoprec.__file__).parent
 
 # cli -> api -> reporting | tuning -> backends | hardware -> core -> errors. A layer may import
 # itself and what is listed; "" is the package's own __init__, which nothing inside may import.
+# fitting chooses the recipe that api applies.
 # documents (YAML files), profiles (profile files, with their comments) and cache (what can be made
 # again) do for the layers above what core may not do; version holds one constant.
 FILES = {"cache", "documents", "profile_comments", "profiles", "version"}
@@ -40,7 +41,8 @@ LAYERS = {
     "backends": {"core", "errors"},
     "tuning": {"backends", "hardware", "core", "errors", *FILES},
     "reporting": {"tuning", "core", "errors"},
-    "api": {"reporting", "tuning", "backends", "hardware", "core", "errors", *FILES},
+    "fitting": {"backends", "hardware", "core", "errors", *FILES},
+    "api": {"fitting", "reporting", "tuning", "backends", "hardware", "core", "errors", *FILES},
     "cli": {"api", "reporting", "tuning", "core", "errors", *FILES},
     "__main__": {"cli"},
     "": {"api", "core", "errors", "version"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -52,16 +53,21 @@ class Compiles(Hook):
 
 
 class Changes(Hook):
-    """A Sequential's `add` or `pop`: the recipe is carried to the layers that are there then."""
+    """A Sequential's `add` or `pop`: the recipe is carried to the layers that are there then.
+
+    A Sequential may outlive the models that it was a part of, and must not keep them.
+    """
 
     def __init__(self, original: Callable[..., Any], follower: Followed) -> None:
         super().__init__(original)
-        self.follower = follower
+        self.follower = weakref.ref(follower)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Add or remove the layer."""
         result = self.original(*args, **kwargs)
-        self.follower.changed()
+        follower = self.follower()
+        if follower is not None:
+            follower.changed()
         return result
 
 
