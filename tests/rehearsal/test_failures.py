@@ -92,7 +92,7 @@ def test_finalists_that_do_not_fit_together_run_one_at_a_time(tuned: Any) -> Non
     peaks = (profile.evidence.baseline.peak_memory_bytes, profile.evidence.chosen.peak_memory_bytes)
     assert max(peaks) < budget < sum(peaks)
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
-    assert "out_of_memory" not in tuned("one at a time").shown
+    assert "out of memory" not in tuned("one at a time").shown
 
 
 WITHOUT_NVML = """

@@ -119,7 +119,7 @@ def test_the_largest_batch_that_fits_is_found_without_a_crash(tuned: Any) -> Non
     shown, profile = tuned("wide").shown, tuned("wide").profile()
     runs = re.findall(r"float32, batch (\d+): ran, (\d+) MiB", shown)
     ran = [int(batch) for batch, _ in runs]
-    left_out = re.findall(r"batch (\d+): (?:out_of_memory|would_not_fit)", shown)
+    left_out = re.findall(r"batch (\d+): (?:out of memory|would not fit)", shown)
     assert ran
     assert left_out
     assert max(ran) < min(int(n) for n in left_out)
