@@ -10,12 +10,11 @@ import time
 class StepClock:
     """Marks where each step begins; the first step, which builds and compiles, is apart.
 
-    `seconds` is how long a run may go on after its first step (None: as long as it likes), of which
-    so many are kept in `reserve` for every step that is made.
+    `seconds` is how long a run may go on after its first step (None: as long as it likes).
     """
 
-    def __init__(self, seconds: float | None = None, reserve: float = 0.0) -> None:
-        self._seconds, self._reserve = seconds, reserve
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
         self._begun = time.perf_counter()
         self._marks: list[float] = []
 
@@ -25,7 +24,7 @@ class StepClock:
         made = len(self._marks) - 1
         if self._seconds is None or made < 1:
             return True
-        return self._marks[-1] - self._marks[1] + made * self._reserve < self._seconds
+        return self._marks[-1] - self._marks[1] < self._seconds
 
     @property
     def elapsed(self) -> float:

@@ -52,7 +52,9 @@ class ShadowPoint:
     `gradient_error` is ||g - g32|| / ||g32|| over all parameters (None: not finite). `largest` is
     the largest magnitude of any float16 number in the forward pass (None: there is none, or it was
     not looked at), and `overflowed` says that it was infinite, so that `largest` is not known.
-    `gradient_seen` is False where the training step shows no gradient to compare.
+    `backward` is the largest magnitude of any float16 number in the backward pass, as at loss scale
+    1 (None: not looked at, or infinite). `gradient_seen` is False where the training step shows no
+    gradient to compare.
     """
 
     step: int
@@ -62,6 +64,7 @@ class ShadowPoint:
     largest: float | None = None
     overflowed: bool = False
     gradient_seen: bool = True
+    backward: float | None = None
 
 
 @dataclass(frozen=True)

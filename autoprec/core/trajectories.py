@@ -26,6 +26,11 @@ MIN_STEPS = 5
 """A trajectory shorter than this is not judged: its last fifth would be less than one step."""
 
 
+SPREAD = 0.5
+"""Where float32's own seeds end so far apart, a loss curve tells a smaller difference from nothing.
+"""
+
+
 @dataclass(frozen=True)
 class SeedRun:
     """One seed's runs: float32, the candidate, and float32 with noisy weights (None: not run)."""
@@ -60,7 +65,8 @@ def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
 
     It fails where the mean loss of the last fifth deviates by more than `tolerance.trajectory` and
     the root mean square deviation of the whole run is more than `tolerance.trajectory_null` times
-    that of noisy float32 (plus `tolerance.trajectory_slack` of the first loss).
+    that of noisy float32 (plus `tolerance.trajectory_slack` of the first loss). Where float32's own
+    seeds end `SPREAD` apart or more, it must be further away than they are.
     """
     judged = [pair for pair in (_aligned(run) for run in runs) if pair is not None]
     if not judged:
@@ -74,7 +80,8 @@ def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     numbers = Check(
         deviation=finite(difference), ratio=finite(ratio), noise=finite(null), late=finite(late)
     )
-    if difference <= tolerance.trajectory or ratio <= tolerance.trajectory_null:
+    allowed = max(tolerance.trajectory, spread([pair.reference for pair in judged]))
+    if difference <= allowed or ratio <= tolerance.trajectory_null:
         return numbers
     steps = min(len(pair.reference) for pair in judged)
     problem = (
@@ -82,6 +89,14 @@ def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
         f"{ratio:.3g} times as far as small noise drives float32"
     )
     return replace(numbers, problem=problem, step=_parting(judged, null, tolerance))
+
+
+def spread(references: Sequence[Sequence[float]]) -> float:
+    """How far float32's own seeds end apart, as a share of their mean, from `SPREAD` on; else 0."""
+    ends = [mean(losses[-max(1, len(losses) // 5) :]) for losses in references]
+    middle = abs(mean(ends))
+    apart = (max(ends) - min(ends)) / middle if middle else 0.0
+    return apart if apart >= SPREAD else 0.0
 
 
 def metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
