@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 
 
@@ -33,6 +32,6 @@ class StepClock:
 
     @property
     def step_seconds(self) -> float:
-        """The median time of the steps after the first; of the first where it is alone, else 0."""
+        """The least time of the steps after the first; of the first where it is alone, else 0."""
         times = [after - before for before, after in itertools.pairwise(self._marks)]
-        return statistics.median(times[1:] or times or [0.0])
+        return min(times[1:] or times or [0.0])

@@ -15,7 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from autoprec.core.checks import Check, Tolerance, mean, number, percent
-from autoprec.core.late import error_floor, late_gate, long_run, wants_another_run
+from autoprec.core.late import (
+    error_floor,
+    gradient_overflow,
+    late_gate,
+    long_run,
+    wants_another_run,
+)
 from autoprec.core.shadow import NOISE_ROUNDOFF, delicate, headroom, shadow, wants_later_look
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.core.trajectories import MIN_STEPS, SeedRun, gate, metric, trajectory
@@ -197,10 +203,11 @@ def _further_on(
     for check in (late_gate(evidence.onward, tolerance), lasting):
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
-    floor = _floor(evidence, tolerance)
-    if not floor.passed:
-        reason = f"it trains, but not like float32: {floor.problem}"
-        return replace(numbers, verdict="drift", reason=reason, step=floor.step)
+    growing = gradient_overflow((*evidence.shadow, *evidence.far))
+    for check in (growing, _floor(evidence, tolerance)):
+        if not check.passed:
+            reason = f"it trains, but not like float32: {check.problem}"
+            return replace(numbers, verdict="drift", reason=reason, step=check.step)
     return replace(numbers, reason=_praise(numbers, lasting))
 
 

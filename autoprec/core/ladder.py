@@ -27,14 +27,21 @@ STILL_FALLS, BARELY = 0.35, 0.1
 SECONDS = 60.0
 """What a proof may cost at most by the pace of a float32 step, unless told otherwise."""
 
+PATIENCE = 3.0
+"""How many times that `SHORT` steps may cost: fewer show little."""
+
 _PASSES = 4
 """Runs of the first `SHORT` steps beside the two long ones; shadows cost about one more."""
 
 
 def rung(pace: float, seconds: float = SECONDS) -> int:
-    """The most steps whose proof takes no longer than `seconds` where a step takes `pace`."""
+    """The most steps whose proof takes no longer than `seconds` where a step takes `pace`.
+
+    Below `SHORT` only where that would take `PATIENCE` times as long.
+    """
     affordable = [steps for steps in RUNGS if cost(steps) * pace <= seconds]
-    return max(affordable, default=RUNGS[0])
+    patient = [SHORT] if cost(SHORT) * pace <= PATIENCE * seconds else []
+    return max([*affordable, *patient], default=RUNGS[0])
 
 
 def cost(steps: int) -> int:

@@ -22,6 +22,7 @@ from autoprec.core.checks import (
     percent,
     root_mean_square,
 )
+from autoprec.core.dtypes import DType
 from autoprec.core.ladder import STILL_FALLS, fall
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.core.trajectories import SeedRun, spread
@@ -159,3 +160,31 @@ def _noise_at(step: int, noise: Sequence[NoisePoint]) -> float:
     """How far noise in the weights moves float32's loss at a step, as a share of it."""
     moved = [abs(number(p.loss) - p.reference) / (abs(p.reference) or 1.0) for p in noise]
     return max((m for m, p in zip(moved, noise, strict=True) if p.step == step), default=0.0)
+
+
+def gradient_overflow(points: Sequence[ShadowPoint]) -> Check:
+    """Check that the backward pass's float16 numbers do not grow beyond the format at any scale.
+
+    Magnitudes as at loss scale 1 that doubled from mark to mark are continued by as many octaves
+    for each doubling of the steps; a scale can do nothing about those that pass the format's
+    largest number. They must not within `HORIZON` times the steps seen.
+    """
+    seen = [(p.step + 1, math.log2(p.backward)) for p in points if p.backward]
+    if len(seen) < MARKS:
+        return Check(judged=False)
+    last = seen[-MARKS:]
+    grew = [after - before for (_, before), (_, after) in itertools.pairwise(last)]
+    if min(grew) < 1.0:
+        return Check()
+    (before, _), (step, octaves) = last[-2:]
+    pace = grew[-1] / math.log2(step / before)
+    left = DType.FLOAT16.limits.max_exponent + 1 - octaves
+    when = step * 2 ** max(0.0, left / pace) if left / pace < 64 else math.inf
+    if when > HORIZON * step:
+        return Check()
+    largest = " to ".join(f"{2**each:.3g} at step {made - 1}" for made, each in last)
+    problem = (
+        f"the largest float16 number of its backward pass grows from {largest}; so it will "
+        f"overflow at about step {when:.0f}, whatever the loss scale"
+    )
+    return Check(problem=problem, step=step - 1)

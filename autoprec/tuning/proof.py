@@ -20,7 +20,7 @@ from autoprec.core import judge as judging
 from autoprec.core import ladder
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
 from autoprec.core.judge import LONG_STEPS, Evidence, SeedRun, Tolerance, Verdict
-from autoprec.core.loss_scale import ScaleEvidence
+from autoprec.core.loss_scale import ScaleEvidence, near_the_limit
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
@@ -34,7 +34,7 @@ LATER = (34, 39, 44, 49, 54, 59)
 NOISE_DRAWS = 3
 SEEDS = (0, 1)
 
-PACE_STEPS = 5
+PACE_STEPS = 9
 """The float32 steps that tell what a step costs; the first one, which builds, does not count."""
 
 LIMIT = 20.0
@@ -168,14 +168,14 @@ class Proof:
         """Follow what passed as far as float32 went; what looks like a break, over both seeds.
 
         Gradients that overflow need no float32 to be compared with: there float16 goes on alone,
-        and where one step was skipped as far as the proof may go.
+        and as far as the proof may go where a step was skipped or they come near the limit.
         """
         if not judging.judge(evidence, self._tolerance).accepted:
             return
         if recipe.loss_scale is not None:
             alone = max(known.steps, scaling.confirming(evidence.most))
             run = self._candidate(recipe, known, SEEDS[0], alone)
-            if run.skipped:
+            if run.skipped or near_the_limit(recipe.loss_scale):
                 run = self._candidate(recipe, known, SEEDS[0], evidence.most)
             evidence = replace(evidence, onward=run)
             yield evidence

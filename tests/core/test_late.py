@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.judge import judge
-from autoprec.core.late import error_floor, long_run, wants_another_run
+from autoprec.core.late import (
+    error_floor,
+    gradient_overflow,
+    long_run,
+    wants_another_run,
+)
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.core.trajectories import SeedRun
 from tests.core.evidence import DEFAULT, evidence, times
@@ -124,3 +129,38 @@ def test_a_floor_is_drift():
     verdict = judge(replace(passed, far=late, late=(SHORTER,)), DEFAULT)
     assert verdict.verdict == "drift"
     assert "an error that stays" in verdict.reason
+
+
+# Gradients ---------------------------------------------------------------------------------------
+
+
+def backward(*exponents, steps=(8, 29, 59)) -> tuple[ShadowPoint, ...]:
+    """Marks with the largest float16 numbers of their backward passes, as exponents of two."""
+    return tuple(
+        ShadowPoint(s, 1.0, 1.0, 0.01, backward=2.0**e)
+        for s, e in zip(steps, exponents, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("exponents", "step"),
+    [
+        ((2, 7, 12), 104),  # five octaves for each doubling, and four are left
+        ((2, 7, 15.9), 60),
+        ((-9, -4, 1), None),  # still far away at four times the steps
+        ((2, 12, 12.5), None),  # it stops
+        ((12, 7, 12), None),
+    ],
+)
+def test_gradients_that_grow_until_no_scale_helps_are_foreseen(exponents, step):
+    found = gradient_overflow(backward(*exponents))
+    assert found.passed is (step is None)
+    assert step is None or f"it will overflow at about step {step}" in found.problem
+
+
+def test_gradients_that_will_overflow_are_drift_and_few_marks_tell_nothing():
+    shadow = backward(1, 2, 7, 12, steps=(0, 2, 8, 29))
+    verdict = judge(evidence(times(1.0), shadow=shadow), DEFAULT)
+    assert verdict.verdict == "drift"
+    assert "whatever the loss scale" in verdict.reason
+    assert not gradient_overflow(shadow[-2:]).judged

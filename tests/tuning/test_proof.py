@@ -324,6 +324,35 @@ def test_what_passes_at_first_and_breaks_late_is_rejected_over_both_seeds():
     assert tracer.calls[-3:] == ["noisy 0", "mixed_bfloat16 1", "float32 1", "noisy 1"][-3:]
 
 
+class OverflowsAt(FakeTracer):
+    """float16 whose gradients overflow from a step on, ten in a row; `also` one other step."""
+
+    def __init__(self, step: int, also: tuple[int, ...] = (), **known: Any) -> None:
+        super().__init__(**known)
+        self.lost = (*also, *range(step, step + 10))
+
+    def trajectory(self, *, recipe, steps, **kwargs):
+        run = super().trajectory(recipe=recipe, steps=steps, **kwargs)
+        lost = self.lost if recipe.policy.needs_loss_scale else ()
+        return replace(run, skipped=tuple(step for step in lost if step < steps))
+
+
+@pytest.mark.parametrize(
+    ("tracer", "scale", "verdict"),
+    [
+        (OverflowsAt(60), 2.0**13, "rejected"),  # float32 was flat from step 30 on
+        (OverflowsAt(300), 2.0**13, "equal"),
+        (OverflowsAt(300, also=(50,)), 2.0**13, "rejected"),  # a skipped step asks for more
+        (OverflowsAt(300), 2.0**-3, "rejected"),  # and so do gradients near the limit
+    ],
+)
+def test_float16_goes_on_alone_for_gradients_that_overflow_late(tracer, scale, verdict):
+    found = Proof(tracer).prove(replace(FLOAT16, loss_scale=LossScale(initial=scale)))
+    assert found.verdict == verdict
+    assert found.accepted or "steps were skipped because gradients overflowed" in found.reason
+    assert found.steps == 30
+
+
 def test_a_followed_proof_costs_no_more_than_the_ladder_says():
     for steps in (30, 120, 480):
         tracer = FakeTracer(curve=falls)
