@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from autoprec.core.device import (
     merge,
 )
 from autoprec.core.dtypes import Policy
-from autoprec.core.probe import DeviceReport, ProbeResult
+from autoprec.core.probe import DeviceReport, MachineObservation, ProbeResult, Unusable
 from autoprec.core.profile import Fit, Profile, carry_over, fit, select
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.rules import propose
@@ -123,9 +123,13 @@ def tune(
 
     `settings` are the fields of `autoprec.tuning.options.Options` (`policies`, `batch_sizes`,
     `trials`, `time_limit`, `output`, ...). The profile is written to `output`, by default beside
-    the task file. Raises `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing
-    that was asked for passes, `UsageError` for wrong arguments.
+    the task file. `listener` is told what goes on; without one a notebook shows a line of it, and
+    anything else is silent (as a notebook is with `autoprec.tuning.events.silent`). Where the
+    measurements contradict each other, float32 is kept and `evidence.inconclusive` says why. Raises
+    `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing that was asked for
+    passes, `UsageError` for wrong arguments.
     """
+    from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.taskfile import check_task_path
@@ -134,7 +138,7 @@ def tune(
     chosen = _chosen(options, settings)
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
-    tell = listener or silent
+    tell = listener or (Notebook() if in_notebook() else silent)
     seen = _probe_here(device=device, on_wait=lambda text: tell(Note(text)))
     for note in seen.notes:
         tell(Note(note))
@@ -173,20 +177,39 @@ def plan(
     Nothing is written. `settings` are those of `tune`. Raises as `tune` and `probe` do.
     """
     from autoprec.tuning import planning
-    from autoprec.tuning.events import silent
+    from autoprec.tuning.events import Note, silent
     from autoprec.tuning.taskfile import check_task_path
     from autoprec.tuning.work import Place, Work
 
     path, chosen = check_task_path(task), _chosen(options, settings)
-    seen = _probe_here()
-    facts = probe(device=device).devices[0].facts if device else seen.devices[0].facts
-    cpu = next(each.facts for each in seen.devices if each.facts.kind is DeviceKind.CPU)
+    tell = listener or silent
+    family = None if device is None or names_kind(device) else named(load_catalogue(), device)
+    seen = _probe_here(on_wait=lambda text: tell(Note(text)))
+    known = [each.facts for each in seen.devices]
+    cpu = next(each for each in known if each.kind is DeviceKind.CPU)
+    if family is not None:
+        known = [merge(hypothetical(family), family)]
+    elif device is not None:
+        found = select_devices([each.observation for each in known], device, seen.unusable)
+        known = [each for each in known if each.observation == found[0]]
     software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
-    here = Place(cpu, software, lambda known: known)
+    unusable = () if device else seen.unusable
+    work = Work(path, Place(cpu, software, lambda known: known, unusable), chosen, tell)
+    made = planning.plan(work, known, _figures)
+    told = () if family is not None else (*seen.notes, *(each.text for each in unusable))
+    return replace(made, notes=(*made.notes, *told))
+
+
+def _figures(facts: DeviceFacts) -> DeviceFacts:
+    """The device, or the product of its family that has peaks and a bandwidth to reckon with.
+
+    A part of a device has not the whole one's.
+    """
+    if facts.observation.partition:
+        return facts
     catalogue = load_catalogue()
     row = with_figures(catalogue, catalogue.family(facts.family))
-    figures = facts if row.name == facts.family else merge(hypothetical(row), row)
-    return planning.plan(Work(path, here, chosen, listener or silent), facts, figures)
+    return facts if row.name == facts.family else merge(hypothetical(row), row)
 
 
 def _chosen(options: Options | None, settings: Mapping[str, Any]) -> Options:
@@ -253,15 +276,32 @@ def check_output(path: Path, task: Path | None = None) -> Path:
 # Check -------------------------------------------------------------------------------------------
 
 
-def check_profile(profile: str | Path | Profile, *, device: str | None = None) -> Fit:
-    """Say whether a profile fits this device and the software installed here."""
+def check_profile(
+    profile: str | Path | Profile,
+    *,
+    device: str | None = None,
+    on_wait: OnWait = lambda text: None,
+) -> Fit:
+    """Say whether a profile fits this device and the software installed here.
+
+    `on_wait` is told of a driver that takes longer than two seconds.
+    """
     made = profile if isinstance(profile, Profile) else load_profile(profile)
-    seen = _probe_here(device=device)
+    seen = _probe_here(device=device, on_wait=on_wait)
     software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
     wanted = made.device.fingerprint.kind
     reports = [r for r in seen.devices if r.facts.kind == wanted] or list(seen.devices)
     fits = [fit(made, report.facts.fingerprint, software) for report in reports]
-    return min(fits, key=lambda each: (len(each.problems), len(each.warnings)))
+    best = min(fits, key=lambda each: (len(each.problems), len(each.warnings)))
+    if best.matches:
+        return best
+    return replace(best, problems=(*best.problems, *_missed(seen.unusable, [made])))
+
+
+def _missed(unusable: Sequence[Unusable], profiles: Iterable[Profile]) -> tuple[str, ...]:
+    """Of the accelerators that cannot be used those of a kind that a profile was made on."""
+    wanted = {each.device.fingerprint.kind for each in profiles}
+    return tuple(each.text for each in unusable if each.kind in wanted)
 
 
 def device_fingerprint(device: str | None = None) -> Fingerprint:
@@ -302,7 +342,7 @@ def apply_profile(
         return _left_alone(Recipe(), model, optimizer, device)
     name = registry.owner(model) if model is not None else _framework_without_model(profile)
     backend = registry.load(name)
-    address = device or backend.device_of(model)
+    address = _address(device, model, backend)
     recipe = (
         profile
         if isinstance(profile, Recipe)
@@ -310,6 +350,14 @@ def apply_profile(
     )
     optimizers = _as_sequence(optimizer)
     return backend.surgeon().apply(recipe, model=model, optimizers=optimizers, device=address)
+
+
+def _address(device: str | None, model: Any, backend: Backend) -> str:
+    """Which device is meant: the one named, or the model's own where only its kind is, or none."""
+    if device is not None and (model is None or ":" in device):
+        return device
+    own = backend.device_of(model)
+    return own if device in (None, own.partition(":")[0]) else str(device)
 
 
 def _is_off() -> bool:
@@ -328,7 +376,7 @@ def _left_alone(
 
     name = registry.owner(model) if model is not None else _framework_without_model(profile)
     backend = registry.load(name)
-    address = device or backend.device_of(model)
+    address = _address(device, model, backend)
     if profile is None or profile == OFF:
         profile = Recipe()
     elif not isinstance(profile, Recipe):
@@ -380,7 +428,8 @@ def _recipe_for(
         profiles = load_folder(Path(profile))
     else:
         profiles = {str(profile): load_profile(profile)}
-    facts, software, framework = _facts_of(address, backend), backend.versions(), backend.name
+    seen = observe(on_wait=lambda text: print(f"autoprec: {text}", file=sys.stderr))
+    facts, software, framework = _facts_of(address, backend, seen), backend.versions(), backend.name
     fits = {
         name: fit(each, facts.fingerprint, software, framework) for name, each in profiles.items()
     }
@@ -391,7 +440,8 @@ def _recipe_for(
         for warning in (*fits[chosen.name].warnings, *left_out):
             warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
         return recipe
-    why = "; ".join(f"{name}: {reason}" for name, reason in chosen.reasons.items())
+    reasons = [f"{name}: {reason}" for name, reason in chosen.reasons.items()]
+    why = "; ".join((*reasons, *_missed(seen.unusable, profiles.values())))
     if strict:
         raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")
     if all(each.device.fingerprint.rehearsal for each in profiles.values()):
@@ -407,20 +457,20 @@ def _recipe_for(
     return fallback
 
 
-def _facts_of(address: str, backend: Backend) -> DeviceFacts:
+def _facts_of(address: str, backend: Backend, seen: MachineObservation) -> DeviceFacts:
     """What is known of the framework's device; by its own word where no probe sees such a one."""
-    seen = observe().devices
     kind, _, index = address.partition(":")
-    kinds = {each.kind for each in seen}
+    kinds = {each.kind for each in seen.devices}
     if kind == "cuda" and DeviceKind.CUDA not in kinds and DeviceKind.ROCM in kinds:
         kind = "rocm"  # ROCm's devices are torch's "cuda"
     number = int(index) if index and kind not in ("cpu", "mps") else 0
-    found = next((d for d in seen if (d.kind, d.index) == (kind, number)), None)
+    said = backend.observe(address) if kind == "xpu" else None
+    found = next((d for d in seen.devices if _is_the_same(d, kind, number, said)), None)
     if found is None:
         if kind not in {each.value for each in DeviceKind}:
             raise UsageError(f"device {address!r} given, expected KIND[:INDEX] such as cuda:0")
-        found = backend.observe(address) or Observation(kind=DeviceKind(kind), index=number)
-        found = replace(found, rehearsal=any(each.rehearsal for each in seen))
+        found = said or backend.observe(address) or Observation(DeviceKind(kind), number)
+        found = replace(found, rehearsal=any(each.rehearsal for each in seen.devices))
         warnings.warn(
             f"no probe sees {address} (NVML or the vendor's driver shows none here): it is taken "
             f"for {found.name or 'an unknown device'}, as {backend.name} calls it. What can be "
@@ -429,6 +479,17 @@ def _facts_of(address: str, backend: Backend) -> DeviceFacts:
             stacklevel=4,
         )
     return merge(found, load_catalogue().family_of(found))
+
+
+def _is_the_same(seen: Observation, kind: str, number: int, said: Observation | None) -> bool:
+    """Whether a probe's device is the framework's: by its number, where that is the framework's own
+    too; an Intel GPU by what the framework has `said` of it.
+    """
+    if seen.kind != kind:
+        return False
+    if said is None or not said.pci:
+        return seen.index == number
+    return seen.pci == said.pci and said.uuid in ("", seen.uuid)
 
 
 def _by_rules(facts: DeviceFacts, tuned: Recipe) -> Recipe:

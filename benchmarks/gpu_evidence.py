@@ -7,8 +7,9 @@
 It installs nothing. Each piece is a process of its own with a time limit, and its result a file
 of JSON lines, gpu_PIECE-DATE-DEVICE.jsonl. A piece whose result of this commit, software and device
 is there already, in the output folder or in benchmarks/results/, is not measured again, so that the
-same command goes on where it stopped. A piece that fails or runs out of time is told at the end,
-with exit code 1; what it saw until then is kept, marked as failed, and measured anew next time.
+same command goes on where it stopped. A piece that fails, runs out of time or is interrupted is
+told at the end, with exit code 1 or 130; what it saw until then is kept, marked as failed, and
+measured anew next time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -24,33 +26,45 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oracle import RESULTS, ROOT, machine
+#: What to do where something is missing.
+HOW = (
+    "nothing is installed here: run this with a Python that has what pyproject.toml names, or make "
+    "one ('python -m venv .venv', '.venv/bin/pip install -e .[torch,dev]')"
+)
 
-from autoprec.api import probe
-from autoprec.core.device import DeviceFacts, DeviceKind
-from autoprec.documents import write_text
-from autoprec.errors import AutoprecError
+try:
+    from oracle import RESULTS, ROOT, machine
 
-#: Seconds that each piece may take, in the order in which they run. A GPU needs about half.
+    from autoprec.api import probe
+    from autoprec.core.device import DeviceFacts, DeviceKind
+    from autoprec.core.placement import alone
+    from autoprec.documents import write_text
+    from autoprec.errors import AutoprecError
+except ImportError as missing:
+    raise SystemExit(f"{sys.executable} lacks {missing.name or missing}; {HOW}") from missing
+
+#: Seconds that each piece may take, in the order in which they run: of every sort one, then the
+#: further tasks, for time may be over before all are done. A GPU needs about half.
 LIMITS: Mapping[str, float] = {
     "device": 30,
     "products": 60,
     "tests": 150,
     "tune-mlp": 100,
     "grid-mlp": 100,
-    "tune-encoder": 100,
-    "grid-encoder": 100,
+    "overhead": 90,
+    "numerics": 120,
     "tune-gpt": 100,
     "grid-gpt": 100,
     "tune-unet": 100,
     "grid-unet": 100,
-    "overhead": 90,
-    "numerics": 120,
+    "tune-encoder": 100,
+    "grid-encoder": 100,
     "tune-tiny": 100,
     "grid-tiny": 100,
 }
@@ -70,6 +84,7 @@ class Ended:
 
     rows: tuple[dict[str, Any], ...] = ()
     failed: str = ""
+    interrupted: bool = False
 
 
 def device_of(name: str) -> DeviceFacts:
@@ -78,6 +93,8 @@ def device_of(name: str) -> DeviceFacts:
         found = [report.facts for report in probe(device=name).devices]
     except AutoprecError as error:
         raise SystemExit(f"no device to measure: {error}") from error
+    if found[0].observation.hypothetical:
+        raise SystemExit(f"no device to measure: {name!r} is not here, expected one such as cuda:0")
     if len(found) > 1:
         shown = "; ".join(f"{facts.name}: {facts.observation.uuid}" for facts in found)
         raise SystemExit(
@@ -121,7 +138,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file; the last one may be cut off, where its writer was ended."""
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         with contextlib.suppress(json.JSONDecodeError):
-            yield json.loads(line)
+            row = json.loads(line)
+            if isinstance(row, dict):
+                yield row
 
 
 def known(piece: str, head: Mapping[str, Any], folders: Sequence[Path]) -> Path | None:
@@ -135,13 +154,18 @@ def known(piece: str, head: Mapping[str, Any], folders: Sequence[Path]) -> Path 
     return None
 
 
-def run_piece(piece: str, arguments: argparse.Namespace, seconds: float) -> Ended:
-    """Run a piece in a process of its own, ended with all that it started when its time is over."""
+def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> Ended:
+    """Run a piece in a process of its own, ended with all that it started when its time is over.
+
+    It is shown the one device alone.
+    """
     script = Path(__file__).with_name("gpu_pieces.py")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         rows, errors = Path(folder) / "rows.jsonl", Path(folder) / "errors"
-        command = [sys.executable, script, piece, rows, "--device", arguments.device]
-        command += ["--quick"] if arguments.quick else []
+        command = [sys.executable, script, piece, rows, "--device", facts.kind.value]
+        command += ["--quick"] if quick else []
+        given = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")}
+        interrupted = False
         with errors.open("wb") as log:
             child = subprocess.Popen(
                 [str(word) for word in command],
@@ -150,18 +174,20 @@ def run_piece(piece: str, arguments: argparse.Namespace, seconds: float) -> Ende
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")},
+                env={**os.environ, **alone(facts.observation).environment, **given},
             )
             try:
                 code = child.wait(seconds)
                 failed = f"ended with code {code}" if code else ""
             except subprocess.TimeoutExpired:
                 failed = f"ran out of its {seconds:.3g} s"
+            except KeyboardInterrupt:
+                failed, interrupted = "interrupted", True
             finally:
                 end(child)
         last = errors.read_text(errors="replace").strip().splitlines()[-1:]
         said = f"{failed}: {last[0][:300]}" if failed and last else failed
-        return Ended(tuple(read_rows(rows)), said)
+        return Ended(tuple(read_rows(rows)), said, interrupted)
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
@@ -189,6 +215,49 @@ def write(piece: str, ended: Ended, head: Mapping[str, Any], output: Path) -> Pa
     return path
 
 
+def check_output(folder: Path) -> None:
+    """Make the folder now; `SystemExit` where nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SystemExit(
+            f"nothing can be written to {folder} ({error}): give --output FOLDER"
+        ) from error
+
+
+def check_software(installed: Callable[[str], str | None]) -> None:
+    """`SystemExit` where something that autoprec needs is not there, or torch is too old."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (torch,) = project["optional-dependencies"]["torch"]
+    names = [re.split(r"[><=;\[ ]", each)[0] for each in (*project["dependencies"], torch)]
+    missing = [name for name in names if installed(name) is None]
+    if missing:
+        raise SystemExit(f"{sys.executable} lacks {', '.join(missing)}; {HOW}")
+    least, found = torch.partition(">=")[2], installed("torch") or ""
+    if numbers(found) < numbers(least):
+        raise SystemExit(f"{sys.executable} has torch {found}, expected {least} or newer; {HOW}")
+
+
+def version_of(name: str) -> str | None:
+    """The version of an installed distribution."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def numbers(version: str) -> list[int]:
+    """The first two numbers of a version."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
+
+
+def interrupt(number: int, frame: object) -> None:
+    """End as by Ctrl-C, so that the piece that runs is ended and what it saw is kept."""
+    raise KeyboardInterrupt
+
+
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The arguments, checked."""
     listed = "\n".join(f"  {name:14s} {limit:4.0f} s" for name, limit in LIMITS.items())
@@ -210,6 +279,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure what is not known; 1 where a piece did not come to its end."""
     arguments = parse(words)
+    check_software(version_of)
     facts = device_of(arguments.device)
     head = head_of(facts, arguments)
     output = arguments.output or RESULTS
@@ -217,29 +287,54 @@ def main(words: Sequence[str] | None = None) -> int:
         raise SystemExit(
             f"this is {head['no_evidence']}: give --output FOLDER, results/ is evidence"
         )
+    check_output(output)
     left_out = LARGE if arguments.quick else SMALL
     pieces = arguments.only or [name for name in LIMITS if name not in left_out]
     print(f"{head['device']}, commit {head['commit']}, to {output}", flush=True)
-    began, failures = time.monotonic(), []
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    failures, interrupted = measure(pieces, arguments, facts, head, output)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    if failures:
+        print(f"what was measured is in {output}; the same command goes on", file=sys.stderr)
+    return 130 if interrupted else 1 if failures else 0
+
+
+def measure(
+    pieces: Sequence[str],
+    arguments: argparse.Namespace,
+    facts: DeviceFacts,
+    head: Mapping[str, Any],
+    output: Path,
+) -> tuple[list[str], bool]:
+    """Measure one piece after another; what failed, and whether it was interrupted."""
+    began, failures, interrupted = time.monotonic(), [], False
     for piece in pieces:
         before = None if arguments.again else known(piece, head, (output, RESULTS))
         if before is not None:
             print(f"{piece:14s} is known: {before.name}", flush=True)
             continue
         left = 60 * arguments.minutes - (time.monotonic() - began)
-        if left < SHORTEST_SECONDS:
-            failures.append(f"{piece}: not begun, the {arguments.minutes:g} minutes are over")
+        if interrupted or left < SHORTEST_SECONDS:
+            over = f"the {arguments.minutes:g} minutes are over"
+            failures.append(f"{piece}: not begun, {'interrupted' if interrupted else over}")
             continue
         since = time.monotonic()
-        ended = run_piece(piece, arguments, min(LIMITS[piece], left))
-        path = write(piece, ended, head, output)
+        try:
+            ended = run_piece(piece, facts, arguments.quick, min(LIMITS[piece], left))
+            path = write(piece, ended, head, output)
+        except OSError as error:  # no room for temporary files, or for the result
+            failures.append(f"{piece}: {error}")
+            continue
+        except KeyboardInterrupt:
+            interrupted = True
+            failures.append(f"{piece}: interrupted")
+            continue
+        interrupted = ended.interrupted
         print(f"{piece:14s} {time.monotonic() - since:4.0f} s  {path.name}", flush=True)
         failures += [f"{piece}: {ended.failed}"] if ended.failed else []
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    if failures:
-        print("the same command measures these alone", file=sys.stderr)
-    return 1 if failures else 0
+    return failures, interrupted
 
 
 if __name__ == "__main__":

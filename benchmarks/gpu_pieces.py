@@ -17,7 +17,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,6 +32,7 @@ from autoprec.backends.products import measure_products
 from autoprec.core.codec import to_plain
 from autoprec.core.device import DeviceFacts, DeviceKind, Support
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.placement import alone
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.statistics import paired_ratio
 from autoprec.hardware.record import record
@@ -43,9 +45,13 @@ BATCHES: Mapping[str, int] = {"mlp": 4096, "encoder": 1024, "gpt": 256, "unet": 
 DRY = "tiny"
 POLICIES = (Policy.FLOAT32, Policy.TF32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
 
-TUNING = {"time_limit": 12.0, "proof_seconds": 10.0, "rounds": 3, "extras": True, "knobs": {}}
+TUNING = {"search_limit": 12.0, "proof_seconds": 10.0, "rounds": 3, "extras": True, "knobs": {}}
 DRY_TUNING = {"trials": 2, "rounds": 1, "proof_seconds": 2.0, "knobs": {}}
 ROUNDS = 6
+
+#: pytest's options where the plugin is not there whose setting pyproject.toml has.
+WITHOUT_TIMEOUTS = ["-o", "addopts=-q", "-W", "ignore::pytest.PytestConfigWarning"]
+WITHOUT_TIMEOUTS += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]
 
 #: How long the zoo is judged: what is not reached is left out, and said.
 ZOO_SECONDS = 40.0
@@ -60,10 +66,15 @@ class Setting:
     device: str
     quick: bool = False
 
-    @property
+    @cached_property
     def facts(self) -> DeviceFacts:
         """What is known of the device."""
         return probe(device=self.device).devices[0].facts
+
+    @property
+    def where(self) -> str:
+        """The device as torch names it, in this process that is shown it alone."""
+        return alone(self.facts.observation).device
 
 
 Rows = Iterator[dict[str, Any]]
@@ -94,6 +105,10 @@ def tests(setting: Setting) -> Rows:
     """The gpu tests; they are only collected where the device is not theirs."""
     words = ["-m", "gpu and not keras", "-p", "no:cacheprovider"]
     words += ["--continue-on-collection-errors"]  # of files that want what is not installed
+    if find_spec("pytest") is None:
+        raise PieceFailed(f"pytest is not installed for {sys.executable}")
+    if find_spec("pytest_timeout") is None:
+        words += WITHOUT_TIMEOUTS
     if setting.facts.kind is not DeviceKind.CUDA:
         words += ["--collect-only", "tests/backends/torch"]
     with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +190,7 @@ def grid_recipes(task: str, setting: Setting, facts: DeviceFacts) -> Iterator[Re
             continue
         recipe = Recipe(policy=policy, batch_size=size)
         if policy.needs_loss_scale:
-            recipe = scaled(task, replace(recipe, loss_scale=LossScale()), setting.device)
+            recipe = scaled(task, replace(recipe, loss_scale=LossScale()), setting.where)
         yield recipe
         if not setting.quick:
             yield replace(recipe, compile=True)
@@ -197,8 +212,8 @@ def overhead(setting: Setting) -> Rows:
 
     target, rounds, budget = (0.0002, 1, 0.002) if setting.quick else (0.005, 5, 0.5)
     for policy in WIDTHS:
-        where = setting.device.partition(":")[0]
-        yield asdict(measure(policy, target, rounds=rounds, budget=budget, device=where))
+        found = measure(policy, target, rounds=rounds, budget=budget, device=setting.where)
+        yield asdict(found)
 
 
 def numerics(setting: Setting) -> Rows:
@@ -206,7 +221,7 @@ def numerics(setting: Setting) -> Rows:
     from numerics import ZOO, jobs_of, judged
 
     only = DRY_ZOO if setting.quick else []
-    jobs = jobs_of(ZOO, only, ZOO_SEEDS, ("confusion",), setting.device)
+    jobs = jobs_of(ZOO, only, ZOO_SEEDS, ("confusion",), setting.where)
     random.Random(0).shuffle(jobs)  # those that are reached stand for the whole
     reached = 0
     for found in judged(jobs, min(8, os.cpu_count() or 1), ZOO_SECONDS, verdicts_or_why):

@@ -25,12 +25,25 @@ def read(folder: Path) -> Found:
     """The newest rows of each piece by device; `SystemExit` where a file is no evidence."""
     found: dict[str, dict[str, Rows]] = {}
     for path in sorted(folder.glob("gpu_*.jsonl")):  # by piece and date
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = rows_of(path)
         why = next((row["no_evidence"] for row in rows if "no_evidence" in row), None)
         if why is not None:
             raise SystemExit(f"{path}: {why} given, expected a GPU's evidence: remove the file")
         found.setdefault(rows[0]["device"], {})[rows[0]["piece"]] = rows
     return found
+
+
+def rows_of(path: Path) -> Rows:
+    """The rows of a file; `SystemExit` where it is not what `gpu_evidence.py` writes."""
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if not rows or not all({"device", "piece", "date", "commit"} <= row.keys() for row in rows):
+            raise ValueError("a line lacks its device, piece, date or commit")
+    except (ValueError, AttributeError) as error:
+        raise SystemExit(
+            f"{path}: {error}; expected lines as gpu_evidence.py writes them: measure it again"
+        ) from error
+    return rows
 
 
 def speed(found: Found) -> Iterator[str]:

@@ -65,7 +65,9 @@ class BackendContract:
         assert subject.backend.name in versions
         assert all(isinstance(v, str) and v for v in versions.values())
         assert self.device in list(subject.backend.devices())
-        assert set(subject.backend.built_for()) <= set(DeviceKind) - {DeviceKind.CPU}
+        assert DeviceKind.CPU in subject.backend.trains_on()
+        assert set(subject.backend.built_for()) <= set(subject.backend.trains_on())
+        assert DeviceKind.CPU not in subject.backend.built_for()
 
     def test_owns_its_models_and_no_others(self, subject: Subject) -> None:
         model = subject.task.build_model()

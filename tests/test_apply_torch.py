@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec import Profile, Recipe, apply_profile
+from autoprec import Profile, Recipe, api, apply_profile
 from autoprec.api import device_fingerprint
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.device import DeviceKind, Fingerprint
@@ -180,6 +180,22 @@ def test_a_recipe_applies_without_a_profile() -> None:
     recipe = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=256.0))
     precision = apply_profile(recipe, model=model, optimizer=optimizer)
     assert precision.scaler.get_scale() == 256.0
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [(None, "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")],
+)
+def test_a_kind_of_device_means_the_one_that_the_model_is_on(
+    named: str | None, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(TorchBackend, "device_of", lambda self, model: "cuda:1")
+    monkeypatch.setattr(
+        api, "_recipe_for", lambda profile, at, *_, **__: asked.append(at) or Recipe()
+    )
+    apply_profile("a.yaml", model=nn.Linear(2, 2), device=named)
+    assert asked == [meant]
 
 
 def test_torch_needs_a_model() -> None:

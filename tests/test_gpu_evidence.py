@@ -5,14 +5,19 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoprec.core.codec import from_plain
+from autoprec.core.device import DeviceFacts, DeviceKind, Observation
+from autoprec.core.probe import DeviceReport, ProbeResult
+from autoprec.core.rules import Proposal
 from autoprec.hardware.recording import Recording
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -105,6 +110,148 @@ def test_a_piece_that_fails_or_takes_too_long_stops_no_other(
     assert len(changed) == 2  # the rows and the recording
 
 
+SLOW_PIECE = """
+import os, sys, time
+with open(sys.argv[2], "w", buffering=1) as file:
+    file.write('{"seen": 1}\\n{"cut o')
+    open(os.environ["SEEN"], "w").close()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_it_saw_and_says_how_to_go_on(
+    tmp_path: Path, number: int
+) -> None:
+    """The piece shows a row and goes on, as on a machine that is taken back."""
+    program = tmp_path / "evidence"
+    program.mkdir()
+    (program / "gpu_pieces.py").write_text(SLOW_PIECE)
+    script = (
+        "import sys, pathlib, gpu_evidence\n"
+        f"gpu_evidence.__file__ = {str(program / 'gpu_evidence.py')!r}\n"
+        "sys.exit(gpu_evidence.main(sys.argv[1:]))"
+    )
+    output, seen = tmp_path / "output", tmp_path / "seen"
+    places = os.pathsep.join([str(ROOT), str(BENCHMARKS)])
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, *DRY, "--output", output, "--only", "device", "products"],
+        env={**os.environ, "PYTHONPATH": places, "SEEN": str(seen)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while child.poll() is None and not seen.exists():
+        time.sleep(0.05)
+    child.send_signal(number)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "device: interrupted" in said
+    assert "products: not begun, interrupted" in said
+    assert f"what was measured is in {output}; the same command goes on" in said
+    assert "Traceback" not in said
+    (row,) = rows_of(output, "device")
+    assert (row["seen"], row["failed_piece"].split(":")[0]) == (1, "interrupted")
+
+
+def test_what_is_missing_is_said_before_anything_is_measured(
+    tmp_path: Path, benchmark: Any, monkeypatch: Any
+) -> None:
+    module = benchmark("gpu_evidence")
+    file = tmp_path / "a-file"
+    file.touch()
+    with pytest.raises(SystemExit, match=r"nothing can be written to .*give --output FOLDER"):
+        module.main([*DRY, "--output", str(file / "below")])
+    with pytest.raises(SystemExit, match="no device to measure: 'v100' is not here"):
+        module.main(["--device", "v100"])
+    for without in ("torch", "platformdirs"):
+        with pytest.raises(SystemExit, match=f"lacks {without}; nothing is installed here"):
+            module.check_software(lambda name, without=without: None if name == without else "9.9")
+    with pytest.raises(SystemExit, match=r"has torch 2\.5\.1\+cu124, expected 2\.6 or newer"):
+        module.check_software(lambda name: "2.5.1+cu124")
+    module.check_software(lambda name: "2.13.0")
+    bare = tmp_path / "without-anything"
+    bare.mkdir()
+    (bare / "oracle.py").write_text("import no_such_package")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[:0] = [{str(bare)!r}, {str(BENCHMARKS)!r}]\nimport gpu_evidence",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"{sys.executable} lacks no_such_package; nothing is installed here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_result_that_cannot_be_written_stops_no_other(
+    tmp_path: Path, benchmark: Any, monkeypatch: Any, capsys: Any
+) -> None:
+    module = benchmark("gpu_evidence")
+    monkeypatch.setattr(module, "run_piece", lambda *_: module.Ended(({"seen": 1},)))
+    kept = module.write
+
+    def full(piece: str, *rest: Any) -> Path:
+        if piece == "device":
+            raise OSError(28, "No space left on device")
+        return kept(piece, *rest)
+
+    monkeypatch.setattr(module, "write", full)
+    assert module.main([*DRY, "--output", str(tmp_path), "--only", "device", "products"]) == 1
+    assert "device: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert rows_of(tmp_path, "products")[0]["seen"] == 1
+
+
+def test_a_piece_is_shown_the_one_device_that_is_measured(
+    tmp_path: Path, benchmark: Any, monkeypatch: Any
+) -> None:
+    """On a host with several GPUs "cuda" in another process would be another one."""
+    module, pieces = benchmark("gpu_evidence"), benchmark("gpu_pieces")
+    shows = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[2], 'w'))"
+    (tmp_path / "gpu_pieces.py").write_text(shows)
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "gpu_evidence.py"))
+    seen = Observation(DeviceKind.CUDA, index=1, uuid="GPU-2")
+    ended = module.run_piece("device", DeviceFacts(seen, "f", "t", {}), True, 30)
+    assert ended.rows[0]["CUDA_VISIBLE_DEVICES"] == "GPU-2"
+    monkeypatch.setattr(
+        pieces,
+        "probe",
+        lambda device: ProbeResult(
+            (
+                DeviceReport(
+                    DeviceFacts(Observation(DeviceKind.ROCM), "f", "t", {}), Proposal((), (), "")
+                ),
+            )
+        ),
+    )
+    assert pieces.Setting("rocm").where == "cuda"
+
+
+def test_the_gpu_tests_are_found_without_pytests_plugin_for_timeouts(
+    benchmark: Any, monkeypatch: Any
+) -> None:
+    """A lent machine has pytest at best."""
+    pieces = benchmark("gpu_pieces")
+    monkeypatch.setattr(pieces, "find_spec", lambda name: None if "timeout" in name else name)
+    run, given = subprocess.run, []
+
+    def without(command: Any, **settings: Any) -> Any:
+        file = "tests/backends/torch/test_gpu_torch.py"  # alone, which is quicker
+        words = [file if word == "tests/backends/torch" else word for word in command]
+        given.extend([*words, "-p", "no:timeout"])
+        return run(given, **settings)
+
+    monkeypatch.setattr(pieces.subprocess, "run", without)
+    assert list(pieces.tests(pieces.Setting("cpu", True)))[-1]["code"] == 0
+    monkeypatch.setattr(pieces, "find_spec", lambda name: None)
+    with pytest.raises(pieces.PieceFailed, match="pytest is not installed for "):
+        list(pieces.tests(pieces.Setting("cpu", True)))
+
+
 def test_time_that_is_over_leaves_pieces_for_the_next_run(
     tmp_path: Path, benchmark: Any, capsys: Any
 ) -> None:
@@ -137,6 +284,19 @@ def test_what_is_no_evidence_is_kept_out_of_the_results(
     module.write("device", module.Ended(), head, tmp_path)
     with pytest.raises(SystemExit, match=r"gpu_device-.*: a rehearsal given"):
         tables.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"device": "A GPU", "piece": "de', '{"piece": "device"}', "1", ""]
+)
+def test_a_file_that_is_cut_off_or_lacks_keys_is_told_by_its_name(
+    tmp_path: Path, benchmark: Any, text: str
+) -> None:
+    (tmp_path / "gpu_device-2026-01-01-a-gpu.jsonl").write_text(text)
+    with pytest.raises(SystemExit, match=r"gpu_device-2026-01-01-a-gpu\.jsonl: .*measure it again"):
+        benchmark("gpu_tables").read(tmp_path)
+    head = {"date": "2026-01-01", "commit": "a", "device": "A GPU"}
+    assert benchmark("gpu_evidence").known("device", head, [tmp_path]) is None
 
 
 def test_the_report_shows_what_is_there_and_says_what_is_not(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fuzz.example import FULL
+from fuzz.example import FULL, PLAIN_FLOAT32
 from fuzz.values import PLAIN, TEXT, profiles, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -198,6 +198,13 @@ def test_any_value_anywhere_is_a_profile_or_a_profile_error(value, path):
     place[name] = value
     with contextlib.suppress(ProfileError):
         assert isinstance(parse_profile(document, "a.yaml"), Profile)
+
+
+def test_a_profile_that_was_cut_off_after_any_line_is_none():
+    lines = dump_profile(PLAIN_FLOAT32).splitlines(keepends=True)
+    for count in range(len(lines)):
+        with pytest.raises(ProfileError):
+            parse_profile(parse_yaml("".join(lines[:count]), "cut.yaml", ProfileError), "cut.yaml")
 
 
 def test_a_missing_file_and_a_folder_are_told(tmp_path):

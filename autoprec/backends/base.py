@@ -144,6 +144,9 @@ class Backend(Protocol):
     def devices(self) -> Iterable[str]:
         """The devices the framework can train on here, best first, such as "cuda" or "cpu"."""
 
+    def trains_on(self) -> Iterable[DeviceKind]:
+        """The kinds of device that its models can be tuned on, whichever build is installed."""
+
     def built_for(self) -> Iterable[DeviceKind]:
         """The kinds of accelerator this build of the framework is for, be they here or not."""
 

@@ -29,6 +29,7 @@ exit codes:
   2    a wrong argument, option or file
   3    no feasible recipe
   4    the profile does not match this device
+  5    tune --strict: the measurements are inconclusive
   130  interrupted
 """
 

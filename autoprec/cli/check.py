@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     from autoprec.core.codec import to_plain
 
     profile = load_profile(arguments.profile)
-    fit = check_profile(profile, device=arguments.device)
+    fit = check_profile(
+        profile, device=arguments.device, on_wait=lambda text: print(text, file=sys.stderr)
+    )
     if arguments.json:
         json.dump({"matches": fit.matches, **to_plain(fit)}, sys.stdout, indent=2)
         print()

@@ -28,7 +28,7 @@ _EXAMPLES = """\
 examples:
   autoprec tune model.py                          writes model.profile.yaml
   autoprec tune model.py --batch-sizes 16-512     powers of two in this range only
-  autoprec tune model.py --time-limit 120 --json  at most two minutes of search; the profile as JSON
+  autoprec tune model.py --time-limit 120 --json  two minutes in all; the profile as JSON
   autoprec tune model.py --policies mixed_float16 this policy whatever the rules say
   autoprec tune model.py --grid --batch-sizes 32-512 --policies float32,bf16
                                                   a table of step times by batch and policy
@@ -38,8 +38,11 @@ examples:
 A tuning that was stopped goes on where it stopped when the same command is run again.
 
 exit codes: 0 ok, 1 the task or a trial failed or the device is busy, 2 usage,
-            3 no feasible recipe, 130 interrupted
+            3 no feasible recipe, 5 inconclusive (only with --strict), 130 interrupted
 """
+
+#: The exit code of an inconclusive tuning, where `--strict` asks for one.
+INCONCLUSIVE = 5
 
 
 def add_parser(subparsers: Any) -> None:
@@ -75,6 +78,12 @@ def add_parser(subparsers: Any) -> None:
     _add_proof(parser)
     _add_study(parser)
     parser.add_argument("--json", action="store_true", help="print the profile as JSON on stdout")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help=f"exit with {INCONCLUSIVE} where the measurements contradict each other, so that "
+        "nothing could be concluded and float32 was kept",
+    )
     parser.add_argument("--quiet", "-q", action="store_true", help="say nothing but errors")
 
 
@@ -99,7 +108,14 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "--time-limit",
         type=float,
         metavar="SECONDS",
-        help="end the search after so many seconds (default: no limit)",
+        help="end the tuning after so many seconds: search, proof and confirmation share them, and "
+        "what was not covered is said (default: no limit)",
+    )
+    group.add_argument(
+        "--search-limit",
+        type=float,
+        metavar="SECONDS",
+        help="end the search alone after so many seconds (default: no limit)",
     )
     group.add_argument(
         "--compile", action="store_true", help="try torch.compile too (Keras: XLA always is)"
@@ -211,7 +227,12 @@ def run(arguments: argparse.Namespace) -> int:
     listener = (
         Quiet()
         if arguments.quiet
-        else Terminal(output, closing=not arguments.json, grid=arguments.grid)
+        else Terminal(
+            output,
+            closing=not arguments.json,
+            grid=arguments.grid,
+            limit=arguments.time_limit,
+        )
     )
     with _stoppable(), listener:
         try:
@@ -226,7 +247,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         json.dump(to_plain(profile), sys.stdout, indent=2)
         print()
-    return 0
+    return INCONCLUSIVE if arguments.strict and profile.evidence.inconclusive else 0
 
 
 def _plan(arguments: argparse.Namespace, options: Any) -> int:
@@ -234,12 +255,17 @@ def _plan(arguments: argparse.Namespace, options: Any) -> int:
     from autoprec.api import plan
     from autoprec.core.codec import to_plain
     from autoprec.reporting.plan import print_plan
+    from autoprec.tuning.events import Event, Note
+
+    def say(event: Event) -> None:
+        if isinstance(event, Note):
+            print(f"autoprec: {event.text}", file=sys.stderr)
 
     if options.output is not None:
         raise UsageError("--plan writes no file; leave --output out")
     with _stoppable():
         try:
-            made = plan(arguments.task, device=arguments.device, options=options)
+            made = plan(arguments.task, device=arguments.device, options=options, listener=say)
         except KeyboardInterrupt:
             raise Interrupted("interrupted; a plan keeps nothing") from None
     if arguments.json:
@@ -286,6 +312,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         batch_sizes=None if batches is None else parse_batch_sizes(batches),
         trials=arguments.trials,
         time_limit=arguments.time_limit,
+        search_limit=arguments.search_limit,
         proof_steps=arguments.proof_steps,
         proof_seconds=arguments.proof_seconds,
         tolerance=arguments.tolerance,

@@ -25,7 +25,7 @@ _LONGEST_PATTERN = 500
 #: because repeated measurements of one product differ by up to a fifth.
 CLEARLY_FASTER = 1.2
 
-_UNIFIED = (
+UNIFIED = (
     "shares the CPU's memory: what a process may have of it is known only to the framework, which "
     "is asked when it runs"
 )
@@ -97,9 +97,10 @@ class Observation:
     `partial_features`: whoever listed them does not
     know all, so a missing one proves nothing. `memory_bytes` is what may be used: the smaller of
     what is installed and what a limit leaves. `core_quota` is CPU time per second where a limit is
-    set. `uuid` selects the device for a worker process: a UUID, or for ROCm and TPU the ordinal
-    that the visibility variable wants. It is no part of a fingerprint. `partition` names the part
-    of a device that is divided (MIG, vGPU, AMD's compute partitions). `rehearsal`: the machine
+    set. `uuid` selects the device for a worker process: a UUID, for ROCm and TPU the ordinal that
+    the visibility variable wants, for an Intel GPU its PCI address ("0000:03:00.0", of a tile
+    "0000:29:00.0/1"). It is no part of a fingerprint. `partition` names the part of a device that
+    is divided (MIG, vGPU, AMD's compute partitions, tiles). `rehearsal`: the machine
     only pretends to have this device, so that nothing timed on it means anything. `hypothetical`:
     nothing was seen; this is what a family's row says of a device that is not here.
     """
@@ -337,7 +338,9 @@ def merge(
         dtypes = {d: replace(fact, evidence=Evidence.CATALOGUE) for d, fact in dtypes.items()}
     if family.unified_memory:
         observation = replace(observation, memory_bytes=None)
-    notes = (*observation.notes, *((_UNIFIED,) if family.unified_memory else ()))
+    notes = observation.notes
+    if family.unified_memory and UNIFIED not in notes:
+        notes = (*notes, UNIFIED)
     if not whole:
         notes = (*notes, "a part of the device: the whole one's peaks are left out")
     facts = DeviceFacts(

@@ -107,7 +107,8 @@ class TaskFacts:
     keeps for them (0: not counted). `kernels` are what one forward and backward pass runs.
     `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
     are rounded without any recipe, empty where there are none; `uses_tf32` says that those are
-    TF32, and `compiled` that the model compiles its step itself. `optimizer_share` is the
+    TF32, and `compiled` that the model compiles its step itself; `not_compilable` says why
+    its framework would not (empty: it would, or nobody knows before). `optimizer_share` is the
     optimizer's part of the step, from 0 to 1, where fused kernels exist for it and the task does
     not choose between kernels itself; `threads` the framework's intra-op CPU threads and
     `steps_per_execution` what the task compiled with, 0 where it has none.
@@ -135,6 +136,7 @@ class TaskFacts:
     low_precision: str = ""
     uses_tf32: bool = False
     compiled: bool = False
+    not_compilable: str = ""
     step_seconds: float = 0.0
     optimizer_share: float = 0.0
     threads: int = 0

@@ -2,7 +2,8 @@
 
 An ordinal such as "cuda:1" means another device in another process, because visibility variables
 renumber and CUDA puts the fastest first. So whatever a child does on a device, a trial or a timed
-product, it is shown that one alone and takes the first of its kind.
+product, it is shown that one alone and takes the first of its kind. oneAPI has no variable that
+takes an identifier: of several Intel GPUs a child is told which it is on, and looks for it by that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from autoprec.core.device import DeviceKind, Observation
 
 #: "-1" hides all, as in CUDA and HIP; on Windows an empty variable is none at all.
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+
+#: Tells a child which Intel GPU it is on: its number, its PCI id and its address, by the probe.
+XPU_WANTED = "AUTOPREC_XPU"
 
 
 @dataclass(frozen=True)
@@ -33,5 +37,5 @@ def alone(seen: Observation) -> Placement:
     if seen.kind is DeviceKind.ROCM:  # whose devices are torch's "cuda"
         return Placement("cuda", {"HIP_VISIBLE_DEVICES": seen.uuid or str(seen.index)})
     if seen.kind is DeviceKind.XPU:
-        return Placement("xpu", {"ONEAPI_DEVICE_SELECTOR": f"level_zero:{seen.index}"})
+        return Placement("xpu", {XPU_WANTED: f"{seen.index} {seen.pci} {seen.uuid}".strip()})
     return Placement(seen.kind.value)

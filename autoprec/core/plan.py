@@ -19,9 +19,11 @@ from autoprec.core.measurement import Dimension, Kernel, TaskFacts
 from autoprec.core.rules import Proposal
 from autoprec.core.space import Space
 
-#: Launching a kernel takes a GPU's driver some 4 microseconds from a bare loop, and more from a
-#: framework. Source: NVIDIA Technical Blog, "Getting Started with CUDA Graphs" (3.8 microseconds).
+#: Launching a kernel takes a GPU's driver some 4 microseconds from a bare loop, and a framework
+#: that runs one operator after another 5 to 25. Sources: NVIDIA Technical Blog, "Getting Started
+#: with CUDA Graphs" (3.8 microseconds); Jiahuang Lin, "From PyTorch op to kernel launch".
 LAUNCH_SECONDS = 4e-6
+FRAMEWORK_LAUNCH_SECONDS = 10e-6
 
 #: Sizes of memory that accelerators are sold with, in GiB.
 SOLD_WITH = (8, 16, 24, 32, 48, 80)
@@ -29,6 +31,7 @@ SOLD_WITH = (8, 16, 24, 32, 48, 80)
 #: A gain below this is little: the search's own errors and what was left out are as large.
 LITTLE = 1.3
 NOTHING = 1.05
+_CLEARLY_LESS = 0.95
 
 #: Of a backward kernel's operands (an output kept, its gradient, the input's gradient) the share
 #: that is not among what the forward pass keeps.
@@ -46,7 +49,8 @@ class Estimate:
 
     `arithmetic_seconds` are spent in kernels that their operations bound, `memory_seconds` in those
     that reading and writing bounds; meanwhile all are launched, in `launch_seconds`. `at_most` is
-    how many times faster than float32's the step can be by these bounds.
+    how many times faster than float32's the step can be by these bounds, `likely` where a framework
+    launches its operators one by one.
     """
 
     policy: Policy
@@ -55,16 +59,28 @@ class Estimate:
     memory_seconds: float
     launch_seconds: float
     at_most: float = 1.0
+    likely: float = 1.0
+
+    @property
+    def computing_seconds(self) -> float:
+        """What its kernels take, however they are launched."""
+        return self.arithmetic_seconds + self.memory_seconds
+
+    @property
+    def likely_seconds(self) -> float:
+        """The longer of computing and of a framework's launching."""
+        factor = FRAMEWORK_LAUNCH_SECONDS / LAUNCH_SECONDS
+        return max(self.computing_seconds, self.launch_seconds * factor)
 
     @property
     def least_seconds(self) -> float:
         """The longer of computing and launching."""
-        return max(self.arithmetic_seconds + self.memory_seconds, self.launch_seconds)
+        return max(self.computing_seconds, self.launch_seconds)
 
     @property
     def bound(self) -> str:
         """What bounds most of the step: "arithmetic", "memory" or "launches"."""
-        if self.launch_seconds >= self.arithmetic_seconds + self.memory_seconds:
+        if self.launch_seconds >= self.computing_seconds:
             return "launches"
         return "arithmetic" if self.arithmetic_seconds >= self.memory_seconds else "memory"
 
@@ -105,7 +121,8 @@ class Plan:
 
     `expectation` is what the estimates come to, a sentence for each batch; `figures` names what
     their peaks and bandwidth are of, empty where none are known. `recipes` is the size of the
-    search's space, `off_alignment` the dimensions that are no multiple of `alignment`.
+    search's space, `off_alignment` the dimensions that are no multiple of `alignment`. `refusal` is
+    why it would not begin at all: the rest is then what the hardware alone makes plausible.
     """
 
     task: str
@@ -120,6 +137,7 @@ class Plan:
     alignment: int
     off_alignment: tuple[Dimension, ...]
     memory: MemoryPlan | None
+    refusal: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -140,8 +158,9 @@ def estimates(
         for policy in policies:
             own = _estimate(task, peaks, policy, batch)
             if policy is not Policy.FLOAT32 and own is not None:
-                gain = max(1.0, base.least_seconds / own.least_seconds)
-                found.append(replace(own, at_most=gain))
+                most = max(1.0, base.least_seconds / own.least_seconds)
+                likely = min(most, max(1.0, base.likely_seconds / own.likely_seconds))
+                found.append(replace(own, at_most=most, likely=likely))
     return tuple(found)
 
 
@@ -205,21 +224,23 @@ def expectation(
 
 def _at_batch(batch: int, estimated: Sequence[Estimate], task: TaskFacts) -> str:
     """What may be expected at one batch: `estimated` begins with float32's."""
-    base, best = estimated[0], max(estimated, key=lambda each: each.at_most)
-    computing = base.arithmetic_seconds + base.memory_seconds
+    base, best = estimated[0], max(estimated, key=lambda each: (each.likely, each.at_most))
+    kernels = sum(kernel.count for kernel in task.kernels)
     why = f"float32 takes at least {_time(base.least_seconds)}, "
     if base.bound == "launches":
-        kernels = sum(kernel.count for kernel in task.kernels)
-        why += f"launching {kernels} kernels that compute for {_time(computing)}"
+        why += f"launching {kernels} kernels that compute for {_time(base.computing_seconds)}"
     else:
-        share = base.memory_seconds / computing
+        share = base.memory_seconds / base.computing_seconds
         why += f"{share:.0%} of it in kernels bound by memory, which 16 bits at most halve"
     if best.at_most < NOTHING:
         return f"batch {batch}: nothing is to be expected: {why}"
     most = f"at most {best.at_most:.2g}x by {best.policy}"
-    if best.bound != base.bound:
+    if best.likely < _CLEARLY_LESS * best.at_most:
+        launching = f"{FRAMEWORK_LAUNCH_SECONDS * 1e6:.0f} us each, as frameworks do it"
+        why += f"; launching {kernels} kernels at {launching}, leaves {best.likely:.2g}x"
+    elif best.bound != base.bound:
         why += f"; faster, it would be bound by {best.bound}"
-    if best.at_most < LITTLE:
+    if best.likely < LITTLE:
         return f"batch {batch}: little is to be expected, {most}: {why}"
     if base.bound == "memory":
         return f"batch {batch}: little of the products' speed is to be expected, {most}: {why}"
@@ -246,7 +267,10 @@ def _missing(peaks: DeviceFacts, task: TaskFacts) -> str:
         return "what the task computes could not be counted"
     if not _bandwidth(peaks):
         return "the catalogue has no memory bandwidth of this device"
-    return "the catalogue lacks this device's peak in float32 or in 16 bits"
+    if not _speed(peaks, Policy.FLOAT32):
+        why = peaks.fact(DType.FLOAT32).reason
+        return f"the catalogue has no peak of this device in float32{f': {why}' if why else ''}"
+    return "the catalogue has no peak of this device in 16 bits"
 
 
 def memory_plan(task: TaskFacts, batch: int, available: int | None) -> MemoryPlan | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any, Literal
 
 from autoprec.core.codec import bounded
@@ -17,6 +18,7 @@ from autoprec.core.judge import Verdict
 from autoprec.core.recipe import KNOBS, Alignment, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio
+from autoprec.core.waterfall import Part, in_words
 
 SCHEMA = 1
 
@@ -77,9 +79,16 @@ class Chosen:
     memory_share: float | None = bounded(default=None, low=0.0, high=1e6)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Every number behind the recipe, as measured."""
+    """Every number behind the recipe, as measured. What a file must have comes last in it.
+
+    So a file that was cut off is never taken for a whole one.
+
+    `waterfall` is what the speed-up consists of, from the recipe to the baseline. `inconclusive`
+    says why nothing could be concluded, so that float32 was kept (empty: it could), `not_covered`
+    what a time limit left out.
+    """
 
     baseline: Baseline
     chosen: Chosen
@@ -87,8 +96,9 @@ class Evidence:
     speedup_same_batch: Ratio | None
     parity: Verdict
     reason: str
-    trials: int = bounded(low=0, high=10**9)
-    tuning_seconds: float = bounded(low=0.0, high=_LONGEST)
+    waterfall: tuple[Part, ...] = ()
+    inconclusive: str = ""
+    not_covered: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     proof_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
     memory_budget_bytes: int | None = bounded(default=None, low=0, high=_LARGEST)
@@ -96,11 +106,16 @@ class Evidence:
     islands: Mapping[str, Any] | None = None
     padding: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    trials: int = bounded(low=0, high=10**9)
+    tuning_seconds: float = bounded(low=0.0, high=_LONGEST)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
-    """A tuned recipe with what it holds for and why it is believed."""
+    """A tuned recipe with what it holds for and why it is believed.
+
+    Its `repr` is a line, and in a notebook a small table; `evidence` has every number.
+    """
 
     schema: Literal[1]
     created: str
@@ -110,6 +125,31 @@ class Profile:
     software: Mapping[str, str]
     recipe: Recipe
     evidence: Evidence
+
+    def __repr__(self) -> str:
+        said = "; ".join(text for _, text in self._rows())
+        return f"<Profile of {self.task.file}: {said}>"
+
+    def _repr_html_(self) -> str:
+        rows = [*self._rows(), *(("warning", text) for text in self.evidence.warnings)]
+        cells = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+        return f"<table><caption>{escape(self.task.file)}</caption>{''.join(cells)}</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """What matters most, each with its name."""
+        evidence = self.evidence
+        rows = [("recipe", in_words(self.recipe))]
+        if evidence.inconclusive:
+            rows.insert(0, ("inconclusive", f"inconclusive: {evidence.inconclusive}"))
+        base, gain = evidence.baseline, evidence.speedup
+        if gain.rounds:
+            against = f"{base.policy}, batch {base.batch_size}"
+            between = f"({gain.low:.2f}-{gain.high:.2f})"
+            rows.append(("speed", f"{gain.ratio:.2f}x {between} over {against}"))
+        parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)
+        rows += [("due to", parts)] if len(evidence.waterfall) > 1 else []
+        rows.append(("trains", f"{evidence.parity.verdict}: {evidence.parity.reason}"))
+        return [*rows, ("device", self.device.name or self.device.family)]
 
 
 def without_speeds(evidence: Evidence) -> Evidence:
@@ -121,6 +161,7 @@ def without_speeds(evidence: Evidence) -> Evidence:
         chosen=Chosen(peak_memory_bytes=evidence.chosen.peak_memory_bytes, **timeless),
         speedup=Ratio(1.0, 1.0, 1.0, 0),
         speedup_same_batch=None,
+        waterfall=(),
         padding=tuple({**each, "speed_with_over_without": None} for each in evidence.padding),
         reason=f"{REHEARSED}; numerics: {evidence.parity.verdict}: {evidence.parity.reason}",
     )

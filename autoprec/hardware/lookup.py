@@ -98,15 +98,17 @@ def hypothetical(family: Family) -> Observation:
 def with_figures(catalogue: Catalogue, family: Family) -> Family:
     """The family, or the first product of it, whose row has the vendor's peaks and bandwidth.
 
-    The family itself where no row has them: products of a family differ in both.
+    The family itself where no row has them (products of a family differ in both), and where those
+    that have them are faster or slower than it says of itself.
     """
 
-    def told(row: Family) -> bool:
+    def peak(row: Family) -> float | None:
         float32 = row.dtypes.get(DType.FLOAT32)
-        return bool(row.memory_bandwidth_gbps and float32 and float32.peak_dense_tflops)
+        return float32.peak_dense_tflops if float32 else None
 
-    products = (row for row in catalogue.families if family.name in row.ancestors)
-    return next((row for row in (family, *products) if told(row)), family)
+    products = [row for row in catalogue.families if family.name in row.ancestors]
+    told = [row for row in (family, *products) if row.memory_bandwidth_gbps and peak(row)]
+    return next((row for row in told if peak(family) in (None, peak(row))), family)
 
 
 def _words(text: str) -> tuple[str, ...]:

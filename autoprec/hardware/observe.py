@@ -35,6 +35,10 @@ _PROBE_SECONDS = 10.0
 #: 8 or 16. Source: NVIDIA Driver Persistence documentation.
 _NVIDIA_SECONDS = 60.0
 
+#: WSL's way to the GPUs, in place of a PCI bus: the device file /dev/dxg. Source: Linux kernel fork
+#: microsoft/WSL2-Linux-Kernel, drivers/hv/dxgkrnl.
+_WSL = "dxg"
+
 #: Who waits longer than this is told for whom.
 _PATIENCE_SECONDS = 2.0
 
@@ -79,7 +83,7 @@ def observe(
     if not any(device.kind is DeviceKind.CPU for device in devices):
         devices.append(Observation(kind=DeviceKind.CPU))
     readable: tuple[str, ...] = ()
-    missing, trouble = _bounded(lambda: _unreadable(machine), readable)
+    missing, trouble = _bounded(lambda: _not_looked_at(machine), readable)
     notes.extend((*missing, *(f"{machine.system}: {each}" for each in trouble)))
     nothing: tuple[FrameworkFact, ...] = ()
     frameworks, trouble = _bounded(lambda: find_frameworks(machine), nothing)
@@ -113,11 +117,15 @@ def _run(probe: Probe, machine: Machine, on_wait: OnWait) -> Seen:
     return Seen(unusable=tuple(Unusable(probe.kind, f"{text} ({why})") for text in texts))
 
 
-def _unreadable(machine: Machine) -> tuple[str, ...]:
-    """What a Linux that hides its own file systems keeps from every probe."""
+def _not_looked_at(machine: Machine) -> tuple[str, ...]:
+    """What no probe sees here: GPUs without a PCI bus to look at, and what a Linux hides."""
+    if machine.system == "Windows":
+        return ("Windows: of GPUs only NVIDIA's are looked at, AMD's and Intel's are not",)
     if machine.system != "Linux":
         return ()
     notes = []
+    if _WSL in machine.entries("/dev"):
+        notes.append("WSL: of GPUs only NVIDIA's are looked at, AMD's and Intel's are not")
     if machine.read("/proc/self/mountinfo") is None:
         notes.append("/proc cannot be read: limits of control groups are not known")
     if not machine.entries("/sys"):

@@ -28,9 +28,11 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     here = "not here" if device.observation.hypothetical else device.address
     say(f"plan for {plan.task} on {device.title} ({here}, {device.family})", "bold")
     say("nothing is measured: by the catalogue, and by one float32 step on this machine's CPU")
+    if plan.refusal:
+        say(f"it would be refused: {plan.refusal}", "bold red")
     for sentence in plan.expectation:
         say(f"expectation: {sentence}", "bold")
-    say("would be tried:")
+    say("the hardware alone makes plausible:" if plan.refusal else "would be tried:")
     for candidate in plan.proposal.candidates:
         say(f"  {candidate.policy}: {'; '.join(candidate.reasons)}")
     for refusal in plan.proposal.refusals:

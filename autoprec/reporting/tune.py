@@ -21,13 +21,14 @@ from autoprec.core.profile import REHEARSED, Profile
 from autoprec.core.space import BATCH
 from autoprec.reporting.explain import explain_table
 from autoprec.reporting.grid import grid_table
+from autoprec.reporting.now import Now, stage_text
+from autoprec.reporting.result import headline, part_lines
 from autoprec.reporting.text import (
     bytes_text,
     dtype_text,
     percent_text,
     printable,
     rate_text,
-    ratio_text,
     recipe_text,
     seconds_text,
     settings_text,
@@ -39,12 +40,9 @@ from autoprec.tuning.events import (
     Finished,
     Judged,
     Note,
-    Progress,
-    Round,
     Stage,
     Started,
     TrialFinished,
-    TrialStarted,
 )
 
 _WIDTH = 120
@@ -64,16 +62,24 @@ class Quiet:
 
 
 class Terminal:
-    """Shows a tuning on stderr; `closing` adds the closing table and sentence, `grid` the grid."""
+    """Shows a tuning on stderr; `closing` adds the closing table and sentence, `grid` the grid.
+
+    `limit` is the tuning's time limit, in seconds.
+    """
 
     def __init__(
-        self, output: Path, *, closing: bool = True, grid: bool = False, console: Any = None
+        self,
+        output: Path,
+        *,
+        closing: bool = True,
+        grid: bool = False,
+        limit: float | None = None,
+        console: Any = None,
     ) -> None:
         self._output, self._closing, self._grid = output, closing, grid
         self._console: Console = console or _console()
         self._live: LiveStatus | None = None
-        self._stage = self._doing = ""
-        self._points, self._best = 0, 0.0
+        self._now = Now(limit)
         self._refused: set[tuple[str, str]] = set()
         self._speeds = True
 
@@ -99,44 +105,26 @@ class Terminal:
     def _say(self, text: str, style: str = "") -> None:
         self._console.print(Text(printable(text), style=style), soft_wrap=True)
 
-    def _now(self, text: str) -> None:
-        self._doing = text
-        if self._live is not None:
-            self._live.update(Text(printable(text)))
-
     def __call__(self, event: Event) -> None:
         """Show one event."""
+        self._now(event)
+        if self._live is not None:
+            self._live.update(Text(printable(self._now.text)))
         match event:
             case Started():
                 self._started(event)
             case Stage():
-                self._stage = event.name
-                self._now(f"{event.name}: {event.detail}" if event.detail else event.name)
-                if event.name in ("islands",):
-                    self._say(f"{event.name}: {event.detail}")
+                if self._live is None or event.name == "islands":
+                    self._say(stage_text(event))
             case Described():
                 self._described(event)
-            case TrialStarted():
-                best = f"; best so far {self._best:.2f}x" if self._best and self._speeds else ""
-                of = f" of at most {self._points}" if self._points else ""
-                self._now(f"trial {event.number + 1}{of}: {recipe_text(event.recipe)}{best}")
-            case Progress():
-                if self._live is not None:
-                    where = f"{event.phase} {event.step}" if event.step else event.phase
-                    self._live.update(Text(printable(f"{self._doing}  [{where}]")))
             case TrialFinished():
-                self._best = event.best / event.baseline if event.baseline else 0.0
                 self._say(_trial_line(event, self._speeds))
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
                 self._say(f"  {event.recipe.policy}: {event.verdict}: {event.reason}", style)
             case Explained():
                 self._console.print(explain_table(event.units, event.recipe))
-            case Round():
-                first, *others = (rate for rate in event.rates if rate)
-                shown = ", ".join(f"{rate / first:.2f}x" for rate in others)
-                so_far = f": {shown}" if self._speeds else ""
-                self._now(f"{self._stage}: round {event.number} of at most {event.of}{so_far}")
             case Note():
                 self._say(
                     f"{'warning: ' if event.warning else ''}{event.text}",
@@ -159,7 +147,6 @@ class Terminal:
 
     def _described(self, event: Described) -> None:
         facts = event.facts
-        self._points = event.points
         resumed = f"; {event.resumed} finished trials are known" if event.resumed else ""
         batch = "" if facts.batch_size is None else f", BATCH_SIZE = {facts.batch_size}"
         self._say(
@@ -172,7 +159,10 @@ class Terminal:
         if not self._closing:
             return
         if event.from_study:
-            self._say(f"already tuned; the study in {event.storage} holds it (--fresh tunes again)")
+            how = ", inconclusively" if event.profile.evidence.inconclusive else ""
+            self._say(
+                f"already tuned{how}; the study in {event.storage} holds it (--fresh tunes again)"
+            )
         self._speeds = not event.profile.device.fingerprint.rehearsal
         self._console.print(_table(event.outcomes, self._speeds))
         if self._grid and self._speeds:
@@ -188,6 +178,8 @@ class Terminal:
         if not event.from_study:
             self._say(_costs(event), "dim")
         self._say(closing_sentence(event.profile), "bold")
+        for line in part_lines(event.profile):
+            self._say(line)
         self._say(f"the profile is in {self._output}")
 
 
@@ -268,11 +260,14 @@ def closing_sentence(profile: Profile) -> str:
     recipe, evidence = profile.recipe, profile.evidence
     if profile.device.fingerprint.rehearsal:
         return f"result: {recipe_text(recipe)}: {evidence.reason}"
+    if evidence.inconclusive:
+        return (
+            f"{evidence.reason}. Run the same command with --fresh when this machine is idle: "
+            "without it this answer comes back"
+        )
     if recipe.policy is Policy.FLOAT32 and evidence.speedup.rounds == 0:
         return f"result: {evidence.reason}"
-    text = f"result: {recipe_text(recipe)}: {ratio_text(evidence.speedup)} the float32 baseline"
-    if evidence.speedup_same_batch is not None:
-        text += f"; {ratio_text(evidence.speedup_same_batch)} float32 at the same batch"
+    text = f"result: {headline(profile)}"
     if evidence.parity.loss_deviation is not None:
         text += f"; loss within {percent_text(evidence.parity.loss_deviation)}"
     share = evidence.chosen.peak_share

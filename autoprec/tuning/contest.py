@@ -23,9 +23,9 @@ from autoprec.core.race import TURN_SECONDS
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.events import Listener, Round
 from autoprec.tuning.evidence import Findings
-from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning.failures import WorkerFailure
 from autoprec.tuning.neighbours import Watch
-from autoprec.tuning.trials import Runner
+from autoprec.tuning.trials import TRY_AGAIN, Runner
 from autoprec.tuning.work import Work
 
 
@@ -36,9 +36,6 @@ class FinalistFailed(Exception):
         super().__init__(str(failure))
         self.recipe, self.failure = recipe, failure
 
-
-#: How a worker ended that says nothing, or little, of the recipe: it goes on in a new one, once.
-_REVIVED = (FailureKind.KILLED, FailureKind.DEVICE_FAULT)
 
 #: What a session is warmed up for, where it shares a worker and where it has its own.
 _WARMUP_SECONDS, _OWN_WARMUP_SECONDS = 0.1, 0.5
@@ -186,7 +183,7 @@ class Contest:
             try:
                 return self._runners[index].call(method, name=f"final{index}", **arguments)
             except WorkerFailure as failure:
-                if failure.kind not in _REVIVED or index in self._revived:
+                if failure.kind not in TRY_AGAIN or index in self._revived:
                     raise
                 return self._revive(index, method, **arguments)
         except WorkerFailure as failure:

@@ -48,15 +48,26 @@ class DriftGuard:
         `first` is how the baseline came out; None: it is to be timed now for the first time. Soon
         after that it is timed once more, and the faster of the two is what all others are compared
         with. Later a timing is old after 20 s, or twenty times what it took, and one that saw a
-        change after the next trial. A tuning that goes on from a study checks before its first
-        trial.
+        change after the next trial.
         """
         if first is None:
             self._due, self._young = self._clock() + _SOON, True
             return 1.0
         if first.measurement is None or first.rate <= 0:
             return 1.0
-        if self._due is None or self._clock() >= self._due:
+        if self._due is None:
+            return self.anchor(runner, first)
+        if self._clock() >= self._due:
+            self._look(runner, first)
+        return self.drift
+
+    def anchor(self, runner: Runner, first: Outcome) -> float:
+        """Return the drift since an earlier tuning, which this one goes on from.
+
+        The baseline is timed before any other trial, and where it differs at once again.
+        """
+        self._look(runner, first)
+        if self._due is not None and self._clock() >= self._due:
             self._look(runner, first)
         return self.drift
 

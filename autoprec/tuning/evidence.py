@@ -28,6 +28,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.core.statistics import Ratio, median, relative_spread
+from autoprec.core.waterfall import Part
 from autoprec.tuning.neighbours import BUSY_SHARE
 from autoprec.version import __version__
 
@@ -73,6 +74,9 @@ class Findings:
     proven: Proven | None = None
     speedup: Ratio | None = None
     speedup_same_batch: Ratio | None = None
+    waterfall: tuple[Part, ...] = ()
+    inconclusive: str = ""
+    not_covered: list[str] = field(default_factory=list)
     finals: dict[str, list[Measurement]] = field(default_factory=dict)
 
     @property
@@ -137,6 +141,8 @@ def build_profile(
     bound = _bound(findings, choice.recipe, chosen)
     verdict = proven.verdict if proven is not None else REFERENCE
     none = Ratio(1.0, 1.0, 1.0, 0)
+    gain = findings.speedup if proven is not None else None
+    same = findings.speedup_same_batch if proven is not None else None
     evidence = Evidence(
         baseline=Baseline(
             policy=Policy.FLOAT32,
@@ -157,8 +163,8 @@ def build_profile(
             warmup_seconds=_round(chosen.warmup_seconds),
             break_even_steps=_break_even(findings, choice.recipe),
         ),
-        speedup=_rounded(findings.speedup if proven is not None else None) or none,
-        speedup_same_batch=_rounded(findings.speedup_same_batch if proven is not None else None),
+        speedup=_rounded(gain) if gain is not None else none,
+        speedup_same_batch=None if same is None else _rounded(same),
         parity=verdict,
         trials=len(findings.history),
         tuning_seconds=round(seconds, 1),
@@ -170,6 +176,9 @@ def build_profile(
         islands=None if proven is None else proven.islands,
         padding=_padding(findings, recipe),
         warnings=_warnings(findings, recipe, plain, chosen),
+        waterfall=tuple(replace(p, speedup=_rounded(p.speedup)) for p in findings.waterfall),
+        inconclusive=findings.inconclusive,
+        not_covered=tuple(findings.not_covered),
     )
     facts = findings.facts
     if findings.rehearsed:
@@ -260,6 +269,14 @@ def _break_even(findings: Findings, recipe: Recipe) -> int | None:
 
 
 def _reason(findings: Findings, choice: Choice, bound: Bound, recipe: Recipe) -> str:
+    said = _why_chosen(findings, choice, bound, recipe)
+    if not findings.inconclusive:
+        return said
+    kept = "float32 is kept" if findings.proven is None else said
+    return f"inconclusive: {findings.inconclusive}; {kept}"
+
+
+def _why_chosen(findings: Findings, choice: Choice, bound: Bound, recipe: Recipe) -> str:
     if findings.proven is not None and findings.speedup is not None:
         gain = findings.speedup
         name = recipe.policy.value + (", compiled" if recipe.compile else "")
@@ -268,18 +285,10 @@ def _reason(findings: Findings, choice: Choice, bound: Bound, recipe: Recipe) ->
             f"({gain.low:.2f}-{gain.high:.2f}, {gain.rounds} rounds) and "
             f"{findings.proven.verdict.reason}; {bound.sentence}"
         )
-    if findings.proven is None or recipe.policy is Policy.FLOAT32:
-        why = choice.reason if findings.proven is None else ""
-        refused = [r for r in findings.refusals if r.reason != "not requested"]
-        first = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:2])
-        parts = [part for part in (why, first, bound.sentence) if part]
-        return f"float32 at batch {recipe.batch_size}: " + "; ".join(parts)
-    gain = findings.speedup or choice.ratio
-    return (
-        f"{recipe.policy} at batch {recipe.batch_size} is {gain.ratio:.2f}x float32 as it was run "
-        f"({gain.low:.2f}-{gain.high:.2f}, {gain.rounds} rounds) and "
-        f"{findings.proven.verdict.reason}; {bound.sentence}"
-    )
+    refused = [r for r in findings.refusals if r.reason != "not requested"]
+    first = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:2])
+    parts = [part for part in (choice.reason, first, bound.sentence) if part]
+    return f"float32 at batch {recipe.batch_size}: " + "; ".join(parts)
 
 
 def _warnings(
@@ -295,6 +304,8 @@ def _warnings(
             "schedule to it, or set BATCH_SIZE to keep yours"
         )
     found += _advice(findings, recipe, plain, measured)
+    if findings.not_covered:
+        found.append(f"the time limit was reached; not covered: {'; '.join(findings.not_covered)}")
     if findings.rehearsed:
         return tuple(found)
     if findings.neighbours > BUSY_SHARE:
@@ -303,6 +314,7 @@ def _warnings(
             "was measured: tune again on an idle machine"
         )
     found += _noise(findings, plain)
+    found += _slower(findings, recipe)
     if measured.data_seconds > measured.step_seconds:
         found.append(
             f"the loader needs {measured.data_seconds * 1e3:.1f} ms for a step of "
@@ -353,11 +365,20 @@ def _noise(findings: Findings, plain: Recipe) -> list[str]:
     ]
 
 
+def _slower(findings: Findings, recipe: Recipe) -> list[str]:
+    """Say of a recipe that alone was asked for that it is slower than float32."""
+    gain = findings.speedup
+    if findings.proven is None or gain is None or gain.ratio >= 1.0:
+        return []
+    return [
+        f"{recipe.policy} is slower than float32 here ({gain.ratio:.2g}x) and was taken because "
+        "nothing else was asked for: add float32 to --policies, or leave --policies out"
+    ]
+
+
 def _round(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _rounded(ratio: Ratio | None) -> Ratio | None:
-    if ratio is None:
-        return None
+def _rounded(ratio: Ratio) -> Ratio:
     return Ratio(round(ratio.ratio, 4), round(ratio.low, 4), round(ratio.high, 4), ratio.rounds)

@@ -89,17 +89,25 @@ TABLE: tuple[Row, ...] = (
         r"|misaligned address|invalid (program counter|address space)|hardware stack error)"
         r"|CUDA_ERROR_(LAUNCH_FAILED|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS)"
         r"|HSA_STATUS_ERROR_(EXCEPTION|MEMORY_APERTURE_VIOLATION|ILLEGAL_INSTRUCTION"
-        r"|MEMORY_FAULT)|Memory access fault by GPU",
+        r"|MEMORY_FAULT)|Memory access fault by GPU|UR_RESULT_ERROR_DEVICE_LOST",
         _FAULT,
-        "CUDA errors 700, 715 to 719; ROCr's queue errors",
+        "CUDA errors 700, 715 to 719; ROCr's queue errors; Level Zero's word for a device that was "
+        "reset after a hang or a fault",
     ),
     # The device, or a process, has gone ----------------------------------------------------------
     Row(
         r"(CUDA|HIP) error: (uncorrectable ECC|device lost|no (CUDA|ROCm)-capable device)"
-        r"|CUDA_ERROR_(DEVICE_UNAVAILABLE|NO_DEVICE|ECC|DEINITIALIZED)|GPU is lost"
-        r"|HSA_STATUS_ERROR|UR_RESULT_ERROR_DEVICE_LOST",
+        r"|CUDA_ERROR_(NO_DEVICE|ECC|DEINITIALIZED)|GPU is lost|HSA_STATUS_ERROR",
         _LOST,
-        "CUDA, NVML, ROCm, oneAPI",
+        "CUDA, NVML, ROCm",
+    ),
+    Row(
+        r"CUDA error: (all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy"
+        r"|CUDA_ERROR_DEVICE_UNAVAILABLE",
+        _LOST,
+        "CUDA 46: another process holds a GPU whose compute mode lets one use it at a time",
+        "Another process holds this GPU, and its compute mode allows one at a time (`nvidia-smi -q "
+        "-d COMPUTE`): wait for that process, or set the mode back with `nvidia-smi -c DEFAULT`",
     ),
     Row(
         r"DataLoader worker .*killed by signal: Killed",
@@ -139,6 +147,14 @@ TABLE: tuple[Row, ...] = (
         "torch.autocast(device_type, enabled=False)` in training_step, or a loss_fn(outputs, "
         "targets) instead of it",
     ),
+    Row(
+        r"CUDA error: no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU"
+        r"|(HIP|CUDA) error: invalid device function|hipErrorNoBinaryForGpu",
+        _UNSUPPORTED,
+        "CUDA 209, HIP 98: a build without kernels for this GPU",
+        "The installed framework was built without kernels for this GPU: install a build that "
+        "names its compute capability or architecture, or tune for another device with --device",
+    ),
     Row(rf"not implemented for '{_LOW}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"),
     Row(rf"unsupported ScalarType {_LOW}", _UNSUPPORTED, "PyTorch to NumPy"),
     Row(
@@ -176,6 +192,7 @@ TABLE: tuple[Row, ...] = (
         "torch.compile recompiled too often and would have run the rest eagerly; shapes that vary "
         "from batch to batch do this: pad them, or mark them with torch._dynamo.mark_dynamic",
     ),
+    Row(r"^NotCompiled\b", _UNSUPPORTED, "ours: the framework left a compiled step to Python"),
     Row(r"BackendCompilerFailed|InductorError|TorchRuntimeError", _UNSUPPORTED, "Dynamo"),
 )
 

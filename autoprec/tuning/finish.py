@@ -6,14 +6,25 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.choice import WORTH, Choice, Finalist, choose
-from autoprec.core.race import TURN_SECONDS
+from autoprec.core.doubt import too_wide
+from autoprec.core.race import FEWEST, TURN_SECONDS
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.statistics import Ratio, paired_ratio
+from autoprec.core.waterfall import PRECISION, at_its_batch, in_words, parts, switched_off
 from autoprec.errors import TaskError
-from autoprec.tuning.contest import FinalistFailed, StillRunning, contest_among, everybody
+from autoprec.tuning.contest import (
+    FinalistFailed,
+    StillRunning,
+    contest_among,
+    everybody,
+    fit_together,
+)
+from autoprec.tuning.deadline import CONFIRMATION
+from autoprec.tuning.doubting import doubts_of, far_behind, searched_ratio
 from autoprec.tuning.events import Stage
-from autoprec.tuning.evidence import Findings, Proven
+from autoprec.tuning.evidence import REFERENCE, Findings, Proven
+from autoprec.tuning.proving import is_reference
 from autoprec.tuning.trials import Runner, raise_lost, raise_user_error
 from autoprec.tuning.work import Work
 
@@ -23,6 +34,12 @@ _FEWEST_ROUNDS = 5
 
 #: What is only there to compare with may take so many seconds; to make ready takes so many turns.
 _BESIDE_SECONDS, _READY = 5.0, 3
+
+#: What was asked for and ran below this share of the baseline's speed in the search is slower,
+#: whatever disturbed either of them: by how much exactly is worth no further round.
+_SURELY_SLOWER = 0.5
+
+_AS_IT_WAS = Ratio(1.0, 1.0, 1.0, 0)
 
 
 @dataclass(frozen=True)
@@ -73,72 +90,154 @@ class Finish:
     def _run(self, left: Sequence[Proven]) -> None:
         plain, findings = self.plain, self.findings
         findings.baseline = plain
-        findings.choice = Choice(
-            plain, Ratio(1.0, 1.0, 1.0, 0), "the baseline is the fastest recipe"
-        )
+        self._keep_plain("the baseline is the fastest recipe")
         others = [p for p in left if p.recipe.key() != plain.key()]
         others = [p for p in others if p.rate >= _NEAR * others[0].rate][:_FINALISTS]
         if not others:
+            self._look_again()
             return
-        if len(others) > 1:
+        if len(others) > 1 and not self._late():
             self.work.listener(Stage("finish", "finalists in alternation"))
             rounds = max(_FEWEST_ROUNDS, self.work.options.rounds // 2 + 1)
             finals = self._alternate([plain, *(p.recipe for p in others)], rounds)
             leader = choose(finals[0], finals[1:], baseline_allowed=False)
             if self.work.float32_allowed and leader.ratio.high < 1.0:
-                findings.choice = self._choose(finals)
+                self._decide(finals[0], finals[1:])
                 return
             others = [p for p in others if p.recipe.key() == leader.recipe.key()]
-        if others:
-            self._confirm(others[0])
+        self._confirm(others[0])
 
-    def _choose(self, finals: Sequence[Finalist]) -> Choice:
-        allowed = self.work.float32_allowed
-        return choose(finals[0], finals[1:], baseline_allowed=allowed)
+    def _keep_plain(self, reason: str) -> None:
+        self.findings.choice = Choice(self.plain, _AS_IT_WAS, reason)
+
+    def _late(self) -> bool:
+        return self.work.deadline.passed(CONFIRMATION)
+
+    def _look_again(self) -> None:
+        """Run the baseline anew where it seems faster than all else by an order of magnitude.
+
+        The best of the rest runs beside it, unless it takes long: one of the two may have run on
+        another machine, so to say.
+        """
+        rest = far_behind(self.findings, self.plain)
+        if rest is None or self._late():
+            return
+        self.work.listener(Stage("finish", "the baseline again: it is far ahead of all else"))
+        quick = self._seconds(rest) <= _BESIDE_SECONDS
+        try:
+            finals = self._alternate([self.plain, rest] if quick else [self.plain], FEWEST)
+        except FinalistFailed as failed:
+            if failed.recipe.key() == self.plain.key():
+                raise
+            finals = self._alternate([self.plain], FEWEST)
+        best = finals[1] if len(finals) > 1 else None
+        self.findings.inconclusive = doubts_of(self.findings, finals[0], best)
 
     def _confirm(self, winner: Proven) -> None:
-        """Measure the winner against the baseline, and against what differs from it in one thing.
+        """Measure the winner against the baseline, and against what lies between the two.
 
-        That is float32 at its own batch, and where that is in doubt itself without kept memory.
+        In those one thing after another is switched off, and where that is in doubt itself the
+        winner runs without kept memory. What of them is float32 needs no proof to be chosen.
         """
+        searched = searched_ratio(self.findings, winner.recipe, self.plain)
+        if searched is not None and self._forced and searched.ratio < _SURELY_SLOWER:
+            self._take_as_searched(winner, searched)
+            return
+        giving = self._giving_back(winner.recipe)
+        finals = () if self._late() else self._finals(winner, giving)
+        if not finals or len(finals[0].rates) < min(FEWEST, self.work.options.rounds):
+            self._leave_unconfirmed(winner, searched)
+            return
+        may_win = {r.key() for r in (winner.recipe, giving) if r is not None}
+        rivals = [f for f in finals[1:] if f.recipe.key() in may_win or self._needs_no_proof(f)]
+        if self._decide(finals[0], rivals):
+            self._credit(winner, finals)
+
+    @property
+    def _forced(self) -> bool:
+        """Whether a recipe is taken however slow it is, and its speed means anything."""
+        return not (self.work.float32_allowed or self.findings.rehearsed)
+
+    def _needs_no_proof(self, final: Finalist) -> bool:
+        return self.work.float32_allowed and is_reference(final.recipe)
+
+    def _finals(self, winner: Proven, giving: Recipe | None) -> tuple[Finalist, ...]:
         self.work.listener(Stage("finish", "the winner against float32"))
-        same, giving = self._same_batch(winner), self._giving_back(winner.recipe)
-        beside = [r for r in (same, giving) if r is not None and r.key() != self.plain.key()]
+        beside = self._beside(winner.recipe, giving)
         try:
-            finals = self._against(winner, beside)
+            return self._against(winner, beside)
         except FinalistFailed as failed:
             if failed.recipe.key() not in {r.key() for r in beside}:
                 raise
-            same, beside = None, []  # they do not run at this batch: nothing to compare with
-            finals = self._against(winner, beside)
-        of = {final.recipe.key(): final for final in finals}
-        rivals = [of[r.key()] for r in (winner.recipe, giving) if r is not None and r.key() in of]
-        findings, baseline = self.findings, of[self.plain.key()]
-        findings.choice = self._choose([baseline, *rivals])
-        if findings.choice.recipe.key() == self.plain.key():
-            return
-        chosen = of[findings.choice.recipe.key()]
-        findings.proven = replace(winner, recipe=chosen.recipe)
-        findings.speedup = paired_ratio(chosen.rates, baseline.rates)
-        if same is not None:
-            findings.speedup_same_batch = paired_ratio(chosen.rates, of[same.key()].rates)
+            return self._against(winner, [])  # they do not run at this batch
 
-    def _same_batch(self, winner: Proven) -> Recipe | None:
-        """Float32 at the winner's batch, memory kept as the winner does.
+    def _decide(self, baseline: Finalist, rivals: Sequence[Finalist]) -> bool:
+        """Choose, where the rounds can be believed; return whether a rival won."""
+        findings, allowed = self.findings, self.work.float32_allowed
+        leader = choose(baseline, rivals, baseline_allowed=False)
+        best = next(f for f in rivals if f.recipe.key() == leader.recipe.key())
+        findings.inconclusive = doubts_of(findings, baseline, best)
+        if findings.inconclusive and allowed:
+            self._keep_plain("")
+            return False
+        findings.choice = choose(baseline, rivals, baseline_allowed=allowed)
+        return findings.choice.recipe.key() != self.plain.key()
 
-        None where that is the winner, or takes long.
+    def _credit(self, winner: Proven, finals: Sequence[Finalist]) -> None:
+        """Keep what the chosen recipe gains over the baseline, and what that is due to."""
+        findings = self.findings
+        assert findings.choice is not None
+        recipe = findings.choice.recipe
+        rates = {final.recipe.key(): final.rates for final in finals}
+        proven = replace(winner, recipe=recipe)
+        if is_reference(recipe):
+            proven = Proven(recipe, REFERENCE, winner.rate, winner.step_seconds)
+        findings.proven = proven
+        findings.speedup = paired_ratio(rates[recipe.key()], rates[self.plain.key()])
+        findings.waterfall = parts(recipe, self.plain, rates)
+        same = at_its_batch(recipe, self.plain).key()
+        if same in rates and same != recipe.key():
+            findings.speedup_same_batch = paired_ratio(rates[recipe.key()], rates[same])
+
+    def _take_as_searched(self, winner: Proven, searched: Ratio) -> None:
+        """Take what was asked for at the search's word."""
+        self.findings.choice = Choice(winner.recipe, searched, "nothing else was asked for")
+        self.findings.proven, self.findings.speedup = winner, searched
+
+    def _leave_unconfirmed(self, winner: Proven, searched: Ratio | None) -> None:
+        """Keep float32 where there was no time: nothing is chosen that did not run beside it."""
+        name = in_words(winner.recipe)
+        self.findings.not_covered.append(f"{name} in alternation with float32")
+        if self.work.float32_allowed or searched is None:
+            self._keep_plain(f"there was no time left to confirm {name}")
+        else:
+            self._take_as_searched(winner, searched)
+
+    def _beside(self, winner: Recipe, giving: Recipe | None) -> list[Recipe]:
+        """What runs beside winner and baseline, as far as the time and the memory go.
+
+        Float32 at the winner's batch comes first: it says what precision brings, and runs where the
+        memory does not suffice for all at once, too.
         """
-        recipe = winner.recipe
-        same = replace(
-            self.plain,
-            batch_size=recipe.batch_size,
-            accumulation_steps=recipe.accumulation_steps,
-            knobs={KEEP_MEMORY: True} if recipe.keeps_memory else {},
-        )
+        rivals = [winner, *([giving] if giving is not None else [])]
+        between = [step for rival in rivals for step in switched_off(rival, self.plain)]
+        between.sort(key=lambda step: step.what != PRECISION)
+        found = {recipe.key(): recipe for recipe in (self.plain, *rivals)}
+        left = _BESIDE_SECONDS
+        for recipe in (step.recipe for step in between):
+            seconds = self._seconds(recipe)
+            fits = recipe == between[0].recipe or fit_together(
+                self.work, [*found.values(), recipe], self.findings
+            )
+            if recipe.key() not in found and seconds <= left and fits:
+                found[recipe.key()] = recipe
+                left -= seconds
+        return [r for r in found.values() if r not in (self.plain, winner)]
+
+    def _seconds(self, recipe: Recipe) -> float:
+        """What a recipe takes beside the others in all."""
         turns = self.work.options.rounds + _READY
-        if turns * max(TURN_SECONDS, self._step_seconds(same)) > _BESIDE_SECONDS:
-            return None
-        return None if same.key() == recipe.key() else same
+        return turns * max(TURN_SECONDS, self._step_seconds(recipe))
 
     def _step_seconds(self, float32: Recipe) -> float:
         """What a step in float32 takes: as measured, else by the baseline's, as it is larger."""
@@ -152,19 +251,31 @@ class Finish:
         """The recipe without kept memory, where nobody knows yet whether that pays."""
         if not recipe.keeps_memory or self.memory_pays(recipe.batch_size):
             return None
-        return replace(recipe, knobs={k: v for k, v in recipe.knobs.items() if k != KEEP_MEMORY})
+        without = replace(recipe, knobs={k: v for k, v in recipe.knobs.items() if k != KEEP_MEMORY})
+        return None if without.key() == self.plain.key() else without
 
     def _against(self, winner: Proven, beside: Sequence[Recipe]) -> tuple[Finalist, ...]:
         """The baseline, the winner and those beside it in alternation."""
-        recipes = list({r.key(): r for r in (self.plain, winner.recipe, *beside)}.values())
-        rounds = self.work.options.rounds
+        recipes = [self.plain, winner.recipe, *beside]
 
         def running(finals: tuple[Finalist, ...]) -> Collection[int]:
-            ran = len(finals[0].rates)
-            over = ran >= rounds and (_hopeless(finals) or (ran == rounds and _faster(finals)))
+            ratio = paired_ratio(finals[1].rates, finals[0].rates)
+            over = self._settled(len(finals[0].rates), ratio)
             return () if over else everybody(finals)
 
-        return self._alternate(recipes, 2 * rounds, running)
+        return self._alternate(recipes, 2 * self.work.options.rounds, running)
+
+    def _settled(self, ran: int, ratio: Ratio) -> bool:
+        """Whether more rounds of the winner would say nothing new.
+
+        Whether it is surely faster is asked once: who asks until it is so is misled.
+        """
+        rounds = self.work.options.rounds
+        if self._forced and ran >= FEWEST and ratio.high < 1.0:
+            return True
+        if ran < rounds or too_wide(ratio):
+            return False
+        return ratio.ratio <= 1.0 + WORTH or (ran == rounds and ratio.low > 1.0)
 
     def _alternate(
         self,
@@ -172,22 +283,15 @@ class Finish:
         rounds: int,
         running: StillRunning = everybody,
     ) -> tuple[Finalist, ...]:
+        def in_time(finals: tuple[Finalist, ...]) -> Collection[int]:
+            return () if self._late() else running(finals)
+
         return contest_among(
             self.work,
             recipes,
             rounds,
             self.findings,
             self.runner,
-            running,
+            in_time,
             make_runner=self.make_runner,
         )
-
-
-def _hopeless(finals: Sequence[Finalist]) -> bool:
-    """Whether the winner does not even seem faster than the baseline by what is worth it."""
-    return paired_ratio(finals[1].rates, finals[0].rates).ratio <= 1.0 + WORTH
-
-
-def _faster(finals: Sequence[Finalist]) -> bool:
-    """Whether the winner is surely faster; asked once only: who asks until it is so is misled."""
-    return paired_ratio(finals[1].rates, finals[0].rates).low > 1.0

@@ -16,6 +16,7 @@ from autoprec.core.outcomes import Outcome, Status, key
 from autoprec.core.rules import Refusal
 from autoprec.core.space import Point, Space
 from autoprec.tuning.contest import FinalistFailed, contest_among, fit_together
+from autoprec.tuning.deadline import SEARCH
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import Findings
 from autoprec.tuning.study import Study
@@ -48,6 +49,8 @@ def run_heats(
         return fit_together(work, [space.recipe(o.point) for o in outcomes], findings)
 
     heats, history = before, findings.history
+    if work.deadline.passed(SEARCH):
+        return before
     while heat := heats.next_heat(history, allowed, fit):
         try:
             rates = _run(work, space, heat, findings, runner)
@@ -75,6 +78,8 @@ def _run(
     work.listener(Stage("heats", "the fastest recipes in alternation"))
 
     def still_running(finals: Sequence[Finalist]) -> Collection[int]:
+        if work.deadline.passed(SEARCH):
+            return ()
         return heat.pace.still_running([final.rates for final in finals])
 
     recipes = [space.recipe(outcome.point) for outcome in heat.running]

@@ -22,9 +22,10 @@ class Options:
     `policies` empty means what the rules propose. `batch_sizes` None means powers of two from 8 to
     1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name to the levels to try, its
     default first; what else this device makes plausible is tried too, unless `extras` is off.
-    `align` overrides the multiple that the device wants. `proof_steps` are the most steps of
-    a proof; None means as many as the ladder allows for `proof_seconds` (None: 60) by the pace of
-    a float32 step. `tolerance` widens (above 1) or narrows the proof's
+    `align` overrides the multiple that the device wants. `time_limit` bounds the whole tuning,
+    `search_limit` the search alone. `proof_steps` are the most steps of a proof; None means as many
+    as the ladder allows for `proof_seconds` (None: 60) by the pace of a float32 step. `tolerance`
+    widens (above 1) or narrows the proof's
     tolerances.
     """
 
@@ -33,6 +34,7 @@ class Options:
     batch_sizes: tuple[int, ...] | None = None
     trials: int | None = None
     time_limit: float | None = None
+    search_limit: float | None = None
     proof_steps: int | None = None
     proof_seconds: float | None = None
     tolerance: float = 1.0
@@ -54,6 +56,7 @@ class Options:
     def __post_init__(self) -> None:
         _positive("--trials", self.trials)
         _positive("--time-limit", self.time_limit)
+        _positive("--search-limit", self.search_limit)
         _positive("--proof-seconds", self.proof_seconds)
         if self.proof_steps is not None and self.proof_steps < MIN_STEPS:
             raise UsageError(
@@ -92,6 +95,7 @@ class Options:
         return (
             self.trials,
             self.time_limit,
+            self.search_limit,
             self.proof_steps,
             self.proof_seconds,
             self.tolerance,

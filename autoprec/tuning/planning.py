@@ -5,10 +5,12 @@ Nothing is written, and no lock is taken: a plan may be asked for anywhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autoprec.core.device import DeviceFacts
+from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.measurement import TaskFacts
+from autoprec.core.placement import alone
 from autoprec.core.plan import Plan, estimates, expectation, memory_plan
 from autoprec.core.rules import propose
 from autoprec.core.space import BATCH
@@ -19,29 +21,48 @@ from autoprec.tuning.preflight import (
     describe,
     load,
     multiples,
+    never_trained,
     off_alignment,
     refuse_absent_tf32,
+    refuse_what_is_missed,
 )
+from autoprec.tuning.service import Loaded
 from autoprec.tuning.work import Place, Work
 
+Figures = Callable[[DeviceFacts], DeviceFacts]
+"""The device whose peaks and bandwidth are used for another: itself, or a product of its family."""
 
-def plan(work: Work, device: DeviceFacts, figures: DeviceFacts) -> Plan:
-    """What `tune` would do on `device`; `work` is placed on this machine's CPU.
 
-    `figures` is the device whose peaks and bandwidth are used: `device`, or a product of its
-    family where the family's own differ.
+def plan(work: Work, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
+    """What `tune` would do on the first of `devices` that the task's framework is built for.
+
+    `work` is placed on this machine's CPU. One device alone need not be here.
     """
-    refuse_absent_tf32(work, device)
+    if len(devices) == 1:
+        refuse_absent_tf32(work, devices[0])
     work.listener(Stage("preflight", "one float32 step on the CPU"))
     with work.runner() as runner:
-        load(work, runner)
+        loaded = load(replace(work, place=replace(work.place, unusable=())), runner)
+        device = next((each for each in devices[:-1] if _drives(loaded, each)), devices[-1])
+        if device.kind is DeviceKind.CPU:
+            refuse_what_is_missed(work.place.unusable, loaded)
+        refuse_absent_tf32(work, device)
         task = describe(work, runner)
-    return plan_for(work, task, device, figures)
+    made = plan_for(work, task, device, figures(device))
+    never = never_trained(loaded, device.kind)
+    return replace(made, refusal=never, expectation=()) if never else made
+
+
+def _drives(loaded: Loaded, device: DeviceFacts) -> bool:
+    """Whether the framework, as it is installed, is for such a device; no build says so of TPUs."""
+    return device.kind in loaded.built_for or alone(device.observation).device in loaded.usable
 
 
 def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
     """The plan for a task that is described already."""
     notes: list[str] = []
+    # What is free on this machine says nothing of a device that is not here.
+    hypothetical = device.observation.hypothetical
 
     def note(event: Event) -> None:
         if isinstance(event, Note):
@@ -67,6 +88,8 @@ def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFa
         expectation=expectation(estimated, figures, task, proposal.policies),
         alignment=multiple,
         off_alignment=off_alignment(task, multiple),
-        memory=memory_plan(task, baseline, there.memory_bytes),
+        memory=memory_plan(
+            task, baseline, work.options.memory_bytes if hypothetical else there.memory_bytes
+        ),
         notes=tuple(notes),
     )

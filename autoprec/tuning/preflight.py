@@ -9,8 +9,9 @@ from autoprec.core.dtypes import DType, Policy
 from autoprec.core.islands import resolve_patterns
 from autoprec.core.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.measurement import Dimension, TaskFacts
+from autoprec.core.probe import Unusable
 from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
-from autoprec.core.rules import Proposal
+from autoprec.core.rules import Proposal, Refusal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
 from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError
 from autoprec.tuning.events import Note, Stage
@@ -59,21 +60,45 @@ def load(work: Work, runner: Runner) -> Loaded:
         loaded = runner.load()
     except WorkerFailure as failure:
         raise _first_step_failed(failure) from failure
+    never = never_trained(loaded, work.place.facts.kind)
+    if never:
+        raise DeviceUnusable(f"{never}; tune for another: --device {loaded.usable[-1]}")
     device = work.settings().device
-    if device not in loaded.usable:
+    # ROCm's GPUs are "cuda", too: the build tells whose it uses.
+    anothers = device == "cuda" and work.place.facts.kind not in loaded.built_for
+    if device not in loaded.usable or anothers:
         name = work.place.facts.observation.name or device
         version = loaded.software.get(loaded.framework, "")
+        build = f"Install a build of it for this device ({loaded.builds})"
+        if work.place.facts.kind in loaded.built_for:
+            build = (
+                "This build is for such devices: mend the driver, a library that is missing "
+                f"({loaded.builds}) or the setting that hides it"
+            )
         raise DeviceUnusable(
             f"{loaded.framework} {version} cannot use {name} ({work.place.facts.kind}): as it is "
-            f"installed here it uses {' and '.join(loaded.usable)}. Install a build of it for this "
-            f"device ({loaded.builds}), or tune for another: --device {loaded.usable[-1]}"
+            f"installed here it uses {' and '.join(loaded.usable)}. {build}, or tune for another: "
+            f"--device {loaded.usable[-1]}"
         )
-    missed = [each.text for each in work.place.unusable if each.kind in loaded.built_for]
-    if work.on_cpu and missed:
+    if work.on_cpu:
+        refuse_what_is_missed(work.place.unusable, loaded)
+    return loaded
+
+
+def never_trained(loaded: Loaded, kind: DeviceKind) -> str:
+    """That a framework's models are never tuned on such a device; "" where they are."""
+    if kind in loaded.trains_on:
+        return ""
+    return f"{loaded.framework} models are tuned on {', '.join(loaded.trains_on)}, not on {kind}"
+
+
+def refuse_what_is_missed(unusable: Sequence[Unusable], loaded: Loaded) -> None:
+    """Raise `DeviceUnusable` where the CPU would stand for what the framework was built for."""
+    missed = [each.text for each in unusable if each.kind in loaded.built_for]
+    if missed:
         raise DeviceUnusable(
             f"{'; '.join(missed)}. Mend that, or tune for the CPU as it is: --device cpu"
         )
-    return loaded
 
 
 def _first_step_failed(failure: WorkerFailure) -> AutoprecError:
@@ -160,7 +185,14 @@ def _may_compile(work: Work, task: TaskFacts) -> bool:
     XLA can double a small step's speed or lose all that bfloat16 wins, and costs seconds to try;
     torch.compile can take minutes.
     """
-    return not task.compiled and (work.options.compile or task.framework == "keras")
+    asked = work.options.compile or task.framework == "keras"
+    return asked and not task.compiled and not task.not_compilable
+
+
+def refusals_of(work: Work, task: TaskFacts) -> tuple[Refusal, ...]:
+    """What would be tried and is not for the task's sake, besides policies."""
+    asked = work.options.compile or task.framework == "keras"
+    return (Refusal("compiled", task.not_compilable),) if asked and task.not_compilable else ()
 
 
 def multiples(work: Work, facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:

@@ -62,11 +62,10 @@ class _Known:
 
 
 class _OutOfTime(Exception):
-    """The machine stalls: what was asked for is not covered."""
+    """The machine stalls, or the tuning's time is up: what was asked for is not covered."""
 
-    def __init__(self, what: str, steps: int, seconds: float) -> None:
-        limit = LIMIT * seconds
-        super().__init__(f"{what} (after {limit:.0f} s the proof had come to step {steps})")
+    def __init__(self, what: str, steps: int) -> None:
+        super().__init__(f"{what} (out of time at step {steps})")
 
 
 def silent(phase: str, step: int) -> None:
@@ -77,8 +76,8 @@ class Proof:
     """Proves recipes of one task with one tracer; see the module's docstring.
 
     `steps` are the most steps of a proof; without them the ladder chooses what costs at most
-    `seconds` by the pace of a float32 step. `chosen` keeps what it chose, by batch: a proof that is
-    repeated takes as many.
+    `seconds`, and ends before the moment `until`, by the pace of a float32 step. `chosen` keeps
+    what it chose, by batch: a proof that is repeated takes as many.
     """
 
     def __init__(
@@ -89,15 +88,21 @@ class Proof:
         steps: int | None = None,
         seconds: float | None = None,
         chosen: MutableMapping[str, int] | None = None,
+        until: float = math.inf,
         on_event: OnEvent = silent,
     ) -> None:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
-        self._steps = steps
-        self._seconds = ladder.SECONDS if seconds is None else seconds
+        self._steps, self._until = steps, until
+        self._most_seconds = ladder.SECONDS if seconds is None else seconds
         self._chosen: MutableMapping[str, int] = {} if chosen is None else chosen
         self._known: dict[tuple[int, int], _Known] = {}
         self._deadline = math.inf
+
+    @property
+    def _seconds(self) -> float:
+        """What a proof that begins now may take: no longer than `until`, which is a moment."""
+        return max(0.0, min(self._most_seconds, self._until - time.monotonic()))
 
     def forget(self) -> None:
         """Record float32 anew: the tracer's worker was replaced."""
@@ -115,7 +120,7 @@ class Proof:
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
         evidence = Evidence(roundoff=roundoff, most=self._most(recipe))
         started = time.monotonic()
-        self._deadline = started + LIMIT * self._seconds
+        self._deadline = min(started + LIMIT * self._most_seconds, self._until)
         try:
             for reached in self._stages(recipe, evidence, seeds, until_failure):
                 evidence = reached
@@ -212,10 +217,11 @@ class Proof:
         if self._steps is not None:
             return self._steps
         batch = f"{recipe.batch_size}x{recipe.accumulation_steps}"
-        if batch not in self._chosen:
+        steps = self._chosen.get(batch)
+        if steps is None:
             run = self._tracer.trajectory(recipe=_plain(recipe), seed=SEEDS[0], steps=PACE_STEPS)
-            self._chosen[batch] = ladder.rung(run.pace, self._seconds)
-        return self._chosen[batch]
+            steps = self._chosen[batch] = ladder.rung(run.pace, self._seconds)
+        return steps
 
     def _reference(self, recipe: Recipe) -> _Known:
         """The float32 run with its checkpoints; the tracer keeps those of the last call only."""
@@ -234,7 +240,7 @@ class Proof:
             )
             _check_reference(reference, recipe)
             if not ladder.ends(reference.losses, steps):
-                raise _OutOfTime("everything", len(reference.losses), self._seconds)
+                raise _OutOfTime("everything", len(reference.losses))
             known = self._known[key] = _Known(reference, plain={SEEDS[0]: reference})
         return known
 
@@ -297,7 +303,7 @@ class Proof:
     def _whole(self, run: Trajectory, steps: int) -> Trajectory:
         """A run that was made to its end; one that was cut is not judged at all."""
         if len(run.losses) < steps:
-            raise _OutOfTime(f"a trajectory of {steps} steps", len(run.losses), self._seconds)
+            raise _OutOfTime(f"a trajectory of {steps} steps", len(run.losses))
         return run
 
     def _left(self) -> float | None:
@@ -335,6 +341,9 @@ class Proof:
                 return Islands(None, None, step.reason, len(history), _tried(history))
             if isinstance(step, Found):
                 break
+            if time.monotonic() >= self._until:
+                reason = "the time limit left no more to look for what mends it"
+                return Islands(None, None, reason, len(history), _tried(history))
             self._on_event("islands", len(history))
             mended = self._with_islands(recipe, step)
             verdict = self.prove(mended, until_failure=True)

@@ -14,12 +14,14 @@ from autoprec.core.outcomes import Outcome
 from autoprec.core.recipe import Recipe
 from autoprec.core.rules import Refusal
 from autoprec.core.space import Space
+from autoprec.tuning.deadline import PROOF
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import WorkerFailure
+from autoprec.tuning.options import Options
 from autoprec.tuning.proof import Islands, Proof
 from autoprec.tuning.study import Study
-from autoprec.tuning.trials import RemoteTracer, Runner, raise_lost, run_trial
+from autoprec.tuning.trials import TRY_AGAIN, RemoteTracer, Runner, raise_lost, run_trial
 from autoprec.tuning.work import Work
 
 
@@ -38,8 +40,9 @@ def is_reference(recipe: Recipe) -> bool:
 class KeptSteps(MutableMapping[str, int]):
     """How many steps the proofs of a study take, by batch: a resumed tuning takes as many."""
 
-    def __init__(self, study: Study, seconds: float | None) -> None:
-        self._study, self._name = study, f"proof steps:{seconds!r}"
+    def __init__(self, study: Study, options: Options) -> None:
+        self._study = study
+        self._name = f"proof steps:{options.proof_seconds!r}:{options.time_limit!r}"
 
     def _all(self) -> dict[str, int]:
         return dict(self._study.notes().get(self._name, {}))
@@ -67,6 +70,7 @@ class Prover:
         self, work: Work, study: Study, task: TaskFacts, findings: Findings, runner: Runner
     ) -> None:
         self._options, self._listener = work.options, work.listener
+        self._deadline = work.deadline
         self._study, self._task, self._findings = study, task, findings
         self._runner = runner
         self._proof = Proof(
@@ -74,7 +78,8 @@ class Prover:
             tolerance=Tolerance().scaled(work.options.tolerance),
             steps=work.options.proof_steps,
             seconds=work.options.proof_seconds,
-            chosen=KeptSteps(study, work.options.proof_seconds),
+            chosen=KeptSteps(study, work.options),
+            until=work.deadline.of(PROOF),
             on_event=self._progress,
         )
 
@@ -86,9 +91,10 @@ class Prover:
         self._listener(Stage("proof", f"{recipe.policy} at batch {recipe.batch_size}"))
         known = self._recall(recipe)
         if known is not None:
-            return known if known.verdict.accepted or self._drifts(known.verdict) else None
+            accepted = known.verdict.accepted or self._drifts(known.verdict)
+            return _at_rate(known, outcome.rate, seconds) if accepted else None
         try:
-            proven = self._prove(recipe, outcome.rate, seconds, space)
+            proven = self._prove_again_after_a_fault(recipe, outcome.rate, seconds, space)
         except WorkerFailure as failure:
             raise_lost(failure)
             self._proof.forget()
@@ -115,6 +121,18 @@ class Prover:
         else:
             self._listener(Explained(recipe, units))
 
+    def _prove_again_after_a_fault(
+        self, recipe: Recipe, rate: float, seconds: float, space: Space
+    ) -> Proven | None:
+        """Prove, once more where the worker was killed or the device faulted: see `TRY_AGAIN`."""
+        try:
+            return self._prove(recipe, rate, seconds, space)
+        except WorkerFailure as failure:
+            if failure.kind not in TRY_AGAIN:
+                raise
+        self._proof.forget()
+        return self._prove(recipe, rate, seconds, space)
+
     def _prove(self, recipe: Recipe, rate: float, seconds: float, space: Space) -> Proven | None:
         scale_evidence: Mapping[str, Any] | None = None
         if recipe.policy.needs_loss_scale:
@@ -124,7 +142,7 @@ class Prover:
         verdict = self._judge(recipe)
         if verdict.accepted or self._drifts(verdict):
             return Proven(recipe, verdict, rate, seconds, scale_evidence)
-        if not recipe.policy.mixed:
+        if not recipe.policy.mixed or self._deadline.passed(PROOF):
             self._refuse(recipe, verdict.reason)
             return None
         return self._with_islands(recipe, verdict, space, rate, scale_evidence)
@@ -194,6 +212,12 @@ class Prover:
     def _keep(self, recipe: Recipe, proven: Proven | None) -> None:
         if proven is not None:
             self._study.remember(self._name(recipe), proven)
+
+
+def _at_rate(known: Proven, rate: float, seconds: float) -> Proven:
+    """What was proven earlier, at the speed that its recipe has now; islands slow it as before."""
+    kept = float((known.islands or {}).get("speed_kept", 1.0)) or 1.0
+    return replace(known, rate=rate * kept, step_seconds=seconds / kept)
 
 
 def _islands_evidence(found: Islands, speed: float) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from autoprec.core.doubt import another_pace
 from autoprec.core.heats import Heats
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.memory_mode import start_point, what_it_brings
@@ -13,6 +14,7 @@ from autoprec.core.outcomes import Outcome, Status, key
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.search import Limits, Next, Stop, next_point, ruled_out, settled_baseline
 from autoprec.core.space import BATCH, Point, Space
+from autoprec.tuning.deadline import SEARCH
 from autoprec.tuning.drift import DriftGuard
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.study import Study
@@ -49,6 +51,33 @@ class Search:
         self._clock, self._began = clock, clock()
         self._guard = DriftGuard(work, space)
         self._ended = False
+        self.late = False
+
+    def anchor(self, runner: Runner) -> None:
+        """Time the baseline of a study that goes on, before any new trial.
+
+        What is measured from now on is compared with the earlier trials by it. Trials that the
+        machine ran at a pace of another order of magnitude compare with nothing: they are measured
+        anew. So is a baseline that stands alone, where the pace has changed at all.
+        """
+        study, space, history = self._study, self._space, self._study.history()
+        settled = settled_baseline(space, self._baseline, history)
+        plain = None if settled is None else find(history, settled)
+        if settled is None or plain is None or plain.rate <= 0:
+            return
+        first = find(history, start_point(space, settled, history))
+        self._work.listener(Stage("search", "the baseline again, to compare earlier trials by"))
+        runner.load()
+        guard = DriftGuard(self._work, space)
+        drift = guard.anchor(runner, first or plain)
+        alone = first is None and self._work.options.sampler == "cost"
+        if another_pace(1.0, drift) or (alone and drift != 1.0):
+            study.forget_trials()
+            study.remember("heats", Heats())
+        elif first is not None:
+            self._guard = guard
+        if drift != 1.0:
+            self._work.listener(Note(_pace_changed(drift), warning=another_pace(1.0, drift)))
 
     def run(self, runner: Runner, heats: Heats) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
@@ -59,7 +88,9 @@ class Search:
         work, study, space = self._work, self._study, self._space
         if self._ended and work.options.sampler != "cost":
             return study.history()  # the others learn nothing from a mended rate
-        work.listener(Stage("search", f"{len(space.points())} recipes"))
+        stage = Stage("search", f"{len(space.points())} recipes")
+        if not self._ended:
+            work.listener(stage)
         repeats, told = 0, False
         while True:
             measured = study.history()
@@ -68,7 +99,13 @@ class Search:
             if settled is None:
                 return measured
             elapsed = self._clock() - self._began
-            decision = _decide(work, space, settled, history, repeats, elapsed, not self._ended)
+            over = bool(history) and work.deadline.passed(SEARCH)
+            self.late = self.late or (over and not self._ended)
+            decision = (
+                Stop(f"the time limit of {work.options.time_limit:g} s leaves it no more")
+                if over
+                else _decide(work, space, settled, history, repeats, elapsed, not self._ended)
+            )
             if isinstance(decision, Stop):
                 self._ended = True
                 if told or not heats.trials:
@@ -83,6 +120,8 @@ class Search:
             repeats = 0
             if heats.trials and not told:
                 work.listener(Note("the search goes on, with the rates that the heats mended"))
+                if self._ended:
+                    work.listener(stage)
             told = True
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
@@ -129,6 +168,11 @@ class Search:
                 self._work.listener(Note(said))
 
 
+def _pace_changed(drift: float) -> str:
+    known = "they are measured anew" if another_pace(1.0, drift) else "that is taken into account"
+    return f"this machine runs at {drift:.2g}x the pace of the earlier trials: {known}"
+
+
 def _decide(
     work: Work,
     space: Space,
@@ -139,8 +183,8 @@ def _decide(
     doubts: bool,
 ) -> Next | Stop:
     options = work.options
-    if options.time_limit is not None and elapsed >= options.time_limit and history:
-        return Stop(f"the time limit of {options.time_limit:g} s is reached")
+    if options.search_limit is not None and elapsed >= options.search_limit and history:
+        return Stop(f"the search's limit of {options.search_limit:g} s is reached")
     if options.sampler == "cost" or find(history, baseline) is None:
         limits = Limits(memory_bytes=_room(work), trials=options.trials, doubts=doubts)
         return next_point(space, baseline, history, limits)

@@ -36,6 +36,7 @@ class Loaded:
     has_evaluate: bool = False
     memory: DeviceMemory | None = None
     usable: tuple[str, ...] = ()
+    trains_on: tuple[DeviceKind, ...] = tuple(DeviceKind)
     built_for: tuple[DeviceKind, ...] = ()
     builds: str = ""
 
@@ -73,6 +74,7 @@ class Service:
             has_evaluate=task.evaluate is not None,
             memory=backend.memory(device) if device in usable else None,
             usable=usable,
+            trains_on=tuple(backend.trains_on()),
             built_for=tuple(backend.built_for()),
             builds=backend.builds,
         )

@@ -28,6 +28,7 @@ T = TypeVar("T")
 SAMPLERS = ("cost", "tpe", "grid", "random")
 _OUTCOME = "outcome"
 _SPACE = "space"
+_SINCE = "since"
 
 
 def study_name(stem: str, *parts: object) -> str:
@@ -107,7 +108,8 @@ class Study:
         found: dict[object, Outcome] = {}
         with self._kept():
             trials = self._trials.get_trials(deepcopy=False)
-        for trial in trials:
+            since = self._trials.user_attrs.get(_SINCE, 0)
+        for trial in trials[since:]:
             plain = trial.user_attrs.get(_OUTCOME)
             if plain is None or not trial.state.is_finished():
                 continue
@@ -115,6 +117,12 @@ class Study:
                 outcome = from_plain(Outcome, plain)
                 found.setdefault(key(outcome.point), outcome)
         return tuple(found.values())
+
+    def forget_trials(self) -> None:
+        """Let the trials so far count no more, so that all are measured anew."""
+        with self._kept():
+            count = len(self._trials.get_trials(deepcopy=False))
+            self._trials.set_user_attr(_SINCE, count)
 
     def ask(self, point: Point | None = None) -> tuple[Any, Point]:
         """A new trial, at `point` or where the sampler says."""

@@ -31,7 +31,7 @@ _STATUS = {
 }
 
 #: What may be the machine's doing, or another process's: tried once more in a new worker.
-_TRY_AGAIN = (FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE)
+TRY_AGAIN = (FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE)
 
 
 #: What opens a session to time it.
@@ -153,7 +153,7 @@ def run_trial(
         try:
             measured: Measurement = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
         except WorkerFailure as failure:
-            if failure.kind not in _TRY_AGAIN:
+            if failure.kind not in TRY_AGAIN:
                 raise
             measured = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
     except WorkerFailure as failure:
@@ -188,7 +188,7 @@ class RemoteTracer:
             try:
                 return self._runner.call(name, **arguments)
             except WorkerFailure as failure:
-                if name in _IN_FLOAT32:
+                if name in _IN_FLOAT32 and failure.kind not in TRY_AGAIN:
                     raise_user_error(failure)
                 raise
 

@@ -26,6 +26,7 @@ from autoprec.core.search import settled_baseline
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.errors import NoFeasibleRecipe, TaskError
 from autoprec.tuning.contest import may_share
+from autoprec.tuning.deadline import PROOF, Deadline
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.evidence import Findings, Proven, build_profile
 from autoprec.tuning.finish import Finish
@@ -37,6 +38,7 @@ from autoprec.tuning.preflight import (
     load,
     multiples,
     preflight,
+    refusals_of,
     refuse_absent_tf32,
 )
 from autoprec.tuning.proving import Prover, is_reference, keeps_arithmetic
@@ -79,11 +81,13 @@ def tune(work: Work) -> Profile:
         folder=folder,
         on_wait=lambda text: work.listener(Note(text)),
     ):
+        work = with_deadline(work)
         study = _open_study(work, digest)
         kept = study.recall("result", Result)
         finished = kept is not None and kept.limits == repr(work.options.limits())
         with work.runner() as runner:
             if work.place.unusable or not finished:
+                work.listener(Stage("start", "loading the task in a worker"))
                 work = with_memory(work, load(work, runner).memory)
             if kept is not None and finished:
                 work.listener(Finished(kept.profile, study.history(), study.place, from_study=True))
@@ -102,6 +106,12 @@ def tune(work: Work) -> Profile:
         study.remember("result", Result(profile, repr(work.options.limits())))
     work.listener(Finished(profile, findings.history, study.place))
     return profile
+
+
+def with_deadline(work: Work) -> Work:
+    """The work with the moment at which its time limit ends, counted from now."""
+    limit = work.options.time_limit
+    return work if limit is None else replace(work, deadline=Deadline(time.monotonic(), limit))
 
 
 def with_memory(work: Work, memory: DeviceMemory | None) -> Work:
@@ -149,7 +159,7 @@ def _learn(
         facts=facts,
         task=task,
         history=(),
-        refusals=list(proposal.refusals),
+        refusals=[*proposal.refusals, *refusals_of(work, task)],
         memory_bytes=work.memory_bytes,
         space=space,
         alignment=min(multiples(work, facts, space.policies), default=1),
@@ -180,7 +190,10 @@ def _learn(
 def _search(work: Work, study: Study, space: Space, findings: Findings, runner: Runner) -> Point:
     """Search and run the heats, until what they mend brings nothing new; return the baseline."""
     baseline = baseline_point(space)
-    search, heats = Search(work, study, space, baseline), known_heats(study)
+    search = Search(work, study, space, baseline)
+    if not findings.rehearsed:
+        search.anchor(runner)
+    heats = known_heats(study)
     while True:
         findings.history = search.run(runner, heats)
         settled = settled_baseline(space, baseline, findings.history) or baseline
@@ -193,6 +206,8 @@ def _search(work: Work, study: Study, space: Space, findings: Findings, runner: 
         if further == heats:
             break
         heats = further
+    if search.late:
+        findings.not_covered.append("recipes that the search did not come to")
     findings.ranking = heats.ranking(findings.history)
     if settled != baseline:
         findings.notes.append(
@@ -253,6 +268,10 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
             )
             reason = f"measured {seen} the best float32 recipe"
             findings.refusals.append(Refusal(policy.value, reason))
+            continue
+        if work.deadline.passed(PROOF) and not is_reference(space.recipe(best[0].point)):
+            findings.refusals.append(Refusal(policy.value, "no time was left to prove it"))
+            findings.not_covered.append(f"the proof of {policy}")
             continue
         leader = max((p.rate for p in found), default=0.0)
         near = [o for o in _leaders(own, findings) if o.rate >= _NEAR * best[0].rate]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.placement import alone
 from autoprec.core.probe import Unusable
 from autoprec.tuning.budget import memory_budget
+from autoprec.tuning.deadline import Deadline
 from autoprec.tuning.events import Listener, Note
 from autoprec.tuning.neighbours import Watch
 from autoprec.tuning.options import Options
@@ -38,7 +39,7 @@ class Place:
 class Work:
     """The task, the place, the options, and how workers are started.
 
-    `memory` is the accelerator's as the first worker finds it.
+    `memory` is the accelerator's as the first worker finds it, `deadline` when all must have ended.
     """
 
     task: Path
@@ -47,6 +48,7 @@ class Work:
     listener: Listener
     start: Callable[[WorkerSettings], Worker] = Worker
     memory: DeviceMemory | None = None
+    deadline: Deadline = field(default_factory=Deadline)
 
     @cached_property
     def memory_bytes(self) -> int | None:

@@ -119,6 +119,65 @@ def test_a_batch_size_is_kept(write: Write, run: Run, tmp_path: Path) -> None:
     assert recipe.batch_size * recipe.accumulation_steps == 64
 
 
+SLOWED = """
+from pathlib import Path
+from autoprec.backends.simulated import SimulatedModel
+
+def build_model():
+    with Path(__file__).with_name("built").open("a") as file:
+        file.write("x")
+    late = len(Path(__file__).with_name("built").read_text()) > 3
+    times = 72 if late else 1
+    return SimulatedModel({"float32": 0.004 * times}, {"float32": 0.0005 * times})
+
+def build_data(batch_size):
+    return []
+"""
+
+
+def test_an_inconclusive_tuning_says_so_and_strict_makes_it_a_failure(
+    write: Write, run: Run, tmp_path: Path
+) -> None:
+    """The machine slows down 72 times after the baseline's first trial."""
+    task = write(SLOWED)
+    words = (*QUICK[:4], "--policies", "float32")
+    code, _, err = run(task, *words)
+    lines = err.strip().splitlines()
+    assert (code, lines[-2].split(":")[0]) == (0, "inconclusive")
+    assert "--fresh" in lines[-2]
+    text = (tmp_path / "model_x.profile.yaml").read_text()
+    assert yaml.safe_load(text)["evidence"]["inconclusive"].startswith("float32, batch 32 ran at")
+    code, out, err = run(task, *words, "--strict", "--json")
+    assert code == 5
+    assert json.loads(out) == yaml.safe_load(text)
+    code, _, err = run(task, *words, "--strict")
+    assert code == 5
+    assert "already tuned, inconclusively" in err
+    assert not trials(err)
+
+
+def test_a_conclusive_tuning_is_no_failure_of_strict(write: Write, run: Run) -> None:
+    assert run(write(), *QUICK, "--strict", "--quiet")[0] == 0
+
+
+def test_every_stage_is_said_at_its_start_where_output_is_piped(write: Write, run: Run) -> None:
+    _, _, err = run(write(), *QUICK)
+    said = [line.split(":")[0] for line in err.splitlines()]
+    stages = [name for name in said if name in ("start", "preflight", "search", "proof", "finish")]
+    assert stages == ["start", "preflight", "search", "proof", "finish"]
+
+
+def test_a_forced_policy_that_is_slower_is_said_to_be(write: Write, run: Run) -> None:
+    slow = {"float32": 0.0005, "mixed_float16": 0.05}
+    task = write(per_sample=slow)
+    code, _, err = run(task, "--policies", "fp16", "--batch-sizes", "32", "--rounds", "2")
+    assert code == 0
+    ratio = r"0\.012\d?x"
+    assert re.search(rf"warning: mixed_float16 is slower than float32 here \({ratio}\)", err)
+    assert re.search(rf"result: {ratio}: slower than float32, batch 32; mixed_float16", err)
+    assert "finish" not in {line.split(":")[0] for line in err.splitlines()}
+
+
 # Interruption ------------------------------------------------------------------------------------
 
 DRIVER = """

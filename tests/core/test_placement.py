@@ -27,9 +27,9 @@ from autoprec.core.placement import Placement, alone
         ),
         (Observation(DeviceKind.ROCM, index=1), "cuda", {"HIP_VISIBLE_DEVICES": "1"}),
         (
-            Observation(DeviceKind.XPU, index=1),
+            Observation(DeviceKind.XPU, index=1, pci="8086:56a0", uuid="0000:03:00.0"),
             "xpu",
-            {"ONEAPI_DEVICE_SELECTOR": "level_zero:1"},
+            {"AUTOPREC_XPU": "1 8086:56a0 0000:03:00.0"},
         ),
         (Observation(DeviceKind.MPS), "mps", {}),
         (Observation(DeviceKind.TPU, uuid="3"), "tpu", {}),

@@ -67,6 +67,21 @@ def test_a_step_bound_by_launches_gains_nothing_and_says_so() -> None:
     assert [e.launch_seconds for e in estimates(tiny, gpu(DeviceKind.TPU), POLICIES, [4])] == [0, 0]
 
 
+def test_a_step_that_a_framework_launches_for_as_long_as_it_computes_gains_little() -> None:
+    """A hundred small products: 0.8 ms of arithmetic, and 1 ms to launch them as frameworks do."""
+    small = task(Kernel(flops_per_sample=2e7, bytes_per_sample=1e2, fixed_bytes=0, count=100))
+    base, mixed = found = estimates(small, gpu(), POLICIES, [4])
+    assert base.bound == "arithmetic"
+    assert mixed.at_most == pytest.approx(8e-4 / (100 * LAUNCH_SECONDS))
+    assert mixed.likely == 1.0
+    (said,) = expectation(found, gpu(), small, POLICIES)
+    assert said.startswith("batch 4: little is to be expected, at most 2x by mixed_float16: ")
+    assert said.endswith("launching 100 kernels at 10 us each, as frameworks do it, leaves 1x")
+    large = task(Kernel(flops_per_sample=2e9, bytes_per_sample=1e4, fixed_bytes=0, count=100))
+    _, mixed = estimates(large, gpu(), POLICIES, [4])
+    assert mixed.likely == mixed.at_most == pytest.approx(10)
+
+
 def test_a_step_bound_by_memory_gains_little_of_the_products_speed() -> None:
     found = estimates(task(SUM), gpu(), POLICIES, [10])
     (said,) = expectation(found, gpu(), task(SUM), POLICIES)
@@ -92,7 +107,11 @@ def test_where_peaks_or_kernels_are_not_known_nothing_is_estimated() -> None:
     assert "could not be counted" in expectation((), gpu(), task(), POLICIES)[0]
     (alone,) = estimates(task(SUM), gpu(), [Policy.MIXED_BFLOAT16], [1])
     assert alone.policy is Policy.FLOAT32
-    assert "lacks this device's peak" in expectation([alone], gpu(), task(SUM), list(Policy))[0]
+    (said,) = expectation([alone], gpu(), task(SUM), list(Policy))
+    assert said.endswith("no peak of this device in 16 bits")
+    one_pass = {DType.FLOAT32: DTypeFact(Support.NATIVE, reason="by default one bfloat16 pass")}
+    (said,) = expectation((), gpu(dtypes=one_pass), task(SUM), list(Policy))
+    assert said.endswith("no peak of this device in float32: by default one bfloat16 pass")
 
 
 def test_where_no_policy_is_left_the_catalogues_reasons_are_said() -> None:

@@ -29,6 +29,7 @@ from autoprec.core.profile import (
 )
 from autoprec.core.recipe import KNOBS, Recipe
 from autoprec.core.statistics import Ratio
+from autoprec.core.waterfall import Part
 
 HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 PROFILE = Profile(
@@ -284,3 +285,36 @@ def test_the_order_of_the_profiles_does_not_matter(candidates, shuffler):
 
 def test_why_a_profile_does_not_fit_is_kept():
     assert select({"a": Fit(("too old", "too slow"))}).reasons == {"a": "too old; too slow"}
+
+
+def test_its_repr_is_one_line_and_its_html_escapes_what_comes_from_elsewhere():
+    parts = (
+        Part("precision", Ratio(1.2, 1.1, 1.3, 9), "float32, batch 512"),
+        Part("batch", Ratio(1.7, 1.6, 1.8, 9), "float32, batch 32"),
+    )
+    evidence = replace(PROFILE.evidence, waterfall=parts, warnings=("<script>1</script>",))
+    profile = replace(PROFILE, evidence=evidence)
+    assert repr(profile) == (
+        "<Profile of model.py: mixed_bfloat16, batch 512; 2.00x (1.90-2.10) over float32, batch "
+        "32; precision 1.20x, batch 1.70x; equal: trains like float32; AMD EPYC>"
+    )
+    shown = profile._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
+    assert "<tr><th>due to</th><td>precision 1.20x, batch 1.70x</td></tr>" in shown
+
+
+def test_an_inconclusive_profile_says_that_first():
+    evidence = replace(
+        PROFILE.evidence, inconclusive="it ran at two paces", speedup=Ratio(1.0, 1.0, 1.0, 0)
+    )
+    shown = repr(replace(PROFILE, recipe=Recipe(), evidence=evidence))
+    assert shown.startswith("<Profile of model.py: inconclusive: it ran at two paces; float32, ")
+    assert "1.00x" not in shown
+
+
+def test_a_profile_without_the_newer_names_loads():
+    plain = to_plain(PROFILE)
+    for name in ("waterfall", "inconclusive", "not_covered"):
+        del plain["evidence"][name]
+    assert from_plain(Profile, plain) == PROFILE

@@ -1,12 +1,12 @@
 """The laws of the data in profiles/devices, and how strictly it is read."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from autoprec.core.device import DeviceKind, Family, Match, Observation, Support, merge
+from autoprec.core.device import UNIFIED, DeviceKind, Family, Match, Observation, Support, merge
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.rules import propose
 from autoprec.errors import CatalogueError
@@ -160,8 +160,13 @@ def test_a_generic_row_stands_for_each_kind():
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "8.9", "nvidia-geforce-40"),
         ("NVIDIA GeForce RTX 4080 SUPER", "8.9", "nvidia-geforce-40"),
         ("Tesla V100S-PCIE-32GB", "7.0", "nvidia-v100s-pcie"),
-        ("Xavier", "7.2", "nvidia-volta"),
-        ("Orin", "8.7", "nvidia-ampere"),
+        ("Xavier", "7.2", "nvidia-jetson-xavier"),
+        ("NVIDIA GeForce GTX 1080 Ti", "6.1", "nvidia-geforce-10"),
+        ("NVIDIA TITAN V", "7.0", "nvidia-titan-v"),
+        ("NVIDIA GeForce RTX 2080", "7.5", "nvidia-geforce-20"),
+        ("NVIDIA GeForce RTX 2080 Ti", "7.5", "nvidia-rtx-2080-ti"),
+        ("Quadro RTX 2000", "7.5", "nvidia-turing"),
+        ("Orin", "8.7", "nvidia-jetson-orin"),
         ("GRID T4-16Q", "7.5", "nvidia-t4"),
         ("NVIDIA Thor", "11.0", "nvidia-jetson-thor"),
         ("Tesla K80", "3.7", "nvidia-kepler-maxwell"),
@@ -208,7 +213,9 @@ def test_gpus_are_told_apart_by_whole_words(name, capability, family):
         (26, 0x80, "amd-zen6"),
         (26, 0xAF, "amd-zen6"),
         (26, 0xC0, "amd-zen6"),
-        (26, 0xD0, "amd-family-26"),
+        (26, 0xD0, "amd-zen6"),
+        (26, 0xEF, "amd-zen6"),
+        (26, 0xF0, "amd-family-26"),
         (99, 2, "generic-x86"),
         (None, None, "generic-x86"),
     ],
@@ -234,6 +241,7 @@ def test_amd_cpus_are_told_apart_by_family_and_model(cpu_family, model, family):
         (6, 0xCC, {"avx2"}, "intel-panther-lake", Support.EMULATED),
         (6, 0xD5, {"avx2"}, "intel-panther-lake", Support.EMULATED),
         (6, 0xAF, {"avx2"}, "intel-sierra-forest", Support.EMULATED),
+        (6, 0xD7, {"avx2"}, "intel-client", Support.EMULATED),
     ],
 )
 def test_intel_cpus_are_told_apart_by_family_and_model(
@@ -342,6 +350,19 @@ def test_what_a_newer_nvidia_gpu_has_is_assumed_and_says_so():
         assert facts.fact(dtype).support is Support.NATIVE
         assert "assumed" in facts.fact(dtype).reason
     assert propose(facts).recommended is Policy.MIXED_BFLOAT16
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [("Orin", "8.7"), ("Xavier", "7.2"), ("NVIDIA Thor", "11.0"), ("NVIDIA GB10", "12.1")],
+)
+def test_what_a_driver_says_of_a_shared_memory_is_not_the_gpus_own(name, capability):
+    """Synthetic: an NVML that names a size, as newer ones may."""
+    seen = Observation(DeviceKind.CUDA, name=name, compute_capability=capability, memory_bytes=8)
+    facts = merge(seen, CATALOGUE.family_of(seen))
+    assert facts.observation.memory_bytes is None
+    assert sum("shares the CPU's memory" in note for note in facts.notes) == 1
+    assert merge(replace(seen, notes=(UNIFIED,)), CATALOGUE.family_of(seen)).notes == facts.notes
 
 
 @pytest.mark.parametrize("text", ["8", "8.x", "-8.0", "8.0-9.0", ""])

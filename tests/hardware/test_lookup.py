@@ -49,6 +49,11 @@ def test_a_family_is_found_by_its_name_and_by_its_title(family):
         ("Tesla T4", "nvidia-t4"),
         ("Tesla V100-SXM2-16GB", "nvidia-v100-sxm2"),
         ("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4-80gb"),
+        ("gtx 1080", "nvidia-geforce-10"),
+        ("titan v", "nvidia-titan-v"),
+        ("rtx 2070 super", "nvidia-geforce-20"),
+        ("jetson orin", "nvidia-jetson-orin"),
+        ("strix halo", "amd-rdna3-5"),
     ],
 )
 def test_what_people_call_a_device_names_one_family(text, family):

@@ -49,6 +49,18 @@ def test_a_rehearsal_marks_every_device_and_says_so():
     assert not any(device.rehearsal for device in observe(machine()).devices)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"system": "Windows", "architecture": "AMD64"}, "Windows: of GPUs only NVIDIA's"),
+        ({"folders": {"/dev": ("dxg", "null"), "/sys": ("bus",)}}, "WSL: of GPUs only NVIDIA's"),
+    ],
+)
+def test_what_is_not_looked_at_is_said(given, said):
+    assert any(note.startswith(said) for note in observe(machine(**given)).notes)
+    assert not any("only NVIDIA's" in note for note in observe(machine()).notes)
+
+
 def test_an_empty_machine_has_a_cpu():
     assert observe(machine()).devices[0].kind is DeviceKind.CPU
 

@@ -160,3 +160,15 @@ def test_a_jetson_without_nvml_is_seen_by_cudas_word():
     assert (facts.name, seen.devices[0].compute_capability) == ("NVIDIA Thor", "11.0")
     assert seen.devices[0].memory_bytes is None
     assert seen.unusable == ()
+
+
+def test_the_intel_gpu_in_a_cpu_is_not_the_discrete_one_beside_it():
+    _, seen, _ = named("intel-arc-a770.beside-integrated")
+    assert [device.uuid for device in seen.devices[:-1]] == ["0000:03:00.0"]
+    assert any("discrete ones alone" in note for note in seen.notes)
+
+
+def test_a_mac_whose_python_rosetta_translates_says_so():
+    _, seen, _ = named("generic-x86.translated-by-rosetta")
+    assert [device.kind for device in seen.devices] == [DeviceKind.CPU]
+    assert "Rosetta" in seen.unusable[0].text

@@ -138,6 +138,17 @@ RECORDED = [
     ),
     (
         LOST,
+        "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "CUDA 46, cudaErrorDevicesUnavailable",
+    ),
+    (
+        UNSUPPORTED,
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "CUDA 209, cudaErrorNoKernelImageForDevice",
+    ),
+    (UNSUPPORTED, "RuntimeError: HIP error: invalid device function", "HIP 98"),
+    (
+        FAULT,
         "RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
         "oneAPI unified runtime, ur_api.h",
     ),
@@ -288,6 +299,12 @@ RECORDED = [
         UNSUPPORTED,
         "FailOnRecompileLimitHit: Hard failure due to fail_on_recompile_limit_hit",
         "PyTorch 2.13, torch/_dynamo/convert_frame.py (seen)",
+    ),
+    (
+        UNSUPPORTED,
+        "NotCompiled: Keras does not compile a model with turn (RandomRotation); layers that only "
+        "prepare the inputs may go into the data pipeline",
+        "autoprec/backends/keras/compiling.py; the same of torch's Dynamo",
     ),
     (
         UNSUPPORTED,

@@ -22,7 +22,7 @@ from autoprec.tuning.contest import Contest, FinalistFailed, may_share
 from autoprec.tuning.events import silent
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.remote import WorkerSettings
-from autoprec.tuning.trials import Runner
+from autoprec.tuning.trials import TRY_AGAIN, Runner
 
 KEPT = {KEEP_MEMORY: True}
 PLAIN = Recipe(batch_size=32)
@@ -35,6 +35,7 @@ class Worker:
     """Keeps sessions by name, as a real one does, and dies when it is told to."""
 
     killed_at: int | None = None
+    killed_by = FailureKind.KILLED
 
     def __init__(self, log: list[tuple[int, str, str]], number: int) -> None:
         self.log, self.pid, self.alive = log, number, True
@@ -55,7 +56,7 @@ class Worker:
             self.timed += 1
             if self.timed == self.killed_at:
                 self.alive = False
-                raise WorkerFailure(FailureKind.KILLED, "somebody else's kill")
+                raise WorkerFailure(self.killed_by, "somebody else's kill")
             return Measurement(0.1, 0.1, 0.1, 3, recipe.batch_size, peak_memory_bytes=7)
         return None
 
@@ -287,7 +288,11 @@ def test_on_an_accelerator_workers_start_side_by_side_and_sessions_open_in_turn(
     assert len(workers.made) == 2
 
 
-def test_a_worker_that_somebody_killed_comes_back_with_all_its_sessions() -> None:
+@pytest.mark.parametrize("kind", TRY_AGAIN)
+def test_a_worker_that_was_killed_or_faulted_comes_back_with_all_its_sessions(
+    kind: FailureKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Worker, "killed_by", kind)
     workers = Workers(killed_at=4)
     made, _ = contest(workers, [FAST, LARGE])
     with made:

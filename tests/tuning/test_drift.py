@@ -132,8 +132,10 @@ def test_a_small_drift_is_not_looked_at_after_each_trial() -> None:
     assert len(starts.answers) == 1
 
 
-def test_a_resumed_search_checks_before_its_first_trial_and_after_it() -> None:
-    assert drifts(0.008, 0.008, every=1.0, fresh=False) == pytest.approx([1.0, 1.25])
+def test_a_resumed_search_is_anchored_by_two_timings_before_its_first_trial() -> None:
+    assert drifts(0.008, 0.008, every=1.0, fresh=False) == pytest.approx([1.25])
+    assert drifts(0.72, 0.6, every=1.0, fresh=False) == pytest.approx([1 / 60])
+    assert drifts(0.72, 0.01, every=1.0, fresh=False) == pytest.approx([1.0])
 
 
 def test_noise_is_not_drift() -> None:

@@ -45,6 +45,11 @@ def test_every_row_has_a_recorded_message() -> None:
             "binary_cross_entropy_with_logits",
         ),
         (
+            "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "nvidia-smi -c DEFAULT",
+        ),
+        ("RuntimeError: CUDA error: no kernel image is available for", "--device"),
+        (
             "FailOnRecompileLimitHit: Hard failure due to fail_on_recompile_limit_hit",
             "mark_dynamic",
         ),

@@ -19,6 +19,7 @@ from autoprec.core.space import Space
 from autoprec.errors import TaskError
 from autoprec.tuning import contest as module
 from autoprec.tuning.contest import FinalistFailed, StillRunning, everybody
+from autoprec.tuning.deadline import Deadline
 from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import FailureKind, WorkerFailure
@@ -31,6 +32,7 @@ SPACE = Space(
     knobs={KEEP_MEMORY: (False, True)},
 )
 PLAIN = Recipe(batch_size=32)
+COMPILED = replace(PLAIN, batch_size=64, compile=True)
 FAST = {size: Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=size) for size in (32, 64)}
 RUNNER = SimpleNamespace(drop=lambda: None)
 WORK = cast(
@@ -43,6 +45,7 @@ WORK = cast(
         runner=None,
         watch=None,
         on_cpu=True,
+        deadline=Deadline(),
     ),
 )
 
@@ -62,7 +65,9 @@ class Stage:
 
     @staticmethod
     def rate(recipe: Recipe) -> float:
-        return recipe.batch_size * (2.0 if recipe.policy.mixed else 1.0)
+        return (
+            recipe.batch_size * (2.0 if recipe.policy.mixed else 1.0) * (1 + 0.2 * recipe.compile)
+        )
 
     def __enter__(self) -> Stage:
         return self
@@ -96,12 +101,23 @@ def finish(
     last.run(proven, substitute)
 
 
+def searched(*rates: tuple[Recipe, float]) -> tuple[Outcome, ...]:
+    """What the search saw, in samples per second."""
+    return tuple(
+        Outcome(SPACE.point(recipe), Status.OK, Measurement(0.1, 0.1, 0.1, 5, rate / 10))
+        for recipe, rate in rates
+    )
+
+
 @pytest.fixture
 def findings(monkeypatch: pytest.MonkeyPatch) -> Findings:
     monkeypatch.setattr(module, "Contest", Stage)
     monkeypatch.setattr(Stage, "failing", ())
     outcomes = tuple(
-        Outcome(point, Status.OK, Measurement(0.1, 0.1, 0.1, 5, 1.0)) for point in SPACE.points()
+        Outcome(
+            point, Status.OK, Measurement(0.1, 0.1, 0.1, 5, Stage.rate(SPACE.recipe(point)) / 10)
+        )
+        for point in SPACE.points()
     )
     return Findings(device(DeviceKind.CPU), TaskFacts("torch", {}, 32, 32, 1000), outcomes, SPACE)
 
@@ -144,12 +160,15 @@ def test_a_float32_winner_with_other_settings_is_compared_at_its_own_batch(
     findings: Findings,
 ) -> None:
     """Otherwise nobody could tell whether the larger batch or the compiler helped."""
-    compiled = replace(PLAIN, batch_size=64, compile=True)
-    finish(findings, [proven(compiled)])
+    finish(findings, [proven(COMPILED)])
     assert findings.speedup is not None
-    assert findings.speedup.ratio == pytest.approx(2.0)
+    assert findings.speedup.ratio == pytest.approx(2.4)
     assert findings.speedup_same_batch is not None
-    assert findings.speedup_same_batch.ratio == pytest.approx(1.0)
+    assert findings.speedup_same_batch.ratio == pytest.approx(1.2)
+    assert [(p.what, round(p.speedup.ratio, 6)) for p in findings.waterfall] == [
+        ("compiled", 1.2),
+        ("batch", 2.0),
+    ]
 
 
 def test_a_larger_batch_alone_has_no_other_float32_to_be_compared_with(
@@ -192,6 +211,7 @@ def test_who_loses_the_lead_in_further_rounds_is_not_measured_to_the_end(
             return tuple(Finalist(r, (1.0,) * rounds if r == PLAIN else luck) for r in self.recipes)
 
     monkeypatch.setattr(module, "Contest", Fading)
+    findings.history = searched((PLAIN, 1.0), (FAST[64], 1.2))
     finish(findings, [proven(FAST[64])])
     assert findings.choice is not None
     assert findings.choice.recipe == PLAIN
@@ -255,7 +275,8 @@ def test_where_the_baseline_left_no_doubt_the_winner_is_not_run_without_it(
 @pytest.mark.parametrize("size", [64, 32])
 def test_a_comparison_that_would_take_long_is_left_out(findings: Findings, size: int) -> None:
     """Known from its own trial, or else from the baseline's."""
-    slow = Measurement(0.8 * size / 32, 0.1, 0.1, 5, 1.0)
+    step = 0.8 * size / 32
+    slow = Measurement(step, step, step, 5, step * size)
     findings.history = tuple(
         replace(o, measurement=slow)
         for o in findings.history
@@ -264,3 +285,210 @@ def test_a_comparison_that_would_take_long_is_left_out(findings: Findings, size:
     finish(findings, [proven(FAST[64])])
     assert findings.speedup is not None
     assert findings.speedup_same_batch is None
+
+
+# What the speed-up is due to ---------------------------------------------------------------------
+
+
+class Several(Stage):
+    """Precision brings 1.5, the batch as much as it is larger, kept memory 1.1."""
+
+    @staticmethod
+    def rate(recipe: Recipe) -> float:
+        precision = 1.5 if recipe.policy.mixed else 1.0
+        return recipe.batch_size * precision * (1.1 if recipe.keeps_memory else 1.0)
+
+
+def at(stage: type[Stage]) -> tuple[Outcome, ...]:
+    """What a search sees where everything runs at this stage's rates."""
+    recipes = map(SPACE.recipe, SPACE.points())
+    return searched(*((recipe, stage.rate(recipe)) for recipe in recipes))
+
+
+def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Contest", Several)
+    findings.history = at(Several)
+    finish(findings, [proven(KEPT)])
+    assert findings.speedup is not None
+    assert findings.speedup.ratio == pytest.approx(3.3)
+    assert [(p.what, round(p.speedup.ratio, 6), p.against) for p in findings.waterfall] == [
+        ("precision", 1.5, "float32, batch 64, memory kept"),
+        ("batch", 2.0, "float32, batch 32, memory kept"),
+        ("kept memory", 1.1, "float32, batch 32"),
+    ]
+
+
+def test_parts_that_would_take_long_are_one(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float32 at the winner's batch comes first: what precision brings is asked most."""
+    monkeypatch.setattr(module, "Contest", Several)
+    findings.history = tuple(
+        replace(o, measurement=Measurement(0.5, 0.5, 0.5, 5, o.rate * 0.5)) for o in at(Several)
+    )
+    finish(findings, [proven(KEPT)])
+    assert [(p.what, round(p.speedup.ratio, 6)) for p in findings.waterfall] == [
+        ("precision", 1.5),
+        ("batch and kept memory", 2.2),
+    ]
+
+
+class Useless(Stage):
+    """Precision brings nothing, and another setting less than that."""
+
+    @staticmethod
+    def rate(recipe: Recipe) -> float:
+        return recipe.batch_size * (0.91 if recipe.policy.mixed or recipe.compile else 1.0)
+
+
+@pytest.mark.parametrize("winner", [FAST[64], COMPILED])
+def test_what_plain_float32_beats_at_its_own_batch_is_not_the_result(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, winner: Recipe
+) -> None:
+    monkeypatch.setattr(module, "Contest", Useless)
+    findings.history = at(Useless)
+    finish(findings, [proven(winner)])
+    assert findings.proven is not None
+    assert findings.proven.recipe == replace(PLAIN, batch_size=64)
+    assert findings.proven.verdict == REFERENCE
+    assert [(p.what, p.speedup.ratio) for p in findings.waterfall] == [("batch", 2.0)]
+    assert findings.speedup_same_batch is None
+
+
+# What cannot be believed -------------------------------------------------------------------------
+
+
+def loaded(*ratios: float) -> type[Stage]:
+    """A contest on a machine where the winner's ratio to the baseline goes up and down."""
+
+    class Loaded(Stage):
+        def finals(self, rounds: int) -> tuple[Finalist, ...]:
+            rates = tuple(320.0 * ratio for ratio in (ratios * rounds)[:rounds])
+            plain = (320.0,) * rounds
+            return tuple(Finalist(r, plain if r == PLAIN else rates) for r in self.recipes)
+
+    return Loaded
+
+
+@pytest.mark.parametrize(
+    ("before", "ratios", "said"),
+    [
+        ((320.0, 350.0), (0.7, 1.0, 1.48, 1.5, 2.8, 3.2), "which may be anything"),
+        ((320.0, 4400.0), (0.44,), "the search saw 13.75x, the final rounds 0.44x"),
+        ((3200.0, 4800.0), (1.5,), "float32, batch 32 ran at 3200 samples/s in the search"),
+    ],
+)
+def test_evidence_that_contradicts_itself_leaves_float32(
+    findings: Findings,
+    monkeypatch: pytest.MonkeyPatch,
+    before: tuple[float, float],
+    ratios: tuple[float, ...],
+    said: str,
+) -> None:
+    monkeypatch.setattr(module, "Contest", loaded(*ratios))
+    findings.history = searched((PLAIN, before[0]), (FAST[32], before[1]))
+    finish(findings, [proven(FAST[32])])
+    assert said in findings.inconclusive
+    assert findings.choice is not None
+    assert findings.choice.recipe == PLAIN
+    assert findings.proven is None
+
+
+def test_ordinary_noise_is_no_contradiction(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One round of six disturbed, and a search that was 60 % off."""
+    monkeypatch.setattr(module, "Contest", loaded(1.4, 1.45, 1.4, 1.0, 1.42, 1.38))
+    findings.history = searched((PLAIN, 320.0), (FAST[32], 720.0))
+    finish(findings, [proven(FAST[32])])
+    assert findings.inconclusive == ""
+    assert findings.proven is not None
+
+
+@pytest.mark.parametrize(
+    ("plain", "rest", "said"),
+    [
+        (824.0, 900.0, "float32, batch 32 ran at 59300 samples/s in the search and at 824"),
+        (50_000.0, 100_000.0, "mixed_bfloat16, batch 32 ran at 824 samples/s in the search"),
+        (50_000.0, 824.0, ""),
+    ],
+)
+def test_a_baseline_that_is_far_ahead_of_all_else_runs_again_beside_the_best_of_it(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, plain: float, rest: float, said: str
+) -> None:
+    """A neighbour came after it, or has gone since, or all else is really that slow."""
+    monkeypatch.setattr(module, "Contest", Stage)
+    monkeypatch.setattr(Stage, "rate", staticmethod(lambda r: plain if r == PLAIN else rest))
+    findings.history = searched((PLAIN, 59_300.0), (FAST[32], 824.0))
+    finish(findings, [Proven(PLAIN, REFERENCE, 59_300.0, 0.1)])
+    assert findings.inconclusive.startswith(said)
+    assert bool(findings.inconclusive) is bool(said)
+    assert findings.choice is not None
+    assert findings.choice.recipe == PLAIN
+
+
+# What was asked for, and slower ------------------------------------------------------------------
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WORK, "float32_allowed", False)
+
+
+@pytest.mark.usefixtures("forced")
+def test_a_forced_recipe_that_is_slower_by_far_is_not_measured_again(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stage, "__enter__", None)  # no contest may begin
+    findings.history = searched((PLAIN, 320.0), (FAST[32], 3.2))
+    finish(findings, [proven(FAST[32])])
+    assert findings.proven is not None
+    assert findings.speedup is not None
+    assert (findings.speedup.ratio, findings.speedup.rounds) == (pytest.approx(0.01), 1)
+
+
+@pytest.mark.usefixtures("forced")
+def test_a_forced_recipe_that_is_surely_slower_takes_three_rounds(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Contest", loaded(0.81, 0.8, 0.82))
+    findings.history = searched((PLAIN, 320.0), (FAST[32], 260.0))
+    finish(findings, [proven(FAST[32])])
+    assert findings.proven is not None
+    assert findings.speedup is not None
+    assert (findings.speedup.ratio, findings.speedup.rounds) == (pytest.approx(0.81, abs=0.01), 3)
+
+
+# The time limit ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.5, 0), (1.5, 1), (3.5, 3)])
+def test_what_there_was_no_time_to_confirm_is_not_chosen(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
+) -> None:
+    """A second passes in each round; three tell something, fewer nothing."""
+    ticks = iter(range(1, 100))
+    monkeypatch.setattr(WORK, "deadline", Deadline(0.0, seconds, lambda: float(next(ticks))))
+    finish(findings, [proven(FAST[32])])
+    assert findings.choice is not None
+    confirmed = rounds >= 3
+    assert findings.choice.recipe == (FAST[32] if confirmed else PLAIN)
+    assert bool(findings.not_covered) is not confirmed
+    assert confirmed or "no time left to confirm" in findings.choice.reason
+
+
+def test_what_does_not_fit_beside_the_others_is_left_out(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three fit; what precision brings is asked first."""
+    monkeypatch.setattr(module, "Contest", Several)
+    monkeypatch.setattr(WORK, "memory_bytes", 350)
+    findings.history = tuple(
+        replace(o, measurement=replace(o.measurement, peak_memory_bytes=100))
+        for o in at(Several)
+        if o.measurement is not None
+    )
+    finish(findings, [proven(KEPT)])
+    assert [part.what for part in findings.waterfall] == ["precision", "batch and kept memory"]

@@ -21,6 +21,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.space import BATCH, Space
 from autoprec.tuning import contest
 from autoprec.tuning.contest import FinalistFailed, StillRunning, everybody
+from autoprec.tuning.deadline import Deadline
 from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import Findings
 from autoprec.tuning.failures import FailureKind, WorkerFailure
@@ -124,6 +125,7 @@ def work(policies: tuple[Policy, ...] = ()) -> Any:
         runner=None,
         watch=None,
         on_cpu=True,
+        deadline=Deadline(),
     )
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from autoprec import api
-from autoprec.core.device import DeviceFacts, DeviceKind, Observation, merge
+from autoprec.core.device import GIB, DeviceFacts, DeviceKind, Observation, merge
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts
-from autoprec.core.plan import Plan
+from autoprec.core.plan import SOLD_WITH, Plan
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical, with_figures
@@ -22,6 +23,7 @@ from autoprec.tuning.options import Options
 from autoprec.tuning.planning import plan_for
 from autoprec.tuning.work import Place, Work
 
+CUDA = DeviceKind.CUDA
 FAMILIES = load_catalogue().names
 MLP = TaskFacts(
     "torch",
@@ -83,6 +85,19 @@ def test_a_family_without_figures_takes_those_of_its_first_product() -> None:
     assert planned("nvidia-v100").figures == "NVIDIA V100 SXM2"
     assert planned("nvidia-v100-pcie").figures == "NVIDIA V100 PCIe"
     assert "figures of NVIDIA V100 SXM2" in shown(planned("nvidia-v100"))
+
+
+def test_a_product_is_not_reckoned_with_anothers_figures() -> None:
+    """The M1 has no bandwidth in its row, and the M1 Pro is twice as fast."""
+    assert planned("apple-m1").figures == ""
+    assert planned("nvidia-a100").figures == "NVIDIA A100 SXM4 40 GB"
+    part = replace(facts_of("nvidia-a100"), observation=Observation(CUDA, partition="3g.20gb"))
+    assert api._figures(part) == part
+
+
+def test_this_machines_memory_is_not_that_of_a_cpu_elsewhere() -> None:
+    found = {each.memory_bytes / GIB for each in planned("amd-zen4").memory.fits}
+    assert found == set(SOLD_WITH)
 
 
 def test_a_p100_has_no_tensor_cores_for_float16() -> None:

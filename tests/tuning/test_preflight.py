@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,13 +13,13 @@ from autoprec.core.device import DeviceFacts, DeviceKind, DTypeFact, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.recipe import Alignment
-from autoprec.core.rules import propose
+from autoprec.core.rules import Refusal, propose
 from autoprec.core.space import Space
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import build_space
+from autoprec.tuning.preflight import build_space, refusals_of
 from autoprec.tuning.work import Place, Work
 
 NATIVE = DTypeFact(Support.NATIVE)
@@ -92,3 +93,13 @@ def test_padding_is_tried_to_the_least_and_the_best_where_the_catalogue_has_it_p
 def test_padding_that_was_asked_for_is_tried_on_any_device() -> None:
     built = space([], facts=of_family("amd-zen5"), align=16, dimensions=dimensions(head=1001))
     assert built.alignments == (Alignment(), Alignment(16, ("head",)))
+
+
+def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_refusal() -> None:
+    reason = "Keras does not compile a model with turn (RandomRotation)"
+    assert space([], not_compilable=reason).compile == (False,)
+    work = Work(Path("task.py"), cast(Place, None), Options(), lambda event: None)
+    known = TaskFacts("keras", {}, 32, 32, parameters=100, not_compilable=reason)
+    assert refusals_of(work, known) == (Refusal("compiled", reason),)
+    assert refusals_of(work, replace(known, framework="torch")) == ()
+    assert refusals_of(work, replace(known, not_compilable="")) == ()

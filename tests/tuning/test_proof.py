@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -263,7 +264,7 @@ def test_until_failure_leaves_the_trajectories_out():
 def test_a_stalled_proof_says_what_it_did_not_cover_and_is_no_other_verdict():
     stalled = Proof(FakeTracer(stalls_after=12)).prove(BFLOAT16)
     assert stalled.verdict == "unproven"
-    assert "had come to step 12" in stalled.not_covered[0]
+    assert "out of time at step 12" in stalled.not_covered[0]
     later = Proof(FakeTracer(stalls_after=30, curve=falls), steps=30).prove(BFLOAT16)
     assert later.accepted
 
@@ -358,6 +359,14 @@ def test_a_followed_proof_costs_no_more_than_the_ladder_says():
         tracer = FakeTracer(curve=falls)
         Proof(tracer, steps=steps).prove(BFLOAT16)
         assert tracer.steps <= ladder.cost(steps)
+
+
+def test_the_time_of_the_whole_tuning_bounds_a_proof_however_long_it_may_take():
+    limited = Proof(FakeTracer(step_seconds=1.0), seconds=600, until=time.monotonic() + 10)
+    assert limited.prove(BFLOAT16).most_steps == 8
+    assert Proof(FakeTracer(step_seconds=1.0), seconds=600).prove(BFLOAT16).most_steps == 120
+    over = Proof(FakeTracer(stalls_after=3), steps=30, until=time.monotonic())
+    assert over.prove(BFLOAT16).verdict == "unproven"
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,13 @@ def test_matrix_products_are_islands_only_where_they_must_be():
     assert found.products == 0.5
 
 
+def test_islands_are_not_looked_for_when_the_time_is_over():
+    tracer = FakeTracer(error=0.01, culprits=("two",))
+    found = Proof(tracer, until=0.0).find_islands(BFLOAT16, UNITS)
+    assert (found.recipe, found.trials, tracer.calls) == (None, 0, [])
+    assert "time limit" in found.reason
+
+
 def test_islands_that_hold_all_matrix_products_are_no_mend():
     found = Proof(FakeTracer(error=0.01, culprits=("one", "two"))).find_islands(BFLOAT16, UNITS)
     assert found.recipe is None

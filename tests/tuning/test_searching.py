@@ -15,9 +15,11 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.heats import Heats
 from autoprec.core.measurement import Measurement
 from autoprec.core.outcomes import Outcome, Status
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.space import BATCH, Point, Space, powers_of_two
 from autoprec.tuning import searching
+from autoprec.tuning.deadline import Deadline
+from autoprec.tuning.drift import DriftGuard
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.preflight import baseline_point
 from autoprec.tuning.searching import Search, find
@@ -64,20 +66,23 @@ def measured(runner: object, point: Point, recipe: Recipe, **_: object) -> Outco
 class Tuning:
     """A search on recorded rates, with what it said."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, space: Space = SPACE, **options: Any) -> None:
         self.events: list[Event] = []
-        settings = {"sampler": "cost", "time_limit": None, "trials": None, "seed": 0, **options}
+        settings = {"sampler": "cost", "search_limit": None, "trials": None, "seed": 0, **options}
         work = SimpleNamespace(
             options=SimpleNamespace(**settings),
             listener=self.events.append,
             memory_bytes=None,
             watch=SimpleNamespace(over=lambda pids: nullcontext()),
+            deadline=Deadline(),
         )
-        study = Study(folder / "study.journal", "unet")
-        study.use(SPACE, sampler=settings["sampler"])
+        self.study = Study(folder / "study.journal", "unet")
+        self.study.use(space, sampler=settings["sampler"])
         self.now = 0.0
-        self.baseline = {**baseline_point(SPACE), BATCH: 32}
-        self.search = Search(cast(Any, work), study, SPACE, self.baseline, clock=lambda: self.now)
+        self.baseline = {**baseline_point(space), BATCH: 32}
+        self.search = Search(
+            cast(Any, work), self.study, space, self.baseline, clock=lambda: self.now
+        )
 
     def run(self, heats: Heats) -> list[int]:
         """Search; return the batches of the trials that it made."""
@@ -123,9 +128,9 @@ def test_it_ends_without_a_word_where_they_mended_nothing(tuning: Tuning) -> Non
     assert tuning.notes == []
 
 
-def test_the_time_limit_covers_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_limit_covers_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "run_trial", measured)
-    tuning = Tuning(tmp_path, time_limit=100.0)
+    tuning = Tuning(tmp_path, search_limit=100.0)
     tuning.run(Heats())
     tuning.now = 101.0
     assert tuning.run(tuning.heats(MENDED)) == []
@@ -137,3 +142,43 @@ def test_what_no_model_can_know_is_not_looked_at_twice(tuning: Tuning) -> None:
     tuning.run(tuning.heats(MENDED))
     again = [e.recipe for e in tuning.events if isinstance(e, TrialFinished)]
     assert {(r.policy, r.memory_format) for r in again} == {(Policy.MIXED_BFLOAT16, "contiguous")}
+
+
+KEEPING = replace(SPACE, knobs={KEEP_MEMORY: (False, True)})
+
+
+@pytest.mark.parametrize(
+    ("alone", "drift", "forgotten", "said"),
+    [
+        (False, 1.0, False, ""),
+        (False, 0.5, False, "at 0.5x the pace of the earlier trials: that is taken into account"),
+        (False, 0.014, True, "at 0.014x the pace of the earlier trials: they are measured anew"),
+        (False, 72.0, True, "at 72x"),
+        (True, 1.0, False, ""),
+        (True, 0.5, True, "at 0.5x"),
+    ],
+)
+def test_a_study_that_goes_on_is_anchored_by_its_baseline(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alone: bool,
+    drift: float,
+    forgotten: bool,
+    said: str,
+) -> None:
+    """Alone is a baseline that did not run yet as all the others will, its memory kept."""
+    monkeypatch.setattr(searching, "run_trial", measured)
+    monkeypatch.setattr(DriftGuard, "anchor", lambda self, runner, first: drift)
+    tuning = Tuning(tmp_path, space=KEEPING, trials=1 if alone else 4)
+    tuning.run(Heats())
+    tuning.events.clear()
+    tuning.search.anchor(cast(Any, SimpleNamespace(load=lambda: None)))
+    assert (tuning.study.history() == ()) is forgotten
+    assert said in " ".join(tuning.notes)
+    assert bool(said) is bool(tuning.notes)
+
+
+def test_a_new_study_is_not_anchored(tmp_path: Path) -> None:
+    tuning = Tuning(tmp_path)
+    tuning.search.anchor(cast(Any, None))
+    assert tuning.events == []

@@ -168,12 +168,12 @@ def test_an_unknown_sampler_is_refused(journal: Path) -> None:
 
 
 def test_how_many_steps_proofs_take_is_known_to_the_next_tuning(journal: Path) -> None:
-    steps = KeptSteps(opened(journal), None)
+    steps = KeptSteps(opened(journal), Options())
     steps["8x1"] = 480
     steps["16x2"] = 120
-    again = KeptSteps(opened(journal), None)
+    again = KeptSteps(opened(journal), Options())
     assert dict(again) == {"8x1": 480, "16x2": 120}
-    assert dict(KeptSteps(opened(journal), 8.0)) == {}  # less time was given
+    assert dict(KeptSteps(opened(journal), Options(proof_seconds=8.0))) == {}  # less time was given
     del again["8x1"]
     assert dict(steps) == {"16x2": 120}
     assert len(steps) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,17 +11,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from autoprec import api
-from autoprec.core.device import DeviceKind, Observation
+from autoprec.core.device import DeviceFacts, DeviceKind, Observation
 from autoprec.core.probe import MachineObservation, Unusable
-from autoprec.errors import DeviceUnusable
-from autoprec.tuning import tuner
+from autoprec.core.recipe import Recipe
+from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
+from autoprec.reporting.plan import print_plan
+from autoprec.tuning import planning, tuner
 from autoprec.tuning.events import Event, Note
+from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import load
 from autoprec.tuning.service import Loaded
 from autoprec.tuning.trials import Runner
-from autoprec.tuning.work import Work
+from autoprec.tuning.work import Place, Work
 
 CPU = Observation(DeviceKind.CPU, name="a CPU")
 MISMATCH = Unusable(DeviceKind.CUDA, "an NVIDIA GPU is here but its driver is not")
@@ -104,3 +110,119 @@ def test_a_result_from_before_does_not_hide_it(
     monkeypatch.setattr(tuner, "load", refuse)
     with pytest.raises(DeviceUnusable, match="its driver is not"):
         api.tune(task, **settings)
+
+
+@pytest.mark.usefixtures("a_broken_driver")
+def test_a_profile_made_on_such_a_device_is_told_why_it_does_not_fit(
+    write_profile: Callable[[Recipe, str], Path],
+) -> None:
+    made = api.load_profile(write_profile(Recipe(), "simulated"))
+    device = replace(made.device, fingerprint=replace(made.device.fingerprint, kind="cuda"))
+    there = replace(made, device=device)
+    assert MISMATCH.text in api.check_profile(there).problems
+    assert MISMATCH.text not in api.check_profile(made).problems
+    with pytest.raises(UsageError, match="its driver is not"):
+        api.check_profile(there, device="cuda")
+    with pytest.warns(AutoprecWarning, match="its driver is not"):
+        api.apply_profile(there, device="cpu")
+
+
+def planned_for(
+    work: Work, *devices: DeviceKind, built_for: DeviceKind | None, usable: tuple[str, ...] = ()
+) -> DeviceKind:
+    """The kind of device that a plan takes of these; the task is never run."""
+    facts = [DeviceFacts(Observation(kind), "", "", {}) for kind in devices]
+    built = (built_for,) if built_for else ()
+    answer = Loaded("torch", usable=("cpu", *usable), built_for=built)
+    taken: list[DeviceKind] = []
+
+    def figures(facts: DeviceFacts) -> DeviceFacts:
+        taken.append(facts.kind)
+        return facts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "load", lambda work, runner: answer)
+        patch.setattr(planning, "describe", lambda work, runner: None)
+        patch.setattr(planning, "plan_for", lambda *given: None)
+        patch.setattr(Work, "runner", lambda self: contextlib.nullcontext())
+        planning.plan(work, facts, figures)
+    return taken[0]
+
+
+@pytest.mark.usefixtures("a_broken_driver")
+def test_a_plan_is_for_the_first_device_that_the_framework_is_built_for(
+    monkeypatch: pytest.MonkeyPatch, simulated: Callable[..., Path]
+) -> None:
+    work, _ = works(monkeypatch, simulated())
+    xpu, cpu, cuda = DeviceKind.XPU, DeviceKind.CPU, DeviceKind.CUDA
+    assert planned_for(work, xpu, cpu, built_for=None) is cpu
+    assert planned_for(work, xpu, cpu, built_for=xpu) is xpu
+    assert planned_for(work, cuda, built_for=None) is cuda  # named, and perhaps not here
+    tpu = DeviceKind.TPU
+    assert planned_for(work, tpu, cpu, built_for=None, usable=("tpu",)) is tpu
+    with pytest.raises(DeviceUnusable, match=r"its driver is not.*--device cpu"):
+        planned_for(work, xpu, cpu, built_for=cuda)
+
+
+@pytest.mark.usefixtures("a_broken_driver")
+def test_a_plan_tells_what_the_probe_noted(
+    monkeypatch: pytest.MonkeyPatch, simulated: Callable[..., Path]
+) -> None:
+    plan = api.plan(simulated())
+    assert plan.notes[-2:] == ("a remark", MISMATCH.text)
+    assert "a remark" not in api.plan(simulated(), device="v100").notes
+
+
+def test_a_build_for_a_device_that_it_cannot_use_is_not_to_be_installed_again(
+    simulated: Callable[..., Path],
+) -> None:
+    place = Place(DeviceFacts(Observation(DeviceKind.XPU), "", "", {}), {}, lambda known: known)
+    work = Work(simulated(), place, Options(), lambda event: None)
+    with pytest.raises(DeviceUnusable, match="This build is for such devices: mend the driver"):
+        loaded(work, DeviceKind.XPU)
+    with pytest.raises(DeviceUnusable, match="Install a build of it for this device"):
+        loaded(work)
+
+
+def test_a_device_that_the_framework_never_trains_on_is_said_to_be_none(
+    monkeypatch: pytest.MonkeyPatch, simulated: Callable[..., Path]
+) -> None:
+    real = planning.load
+    monkeypatch.setattr(
+        planning, "load", lambda *given: replace(real(*given), trains_on=(DeviceKind.CPU,))
+    )
+    plan = api.plan(simulated(), device="tpu v5e")
+    assert plan.refusal == "simulated models are tuned on cpu, not on tpu"
+    assert plan.expectation == ()
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_plan(plan, console)
+    assert f"it would be refused: {plan.refusal}" in (text := console.export_text())
+    assert "would be tried" not in text
+
+
+def test_an_amd_gpu_is_not_tuned_on_the_nvidia_gpu_beside_it(
+    simulated: Callable[..., Path],
+) -> None:
+    """PyTorch calls both "cuda"; its build is for one of them."""
+    place = Place(DeviceFacts(Observation(DeviceKind.ROCM), "", "", {}), {}, lambda known: known)
+    work = Work(simulated(), place, Options(), lambda event: None)
+
+    def answer(built_for: DeviceKind) -> Loaded:
+        found = Loaded("torch", usable=("cuda", "cpu"), built_for=(built_for,))
+        return load(work, cast(Runner, SimpleNamespace(load=lambda: found)))
+
+    assert answer(DeviceKind.ROCM)
+    with pytest.raises(DeviceUnusable, match="Install a build of it for this device"):
+        answer(DeviceKind.CUDA)
+
+
+def test_no_build_is_named_for_a_device_that_the_framework_never_trains_on(
+    simulated: Callable[..., Path],
+) -> None:
+    place = Place(DeviceFacts(Observation(DeviceKind.MPS), "", "", {}), {}, lambda known: known)
+    work = Work(simulated(), place, Options(), lambda event: None)
+    found = Loaded("keras", usable=("cpu",), trains_on=(DeviceKind.CPU, DeviceKind.CUDA))
+    with pytest.raises(DeviceUnusable) as stopped:
+        load(work, cast(Runner, SimpleNamespace(load=lambda: found)))
+    said = "keras models are tuned on cpu, cuda, not on mps; tune for another: --device cpu"
+    assert str(stopped.value) == said

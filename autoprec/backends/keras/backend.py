@@ -57,6 +57,13 @@ class KerasBackend:
 
         return devices()
 
+    def trains_on(self) -> Iterable[DeviceKind]:
+        """CPUs, NVIDIA's and AMD's GPUs, and, on TensorFlow, TPUs."""
+        from autoprec.backends.keras.running import on_tensorflow
+
+        tpu = (DeviceKind.TPU,) if on_tensorflow() else ()
+        return (DeviceKind.CPU, DeviceKind.CUDA, DeviceKind.ROCM, *tpu)
+
     def built_for(self) -> Iterable[DeviceKind]:
         """The kinds of GPU that the library below Keras was built for."""
         from autoprec.backends.keras.running import built_for

@@ -16,6 +16,7 @@ import numpy as np
 
 from autoprec.backends.base import Report, Task
 from autoprec.backends.keras.advice import dimensions, sixteen_bit_data, unused_functions
+from autoprec.backends.keras.compiling import why_not_compiled
 from autoprec.backends.keras.data import batches, count_samples, part, to_tensors
 from autoprec.backends.keras.first_loss import check_first_loss
 from autoprec.backends.keras.graph import operations_by_unit, trace_step
@@ -83,6 +84,7 @@ def describe(
         low_precision=low_precision(placed),
         uses_tf32=device != "cpu" and _rounds_to_tf32(),
         compiled=bool(model.jit_compile),
+        not_compilable=why_not_compiled(model),
         step_seconds=seconds,
         steps_per_execution=int(model.steps_per_execution) if on_tensorflow() else 0,
         has_evaluate=task.evaluate is not None,

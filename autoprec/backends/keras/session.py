@@ -19,6 +19,7 @@ from typing import Any
 import keras
 
 from autoprec.backends.base import Report, Task
+from autoprec.backends.keras.compiling import check_compiled
 from autoprec.backends.keras.data import batches, count_samples, size_in_bytes, to_tensors
 from autoprec.backends.keras.running import (
     Holdings,
@@ -70,6 +71,7 @@ class KerasSession:
         self._feed: Any = _feed(self._model, found)
         self._report("compile" if self._recipe.compile else "warmup", 0)
         self._steps()
+        check_compiled(self._model, self._recipe)
 
     def _fetch(self, seed: int) -> tuple[list[Any], float]:
         """A few full batches in memory, and the loader's seconds for one."""
@@ -130,10 +132,7 @@ class KerasSession:
         )
 
     def _notes(self) -> tuple[str, ...]:
-        notes = list(self._precision.warnings)
-        if self._recipe.compile and not self._model.jit_compile:
-            notes.append("compile was asked for, and Keras refused it for this model")
-        return tuple(notes)
+        return tuple(self._precision.warnings)
 
     def _reset_peak(self) -> None:
         gc.collect()

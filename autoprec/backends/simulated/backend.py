@@ -50,6 +50,10 @@ class SimulatedBackend:
         """The CPU, which is all it needs."""
         return ["cpu"]
 
+    def trains_on(self) -> Iterable[DeviceKind]:
+        """Any: it only pretends."""
+        return tuple(DeviceKind)
+
     def built_for(self) -> Iterable[DeviceKind]:
         """None: it has no use for an accelerator."""
         return ()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.torch import xpu
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
@@ -37,11 +38,15 @@ class TorchBackend:
         found = []
         if torch.cuda.is_available():
             found.append("cuda")
-        if torch.xpu.is_available():
+        if torch.xpu.is_available() and xpu.placed() is not None:
             found.append("xpu")
         if torch.backends.mps.is_available():
             found.append("mps")
         return [*found, "cpu"]
+
+    def trains_on(self) -> Iterable[DeviceKind]:
+        """All but TPUs."""
+        return tuple(kind for kind in DeviceKind if kind is not DeviceKind.TPU)
 
     def built_for(self) -> Iterable[DeviceKind]:
         """See `Backend.built_for`."""

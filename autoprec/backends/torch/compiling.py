@@ -13,9 +13,15 @@ from contextlib import contextmanager
 from autoprec.core.recipe import Recipe
 
 
+class NotCompiled(RuntimeError):
+    """A recipe says that the step is compiled, and nothing of it is."""
+
+
 @contextmanager
 def compiled_throughout(recipe: Recipe) -> Iterator[None]:
     """Make it an error where Dynamo gives up; afterwards forget what was compiled.
+
+    What was compiled is counted anew, for `check_compiled`.
 
     Forgetting makes room: the next model of the same class counts as a recompilation otherwise.
     """
@@ -25,8 +31,23 @@ def compiled_throughout(recipe: Recipe) -> Iterator[None]:
     import torch._dynamo
 
     torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
     try:
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             yield
     finally:
         torch.compiler.reset()
+
+
+def check_compiled(recipe: Recipe) -> None:
+    """Raise `NotCompiled` where Dynamo compiled nothing of a step that a compiled recipe ran."""
+    if not recipe.compile:
+        return
+    import torch._dynamo
+
+    if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:
+        raise NotCompiled(
+            "torch.compile compiled nothing of this model: Dynamo is switched off, in the "
+            "environment (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE) or for the model's own code "
+            "(torch.compiler.disable)"
+        )

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from autoprec.backends.base import FREE_SHARE
+from autoprec.backends.torch import xpu
 from autoprec.core.device import DeviceKind, Observation
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the device with its index: "cuda" is the current CUDA device.
+    """Return the device with its index: "cuda" is the current CUDA device, "xpu" the one that the
+    process was put on.
 
     Several functions of `torch.cuda` want one (`set_per_process_memory_fraction`), and "cuda" and
     "cuda:0" do not compare equal.
@@ -27,7 +29,10 @@ def resolve_device(device: str | torch.device) -> torch.device:
     index: int | None = found.index
     if index is not None or found.type not in ("cuda", "xpu"):
         return found
-    return torch.device(found.type, int(_books(found).current_device()))
+    current = xpu.placed() if found.type == "xpu" else int(_books(found).current_device())
+    if current is None:
+        raise RuntimeError("torch does not list the Intel GPU that this process was told to take")
+    return torch.device(found.type, current)
 
 
 def built_for() -> tuple[DeviceKind, ...]:
@@ -62,6 +67,7 @@ def observe(device: torch.device) -> Observation | None:
     rocm = torch.version.hip is not None
     kind = DeviceKind.ROCM if rocm else DeviceKind(device.type)
     capability = f"{found.major}.{found.minor}" if kind is DeviceKind.CUDA else ""
+    told = xpu.told(device.index) if kind is DeviceKind.XPU else xpu.XpuDevice()
     return Observation(
         kind=kind,
         index=device.index,
@@ -70,6 +76,8 @@ def observe(device: torch.device) -> Observation | None:
         architecture=str(found.gcnArchName).partition(":")[0] if rocm else "",
         compute_capability=capability,
         memory_bytes=int(found.total_memory),
+        pci=told.pci,
+        uuid=told.address,
     )
 
 

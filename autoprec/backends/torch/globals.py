@@ -139,12 +139,12 @@ def _changes(recipe: Recipe, device_type: str) -> dict[str, Any]:
 
 
 def _readable(read: Callable[[], Any]) -> Callable[[], Any]:
-    """Read a setting, or None where the newer API has made it unreadable."""
+    """Read a setting, or None: the newer API may have made it unreadable, a build may lack it."""
 
     def attempt() -> Any:
         try:
             return read()
-        except RuntimeError:
+        except (AttributeError, RuntimeError):
             return None
 
     return attempt
@@ -170,7 +170,7 @@ _READ: Mapping[str, Callable[[], Any]] = {
     "matmul_precision": _readable(torch.get_float32_matmul_precision),
     "matmul_tf32": _readable(lambda: torch.backends.cuda.matmul.allow_tf32),
     "cudnn_tf32": _readable(lambda: torch.backends.cudnn.allow_tf32),
-    "onednn_tf32": lambda: torch.backends.mkldnn.allow_tf32,
+    "onednn_tf32": _readable(lambda: torch.backends.mkldnn.allow_tf32),
     "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
     "threads": torch.get_num_threads,
 }

@@ -52,7 +52,7 @@ def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[
 def rounded_products(device_type: str) -> str:
     """What the process lets float32 matrix products be rounded to; empty: to nothing."""
     if device_type == "xpu":
-        return "TF32" if torch.backends.mkldnn.allow_tf32 else ""
+        return "TF32" if getattr(torch.backends.mkldnn, "allow_tf32", False) else ""
     owner: Any = torch.backends
     for name in _PRODUCTS.get(device_type, "none").split("."):
         owner = getattr(owner, name, None)

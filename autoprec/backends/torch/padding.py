@@ -164,6 +164,8 @@ def _geometry(model: nn.Module, path: str, module: nn.Module) -> str:
 
 
 def _surroundings(model: nn.Module, path: str, module: nn.Module) -> str:
+    if not path:
+        return ""  # the model itself has nothing around it
     parent = model.get_submodule(path.rpartition(".")[0])
     if isinstance(parent, nn.MultiheadAttention):
         return "its forward is never called: MultiheadAttention reads its weight; pad that instead"
@@ -172,7 +174,7 @@ def _surroundings(model: nn.Module, path: str, module: nn.Module) -> str:
             return f"{part!r} looks like a router: a rounding could flip what it chooses"
     if "router" in type(parent).__name__.lower():
         return "it is part of a router: a rounding could flip what it chooses"
-    if path and isinstance(module, nn.Linear) and (called := _CHOOSING.search(_source(parent))):
+    if isinstance(module, nn.Linear) and (called := _CHOOSING.search(_source(parent))):
         return f"its parent's forward calls {called[1]}: a rounding could flip what is chosen"
     return ""
 

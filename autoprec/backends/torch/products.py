@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from autoprec.backends.torch.devices import resolve_device
 from autoprec.core.dtypes import DType
 
 _DTYPES = {
@@ -58,6 +59,6 @@ class TorchArithmetic:
 
 def open_device(address: str) -> TorchArithmetic:
     """Open "cpu", "cuda:1", "xpu:0" or "mps"; raises what PyTorch raises where there is none."""
-    device = torch.device(address)
+    device = resolve_device(address)
     torch.empty(1, device=device)
     return TorchArithmetic(device)

@@ -26,7 +26,7 @@ from autoprec.backends.memory import (
     reset_peak_resident,
 )
 from autoprec.backends.torch import devices
-from autoprec.backends.torch.compiling import compiled_throughout
+from autoprec.backends.torch.compiling import check_compiled, compiled_throughout
 from autoprec.backends.torch.globals import restored_globals
 from autoprec.backends.torch.running import (
     batches,
@@ -88,6 +88,7 @@ class TorchSession:
         self._report("compile" if self._recipe.compile else "warmup", 0)
         self._step()
         devices.synchronize(self._device)
+        check_compiled(self._recipe)
 
     def _fetch(self, seed: int) -> tuple[list[Any], float]:
         """A few full batches on the device, and the loader's seconds for one."""

@@ -13,7 +13,7 @@ from torch import nn
 from autoprec.backends.torch.devices import resolve_device
 from autoprec.backends.torch.globals import release_globals, set_globals
 from autoprec.backends.torch.precision import Precision
-from autoprec.backends.torch.surgery import operate, restore, unwrap
+from autoprec.backends.torch.surgery import operate, operation_on, restore, unwrap
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
@@ -52,13 +52,19 @@ class TorchSurgeon:
         report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept))
         for warning in report.warnings:
             warnings.warn(warning, AutoprecWarning, stacklevel=2)
+        operation = operation_on(model)
+
+        def undo() -> None:
+            if operation_on(model) is operation:  # a later one has undone this already
+                self.remove(model)
+
         return Precision(
             recipe,
             model=model,
             optimizers=optimizers,
             device=address,
             report=report,
-            undo=lambda: self.remove(model),
+            undo=undo,
         )
 
     def leave(

@@ -125,6 +125,11 @@ def restore(model: nn.Module) -> None:
     undo.fused.undo()
 
 
+def operation_on(model: nn.Module) -> object | None:
+    """What stands for the last operation on `model`, to tell it from others; None: it is undone."""
+    return _UNDO.get(unwrap(model))
+
+
 def _others(module: nn.Module) -> set[str]:
     """The owners of wrappers on `module` whose models are in use and really hold it.
 

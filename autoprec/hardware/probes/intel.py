@@ -1,44 +1,92 @@
-"""Intel GPUs through the PCI bus, without oneAPI libraries.
+"""Intel GPUs through the PCI bus, without oneAPI libraries, as PyTorch lists them.
 
+Where there is a discrete GPU, PyTorch lists those alone; a tile of one is a device of its own
+unless ZE_FLAT_DEVICE_HIERARCHY is COMPOSITE. In which order the driver counts cannot be seen from
+here: a GPU is known by its address, and who runs on it looks for it among what PyTorch reports.
 ZE_AFFINITY_MASK is read in its plain form ("0,1"); sub-devices ("0.1") count as their device.
-Source: oneAPI Level Zero specification, "Environment variables".
+
+Sources: torch/xpu/__init__.py (`_enum_zes_device_infos`); oneAPI Level Zero specification,
+"Environment variables"; Intel Core processor datasheets (processor graphics is device 2, function 0
+of bus 0); Linux kernel, drm/xe/xe_gt_freq.c ("tile0") and drm/i915/gt/sysfs_gt.c ("gt0").
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.pci import nothing_shown, pci_devices, visible
+from autoprec.hardware.probes.pci import (
+    FOLDER,
+    PciDevice,
+    gpus_on_the_bus,
+    nothing_shown,
+    visible,
+)
 
 _VENDOR = "8086"
 _DISPLAY_CLASSES = ("0300", "0302", "0380")
+_INTEGRATED = "0000:00:02.0"
 
 
 def probe_intel(machine: Machine) -> Seen:
-    """Observe the Intel GPUs that Level Zero would show this process."""
-    found = [d for d in pci_devices(machine, _VENDOR) if d.kind[:4] in _DISPLAY_CLASSES]
-    if not found:
+    """Observe the Intel GPUs that PyTorch would list in this process."""
+    gpus = [gpu for gpu in gpus_on_the_bus(machine, _VENDOR) if gpu.kind[:4] in _DISPLAY_CLASSES]
+    parts = [part for gpu in gpus for part in _parts(machine, gpu)]
+    if not parts:
         return Seen()
     mask = machine.variable("ZE_AFFINITY_MASK")
-    roots = None
-    if mask is not None:
-        roots = ",".join(dict.fromkeys(entry.split(".")[0] for entry in mask.split(",")))
-    devices = tuple(
-        Observation(
-            kind=DeviceKind.XPU,
-            index=index,
-            vendor="Intel",
-            pci=found[ordinal].id,
-            memory_bytes=None,
-            notes=("its memory is not known without the vendor's library",),
-        )
-        for index, ordinal in enumerate(visible(len(found), roots))
-    )
-    if not devices:
-        said = f"ZE_AFFINITY_MASK hides all {len(found)} Intel GPUs"
+    shown = [parts[i] for i in visible(len(parts), _roots(mask))]
+    if not shown:
+        said = f"ZE_AFFINITY_MASK hides all {len(parts)} Intel GPUs"
         return nothing_shown(DeviceKind.XPU, said, mask)
+    listed = [part for part in shown if part.uuid != _INTEGRATED] or shown
     notes: tuple[str, ...] = ()
+    if len(listed) < len(shown):
+        said = "the Intel GPU in the CPU is left out: PyTorch lists discrete ones alone"
+        notes = (*notes, said)
     if machine.variable("ONEAPI_DEVICE_SELECTOR"):
         notes = (*notes, "ONEAPI_DEVICE_SELECTOR is set and not resolved here")
-    return Seen(devices, notes)
+    return Seen(tuple(replace(part, index=i) for i, part in enumerate(listed)), notes)
+
+
+def _roots(mask: str | None) -> str | None:
+    """The mask without its sub-devices."""
+    if mask is None:
+        return None
+    return ",".join(dict.fromkeys(entry.split(".")[0] for entry in mask.split(",")))
+
+
+def _parts(machine: Machine, gpu: PciDevice) -> Iterator[Observation]:
+    """A GPU as one device, or each of its tiles as one."""
+    tiles = _tiles(machine, gpu)
+    for number in range(tiles):
+        yield Observation(
+            kind=DeviceKind.XPU,
+            vendor="Intel",
+            pci=gpu.id,
+            memory_bytes=None,
+            uuid=gpu.address if tiles == 1 else f"{gpu.address}/{number}",
+            partition="" if tiles == 1 else f"one of {tiles} tiles",
+            notes=("its memory is not known without the vendor's library",),
+        )
+
+
+def _tiles(machine: Machine, gpu: PciDevice) -> int:
+    """How many devices a GPU is to PyTorch."""
+    if machine.variable("ZE_FLAT_DEVICE_HIERARCHY") == "COMPOSITE" or gpu.address == _INTEGRATED:
+        return 1
+    folder = f"{FOLDER}/{gpu.address}"
+    tiles = _matching(machine, folder, r"tile\d+")
+    cards = _matching(machine, f"{folder}/drm", r"card\d+")
+    halves = [
+        gt for card in cards for gt in _matching(machine, f"{folder}/drm/{card}/gt", r"gt\d+")
+    ]
+    return len(tiles) or len(halves) or 1
+
+
+def _matching(machine: Machine, folder: str, pattern: str) -> list[str]:
+    return [name for name in machine.entries(folder) if re.fullmatch(pattern, name)]

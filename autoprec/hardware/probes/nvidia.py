@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoprec.core.device import DeviceKind, Observation
+from autoprec.core.device import UNIFIED, DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
 from autoprec.hardware.probes.cuda import CudaAnswer, CudaDevice, read_cuda
@@ -22,11 +22,6 @@ from autoprec.hardware.probes.nvidia_signs import (
 )
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlSnapshot, read_nvml
 from autoprec.hardware.probes.pci import nothing_shown
-
-_UNIFIED = (
-    "shares the CPU's memory: what a process may have of it is known only to the framework, which "
-    "is asked when it runs"
-)
 
 
 def probe_nvidia(machine: Machine) -> Seen:
@@ -113,5 +108,5 @@ def _observe(
         uuid=target.uuid or cuda.identifier,
         driver=driver,
         partition=target.partition or cuda.partition,
-        notes=(_UNIFIED,) if unified else (),
+        notes=(UNIFIED,) if unified else (),
     )

@@ -10,7 +10,7 @@ from autoprec.core.probe import Unusable
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
 
-_FOLDER = "/sys/bus/pci/devices"
+FOLDER = "/sys/bus/pci/devices"
 
 #: VGA, 3D and other display controllers, and processing accelerators.
 _GPU_CLASSES = ("0300", "0302", "0380", "1200")
@@ -40,7 +40,7 @@ class PciDevice:
 
 def pci_devices(machine: Machine, vendor: str) -> Iterator[PciDevice]:
     """The devices of one vendor, in the bus's order."""
-    for address in machine.entries(_FOLDER):
+    for address in machine.entries(FOLDER):
         if _id(machine, address, "vendor") == vendor:
             yield PciDevice(
                 address,
@@ -62,14 +62,14 @@ def gpus_on_the_bus(machine: Machine, vendor: str) -> tuple[PciDevice, ...]:
 
 
 def _driver(machine: Machine, address: str) -> str:
-    for line in (machine.read(f"{_FOLDER}/{address}/uevent") or "").splitlines():
+    for line in (machine.read(f"{FOLDER}/{address}/uevent") or "").splitlines():
         if line.startswith("DRIVER="):
             return line.removeprefix("DRIVER=").strip()
     return ""
 
 
 def _id(machine: Machine, address: str, name: str) -> str:
-    text = (machine.read(f"{_FOLDER}/{address}/{name}") or "").strip().lower()
+    text = (machine.read(f"{FOLDER}/{address}/{name}") or "").strip().lower()
     return text.removeprefix("0x")
 
 

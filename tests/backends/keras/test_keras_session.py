@@ -10,11 +10,13 @@ from keras_models import OwnTrainStep, compiled, data, softmax_net
 
 from autoprec.backends.base import Task
 from autoprec.backends.keras.backend import KerasBackend
+from autoprec.backends.keras.compiling import NotCompiled
 from autoprec.backends.keras.data import batches
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import TaskError
+from autoprec.tuning.failures import FailureKind, classify_exception
 
 QUICK = TimingBudget(seconds=0.2, min_steps=3, max_steps=6)
 
@@ -283,3 +285,35 @@ def test_versions_and_devices():
     assert list(backend.devices())[-1] == "cpu"
     assert backend.owns(softmax_net())
     assert not backend.owns(object())
+
+
+def augmented():
+    """Keras compiles no model with this layer, and says so in a warning only."""
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.RandomRotation(0.1, name="turn")(inputs)
+    outputs = keras.layers.Dense(4, activation="softmax")(keras.layers.Flatten()(x))
+    return compiled(keras.Model(inputs, outputs))
+
+
+def pictures(batch_size):
+    return [(np.ones((batch_size, 8, 8, 3), "float32"), np.zeros(batch_size, "int32"))]
+
+
+def test_a_model_that_keras_does_not_compile_is_described_so():
+    reason = describe(task(pictures, augmented)).not_compilable
+    assert reason.startswith("Keras does not compile a model with turn (RandomRotation)")
+    assert describe(task()).not_compilable == ""
+
+
+@pytest.mark.filterwarnings("ignore:Model doesn't support `jit_compile=True`")
+def test_a_recipe_that_says_compiled_and_is_not_is_unsupported():
+    recipe = Recipe(batch_size=8, compile=True)
+    with pytest.raises(NotCompiled, match="turn") as raised:
+        open_session(task(pictures, augmented), recipe)
+    assert classify_exception(raised.value) is FailureKind.UNSUPPORTED
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.raises(NotCompiled, match="run_functions_eagerly"):
+            open_session(task(), recipe)
+    finally:
+        tf.config.run_functions_eagerly(False)

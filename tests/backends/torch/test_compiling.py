@@ -11,8 +11,12 @@ from operated import BFLOAT16, apply
 from torch import nn
 
 from autoprec.backends.base import Task
-from autoprec.backends.torch.compiling import compiled_throughout
+from autoprec.backends.torch import session as module
+from autoprec.backends.torch.compiling import NotCompiled, compiled_throughout
+from autoprec.backends.torch.session import TorchSession
+from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.trace import TorchTracer
+from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.failures import FailureKind, classify_exception
 
@@ -54,6 +58,32 @@ def test_that_dynamo_gives_up_is_an_error_that_refuses_the_recipe() -> None:
     assert classify_exception(raised.value) is FailureKind.UNSUPPORTED
 
 
+class Counting(nn.Module):
+    """Counts its own calls, for each of which Dynamo compiles it anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(4, 1), 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(inputs) / self.calls
+
+
+def test_a_session_that_would_time_eager_code_fails_instead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TorchSurgeon", lambda: TorchSurgeon(compile_backend="eager"))
+    task = Task("t", Counting, data, loss_fn=nn.functional.mse_loss)
+    compiled = Recipe(batch_size=4, compile=True)
+    session = TorchSession(task, compiled, device="cpu", seed=0, report=lambda phase, step: None)
+    budget = TimingBudget(seconds=30.0, min_steps=torch._dynamo.config.recompile_limit + 1)
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        session.time_steps(budget)
+    session.close()
+    assert not torch._dynamo.config.fail_on_recompile_limit_hit
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # Inductor's own import
 def test_a_proof_traces_compiled_code_however_often_it_builds_the_model() -> None:
     task = Task("t", build, data, loss_fn=nn.functional.mse_loss)
@@ -63,3 +93,21 @@ def test_a_proof_traces_compiled_code_however_often_it_builds_the_model() -> Non
         torch._dynamo.utils.counters.clear()
         tracer.trajectory(recipe=compiled, seed=0, steps=1)
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+
+
+class LeftAlone(nn.Linear):
+    """A model whose author has switched Dynamo off."""
+
+    @torch.compiler.disable
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_model_of_which_nothing_is_compiled_is_not_called_compiled() -> None:
+    task = Task("t", lambda: LeftAlone(4, 1), data, loss_fn=nn.functional.mse_loss)
+    with pytest.raises(NotCompiled, match="compiled nothing") as raised:
+        TorchSession(
+            task, Recipe(batch_size=4, compile=True), device="cpu", seed=0, report=lambda *_: None
+        )
+    assert classify_exception(raised.value) is FailureKind.UNSUPPORTED

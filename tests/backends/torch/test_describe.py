@@ -162,6 +162,24 @@ def test_hard_coded_shapes_are_not_split_and_say_why() -> None:
     assert "shape '[32, 4]' is invalid" in found.split_reason
 
 
+class Sealed(list):
+    """A batch of a kind that nobody can make a part of, and that moves itself."""
+
+    def __init__(self, *, tensors: list[torch.Tensor]) -> None:
+        super().__init__(tensors)
+
+    def to(self, device: str) -> Sealed:
+        return self
+
+
+def test_a_batch_that_no_part_can_be_made_of_is_not_split_and_says_why() -> None:
+    found = facts(
+        build_data=lambda n: [Sealed(tensors=[torch.randn(n, 4), torch.randn(n, 1)])],
+        training_step=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
+    )
+    assert "a batch cannot be cut in two: TypeError: " in found.split_reason
+
+
 def test_what_cannot_be_cut_is_not_split_and_says_why() -> None:
     found = facts(
         build_data=lambda n: [(torch.randn(5 * n + 1, 4), torch.arange(5 * n + 1) // 5, n)],

@@ -56,6 +56,13 @@ def test_on_an_intel_gpu_float32_leaves_onednns_switch_alone(intel: dict[str, bo
     assert rounded_products("xpu") == ""
 
 
+def test_a_build_without_the_switch_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(type(torch.backends.mkldnn), "allow_tf32")
+    assert rounded_products("xpu") == ""
+    with TorchSurgeon().apply(Recipe(knobs={"threads": 1}), model=mlp()):
+        assert torch.get_num_threads() == 1
+
+
 def test_intels_products_are_timed_with_and_without_tf32(
     intel: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -345,7 +345,7 @@ def test_attention_that_is_said_to_be_causal_without_a_mask_fails_as_torchs_own_
     inputs = torch.ones(2, 3, 6)
     mask = nn.Transformer.generate_square_subsequent_mask(3)
     expected, _ = attention(inputs, inputs, inputs, attn_mask=mask, is_causal=True)
-    padded(attention, 8, "")
+    assert [m.path for m in padded(attention, 8, "").report.padded] == [""]
     with pytest.raises(RuntimeError, match="Need attn_mask"):
         attention(inputs, inputs, inputs, is_causal=True)
     found, _ = attention(inputs, inputs, inputs, attn_mask=mask, is_causal=True)
@@ -366,7 +366,7 @@ def test_a_parametrized_weight_is_computed_once_in_a_forward(
 ) -> None:
     plain = spectral_norm(layer)  # each reading of the weight takes a step of its iteration
     ours = copy.deepcopy(plain)
-    padded(ours, 8, "")
+    assert padded(ours, 8, "").report.padded
     for _ in range(2):
         torch.testing.assert_close(ours(inputs), plain(inputs))
     for name, buffer in plain.named_buffers():

@@ -506,6 +506,21 @@ def test_the_scale_changes_only_when_nobody_holds_gradients_at_the_old_one() -> 
     assert precision.scaler.get_scale() == 512.0
 
 
+def test_an_optimizer_cannot_step_twice_while_another_holds_gradients_at_the_old_scale() -> None:
+    model = Gan()
+    first, second = model.optimizers()
+    precision = apply(operated.float16(initial=256.0), model, first, second)
+    real = batches(1)[0][0]
+    for optimizer, loss in zip(
+        (first, second), gan_losses(model, precision.autocast, 0, real), strict=True
+    ):
+        precision.backward(loss, optimizer=optimizer)
+    assert precision.step(optimizer=first)
+    precision.backward(next(gan_losses(model, precision.autocast, 1, real)), optimizer=first)
+    with pytest.raises(UsageError, match="steps for the second time while another one holds"):
+        precision.step(optimizer=first)
+
+
 def test_a_partial_accumulation_is_flushed_for_one_optimizer_alone() -> None:
     model = Gan()
     first, second = model.optimizers()
@@ -623,3 +638,5 @@ def test_a_step_without_an_optimizer_is_an_error() -> None:
     precision.backward(model(torch.ones(1, 6)).sum())
     with pytest.raises(UsageError, match="needs an optimizer"):
         precision.step()
+    with pytest.raises(UsageError, match="needs an optimizer"):
+        precision.flush()

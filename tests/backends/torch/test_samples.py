@@ -13,6 +13,7 @@ from torch import nn
 
 from autoprec.backends.base import Task
 from autoprec.backends.torch.samples import Samples, find_samples, leading
+from autoprec.backends.torch.tensors import tensors_in
 from autoprec.errors import TaskError
 
 pytestmark = [
@@ -209,3 +210,4 @@ def test_what_refers_to_itself_is_gone_into_once() -> None:
             self.me, self.x = self, torch.ones(5)
 
     assert leading(Node()) == 5
+    assert [len(tensor) for tensor in tensors_in(Node())] == [5]

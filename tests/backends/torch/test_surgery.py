@@ -7,6 +7,7 @@ import gc
 import inspect
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ import torch._dynamo.testing
 from operated import BFLOAT16, FLOAT16, FLOAT32, apply, batches, mlp, same, train, weights
 from torch import nn
 
-from autoprec.backends.torch.globals import global_settings, restored_globals
+from autoprec.backends.torch.globals import _WRITE, global_settings, restored_globals
 from autoprec.backends.torch.surgeon import TorchSurgeon
 from autoprec.backends.torch.surgery import restore
+from autoprec.backends.torch.wrappers import installed
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
@@ -129,6 +131,20 @@ def _chain(forward: Any) -> Any:
     while forward is not None:
         yield forward
         forward = getattr(forward, "inner", None)
+
+
+def test_who_was_followed_by_another_recipe_takes_nothing_of_that_back() -> None:
+    before, model, inputs = readings(), mlp(), torch.ones(2, 6)
+    with restored_globals():
+        first = apply(replace(BFLOAT16, alignment=Alignment(8, ("0",))), model)
+        second = apply(replace(BFLOAT16, knobs={"threads": 1}), model)
+        first.restore()
+        with second.autocast():
+            assert model(inputs).dtype is torch.float32
+        assert torch.get_num_threads() == 1
+        second.restore()
+        assert readings() == before
+    assert not any(wrapper for module in model.modules() for wrapper in installed(module))
 
 
 def test_a_forward_somebody_else_had_put_there_is_kept() -> None:
@@ -506,6 +522,22 @@ def test_what_cannot_be_operated_on_is_said_in_one_sentence() -> None:
         apply(BFLOAT16, scripted)
     with pytest.raises(UsageError, match="Use DistributedDataParallel, or one device"):
         apply(BFLOAT16, nn.DataParallel(mlp()))
+
+
+NAMED = {
+    "matmul_precision": "set_float32_matmul_precision",
+    "matmul_tf32": "backends.cuda.matmul.allow_tf32",
+    "cudnn_tf32": "backends.cudnn.allow_tf32",
+    "onednn_tf32": "backends.mkldnn.allow_tf32",
+    "cudnn_benchmark": "backends.cudnn.benchmark",
+    "threads": "set_num_threads",
+}
+
+
+def test_the_readme_names_every_setting_of_the_process() -> None:
+    readme = Path(__file__).parents[3].joinpath("README.md").read_text()
+    assert set(NAMED) == set(_WRITE)
+    assert [name for name in NAMED.values() if f"`torch.{name}" not in readme] == []
 
 
 def test_a_float32_recipe_changes_nothing_of_the_process() -> None:

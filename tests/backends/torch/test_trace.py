@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 from typing import Any
@@ -19,6 +20,7 @@ from autoprec.backends.torch.trace_state import (
     add_noise,
     affordable,
     gradient_error,
+    gradients,
     put_back,
     take,
 )
@@ -167,6 +169,16 @@ def test_accumulation_averages_the_gradients_of_micro_batches():
 
 def test_the_users_clipping_is_applied():
     assert losses(tracer(clip_grad_norm=1e-6)) != losses(tracer())
+
+
+def test_the_reference_clips_what_a_recipe_clips_the_optimizers_own_parameters():
+    def the_last_layer_alone(m: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(m[3].parameters(), lr=0.1)
+
+    trace = tracer(clip_grad_norm=0.5, build_optimizer=the_last_layer_alone)
+    reference = trace.reference(batch_size=8, steps=6, checkpoints=())
+    assert reference.losses == losses(trace)
+    assert reference.losses != losses(tracer(build_optimizer=the_last_layer_alone))
 
 
 def test_skipped_steps_and_scales_are_told():
@@ -376,6 +388,18 @@ def test_gradient_errors():
     assert gradient_error({}, g) == pytest.approx(1.0)
     assert gradient_error({"a": torch.full((4,), torch.inf)}, g) is None
     assert gradient_error(g, {}) is None
+
+
+def test_both_parts_of_complex_gradients_are_compared():
+    model = nn.Linear(3, 2, dtype=torch.complex64)
+    model(torch.ones(1, 3, dtype=torch.complex64)).abs().sum().backward()
+    found = gradients(model)
+    assert gradient_error(found, found) == 0.0
+    turned = {name: gradient.conj() for name, gradient in found.items()}  # the real parts agree
+    difference = math.hypot(*(2 * float(g.imag.norm()) for g in found.values()))
+    whole = math.hypot(*(float(torch.linalg.vector_norm(g)) for g in found.values()))
+    assert gradient_error(turned, found) == pytest.approx(difference / whole)
+    assert difference > 0.1 * whole
 
 
 def test_a_large_model_keeps_fewer_checkpoints_the_first_and_the_last_before_others():

@@ -1,9 +1,11 @@
 """On PYTHONPATH: pretends an accelerator in this process, once it imports what looks for one."""
 
+import importlib
 import importlib.abc
 import importlib.util
 import os
 import sys
+import types
 
 
 class _Hook(importlib.abc.MetaPathFinder):
@@ -38,9 +40,29 @@ def _before_torch(spec):
     ctypes.CDLL(os.environ["REHEARSAL_GUARD"])
 
 
+class _Dynamo(types.ModuleType):
+    """Stands in for Dynamo, which the first step of an optimizer imports only to be let alone.
+
+    That takes as long as importing torch, in every process. Who wants more of it has the real one.
+    """
+
+    def disable(self, function=None, recursive=True, **settings):
+        return (lambda own: own) if function is None else function
+
+    def graph_break(self, message=""): ...
+
+    def __getattr__(self, name):
+        if name.startswith("__") and name != "__path__":  # `inspect` asks every module for these
+            raise AttributeError(name)
+        if sys.modules.get("torch._dynamo") is self:
+            del sys.modules["torch._dynamo"]
+        return getattr(importlib.import_module("torch._dynamo"), name)
+
+
 def _after_torch(module):
     from pretended import border
 
+    module._dynamo = sys.modules.setdefault("torch._dynamo", _Dynamo("torch._dynamo"))
     border.install()
 
 

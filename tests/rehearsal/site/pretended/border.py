@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -236,7 +237,18 @@ def _properties(device: Any = None) -> SimpleNamespace:
         has_fp64=settings.HAS_FLOAT64,
         L2_cache_size=50 << 20,
         pci_bus_id=index + 1,
+        device_id=int(gpu["pci"], 16),
     )
+
+
+def _xpu_properties(device: Any = None) -> SimpleNamespace:
+    """The same with a UUID as Intel's driver makes it of the PCI address."""
+    found = _properties(device)
+    index = current() if device is None else _index(device)
+    slot = settings.MACHINE.index(settings.GPUS[index]) + 3
+    uuid = struct.pack("<HHHHBBB4xB", 0x8086, found.device_id, 0, 0, slot, 0, 0, 0)
+    found.uuid = SimpleNamespace(bytes=list(uuid))
+    return found
 
 
 def _install_xpu() -> None:
@@ -250,7 +262,7 @@ def _install_xpu() -> None:
     xpu._is_compiled = lambda: True
     xpu._exchange_device = xpu._maybe_exchange_device = exchange
     xpu.device_count = lambda: len(BOOKS)
-    xpu.get_device_properties = _properties
+    xpu.get_device_properties = _xpu_properties
     xpu._lazy_init = lambda: None
     xpu._initialized = True
     xpu.Event = xpu.streams.Event = Event

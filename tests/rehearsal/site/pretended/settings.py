@@ -25,16 +25,16 @@ MACHINE: list[dict[str, Any]] = GIVEN["gpus"]
 def visible() -> list[dict[str, Any]]:
     """The GPUs that this process sees, in its order: what the visibility variable leaves.
 
-    CUDA puts the fastest first (here: of the highest capability) unless it is told otherwise.
+    CUDA puts the fastest first (here: of the highest capability) unless it is told otherwise, and
+    so does what is pretended of Level Zero, whose order nobody promises.
     """
     shown = [gpu for gpu in MACHINE if not gpu["hidden"]]
-    if KIND == "cuda" and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+    if KIND in ("cuda", "xpu") and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         shown.sort(key=lambda gpu: float(gpu["capability"]), reverse=True)
     names = {"cuda": "CUDA_VISIBLE_DEVICES", "rocm": "HIP_VISIBLE_DEVICES"}
-    text = os.environ.get(names.get(KIND, "ONEAPI_DEVICE_SELECTOR"))
+    text = os.environ.get(names[KIND]) if KIND in names else None
     if text is None:
         return shown
-    text = text.removeprefix("level_zero:")
     chosen: list[dict[str, Any]] = []
     for entry in (each.strip() for each in text.split(",")):
         if entry.isdigit() and int(entry) < len(shown):

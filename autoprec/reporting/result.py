@@ -1,0 +1,54 @@
+"""A profile's result in words: how much faster, than what, and what that is due to."""
+
+from __future__ import annotations
+
+from autoprec.core.choice import WORTH
+from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Profile
+from autoprec.core.waterfall import PRECISION
+from autoprec.reporting.text import ratio_text, recipe_text
+
+
+def headline(profile: Profile) -> str:
+    """The recipe, its ratio to the baseline and the parts of that; first what would be overlooked.
+
+    That is a recipe slower than float32, and a gain that is none of precision.
+    """
+    recipe, evidence = profile.recipe, profile.evidence
+    name, gain = recipe_text(recipe), evidence.speedup
+    if gain.ratio < 1.0 and recipe.forced:
+        return (
+            f"{gain.ratio:.2g}x: slower than {baseline_text(profile)}; {name} alone was asked for"
+        )
+    first = "" if _precision_pays(profile) else "precision brings nothing here; "
+    text = f"{first}{name}: {ratio_text(gain)} over {baseline_text(profile)}"
+    if len(evidence.waterfall) > 1:
+        parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)
+        text += f" = {parts}"
+    return text
+
+
+def _precision_pays(profile: Profile) -> bool:
+    if profile.recipe.policy is Policy.FLOAT32:
+        return False
+    own = [part.speedup for part in profile.evidence.waterfall if part.what == PRECISION]
+    return not own or (own[0].low > 1.0 and own[0].ratio >= 1.0 + WORTH)
+
+
+def baseline_text(profile: Profile) -> str:
+    """The baseline named wholly: "float32, batch 32"."""
+    base = profile.evidence.baseline
+    micro = f" x {base.accumulation_steps}" if base.accumulation_steps > 1 else ""
+    return f"{base.policy}, batch {base.batch_size}{micro}"
+
+
+def part_lines(profile: Profile) -> list[str]:
+    """Each part of the gain with its interval and both sides; none where there is only one."""
+    evidence = profile.evidence
+    if len(evidence.waterfall) < 2 or evidence.inconclusive:
+        return []
+    lines, side = [], recipe_text(profile.recipe)
+    for part in evidence.waterfall:
+        lines.append(f"  {part.what}: {ratio_text(part.speedup)}: {side} over {part.against}")
+        side = part.against
+    return lines

@@ -1,0 +1,98 @@
+"""Who proves again: a worker that was killed, or a device that faulted, says little of a recipe."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from autoprec.core.device import DeviceKind
+from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.outcomes import Outcome, Status
+from autoprec.core.space import Space
+from autoprec.errors import TrialFailure
+from autoprec.tuning import proving
+from autoprec.tuning.deadline import Deadline
+from autoprec.tuning.events import silent
+from autoprec.tuning.evidence import REFERENCE, Findings, Proven
+from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning.options import Options
+from autoprec.tuning.proving import Prover
+from tests.core.test_rules import facts as device
+from tests.tuning.test_proof import BFLOAT16, FakeTracer
+
+TASK = TaskFacts("torch", {}, 32, 32, 1000)
+OUTCOME = Outcome({}, Status.OK, Measurement(0.1, 0.1, 0.1, 5, 1.0))
+STUDY = SimpleNamespace(
+    recall=lambda *_: None, remember=lambda *_: None, notes=lambda: dict[str, object]()
+)
+WORK = SimpleNamespace(options=Options(), listener=silent, deadline=Deadline())
+
+
+class Tracer(FakeTracer):
+    """Fails at the calls of one name that come first, in float32 or under the recipe."""
+
+    def __init__(self, name: str, *failures: FailureKind) -> None:
+        super().__init__()
+        self.name, self.failures = name, list(failures)
+
+    def _note(self, name: str, recipe: Any = None) -> None:
+        super()._note(name, recipe)
+        if name.startswith(self.name) and self.failures:
+            raise WorkerFailure(self.failures.pop(0), "why")
+
+
+def prove(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> tuple[Proven | None, Findings]:
+    monkeypatch.setattr(proving, "RemoteTracer", lambda runner: tracer)
+    findings = Findings(device(DeviceKind.CUDA), TASK, (), cast(Space, None))
+    prover = Prover(cast(Any, WORK), cast(Any, STUDY), TASK, findings, cast(Any, None))
+    return prover.prove(BFLOAT16, OUTCOME, cast(Space, None)), findings
+
+
+@pytest.mark.parametrize("name", ["reference", "shadow", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "kind", [FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE]
+)
+def test_what_is_not_the_recipes_doing_is_proven_once_more_from_the_start(
+    name: str, kind: FailureKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer = Tracer(name, kind)
+    found, findings = prove(tracer, monkeypatch)
+    assert found is not None
+    assert found.verdict.verdict == "equal"
+    assert findings.refusals == []
+    assert tracer.calls.count("reference 8x1") == 2
+
+
+def test_a_second_fault_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FailureKind.DEVICE_FAULT
+    found, findings = prove(Tracer("shadow", fault, fault), monkeypatch)
+    assert found is None
+    assert "the proof ended with device_fault" in findings.refusals[0].reason
+
+
+def test_a_device_that_is_lost_twice_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = FailureKind.LOST_DEVICE
+    with pytest.raises(TrialFailure, match="the device was lost"):
+        prove(Tracer("shadow", lost, lost), monkeypatch)
+
+
+def test_what_is_the_recipes_doing_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, findings = prove(Tracer("shadow", FailureKind.OUT_OF_MEMORY), monkeypatch)
+    assert found is None
+    assert "the proof ended with out_of_memory" in findings.refusals[0].reason
+
+
+@pytest.mark.parametrize(("islands", "rate"), [(None, 10.0), ({"speed_kept": 0.8}, 8.0)])
+def test_what_was_proven_before_runs_at_the_speed_it_has_now(
+    islands: dict[str, float] | None, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier tuning may have run at another pace; the verdict holds at any."""
+    earlier = Proven(BFLOAT16, REFERENCE, 700.0, 0.001, islands=islands)
+    monkeypatch.setattr(STUDY, "recall", lambda *_: earlier)
+    found, _ = prove(Tracer("nothing"), monkeypatch)
+    assert found is not None
+    assert (found.verdict, found.islands) == (REFERENCE, islands)
+    assert found.rate == pytest.approx(rate)
+    assert found.step_seconds == pytest.approx(0.1 * 10.0 / rate)
