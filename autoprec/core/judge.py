@@ -21,6 +21,7 @@ from autoprec.core.late import (
     late_gate,
     long_run,
     wants_another_run,
+    wants_more_steps,
 )
 from autoprec.core.shadow import NOISE_ROUNDOFF, delicate, headroom, shadow, wants_later_look
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
@@ -44,6 +45,7 @@ __all__ = [
     "trajectory",
     "wants_another_run",
     "wants_later_look",
+    "wants_more_steps",
 ]
 
 

@@ -56,7 +56,7 @@ def long_run(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     It fails where the seeds agree that it is further away than `WIDER` times
     `tolerance.trajectory`, and than `NULL` times what noise does.
     """
-    if not runs:
+    if not runs or not all(run.reference.finite for run in runs):
         return Check(judged=False)
     for run in runs:
         broken = late_gate(run.candidate, tolerance)
@@ -85,6 +85,12 @@ def wants_another_run(run: SeedRun, tolerance: Tolerance) -> bool:
         return False
     away = abs(_ending(run.candidate, run.reference))
     return away > SUSPECT * WIDER * tolerance.trajectory
+
+
+def wants_more_steps(runs: Sequence[SeedRun], tolerance: Tolerance) -> bool:
+    """Whether the seeds agree that a long run leans away, but by too little to reject it."""
+    leaning = replace(tolerance, trajectory=SUSPECT * tolerance.trajectory)
+    return long_run(runs, tolerance).passed and not long_run(runs, leaning).passed
 
 
 def late_gate(run: Trajectory | None, tolerance: Tolerance) -> Check:

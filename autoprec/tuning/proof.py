@@ -172,6 +172,8 @@ class Proof:
     def _go_on(self, recipe: Recipe, evidence: Evidence, known: _Known) -> Iterator[Evidence]:
         """Follow what passed as far as float32 went; what looks like a break, over both seeds.
 
+        Where both lean the same way, but too little to tell, they go as far as the proof may.
+
         Gradients that overflow need no float32 to be compared with: there float16 goes on alone,
         and as far as the proof may go where a step was skipped or they come near the limit.
         """
@@ -186,12 +188,17 @@ class Proof:
             yield evidence
         if known.steps <= ladder.SHORT:
             return
-        first = self._long_run(recipe, known, SEEDS[0], noisy=False)
+        first = self._long_run(recipe, known, SEEDS[0], known.steps, noisy=False)
         evidence = replace(evidence, late=(first,))
         yield evidence
-        if judging.wants_another_run(first, self._tolerance):
-            runs = tuple(self._long_run(recipe, known, seed, noisy=True) for seed in SEEDS)
-            yield replace(evidence, late=runs)
+        if not judging.wants_another_run(first, self._tolerance):
+            return
+        for steps in (known.steps, evidence.most):
+            runs = [self._long_run(recipe, known, seed, steps, noisy=True) for seed in SEEDS]
+            evidence = replace(evidence, late=tuple(runs))
+            yield evidence
+            if not judging.wants_more_steps(runs, self._tolerance):
+                return
 
     def _compare(self, recipe: Recipe, evidence: Evidence, known: _Known) -> Evidence:
         """The shadow at every mark of the float32 run, and what noise does there."""
@@ -269,15 +276,16 @@ class Proof:
             _cut(plain, steps), _cut(run, steps), None if noisy is None else _cut(noisy, steps)
         )
 
-    def _long_run(self, recipe: Recipe, known: _Known, seed: int, *, noisy: bool) -> SeedRun:
-        """One seed's run as far as float32 was followed."""
-        run = _cut(self._candidate(recipe, known, seed, known.steps), known.steps)
-        plain = self._float32(known.plain, recipe, seed, known.steps, noisy=False)
+    def _long_run(
+        self, recipe: Recipe, known: _Known, seed: int, steps: int, *, noisy: bool
+    ) -> SeedRun:
+        """One seed's run of so many steps."""
+        run = _cut(self._candidate(recipe, known, seed, steps), steps)
+        plain = _cut(self._float32(known.plain, recipe, seed, steps, noisy=False), steps)
         if not noisy:
             return SeedRun(plain, run)
-        return SeedRun(
-            plain, run, self._float32(known.noisy, recipe, seed, known.steps, noisy=True)
-        )
+        noise = self._float32(known.noisy, recipe, seed, steps, noisy=True)
+        return SeedRun(plain, run, _cut(noise, steps))
 
     def _candidate(self, recipe: Recipe, known: _Known, seed: int, steps: int) -> Trajectory:
         """The recipe's own run, the longest one so far where that is long enough."""

@@ -12,6 +12,7 @@ from autoprec.core.late import (
     gradient_overflow,
     long_run,
     wants_another_run,
+    wants_more_steps,
 )
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.core.trajectories import SeedRun
@@ -51,6 +52,21 @@ def test_what_ends_near_float32_needs_no_second_seed():
     assert not wants_another_run(long(0.04), DEFAULT)
     assert wants_another_run(long(0.06), DEFAULT)
     assert not long_run((), DEFAULT).judged
+
+
+@pytest.mark.parametrize(
+    ("away", "noise", "more"), [(0.04, 0.0, False), (0.07, 0.0, True), (0.07, 0.03, False)]
+)
+def test_seeds_that_lean_the_same_way_a_little_are_followed_further(away, noise, more):
+    runs = [long(away, noise), long(away, noise)]
+    assert wants_more_steps(runs, DEFAULT) is more
+    assert not wants_more_steps([long(0.2, 0.0), long(0.2, 0.0)], DEFAULT)
+    assert not wants_more_steps([long(away, 0.0), long(-away, 0.0)], DEFAULT)
+
+
+def test_float32_that_breaks_later_on_tells_nothing():
+    lost = Trajectory((*CURVE[:-1], None))
+    assert not long_run([SeedRun(lost, Trajectory(CURVE))], DEFAULT).judged
 
 
 def test_a_long_run_must_stay_finite_and_keep_its_steps():

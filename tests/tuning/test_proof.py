@@ -325,6 +325,35 @@ def test_what_passes_at_first_and_breaks_late_is_rejected_over_both_seeds():
     assert tracer.calls[-3:] == ["noisy 0", "mixed_bfloat16 1", "float32 1", "noisy 1"][-3:]
 
 
+def slows(step: int) -> float:
+    """A loss that falls too slowly from step 30 on to be followed further than to step 60."""
+    return 2.0 / (1 + step) ** 0.25
+
+
+class Leans(FakeTracer):
+    """A candidate that is ever further away, by the share `lean` more at each step."""
+
+    lean = 0.0
+
+    def trajectory(self, *, recipe, steps, noisy=False, **kwargs):
+        run = super().trajectory(recipe=recipe, steps=steps, noisy=noisy, **kwargs)
+        if noisy or not recipe.policy.mixed:
+            return run
+        away = [loss * (1 + self.lean * step) for step, loss in enumerate(run.losses)]
+        return replace(run, losses=tuple(away))
+
+
+@pytest.mark.parametrize(
+    ("lean", "verdict", "steps"),
+    [(5e-4, "equal", 60), (1.2e-3, "rejected", 480), (0.0, "equal", 60)],
+)
+def test_what_leans_away_over_both_seeds_is_followed_to_the_end(lean, verdict, steps):
+    tracer = Leans(curve=slows)
+    tracer.lean = lean
+    found = Proof(tracer).prove(BFLOAT16)
+    assert (found.verdict, found.steps) == (verdict, steps)
+
+
 class OverflowsAt(FakeTracer):
     """float16 whose gradients overflow from a step on, ten in a row; `also` one other step."""
 
