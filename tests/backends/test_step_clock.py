@@ -40,5 +40,19 @@ def test_a_step_takes_the_least_of_those_after_the_first(now, durations, least):
     assert clock.elapsed == sum(durations)
 
 
+def test_on_a_cpu_a_step_takes_its_own_processor_time(now, monkeypatch):
+    worked = [0.0]
+    monkeypatch.setattr(step_clock.time, "process_time", lambda: worked[0])
+    clocks = StepClock(here=True), StepClock()
+    for delay, work in ((30.0, 20.0), (9.0, 1.5), (8.0, 2.5)):
+        for clock in clocks:
+            clock.tick()
+        now[0] += delay
+        worked[0] += work
+    for clock in clocks:
+        clock.tick()
+    assert [clock.step_seconds for clock in clocks] == [1.5, 8.0]
+
+
 def test_without_a_step_nothing_is_known():
     assert StepClock().step_seconds == 0.0

@@ -330,6 +330,12 @@ def slows(step: int) -> float:
     return 2.0 / (1 + step) ** 0.25
 
 
+def test_what_is_followed_to_step_60_costs_at_most_half_as_much_again():
+    tracer = FakeTracer(curve=slows)
+    assert Proof(tracer).prove(BFLOAT16).steps == 60
+    assert tracer.steps <= 1.5 * 170 + proving.PACE_STEPS
+
+
 class Leans(FakeTracer):
     """A candidate that is ever further away, by the share `lean` more at each step."""
 

@@ -58,7 +58,7 @@ class KerasTracer:
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
         self._checkpoints, self._float32, self._batch_size = [], None, batch_size
         keep = frozenset(checkpoints)
-        return self._train(recipe, 0, steps, StepClock(seconds), keep=keep, settle=settle)
+        return self._train(recipe, 0, steps, self._clock(seconds), keep=keep, settle=settle)
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
@@ -106,7 +106,7 @@ class KerasTracer:
         seconds: float | None = None,
     ) -> Trajectory:
         """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
-        return self._train(recipe, seed, steps, StepClock(seconds), noisy=noisy)
+        return self._train(recipe, seed, steps, self._clock(seconds), noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
@@ -204,6 +204,9 @@ class KerasTracer:
         stream = self._stream(recipe.batch_size, 0)
         low = magnitudes.in_bfloat16(recipe)
         return self._trainee(low, stream.batch(0)), stream
+
+    def _clock(self, seconds: float | None) -> StepClock:
+        return StepClock(seconds, here=self._device == "cpu")
 
     def _stream(self, batch_size: int, seed: int) -> BatchStream:
         key = (batch_size, seed)

@@ -86,7 +86,7 @@ class TorchTracer:
         self._checkpoints, self._batch_size, self._answered = [], batch_size, False
         self._forget_batches_but(batch_size)
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
-        clock = StepClock(seconds)
+        clock = self._clock(seconds)
         keep = frozenset(checkpoints)
         return self._train(recipe, 0, steps, clock, plain=True, keep=keep, settle=settle)
 
@@ -134,7 +134,7 @@ class TorchTracer:
         seconds: float | None = None,
     ) -> Trajectory:
         """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
-        return self._train(recipe, seed, steps, StepClock(seconds), noisy=noisy)
+        return self._train(recipe, seed, steps, self._clock(seconds), noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
@@ -275,6 +275,9 @@ class TorchTracer:
             else:
                 precision = apply_recipe(recipe, model, optimizer, self._device)
             yield Trainee(self._task, model, optimizer, precision, self._device)
+
+    def _clock(self, seconds: float | None) -> StepClock:
+        return StepClock(seconds, here=self._device == "cpu")
 
     def _forget_batches_but(self, batch_size: int) -> None:
         """Give back the memory of batches of other sizes."""
