@@ -23,7 +23,7 @@ L4 = Gpu("NVIDIA L4", "8.9", gib=8.0)
 
 
 def example(name: str, *words: object) -> Job:
-    few = ("--trials", 2, "--rounds", 1, "--proof-seconds", 3, "--no-extras")
+    few = ("--trials", 2, "--rounds", 1, "--proof-steps", 10, "--no-extras")
     return Job(name, (*words, *few), gpus=(L4,), tasks=EXAMPLES)
 
 
