@@ -17,6 +17,9 @@ RUNGS = (8, 30, 120, 480)
 SHORT = 30
 """Every proof that may be this long is, and the tests for its early steps are made for it."""
 
+FIRST = 2 * SHORT
+"""How far float32 is followed before a candidate has passed its first steps."""
+
 MARKS = (0, 2, 8, 29, 59, 119, 239, 479)
 """The steps at which the float32 run's weights are kept for a comparison."""
 
@@ -31,7 +34,7 @@ PATIENCE = 3.0
 """How many times that `SHORT` steps may cost: fewer show little."""
 
 _PASSES = 4
-"""Runs of the first `SHORT` steps beside the two long ones; shadows cost about one more."""
+"""Runs of the first `SHORT` steps beside the two long ones."""
 
 
 def rung(pace: float, seconds: float = SECONDS) -> int:
@@ -45,9 +48,13 @@ def rung(pace: float, seconds: float = SECONDS) -> int:
 
 
 def cost(steps: int) -> int:
-    """What a proof of so many steps costs at most, in float32 steps."""
-    shadows = 5 * len(marks(steps))
-    return 2 * steps + _PASSES * min(steps, SHORT) + shadows
+    """What a proof of so many steps costs at most, in float32 steps.
+
+    Beyond `FIRST` both runs, and what is compared at their marks, begin once more.
+    """
+    both = 2 * steps + 5 * len(marks(steps))
+    again = 2 * FIRST + 5 * len(marks(FIRST)) if steps > FIRST else 0
+    return both + again + _PASSES * min(steps, SHORT)
 
 
 def marks(steps: int) -> tuple[int, ...]:

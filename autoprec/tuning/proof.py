@@ -2,10 +2,10 @@
 
 A `Proof` holds what is the same for every recipe at one batch (the float32 runs and what noise does
 to them), so that a second recipe costs less. The tracer lives in a worker; only plain values come
-back. The ladder says how many steps there are, once for each batch (`core.ladder`): float32 goes on
-for as long as its loss falls and rungs are left, and the candidate goes as far. Where the first 30
-steps are all, one recipe costs 170: the reference and four runs of 30 (five with a metric), four
-times a shadow, its float32 twin and three noisy ones, which take no optimizer step.
+back. The ladder says how many steps there are, once for each batch (`core.ladder`): once the first
+ones have passed, float32 goes on for as long as its loss falls, and the candidate goes as far.
+Where the first 30 steps are all, one recipe costs 170: the reference and four runs of 30 (five with
+a metric), four times a shadow, its float32 twin and three noisy ones, which take no optimizer step.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class _Known:
     noise: tuple[NoisePoint, ...] | None = None
     plain: dict[int, Trajectory] = field(default_factory=dict)
     noisy: dict[int, Trajectory] = field(default_factory=dict)
+    points: tuple[ShadowPoint, ...] = ()
     candidate: Recipe | None = None
     runs: dict[int, Trajectory] = field(default_factory=dict)
 
@@ -59,6 +60,23 @@ class _Known:
     def steps(self) -> int:
         """How far float32 was followed."""
         return len(self.reference.losses)
+
+    def compared(self, evidence: Evidence, steps: int) -> Evidence:
+        """The evidence with the comparisons at the marks within so many steps."""
+        points = [point for point in self.points if point.step < steps]
+        noise = [point for point in self.noise or () if point.step < steps]
+        missing = _unkept(points, min(steps, self.steps))
+        if points and not any(point.gradient_seen for point in points):
+            missing.append("gradients (the training step shows none)")
+        return replace(
+            evidence,
+            shadow=tuple(p for p in points if p.step < ladder.SHORT),
+            far=tuple(p for p in points if p.step >= ladder.SHORT),
+            noise=tuple(p for p in noise if p.step < ladder.SHORT),
+            far_noise=tuple(p for p in noise if p.step >= ladder.SHORT),
+            not_covered=tuple(missing),
+            notes=_notes(self.reference),
+        )
 
 
 class _OutOfTime(Exception):
@@ -143,7 +161,8 @@ class Proof:
     ) -> Iterator[Evidence]:
         """What is known after each stage of a proof: shadow, first steps, and what comes late."""
         known = self._reference(recipe)
-        evidence = self._compare(recipe, evidence, known)
+        self._compare(recipe, known)
+        evidence = known.compared(evidence, ladder.FIRST)
         yield evidence
         missing, steps = list(evidence.not_covered), min(ladder.SHORT, known.steps)
         shadowed = judging.calibrated_shadow(
@@ -161,7 +180,7 @@ class Proof:
             later, seeds = self._look_later(recipe), seeds[:1]
             evidence = replace(evidence, later=later)
         evidence = replace(evidence, not_covered=tuple(missing))
-        longest = known.steps if shadowed.passed else steps
+        longest = min(ladder.FIRST, known.steps) if shadowed.passed else steps
         for seed in seeds:
             run = self._run(recipe, known, seed, steps, longest if seed == SEEDS[0] else steps)
             evidence = replace(evidence, runs=(*evidence.runs, run))
@@ -179,15 +198,19 @@ class Proof:
         """
         if not judging.judge(evidence, self._tolerance).accepted:
             return
+        steps = min(ladder.FIRST, known.steps)
         if recipe.loss_scale is not None:
-            alone = max(known.steps, scaling.confirming(evidence.most))
+            alone = max(steps, scaling.confirming(evidence.most))
             run = self._candidate(recipe, known, SEEDS[0], alone)
             if run.skipped or near_the_limit(recipe.loss_scale):
                 run = self._candidate(recipe, known, SEEDS[0], evidence.most)
             evidence = replace(evidence, onward=run)
             yield evidence
+        if not ladder.ends(known.reference.losses, evidence.most):
+            self._extend(recipe, known)
         if known.steps <= ladder.SHORT:
             return
+        evidence = known.compared(evidence, known.steps)
         first = self._long_run(recipe, known, SEEDS[0], known.steps, noisy=False)
         evidence = replace(evidence, late=(first,))
         yield evidence
@@ -200,24 +223,24 @@ class Proof:
             if not judging.wants_more_steps(runs, self._tolerance):
                 return
 
-    def _compare(self, recipe: Recipe, evidence: Evidence, known: _Known) -> Evidence:
+    def _compare(self, recipe: Recipe, known: _Known) -> None:
         """The shadow at every mark of the float32 run, and what noise does there."""
-        points = self._tracer.shadow(recipe=recipe)
-        missing = _unkept(points, known.steps)
-        if points and not any(point.gradient_seen for point in points):
-            missing.append("gradients (the training step shows none)")
-        if known.noise is None and not any(point.loss is None for point in points):
+        known.points = self._tracer.shadow(recipe=recipe)
+        if known.noise is None and not any(point.loss is None for point in known.points):
             known.noise = self._tracer.noise(draws=NOISE_DRAWS)
-        noise = known.noise or ()
-        return replace(
-            evidence,
-            shadow=tuple(p for p in points if p.step < ladder.SHORT),
-            far=tuple(p for p in points if p.step >= ladder.SHORT),
-            noise=tuple(p for p in noise if p.step < ladder.SHORT),
-            far_noise=tuple(p for p in noise if p.step >= ladder.SHORT),
-            not_covered=tuple(missing),
-            notes=_notes(known.reference),
-        )
+
+    def _extend(self, recipe: Recipe, known: _Known) -> None:
+        """Follow float32 further, as far as its loss falls, and compare there, too.
+
+        Where it breaks by itself, what comes before that is all that there is to compare with.
+        """
+        reference = self._follow(recipe, self._most(recipe))
+        if not reference.finite:
+            self.forget()
+            return
+        known.reference = known.plain[SEEDS[0]] = reference
+        known.noise = None
+        self._compare(recipe, known)
 
     def _most(self, recipe: Recipe) -> int:
         """The most steps of a proof at a recipe's batch, chosen once."""
@@ -236,20 +259,24 @@ class Proof:
         known = self._known.get(key)
         if known is None:
             self._known.clear()
-            steps = self._most(recipe)
-            reference = self._tracer.reference(
-                batch_size=recipe.batch_size,
-                accumulation_steps=recipe.accumulation_steps,
-                steps=steps,
-                checkpoints=ladder.marks(steps),
-                seconds=self._left(),
-                settle=True,
-            )
+            reference = self._follow(recipe, min(ladder.FIRST, self._most(recipe)))
             _check_reference(reference, recipe)
-            if not ladder.ends(reference.losses, steps):
-                raise _OutOfTime("everything", len(reference.losses))
             known = self._known[key] = _Known(reference, plain={SEEDS[0]: reference})
         return known
+
+    def _follow(self, recipe: Recipe, steps: int) -> Trajectory:
+        """float32 for so many steps at most, while its loss falls; weights kept at the marks."""
+        reference = self._tracer.reference(
+            batch_size=recipe.batch_size,
+            accumulation_steps=recipe.accumulation_steps,
+            steps=steps,
+            checkpoints=ladder.marks(steps),
+            seconds=self._left(),
+            settle=True,
+        )
+        if not ladder.ends(reference.losses, steps):
+            raise _OutOfTime("everything", len(reference.losses))
+        return reference
 
     def _look_later(self, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """The shadow further on: numbers that grow may stop before they overflow."""

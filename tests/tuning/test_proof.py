@@ -330,6 +330,37 @@ def slows(step: int) -> float:
     return 2.0 / (1 + step) ** 0.25
 
 
+def test_what_fails_at_first_costs_no_more_however_long_float32s_loss_falls():
+    tracer = FakeTracer(curve=falls, error=0.01)
+    assert Proof(tracer).prove(BFLOAT16).verdict == "rejected"
+    assert tracer.steps <= 1.5 * 170 + proving.PACE_STEPS
+
+
+def test_a_second_recipe_is_judged_as_if_it_were_the_first():
+    tracer = FakeTracer(curve=falls)
+    proof = Proof(tracer)
+    first = proof.prove(BFLOAT16)
+    tracer.calls.clear()
+    second = proof.prove(replace(BFLOAT16, memory_format="channels_last"))
+    assert replace(second, seconds=0.0) == replace(first, seconds=0.0)
+    assert "reference 8x1" not in tracer.calls
+    tracer.shadow_error = 0.03
+    failed = proof.prove(BFLOAT16)
+    alone = Proof(FakeTracer(curve=falls, shadow=0.03)).prove(BFLOAT16)
+    assert replace(failed, seconds=0.0) == replace(alone, seconds=0.0)
+
+
+def test_a_float32_that_breaks_later_on_is_followed_no_further():
+    class BreaksLate(FakeTracer):
+        def reference(self, *, steps, **kwargs):
+            run = super().reference(steps=steps, **kwargs)
+            return run if steps <= 60 else replace(run, losses=(*run.losses[:-1], None))
+
+    verdict = Proof(BreaksLate(curve=falls)).prove(BFLOAT16)
+    assert verdict.accepted
+    assert verdict.steps == 60
+
+
 def test_what_is_followed_to_step_60_costs_at_most_half_as_much_again():
     tracer = FakeTracer(curve=slows)
     assert Proof(tracer).prove(BFLOAT16).steps == 60

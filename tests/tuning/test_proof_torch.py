@@ -29,8 +29,12 @@ def silent(phase: str, step: int) -> None:
 
 
 @cache
+def load(path: Path) -> Task:
+    return load_task(path)
+
+
 def zoo(name: str, folder: Path = ZOO) -> Task:
-    return load_task(folder / f"{name}.py")
+    return load(folder / f"{name}.py")
 
 
 def proof_of(name: str, steps: int = 60, folder: Path = ZOO) -> Proof:
