@@ -9,34 +9,41 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+from autoprec import cache
 from autoprec.core.device import (
     DeviceFacts,
     DeviceKind,
     Fingerprint,
-    Observation,
-    doubted,
     merge,
+    with_measurements,
 )
-from autoprec.core.dtypes import Policy
-from autoprec.core.probe import DeviceReport, MachineObservation, ProbeResult, Unusable
-from autoprec.core.profile import Fit, Profile, carry_over, fit, select
-from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.rules import propose
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.probe import (
+    DeviceReport,
+    ProbeResult,
+)
+from autoprec.core.profile import Fit, Profile, fit
+from autoprec.core.recipe import Recipe
+from autoprec.core.rules import measured_choice, propose
 from autoprec.core.space import parse_batch_sizes
-from autoprec.errors import AutoprecWarning, DeviceUnusable, ProfileMismatch, UsageError
+from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
+from autoprec.fitting import missed, recalled, recipe_for
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical, named, with_figures
 from autoprec.hardware.observe import OnWait, names_kind, observe
 from autoprec.hardware.observe import select as select_devices
-from autoprec.profiles import default_path, load_folder, load_profile, save_profile
+from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
     from autoprec.backends.base import Backend
+    from autoprec.backends.keras.precision import Precision as KerasPrecision
+    from autoprec.backends.torch.precision import Precision as TorchPrecision
     from autoprec.core.plan import Plan
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options
@@ -44,6 +51,8 @@ if TYPE_CHECKING:
 #: Instead of a profile, or in this environment variable: apply nothing.
 OFF = "off"
 SWITCH = "AUTOPREC"
+
+_GIVEN = "model= was given"
 
 __all__ = ["apply_profile", "check_profile", "load_profile", "plan", "probe", "tune"]
 
@@ -59,14 +68,16 @@ def probe(
 ) -> ProbeResult:
     """Look at this machine: every device, what it is good at, and why.
 
-    `measure` also times matrix products per dtype in a child process of the installed framework.
-    `device` keeps one kind ("cuda") or one device ("cuda:1"). Any other text names a device that
-    need not be here ("a100", "tpu v5e"), of which the catalogue is told. Raises `UsageError` where
-    no device is left, or none or several are so named. `on_wait` is told of a driver that takes
-    longer than two seconds.
+    `measure` also times matrix products per dtype in a child process of the installed framework,
+    and remembers the result in the user's cache directory; without it, what was remembered of this
+    device and framework is shown with its date. `device` keeps one kind ("cuda") or one device
+    ("cuda:1"). Any other text names a device that need not be here ("a100", "tpu v5e"), of which
+    the catalogue is told. Raises `UsageError` where no device is left, or none or several are so
+    named. `on_wait` is told of a driver that takes longer than two seconds.
     """
     if device is None or names_kind(device):
-        return _probe_here(measure=measure, device=device, on_wait=on_wait)
+        seen = _probe_here(measure=measure, device=device, on_wait=on_wait)
+        return seen if measure else _with_what_was_measured(seen)
     if measure:
         raise UsageError(
             f"{device!r} is no device here such as cpu or cuda:0, and only those are measured"
@@ -88,8 +99,8 @@ def _probe_here(
     catalogue = load_catalogue()
     facts = [merge(each, catalogue.family_of(each)) for each in observations]
     if measure:
-        names = [framework.name for framework in seen.frameworks]
-        facts = [_measured(each, names) for each in facts]
+        software = {framework.name: framework.version for framework in seen.frameworks}
+        facts = [_measured(each, software) for each in facts]
     return ProbeResult(
         devices=tuple(DeviceReport(each, propose(each)) for each in facts),
         frameworks=seen.frameworks,
@@ -100,12 +111,26 @@ def _probe_here(
     )
 
 
-def _measured(facts: DeviceFacts, frameworks: Sequence[str]) -> DeviceFacts:
+def _measured(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
+    """Time the device's products with the first framework that can; remember what that gave."""
     if facts.observation.rehearsal:
         return facts  # nothing timed there means anything
-    from autoprec.backends.products import measure_products
+    from autoprec.backends.products import measure
 
-    return measure_products(facts, frameworks)
+    measured = measure(facts, list(software))
+    float32 = measured.product(DType.FLOAT32)
+    if float32 is not None and float32.gflops and not measured.disturbed:
+        kept = replace(measured, date=f"{datetime.now(UTC):%Y-%m-%d}", notes=())
+        name = measured.framework
+        note = cache.remember(cache.Timed(facts.fingerprint, name, software[name], kept))
+        measured = replace(measured, notes=(*measured.notes, *filter(None, (note,))))
+    return with_measurements(facts, measured)
+
+
+def _with_what_was_measured(seen: ProbeResult) -> ProbeResult:
+    software = {framework.name: framework.version for framework in seen.frameworks}
+    known = [recalled(report.facts, software) for report in seen.devices]
+    return replace(seen, devices=tuple(DeviceReport(each, propose(each)) for each in known))
 
 
 # Tune --------------------------------------------------------------------------------------------
@@ -132,6 +157,7 @@ def tune(
     from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
+    from autoprec.tuning.storage import default_journal, no_journal_of_a_wrong_task
     from autoprec.tuning.taskfile import check_task_path
     from autoprec.tuning.work import Place, Work
 
@@ -145,19 +171,20 @@ def tune(
     unusable = () if device else seen.unusable
     for each in unusable:
         tell(Note(each.text, warning=True))
-    names = [framework.name for framework in seen.frameworks]
+    installed = {framework.name: framework.version for framework in seen.frameworks}
 
     def tune_on(facts: DeviceFacts) -> Profile:
         place = Place(
             facts=facts,
-            software={f.name: f.version for f in seen.frameworks} | {"python": seen.python},
-            measure=lambda known: _measured(known, names),
+            software=installed | {"python": seen.python},
+            measure=lambda known: _measured(known, installed),
             unusable=unusable,
         )
         return tuner.tune(Work(path, place, chosen, tell))
 
     devices = [report.facts for report in seen.devices]
-    profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
+    with no_journal_of_a_wrong_task(chosen.storage or default_journal(path)):
+        profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
     save_profile(profile, output)
     return profile
 
@@ -269,8 +296,16 @@ def check_output(path: Path, task: Path | None = None) -> Path:
         raise UsageError(f"--output {path} is a folder; give the profile's file name")
     existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
     if not os.access(existing, os.W_OK):
-        raise UsageError(f"{existing} is not writable; choose another place with --output")
+        raise UsageError(f"{existing} is not writable; choose another place {_places(task)}")
     return path
+
+
+def _places(task: Path | None) -> str:
+    """The options that choose another place: one where the study finds its own."""
+    from autoprec.tuning.storage import can_be_written, default_journal
+
+    both = task is not None and not can_be_written(default_journal(task))
+    return f"with --output FILE.yaml{' and --storage FILE' if both else ''}"
 
 
 # Check -------------------------------------------------------------------------------------------
@@ -284,24 +319,27 @@ def check_profile(
 ) -> Fit:
     """Say whether a profile fits this device and the software installed here.
 
-    `on_wait` is told of a driver that takes longer than two seconds.
+    Its own framework has to be installed. Where the profile does not fit, `instead` says what
+    `apply_profile` would do with it. `on_wait` is told of a driver that takes longer than two
+    seconds.
     """
     made = profile if isinstance(profile, Profile) else load_profile(profile)
-    seen = _probe_here(device=device, on_wait=on_wait)
+    seen = _with_what_was_measured(_probe_here(device=device, on_wait=on_wait))
     software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
     wanted = made.device.fingerprint.kind
-    reports = [r for r in seen.devices if r.facts.kind == wanted] or list(seen.devices)
-    fits = [fit(made, report.facts.fingerprint, software) for report in reports]
-    best = min(fits, key=lambda each: (len(each.problems), len(each.warnings)))
+    known = [r.facts for r in seen.devices if r.facts.kind == wanted]
+    known = known or [r.facts for r in seen.devices]
+    fits = {facts.address: fit(made, facts.fingerprint, software) for facts in known}
+    facts = min(known, key=lambda f: (len(fits[f.address].problems), len(fits[f.address].warnings)))
+    best = fits[facts.address]
     if best.matches:
         return best
-    return replace(best, problems=(*best.problems, *_missed(seen.unusable, [made])))
-
-
-def _missed(unusable: Sequence[Unusable], profiles: Iterable[Profile]) -> tuple[str, ...]:
-    """Of the accelerators that cannot be used those of a kind that a profile was made on."""
-    wanted = {each.device.fingerprint.kind for each in profiles}
-    return tuple(each.text for each in unusable if each.kind in wanted)
+    best = replace(best, problems=(*best.problems, *missed(seen.unusable, [made])))
+    if made.task.framework not in software:
+        return best
+    choice = measured_choice(facts)
+    instead = f"apply_profile would train in {choice.policy}: {choice.reasons[0]}"
+    return replace(best, instead=instead)
 
 
 def device_fingerprint(device: str | None = None) -> Fingerprint:
@@ -312,6 +350,38 @@ def device_fingerprint(device: str | None = None) -> Fingerprint:
 # Apply -------------------------------------------------------------------------------------------
 
 
+class KerasModel(Protocol):
+    """What tells a Keras model from a PyTorch one, for type checkers, with neither imported."""
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The weights that are trained."""
+
+
+@overload
+def apply_profile(
+    profile: str | Path | Profile | Recipe | None,
+    *,
+    model: KerasModel | None = None,
+    optimizer: Any = None,
+    device: str | None = None,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
+) -> KerasPrecision: ...
+
+
+@overload
+def apply_profile(
+    profile: str | Path | Profile | Recipe | None,
+    *,
+    model: Callable[..., Any],
+    optimizer: Any = None,
+    device: str | None = None,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
+) -> TorchPrecision: ...
+
+
 def apply_profile(
     profile: str | Path | Profile | Recipe | None,
     *,
@@ -319,16 +389,20 @@ def apply_profile(
     optimizer: Any = None,
     device: str | None = None,
     strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
 ) -> Any:
     """Apply a profile to a model and its optimizers; return the framework's Precision object.
 
     `profile` is a profile file, a folder of them (the one that fits this device is taken), a
     Profile, or a Recipe. `optimizer` may be one optimizer or several. Without a model the global
-    Keras policy is set, for models built afterwards. Where no profile fits the device, the
-    hardware's rules choose the policy and an `AutoprecWarning` says so; `strict=True` raises
-    `ProfileMismatch` instead. Parameters, their names and their checkpoints stay as they are. What
-    is done to the model, its optimizers and the process is undone by the result's `restore()`, or
-    at the end of a `with` block (kept memory, and threads that TensorFlow was given, are not).
+    Keras policy is set, for models built afterwards. Where no profile fits the device, an
+    `AutoprecWarning` says so and training is in float32, unless an earlier `autoprec probe
+    --measure` or `autoprec tune` of this device, or the catalogue's measurement of one of its
+    family, found a policy's matrix products faster. With `fallback="rules"` the hardware's rules
+    choose, as `autoprec probe` shows them; `strict=True` raises `ProfileMismatch`. Parameters,
+    their names and their checkpoints stay as they are. What is done to the model, its optimizers
+    and the process is undone by the result's `restore()`, or at the end of a `with` block (kept
+    memory, and threads that TensorFlow was given, are not).
 
     "off" or None changes nothing: the result is that of a float32 recipe, its batch 32. With
     AUTOPREC=off in the environment every profile does so, at its own batch, so that a script runs
@@ -336,17 +410,19 @@ def apply_profile(
     """
     from autoprec.backends import registry
 
+    if fallback not in ("measured", "rules"):
+        raise UsageError(f"fallback={fallback!r} given, expected 'measured' or 'rules'")
     if _is_off():
         return _left_alone(profile, model, optimizer, device)
     if profile is None or profile == OFF:
         return _left_alone(Recipe(), model, optimizer, device)
-    name = registry.owner(model) if model is not None else _framework_without_model(profile)
+    name = registry.owner(model, _GIVEN) if model is not None else _framework_without_model(profile)
     backend = registry.load(name)
     address = _address(device, model, backend)
     recipe = (
         profile
         if isinstance(profile, Recipe)
-        else _recipe_for(profile, address, backend, strict=strict)
+        else recipe_for(profile, address, backend, strict=strict, fallback=fallback)
     )
     optimizers = _as_sequence(optimizer)
     return backend.surgeon().apply(recipe, model=model, optimizers=optimizers, device=address)
@@ -374,7 +450,7 @@ def _left_alone(
     """A Precision that changes nothing, with the batch of the profile that would be applied."""
     from autoprec.backends import registry
 
-    name = registry.owner(model) if model is not None else _framework_without_model(profile)
+    name = registry.owner(model, _GIVEN) if model is not None else _framework_without_model(profile)
     backend = registry.load(name)
     address = _address(device, model, backend)
     if profile is None or profile == OFF:
@@ -382,7 +458,7 @@ def _left_alone(
     elif not isinstance(profile, Recipe):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AutoprecWarning)  # of a policy that is not applied
-            profile = _recipe_for(profile, address, backend, strict=False)
+            profile = recipe_for(profile, address, backend)
     plain = Recipe(batch_size=profile.batch_size, accumulation_steps=profile.accumulation_steps)
     optimizers = _as_sequence(optimizer)
     return backend.surgeon().leave(plain, model=model, optimizers=optimizers, device=address)
@@ -412,93 +488,3 @@ def _as_sequence(optimizer: Any) -> tuple[Any, ...]:
     if optimizer is None:
         return ()
     return tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
-
-
-def _recipe_for(
-    profile: str | Path | Profile,
-    address: str,
-    backend: Backend,
-    *,
-    strict: bool,
-) -> Recipe:
-    """The recipe of the profile that fits the device, or what the rules say where none does."""
-    if isinstance(profile, Profile):
-        profiles = {"the profile": profile}
-    elif Path(profile).is_dir():
-        profiles = load_folder(Path(profile))
-    else:
-        profiles = {str(profile): load_profile(profile)}
-    seen = observe(on_wait=lambda text: print(f"autoprec: {text}", file=sys.stderr))
-    facts, software, framework = _facts_of(address, backend, seen), backend.versions(), backend.name
-    fits = {
-        name: fit(each, facts.fingerprint, software, framework) for name, each in profiles.items()
-    }
-    chosen = select(fits)
-    if chosen.name is not None:
-        made = profiles[chosen.name]
-        recipe, left_out = carry_over(made.recipe, made.task.framework, framework)
-        for warning in (*fits[chosen.name].warnings, *left_out):
-            warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
-        return recipe
-    reasons = [f"{name}: {reason}" for name, reason in chosen.reasons.items()]
-    why = "; ".join((*reasons, *_missed(seen.unusable, profiles.values())))
-    if strict:
-        raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")
-    if all(each.device.fingerprint.rehearsal for each in profiles.values()):
-        raise ProfileMismatch(f"no profile to apply: {why}. Run `autoprec tune` here")
-    facts = doubted(facts, backend.shortcoming(address))
-    fallback = _by_rules(facts, next(iter(profiles.values())).recipe)
-    warnings.warn(
-        f"no profile fits this device ({why}): {fallback.policy} by the hardware's rules, not "
-        "measured. Run `autoprec tune` here",
-        AutoprecWarning,
-        stacklevel=3,
-    )
-    return fallback
-
-
-def _facts_of(address: str, backend: Backend, seen: MachineObservation) -> DeviceFacts:
-    """What is known of the framework's device; by its own word where no probe sees such a one."""
-    kind, _, index = address.partition(":")
-    kinds = {each.kind for each in seen.devices}
-    if kind == "cuda" and DeviceKind.CUDA not in kinds and DeviceKind.ROCM in kinds:
-        kind = "rocm"  # ROCm's devices are torch's "cuda"
-    number = int(index) if index and kind not in ("cpu", "mps") else 0
-    said = backend.observe(address) if kind == "xpu" else None
-    found = next((d for d in seen.devices if _is_the_same(d, kind, number, said)), None)
-    if found is None:
-        if kind not in {each.value for each in DeviceKind}:
-            raise UsageError(f"device {address!r} given, expected KIND[:INDEX] such as cuda:0")
-        found = said or backend.observe(address) or Observation(DeviceKind(kind), number)
-        found = replace(found, rehearsal=any(each.rehearsal for each in seen.devices))
-        warnings.warn(
-            f"no probe sees {address} (NVML or the vendor's driver shows none here): it is taken "
-            f"for {found.name or 'an unknown device'}, as {backend.name} calls it. What can be "
-            "seen `autoprec probe` says",
-            AutoprecWarning,
-            stacklevel=4,
-        )
-    return merge(found, load_catalogue().family_of(found))
-
-
-def _is_the_same(seen: Observation, kind: str, number: int, said: Observation | None) -> bool:
-    """Whether a probe's device is the framework's: by its number, where that is the framework's own
-    too; an Intel GPU by what the framework has `said` of it.
-    """
-    if seen.kind != kind:
-        return False
-    if said is None or not said.pci:
-        return seen.index == number
-    return seen.pci == said.pci and said.uuid in ("", seen.uuid)
-
-
-def _by_rules(facts: DeviceFacts, tuned: Recipe) -> Recipe:
-    """The rules' first policy, at the batch the profile was tuned to."""
-    policy = propose(facts).recommended
-    return replace(
-        Recipe(),
-        policy=policy,
-        batch_size=tuned.batch_size,
-        accumulation_steps=tuned.accumulation_steps,
-        loss_scale=LossScale() if policy.needs_loss_scale else None,
-    )

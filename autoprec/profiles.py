@@ -10,10 +10,11 @@ from typing import Any
 
 import yaml
 
-from autoprec.core.codec import DecodeError, from_plain, show, to_plain
+from autoprec.core.codec import DecodeError, from_plain, show, to_plain, without_empty
 from autoprec.core.profile import SCHEMA, Profile
 from autoprec.documents import read_yaml, write_text
 from autoprec.errors import ProfileError
+from autoprec.profile_comments import HEADER, explained
 
 SUFFIX = ".profile.yaml"
 
@@ -28,7 +29,21 @@ def load_profile(path: str | Path) -> Profile:
     file = Path(path)
     if file.is_dir():
         raise ProfileError(f"{file} is a folder; give one profile file (apply_profile takes both)")
-    return parse_profile(read_yaml(file, ProfileError), str(file))
+    if not file.exists():
+        raise ProfileError(
+            f"{file}: there is no such file; `autoprec tune TASK.py` writes TASK{SUFFIX} beside it"
+        )
+    try:
+        document = read_yaml(file, ProfileError)
+    except ProfileError as error:
+        if not file.is_file() or file.suffix in (".yaml", ".yml"):
+            raise
+        task = f"; `autoprec tune {file}` writes a task file's" if file.suffix == ".py" else ""
+        raise ProfileError(f"{file} is no profile: {_WANTED}{task}") from error
+    return parse_profile(document, str(file))
+
+
+_WANTED = "expected a file that `autoprec tune` wrote (MODEL.profile.yaml)"
 
 
 def parse_profile(document: object, where: str) -> Profile:
@@ -36,7 +51,9 @@ def parse_profile(document: object, where: str) -> Profile:
     if document is None:
         raise ProfileError(f"{where}: the file is empty; write a profile with `autoprec tune`")
     if not isinstance(document, dict):
-        raise ProfileError(f"{where}: expected a mapping with the keys of a profile")
+        raise ProfileError(f"{where} is no profile: {_WANTED}")
+    if not {"schema", "recipe"} & document.keys():
+        raise ProfileError(f"{where} is no profile: it has no recipe; {_WANTED}")
     schema = document.get("schema")
     if schema != SCHEMA or isinstance(schema, bool):
         given = "no schema" if schema is None else f"schema {show(schema)}"
@@ -61,6 +78,15 @@ def load_folder(folder: Path) -> dict[str, Profile]:
     if not files:
         raise ProfileError(f"{folder}: no profile (*.yaml) in this folder; write one with tune")
     return {file.name: load_profile(file) for file in files}
+
+
+def to_mapping(profile: Profile) -> dict[str, Any]:
+    """The profile as plain values: what its file holds, and what `autoprec tune --json` prints.
+
+    Evidence that there is none of is left out: nulls, zeros and empty lists say nothing.
+    """
+    plain: dict[str, Any] = to_plain(profile)
+    return {**plain, "evidence": without_empty(profile.evidence)}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -93,11 +119,11 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_profile(profile: Profile) -> str:
-    """The profile as YAML text."""
+    """The profile as YAML text, with comments that say what its keys mean."""
     text: str = yaml.dump(
-        to_plain(profile), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
+        to_mapping(profile), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
     )
-    return "# Written by autoprec. Check that it fits a device with: autoprec check FILE\n" + text
+    return HEADER + explained(text)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

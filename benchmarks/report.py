@@ -127,13 +127,13 @@ def oracle(path: Path) -> Iterator[str]:
         "recipe and 5 s, more where the steps are longer) against what `autoprec tune` chose, "
         "measured in alternation with 95 % intervals. search/grid counts the trials and the "
         "contests, in which the fastest recipes, the finalists and the winner run in alternation; "
-        "it leaves out preflight and proof, and the start of the grid's processes. Where 1.000 has "
-        "no interval, both are the same recipe."
+        "it leaves out the first step and the proof, and the start of the grid's processes. Where "
+        "1.000 has no interval, both are the same recipe."
     )
     yield ""
     yield (
         "| task | chosen/best | chosen/float32 default | best/float32 default | search/grid | "
-        "trials | preflight | search | contests | proof | chosen |"
+        "trials | first step | search | contests | proof | chosen |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for r in results:
@@ -165,7 +165,7 @@ def oracle(path: Path) -> Iterator[str]:
     yield ""
     yield (
         f"Geometric means{left_out}: chosen/best {mean(ratios):.3f} (worst {min(ratios):.3f}), "
-        f"search/grid {mean(map(share_of_search, counted)):.1%} (without the finish "
+        f"search/grid {mean(map(share_of_search, counted)):.1%} (without the last of them "
         f"{mean(share_of_search(r, finish=False) for r in counted):.1%}); of the best's gain over "
         f"the float32 default {kept:.3f} is kept. Two seeds choose recipes at most "
         f"{max(seeds):.1%} apart. Trials killed by the operating system: "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greeting is no test output
 os.environ["AUTOPREC_CATALOGUE"] = ""  # device rows of whoever runs the tests are no part of them
+os.environ["AUTOPREC_CACHE"] = ""  # nor is what was measured on their machine
 
 TESTS = Path(__file__).parent
 MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}

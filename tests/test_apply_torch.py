@@ -11,17 +11,23 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec import Profile, Recipe, api, apply_profile
+from autoprec import Profile, Recipe, api, apply_profile, cache
 from autoprec.api import device_fingerprint
 from autoprec.backends.torch.backend import TorchBackend
-from autoprec.core.device import DeviceKind, Fingerprint
-from autoprec.core.dtypes import Policy
+from autoprec.core.device import DeviceKind, Fingerprint, Measurements, Product, merge
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.judge import Verdict
 from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, TaskRecord
 from autoprec.core.recipe import LossScale
 from autoprec.core.statistics import Ratio
-from autoprec.errors import AutoprecWarning, ProfileError, ProfileMismatch, UsageError
-from autoprec.hardware.catalogue import profiles_folder
+from autoprec.errors import (
+    AutoprecWarning,
+    ProfileError,
+    ProfileMismatch,
+    TaskError,
+    UsageError,
+)
+from autoprec.hardware.catalogue import load_catalogue, profiles_folder
 from autoprec.hardware.observe import observe
 from autoprec.hardware.recording import RecordedMachine, read_recording
 from autoprec.profiles import save_profile
@@ -125,12 +131,97 @@ def test_from_a_folder_the_profile_of_this_device_is_taken(tmp_path: Path) -> No
     assert apply_profile(tmp_path, model=model, optimizer=optimizer).batch_size == 16
 
 
-def test_where_nothing_fits_the_rules_decide_and_say_so() -> None:
+def test_where_nothing_fits_the_batch_is_kept_and_it_says_how_to_tune() -> None:
     model, optimizer = task()
     profile = make_profile(replace(BFLOAT16, batch_size=64, accumulation_steps=2), ELSEWHERE)
-    with pytest.warns(AutoprecWarning, match=r"made on a cuda device.*autoprec tune"):
+    with pytest.warns(AutoprecWarning, match=r"made on a cuda device.*`autoprec tune model\.py`"):
         precision = apply_profile(profile, model=model, optimizer=optimizer)
     assert (precision.batch_size, precision.accumulation_steps) == (64, 2)
+
+
+def on_a_recorded(machine: str, monkeypatch: pytest.MonkeyPatch) -> Fingerprint:
+    """Be on a machine that was written down; return its fingerprint."""
+    seen = observe(RecordedMachine(read_recording(profiles_folder() / "recordings" / machine)))
+    monkeypatch.setattr("autoprec.fitting.observe", lambda **_: seen)
+    return merge(seen.devices[0], load_catalogue().family_of(seen.devices[0])).fingerprint
+
+
+def fallback(profile: Profile | Path, **how: Any) -> tuple[Policy, str]:
+    """The policy that is taken where no profile fits, and the warning."""
+    model, optimizer = task()
+    with pytest.warns(AutoprecWarning, match="no profile fits this device") as caught:
+        precision = apply_profile(profile, model=model, optimizer=optimizer, **how)
+    return precision.policy, str(caught[0].message)
+
+
+def timed(fingerprint: Fingerprint, bfloat16: float, framework: str = "torch") -> None:
+    """Remember products of 100 GFLOP/s in float32, and so many in bfloat16."""
+    rates = {DType.FLOAT32: 100.0, DType.BFLOAT16: bfloat16}
+    products = tuple(Product(dtype, gflops=rate, size=512) for dtype, rate in rates.items())
+    version = {"torch": torch.__version__, "tensorflow": "2.21.0"}[framework]
+    measured = Measurements(framework, products, date="2026-11-24")
+    assert cache.remember(cache.Timed(fingerprint, framework, version, measured)) == ""
+
+
+AMX, ZEN4 = "intel-sapphire-rapids.json", "amd-zen4.json"
+
+
+def test_without_a_measurement_the_catalogues_word_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on_a_recorded(AMX, monkeypatch)
+    save_profile(make_profile(BFLOAT16, ELSEWHERE), tmp_path / "a.yaml")
+    save_profile(make_profile(BFLOAT16, replace(ELSEWHERE, family="b")), tmp_path / "b.yaml")
+    for given in (make_profile(BFLOAT16, ELSEWHERE), tmp_path):
+        policy, said = fallback(given)
+        assert policy is Policy.FLOAT32
+        assert "training in float32, because nothing that was measured says" in said
+        assert "or take mixed_bfloat16 unmeasured with fallback='rules'" in said
+        policy, said = fallback(given, fallback="rules")
+        assert policy is Policy.MIXED_BFLOAT16
+        assert "mixed_bfloat16 by the hardware's rules, not measured" in said
+
+
+@pytest.mark.parametrize(
+    ("gflops", "policy"),
+    [(56.0, Policy.FLOAT32), (105.0, Policy.FLOAT32), (310.0, Policy.MIXED_BFLOAT16)],
+)
+def test_what_was_measured_on_this_machine_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gflops: float, policy: Policy
+) -> None:
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    here = on_a_recorded(AMX, monkeypatch)
+    timed(replace(here, name="another CPU"), 900.0)
+    timed(here, gflops)
+    chosen, said = fallback(make_profile(BFLOAT16, ELSEWHERE))
+    assert chosen is policy
+    if policy.mixed:
+        assert "bfloat16 products were measured at 3.1x float32's (this device, on 2026" in said
+        assert "is not proven" in said
+
+
+def test_a_damaged_memory_of_a_measurement_is_told_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    timed(on_a_recorded(AMX, monkeypatch), 310.0)
+    (file,) = (tmp_path / "measured").iterdir()
+    file.write_text(file.read_text()[:-20])
+    policy, said = fallback(make_profile(BFLOAT16, ELSEWHERE))
+    assert policy is Policy.FLOAT32
+    assert f"{file} cannot be read and is left out" in said
+
+
+def test_what_was_measured_on_the_family_decides_where_nothing_was_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = on_a_recorded(ZEN4, monkeypatch)
+    policy, said = fallback(make_profile(BFLOAT16, ELSEWHERE))
+    assert policy is Policy.MIXED_BFLOAT16
+    assert "bfloat16 products were measured at 2.2x float32's (another AMD Zen 4)" in said
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    timed(here, 50.0)
+    assert fallback(make_profile(BFLOAT16, ELSEWHERE))[0] is Policy.FLOAT32
 
 
 @pytest.mark.parametrize(
@@ -141,23 +232,35 @@ def test_where_nothing_fits_the_rules_decide_and_say_so() -> None:
         (True, False, Policy.FLOAT32, "mkldnn.enabled"),
     ],
 )
-def test_without_onednn_the_rules_count_on_no_arithmetic_of_the_cpus(
-    monkeypatch: pytest.MonkeyPatch, onednn: bool, enabled: bool, policy: Policy, why: str
+@pytest.mark.parametrize("how", ["measured", "rules"])
+def test_without_onednn_nothing_counts_on_the_cpus_arithmetic(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    onednn: bool,
+    enabled: bool,
+    policy: Policy,
+    why: str,
+    how: str,
 ) -> None:
-    path = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
-    seen = observe(RecordedMachine(read_recording(path)))
-    monkeypatch.setattr("autoprec.api.observe", lambda: seen)
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    timed(on_a_recorded(ZEN4, monkeypatch), 310.0, framework="tensorflow")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
     monkeypatch.setattr(type(torch.backends.mkldnn), "enabled", enabled)
     said = TorchBackend().shortcoming("cpu")
     assert why in said
     assert bool(why) == bool(said)
+    assert fallback(make_profile(BFLOAT16, ELSEWHERE), fallback=how)[0] is policy
+
+
+def test_another_fallback_is_an_error() -> None:
     model, optimizer = task()
-    with pytest.warns(AutoprecWarning, match=f"{policy} by the hardware's rules"):
-        precision = apply_profile(
-            make_profile(BFLOAT16, ELSEWHERE), model=model, optimizer=optimizer
+    with pytest.raises(UsageError, match="fallback='bf16' given, expected 'measured' or 'rules'"):
+        apply_profile(
+            make_profile(BFLOAT16),
+            model=model,
+            optimizer=optimizer,
+            fallback="bf16",  # type: ignore[call-overload]
         )
-    assert precision.recipe.policy is policy
 
 
 def test_strict_raises_where_nothing_fits() -> None:
@@ -182,6 +285,12 @@ def test_a_recipe_applies_without_a_profile() -> None:
     assert precision.scaler.get_scale() == 256.0
 
 
+@pytest.mark.parametrize("given", ["off", BFLOAT16])
+def test_what_is_no_model_is_told_as_what_was_given(given: Any) -> None:
+    with pytest.raises(TaskError, match=r"^model= was given a builtins\.str, expected"):
+        apply_profile(given, model="x")  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize(
     ("named", "meant"),
     [(None, "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0"), ("cpu", "cpu")],
@@ -192,7 +301,7 @@ def test_a_kind_of_device_means_the_one_that_the_model_is_on(
     asked: list[str] = []
     monkeypatch.setattr(TorchBackend, "device_of", lambda self, model: "cuda:1")
     monkeypatch.setattr(
-        api, "_recipe_for", lambda profile, at, *_, **__: asked.append(at) or Recipe()
+        api, "recipe_for", lambda profile, at, *_, **__: asked.append(at) or Recipe()
     )
     apply_profile("a.yaml", model=nn.Linear(2, 2), device=named)
     assert asked == [meant]
@@ -211,7 +320,7 @@ def test_a_torch_profile_without_a_model_never_means_keras(tmp_path: Path) -> No
 
 def test_a_missing_profile_is_one_clear_error(tmp_path: Path) -> None:
     model, optimizer = task()
-    with pytest.raises(ProfileError, match="there is no such file"):
+    with pytest.raises(ProfileError, match="there is no such file; `autoprec tune"):
         apply_profile(tmp_path / "nothing.yaml", model=model, optimizer=optimizer)
 
 

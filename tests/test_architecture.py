@@ -25,20 +25,24 @@ PACKAGE = Path(autoprec.__file__).parent
 
 # cli -> api -> reporting | tuning -> backends | hardware -> core -> errors. A layer may import
 # itself and what is listed; "" is the package's own __init__, which nothing inside may import.
-# documents (YAML files) and profiles (profile files) do for the layers above what core may not do;
-# version holds one constant.
-FILES = {"documents", "profiles", "version"}
+# fitting chooses the recipe that api applies.
+# documents (YAML files), profiles (profile files, with their comments) and cache (what can be made
+# again) do for the layers above what core may not do; version holds one constant.
+FILES = {"cache", "documents", "profile_comments", "profiles", "version"}
 LAYERS = {
     "errors": set(),
     "version": set(),
     "core": {"errors"},
     "documents": {"core", "errors"},
-    "profiles": {"documents", "core", "errors"},
+    "cache": {"documents", "core", "errors"},
+    "profile_comments": set(),
+    "profiles": {"profile_comments", "documents", "core", "errors"},
     "hardware": {"documents", "core", "errors"},
     "backends": {"core", "errors"},
     "tuning": {"backends", "hardware", "core", "errors", *FILES},
     "reporting": {"tuning", "core", "errors"},
-    "api": {"reporting", "tuning", "backends", "hardware", "core", "errors", *FILES},
+    "fitting": {"backends", "hardware", "core", "errors", *FILES},
+    "api": {"fitting", "reporting", "tuning", "backends", "hardware", "core", "errors", *FILES},
     "cli": {"api", "reporting", "tuning", "core", "errors", *FILES},
     "__main__": {"cli"},
     "": {"api", "core", "errors", "version"},

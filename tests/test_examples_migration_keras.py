@@ -1,11 +1,23 @@
-"""docs/migration.md's statements about TensorFlow and Keras hold for what is installed."""
+"""docs/migration.md: its statements about TensorFlow and Keras hold, and its Keras code trains."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
+from autoprec import Policy, Recipe, apply_profile
+from autoprec.core.recipe import LossScale
+
+#: What Keras itself warns about: numpy 2 reading TensorFlow's eager tensors.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+PAGE = (Path(__file__).parent.parent / "docs" / "migration.md").read_text(encoding="utf-8")
 
 
 def test_the_graph_rewrite_is_gone_and_its_rest_refuses_keras_3() -> None:
@@ -97,3 +109,68 @@ def test_compile_wraps_the_optimizer_only_by_the_models_own_policy() -> None:
     finally:
         keras.config.set_dtype_policy(before)
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+FLOAT16 = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=256.0))
+
+
+def code_of(section: str) -> list[str]:
+    """The Python blocks of one section of the page."""
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def tuned(name: str, **arguments: Any) -> Any:
+    """What the page's `apply_profile` does where the profile chose float16."""
+    assert name == "model.profile.yaml"
+    return apply_profile(FLOAT16, **arguments)
+
+
+def one_step() -> dict[str, Any]:
+    """Everything that the page's custom loop needs for one step."""
+    model = small_model()
+    model.set_weights([np.linspace(-1, 1, 8).reshape(4, 2), np.zeros(2)])
+    return {
+        "keras": keras,
+        "tf": tf,
+        "apply_profile": tuned,
+        "model": model,
+        "optimizer": keras.optimizers.SGD(0.1),
+        "loss_fn": keras.losses.MeanSquaredError(),
+        "x": np.linspace(0, 1, 32, dtype="float32").reshape(8, 4),
+        "y": np.ones((8, 2), "float32"),
+    }
+
+
+def test_the_custom_loop_after_trains_as_a_plain_one() -> None:
+    before, after = code_of("Keras 2")
+    assert "get_unscaled_gradients" in before
+    plain, scaled = one_step(), one_step()
+    exec(after, scaled)
+    assert scaled["precision"].steps == 1
+    assert float(scaled["scaled_loss"]) == pytest.approx(256.0 * float(scaled["loss"]))
+    plain["apply_profile"] = lambda name, **arguments: apply_profile("off", **arguments)
+    start = plain["model"].get_weights()
+    exec(after, plain)
+    for mine, theirs, first in zip(
+        scaled["model"].get_weights(), plain["model"].get_weights(), start, strict=True
+    ):
+        assert np.abs(theirs - first).min() > 1e-3
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-3)
+
+
+def test_what_takes_the_place_of_the_graph_rewrite_applies() -> None:
+    (code,) = code_of("TensorFlow's graph rewrite")
+    then, first, second = re.split(r"^# (?:now|or).*$", code, flags=re.MULTILINE)
+    assert "enable_mixed_precision_graph_rewrite" in then
+    names = one_step() | {"build_model": small_model}
+    exec(first.replace("optimizer, ...", "optimizer, 'mse'"), names)
+    try:
+        names["model"].fit(names["x"], names["y"], verbose=0)
+        assert names["precision"].steps == 1
+        assert names["model"].layers[0].compute_dtype == "float16"
+    finally:
+        names["precision"].restore()
+    names["model"] = small_model()
+    exec(second, names)
+    assert names["model"].layers[0].compute_dtype == "float16"

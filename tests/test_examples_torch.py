@@ -90,14 +90,20 @@ def run_script(name: str, *arguments: str | Path, expect: int = 0) -> str:
 WriteProfile = Callable[[Recipe, str], Path]
 
 
+def readme(said: str) -> str:
+    """The one Python block of README that says this."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if said in b)
+    return str(block)
+
+
+@pytest.mark.parametrize("form", ["in full", "in short"])
 def test_the_readmes_loop_trains_the_readmes_task(
-    write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
+    write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
-    )
-    (task,) = (block for block in blocks if "def build_model" in block)
-    (loop,) = (block for block in blocks if "precision.backward" in block)
+    task, loop = readme("def build_model"), readme("precision.backward(")
+    if form == "in short":  # it follows the line that applies the profile
+        loop = loop[: loop.index("for inputs")] + readme("backward_and_step(")
     recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=4, accumulation_steps=3)
     monkeypatch.chdir(write_profile(recipe, "torch").parent)
     names: dict[str, Any] = {}
@@ -111,7 +117,7 @@ def test_the_readmes_loop_trains_the_readmes_task(
     exec(loop, names)
     assert names["loss"].dtype is torch.float32
     assert names["precision"].steps == 3  # the last by flush()
-    assert names["scheduler"].last_epoch == 2
+    assert names["scheduler"].last_epoch == (2 if form == "in full" else 3)
     assert not torch.equal(model[0].weight, before)
 
 

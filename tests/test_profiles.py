@@ -6,7 +6,8 @@ import contextlib
 import errno
 import json
 import os
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,21 @@ from fuzz.values import PLAIN, TEXT, profiles, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec import documents
+from autoprec import documents, profile_comments
 from autoprec.core.codec import to_plain
-from autoprec.core.profile import Profile, TaskRecord
+from autoprec.core.device import Fingerprint
+from autoprec.core.dtypes import Policy
+from autoprec.core.judge import Verdict
+from autoprec.core.profile import (
+    Baseline,
+    Chosen,
+    DeviceRecord,
+    Evidence,
+    Profile,
+    TaskRecord,
+)
+from autoprec.core.recipe import KNOBS, LossScale, Recipe
+from autoprec.core.statistics import Ratio
 from autoprec.documents import parse_yaml
 from autoprec.errors import ProfileError
 from autoprec.profiles import (
@@ -27,7 +40,9 @@ from autoprec.profiles import (
     load_profile,
     parse_profile,
     save_profile,
+    to_mapping,
 )
+from autoprec.tuning.evidence import REFERENCE
 
 PROFILE = FULL
 SEED = dump_profile(PROFILE)
@@ -63,7 +78,7 @@ def test_every_number_is_kept_to_the_last_digit(number):
 @given(profiles)
 def test_the_file_and_json_hold_the_same_mapping(profile):
     read = parse_yaml(dump_profile(profile), "a")
-    assert json.loads(json.dumps(read)) == json.loads(json.dumps(to_plain(profile)))
+    assert json.loads(json.dumps(read)) == json.loads(json.dumps(to_mapping(profile)))
 
 
 def test_the_file_is_for_people(tmp_path):
@@ -75,6 +90,84 @@ def test_the_file_is_for_people(tmp_path):
         *("schema", "created", "autoprec", "task", "device", "software", "recipe", "evidence")
     ]
     assert "&" not in text
+
+
+NOTHING = Evidence(
+    baseline=Baseline(Policy.FLOAT32, 32, 100.0, 0.32, 1),
+    chosen=Chosen(100.0, 0.32, 1),
+    parity=REFERENCE,
+    reason="float32",
+    trials=1,
+    tuning_seconds=1.0,
+)
+
+
+def test_what_there_is_nothing_of_is_left_out_and_read_as_before():
+    """A profile of float32 holds no parity of nulls, and no speed-up of no rounds."""
+    plain = replace(PROFILE, evidence=NOTHING)
+    read = parse_yaml(dump_profile(plain), "a")
+    assert set(read["evidence"]) == {
+        *("baseline", "chosen", "parity", "reason", "trials", "tuning_seconds")
+    }
+    assert set(read["evidence"]["parity"]) == {"verdict", "reason"}
+    assert None not in read["evidence"]["chosen"].values()
+    assert set(read["recipe"]) == {f.name for f in fields(Recipe)}  # the contract is whole
+    assert parse_profile(read, "a") == plain
+    old = to_plain(plain)  # as it was written before
+    assert old["evidence"]["speedup"]["rounds"] == 0
+    assert parse_profile(old, "a") == plain
+
+
+def comments_of(text):
+    """The comments beside keys, by the key's path as a YAML reader sees it."""
+    paths, found = [], {}
+    for line in text.splitlines():
+        key = re.match(r"( *)([a-z0-9_]+):", line)
+        if key:
+            paths = [(at, name) for at, name in paths if at < len(key[1])]
+            paths.append((len(key[1]), key[2]))
+            if "  # " in line:
+                found[".".join(name for _, name in paths)] = line.partition("  # ")[2]
+    return found
+
+
+def test_what_a_reader_would_not_know_is_explained_beside_it():
+    scaled = Recipe(batch_size=8).with_policy(Policy.MIXED_FLOAT16)
+    recipe = replace(scaled, knobs={"keep_memory": True}, accumulation_steps=4)
+    parity = Verdict("equal", "why", None, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 0.5, steps=30)
+    ratio = Ratio(2.0, 1.9, 2.1, 7)
+    chosen = replace(NOTHING.chosen, peak_share=0.5, memory_share=0.1, break_even_steps=7)
+    evidence = replace(NOTHING, parity=parity, speedup=ratio, chosen=chosen)
+    found = comments_of(dump_profile(replace(PROFILE, recipe=recipe, evidence=evidence)))
+    for name in (
+        *("device.fingerprint.core_quota", "recipe.knobs.keep_memory", "recipe.accumulation_steps"),
+        *("evidence.parity.loss_null", "evidence.parity.gradient_null", "evidence.speedup"),
+        *("evidence.parity.trajectory_ratio", "evidence.chosen.peak_share"),
+        *("evidence.chosen.break_even_steps", "recipe.loss_scale.floor"),
+    ):
+        assert len(found[name]) > 10, name
+
+
+def test_every_comment_belongs_to_a_key_there_is():
+    names = {
+        *(f"task.{f.name}" for f in fields(TaskRecord)),
+        *(f"device.{f.name}" for f in fields(DeviceRecord)),
+        *(f"device.fingerprint.{f.name}" for f in fields(Fingerprint)),
+        *(f"recipe.{f.name}" for f in fields(Recipe)),
+        *(f"recipe.loss_scale.{f.name}" for f in fields(LossScale)),
+        *(f"recipe.knobs.{name}" for name in KNOBS),
+        *(f"evidence.{f.name}" for f in fields(Evidence)),
+        *(f"evidence.chosen.{f.name}" for f in fields(Chosen)),
+        *(f"evidence.parity.{f.name}" for f in fields(Verdict)),
+    }
+    assert set(profile_comments._COMMENTS) <= names
+
+
+@given(st.text(max_size=300))
+def test_no_text_in_a_profile_is_disturbed_by_comments(text):
+    evidence = replace(NOTHING, reason=f"step: {text}", warnings=(text, f"  steps: {text}\n"))
+    profile = replace(PROFILE, evidence=evidence)
+    assert parse_profile(parse_yaml(dump_profile(profile), "a"), "a") == profile
 
 
 def test_values_that_stand_twice_are_written_twice():
@@ -137,8 +230,8 @@ def edited(**changes):
     [
         ("", "the file is empty; write a profile with `autoprec tune`"),
         ("# only a comment\n", "the file is empty"),
-        ("just text", "expected a mapping with the keys of a profile"),
-        ("- a list", "expected a mapping with the keys of a profile"),
+        ("just text", "is no profile: expected a file that `autoprec tune` wrote"),
+        ("- a list", "is no profile: expected a file that `autoprec tune` wrote"),
         (SEED[: SEED.index("evidence:")], "the top level: the key 'evidence' is missing"),
         (
             SEED[: SEED.index("mixed_float16") + 10],

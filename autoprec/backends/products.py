@@ -27,6 +27,7 @@ from autoprec.core.device import (
     Measurements,
     Product,
     Support,
+    settled,
     with_measurements,
 )
 from autoprec.core.dtypes import DType
@@ -82,13 +83,23 @@ def measure_products(
     facts: DeviceFacts, frameworks: Sequence[str], dtypes: Sequence[DType] | None = None
 ) -> DeviceFacts:
     """Time products per dtype with the first suitable framework, and merge them into the facts."""
+    return with_measurements(facts, measure(facts, frameworks, dtypes))
+
+
+def measure(
+    facts: DeviceFacts, frameworks: Sequence[str], dtypes: Sequence[DType] | None = None
+) -> Measurements:
+    """Time products per dtype with the first of the frameworks that can run such a device.
+
+    Float32's, which all others are compared to, are timed again at the end.
+    """
     framework = next((name for name in _RUNNERS[facts.kind] if name in frameworks), None)
     if framework is None:
         wanted = " or ".join(_RUNNERS[facts.kind]) or "a framework that autoprec can time it with"
-        note = f"not measured: {wanted} is not installed"
-        return with_measurements(facts, Measurements(notes=(note,)))
+        return Measurements(notes=(f"not measured: {wanted} is not installed",))
     chosen = dtypes or [d for d in _ORDER if facts.fact(d).support is not Support.ABSENT]
-    return with_measurements(facts, launch(framework, alone(facts.observation), chosen))
+    again = [DType.FLOAT32] if DType.FLOAT32 in chosen[:-1] else []
+    return settled(launch(framework, alone(facts.observation), [*chosen, *again]))
 
 
 #: The slowest last, so that running out of time costs least.

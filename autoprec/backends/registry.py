@@ -69,17 +69,18 @@ def load(name: str) -> Backend:
     return cast(Backend, getattr(module, attribute)())
 
 
-def owner(model: object) -> str:
-    """The name of the backend that a model belongs to; `TaskError` if there is none."""
+def owner(model: object, source: str = "build_model returned") -> str:
+    """The name of the backend that a model belongs to; `TaskError` if there is none.
+
+    `source` says in the error where the model is from.
+    """
     refuse_keras_2(model)
     for parent in type(model).__mro__:
         for name, entry in ENTRIES.items():
             if any(_within(parent.__module__, prefix) for prefix in entry.owns):
                 return name
     kind = "None" if model is None else f"a {type(model).__module__}.{type(model).__qualname__}"
-    raise TaskError(
-        f"build_model returned {kind}, expected a torch.nn.Module or a compiled keras.Model"
-    )
+    raise TaskError(f"{source} {kind}, expected a torch.nn.Module or a compiled keras.Model")
 
 
 def refuse_keras_2(model: object) -> None:

@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         with _in_peace():
             if isinstance(error, UserCodeError) and error.frames:
-                print(error.frames.rstrip(), file=sys.stderr)
+                print(_frames_alone(error.frames, str(error)), end="", file=sys.stderr)
             print(f"autoprec: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -104,6 +104,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _let_stdout_go()
         return 0
+
+
+def _frames_alone(frames: str, message: str) -> str:
+    """A traceback without its last lines where the message that follows repeats them."""
+    lines = frames.rstrip().splitlines(keepends=True)
+    for start in range(len(lines)):
+        if "".join(lines[start:]).strip() in message:
+            return "".join(lines[:start])
+    return "".join([*lines, "\n"])
 
 
 @contextlib.contextmanager

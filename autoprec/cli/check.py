@@ -45,9 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
         json.dump({"matches": fit.matches, **to_plain(fit)}, sys.stdout, indent=2)
         print()
     if not fit.matches:
+        instead = f"; until then {fit.instead}" if fit.instead else ""
         raise ProfileMismatch(
-            f"{arguments.profile} does not fit: {'; '.join(fit.problems)}. Run `autoprec tune` on "
-            "this device"
+            f"{arguments.profile} does not fit: {'; '.join(fit.problems)}. Run `autoprec tune "
+            f"{profile.task.file}` here{instead}"
         )
     for warning in fit.warnings:
         print(f"warning: {warning}", file=sys.stderr)

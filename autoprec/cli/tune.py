@@ -151,7 +151,11 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help="measure every recipe (--sampler grid) and print the step times by batch and policy",
     )
     group.add_argument(
-        "--rounds", type=int, default=6, metavar="N", help="rounds of the finish (default: 6)"
+        "--rounds",
+        type=int,
+        default=6,
+        metavar="N",
+        help="rounds in which the fastest recipes and float32 run in turns at the end (default: 6)",
     )
 
 
@@ -184,7 +188,8 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--explain",
         action="store_true",
-        help="show how large each module's numbers are under a 16-bit policy, and the islands",
+        help="show how large each module's numbers are under a 16-bit policy, and which modules "
+        "stay in float32",
     )
     group.add_argument(
         "--float32-modules",
@@ -214,8 +219,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Tune, print, and return the exit code."""
     from autoprec.api import check_output, tune
-    from autoprec.core.codec import to_plain
-    from autoprec.profiles import default_path
+    from autoprec.profiles import default_path, to_mapping
     from autoprec.reporting.tune import Quiet, Terminal
     from autoprec.tuning.taskfile import check_task_path
 
@@ -245,7 +249,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "free some space or choose another --output, and run the same command again"
             ) from error
     if arguments.json:
-        json.dump(to_plain(profile), sys.stdout, indent=2)
+        json.dump(to_mapping(profile), sys.stdout, indent=2)
         print()
     return INCONCLUSIVE if arguments.strict and profile.evidence.inconclusive else 0
 

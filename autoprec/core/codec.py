@@ -3,7 +3,8 @@
 Every file and every message autoprec reads or writes goes through here, so that a field added to a
 dataclass is read, written and checked without a second list of names. Reading is strict: unknown
 keys (with the nearest known one named), missing keys, wrong types and numbers out of range are a
-`DecodeError` that says where. Booleans are never taken for numbers, and text never for either.
+`DecodeError` that says where. Booleans are never taken for numbers, and text never for either. A
+derived field (`init=False`) is written for whoever reads the file, and not read.
 
 Supported: dataclasses, str, int, float, bool, None, StrEnum, Literal, X | Y, tuple[X, ...],
 frozenset[X], Mapping[str, X] and object (any plain value).
@@ -57,6 +58,19 @@ def to_plain(value: object) -> Any:
     if isinstance(value, Sequence):
         return [to_plain(item) for item in value]
     return value
+
+
+def without_empty(value: object) -> Any:
+    """What `to_plain` gives, without the fields that are empty, 0 or a whole default by default."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return to_plain(value)
+    shown = {}
+    for info in dataclasses.fields(value):
+        item = getattr(value, info.name)
+        empty = not isinstance(item, bool) and (not item or dataclasses.is_dataclass(item))
+        if not (empty and item == info.default):
+            shown[info.name] = without_empty(item)
+    return shown
 
 
 def from_plain(kind: type[T], value: object, path: str = "") -> T:
@@ -126,8 +140,9 @@ def _decode_dataclass(kind: type, value: object, path: str) -> object:
             path, f"{show(value)} given, expected a mapping with {kind.__name__}'s keys"
         )
     fields = _fields(kind)
+    derived = {f.name for f in dataclasses.fields(kind) if not f.init}
     for key in value:
-        if key not in fields:
+        if key not in fields and key not in derived:
             raise DecodeError(
                 join(path, key), f"unknown key{nearest(key, fields)} (known: {', '.join(fields)})"
             )

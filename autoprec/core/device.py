@@ -21,9 +21,13 @@ GIB = 2**30
 _LONGEST_PATTERN = 500
 
 #: A 16-bit product this much faster than float32's is the hardware's doing, whatever the catalogue
-#: says; below 1 it is emulated, whatever the catalogue says. Between them the catalogue decides,
+#: says; below 1 it gains nothing, whatever the catalogue says. Between them the catalogue decides,
 #: because repeated measurements of one product differ by up to a fifth.
 CLEARLY_FASTER = 1.2
+
+#: A product that is so much slower when it is timed again was, or is, disturbed: repeated
+#: measurements of one product on an idle machine differ by up to a fifth.
+_DISTURBED = 1.5
 
 UNIFIED = (
     "shares the CPU's memory: what a process may have of it is known only to the framework, which "
@@ -45,11 +49,13 @@ class DeviceKind(StrEnum):
 class Support(StrEnum):
     """How a device multiplies matrices in a dtype while accumulating in float32, as training does.
 
-    `native`: the hardware does it, faster than or as fast as float32. `emulated`: it works by
-    converting, and gains nothing. `absent`: it does not run.
+    `native`: the hardware does it, faster than or as fast as float32. `slow`: the hardware should
+    do it, and was measured to be slower than float32. `emulated`: it works by converting, and gains
+    nothing. `absent`: it does not run.
     """
 
     NATIVE = "native"
+    SLOW = "slow"
     EMULATED = "emulated"
     ABSENT = "absent"
     UNKNOWN = "unknown"
@@ -76,12 +82,18 @@ class Product:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What timing a device gave: its matrix products and a large copy."""
+    """What timing a device gave: its matrix products and a large copy.
+
+    `date` is the day it was timed on, as "2026-11-24", where that was not just now. `disturbed`:
+    something else used the device meanwhile, so that the products do not compare.
+    """
 
     framework: str = ""
     products: tuple[Product, ...] = ()
     memory_bandwidth_gbps: float | None = None
     notes: tuple[str, ...] = ()
+    date: str = ""
+    disturbed: bool = False
 
     def product(self, dtype: DType) -> Product | None:
         """The product measured in `dtype`, if one was."""
@@ -182,7 +194,9 @@ class DTypeRow:
 
     `requires` names features of which one must be present for the support to hold; without any the
     support is `otherwise`. Alignments are multiples, in elements, that matrix dimensions want: the
-    least that runs on the fast path, and the best the vendor names.
+    least that runs on the fast path, and the best the vendor names. `measured_ratio` is how many
+    times as fast as float32's products were where autoprec measured such a device; it holds where
+    the first feature of `requires`, if there are any, is used.
     """
 
     support: Support = Support.UNKNOWN
@@ -192,6 +206,7 @@ class DTypeRow:
     alignment: int = bounded(default=1, low=1, high=4096)
     best_alignment: int | None = bounded(default=None, low=1, high=4096)
     peak_dense_tflops: float | None = bounded(default=None, low=1e-3, high=1e6)
+    measured_ratio: float | None = bounded(default=None, low=1e-6, high=1e6)
 
 
 @dataclass(frozen=True)
@@ -221,7 +236,11 @@ class Family:
 
 @dataclass(frozen=True)
 class DTypeFact:
-    """What is known of one dtype on one device, and how it is known."""
+    """What is known of one dtype on one device, and how it is known.
+
+    `family_ratio` is how many times as fast as float32's its products were on another device of the
+    family, where that was measured.
+    """
 
     support: Support = Support.UNKNOWN
     evidence: Evidence = Evidence.CATALOGUE
@@ -230,6 +249,7 @@ class DTypeFact:
     best_alignment: int = 1
     peak_dense_tflops: float | None = None
     measured_gflops: float | None = None
+    family_ratio: float | None = None
 
 
 @dataclass(frozen=True)
@@ -254,7 +274,8 @@ class DeviceFacts:
     """Everything known of one device: observation and family merged.
 
     Memory bandwidths are in GB/s (10^9 bytes), the catalogue's being the vendor's peak and the
-    measured one counting bytes read and written.
+    measured one counting bytes read and written. `measured_with` is the framework that this device
+    was timed with, "" where it was not; `measured_on` the day, where that was earlier.
     """
 
     observation: Observation
@@ -265,6 +286,7 @@ class DeviceFacts:
     memory_bandwidth_gbps: float | None = None
     measured_memory_bandwidth_gbps: float | None = None
     measured_with: str = ""
+    measured_on: str = ""
     notes: tuple[str, ...] = ()
     padding: bool = True
     origin: str = ""
@@ -364,16 +386,20 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
         alignment=row.alignment,
         best_alignment=row.best_alignment or row.alignment,
         peak_dense_tflops=row.peak_dense_tflops if whole else None,
+        family_ratio=row.measured_ratio,
     )
     if not row.requires:
         return fact
     if not (seen.features or seen.denied):
+        fact = replace(fact, family_ratio=None)
         why = f"nothing could be read of its features, {' or '.join(row.requires)} among them"
         if seen.hypothetical:
             why = f"not every one has {' or '.join(row.requires)}"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
     has = [name for name in row.requires if name in seen.features]
     found = [name for name in has if name not in seen.unused]
+    if found[:1] != [row.requires[0]]:
+        fact = replace(fact, family_ratio=None)
     if found:
         return replace(fact, evidence=Evidence.PROBED, reason=_and(f"has {found[0]}", row.reason))
     if has:
@@ -406,6 +432,35 @@ def doubted(facts: DeviceFacts, why: str) -> DeviceFacts:
     return replace(facts, dtypes=dtypes)
 
 
+def settled(measured: Measurements) -> Measurements:
+    """The measurements with one product a dtype, the faster of two; disturbed where they differ."""
+    found: dict[DType, Product] = {}
+    notes = list(measured.notes)
+    for product in measured.products:
+        first = found.setdefault(product.dtype, product)
+        low, high = sorted((first.gflops or 0.0, product.gflops or 0.0))
+        if first is product or not low:
+            continue
+        found[product.dtype] = product if product.gflops == high else first
+        if high > _DISTURBED * low:
+            notes.append(
+                f"{product.dtype} products ran at {low:.3g} and at {high:.3g} GFLOP/s within "
+                "seconds: something else uses this device, so the numbers do not compare; measure "
+                "again when it is idle"
+            )
+    return replace(
+        measured,
+        products=tuple(found.values()),
+        notes=tuple(notes),
+        disturbed=len(notes) > len(measured.notes),
+    )
+
+
+def times(ratio: float) -> str:
+    """A ratio with two significant digits, and no exponent where it is large: "2.2x", "770x"."""
+    return f"{float(f'{ratio:.2g}'):g}x"
+
+
 def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts:
     """Put what was measured over what the catalogue and the probe say."""
     base = measured.product(DType.FLOAT32)
@@ -418,6 +473,7 @@ def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts
         dtypes=dtypes,
         measured_memory_bandwidth_gbps=measured.memory_bandwidth_gbps,
         measured_with=measured.framework,
+        measured_on=measured.date,
         notes=(*facts.notes, *measured.notes),
     )
 
@@ -439,13 +495,15 @@ def _measured(fact: DTypeFact, product: Product, base: float | None) -> DTypeFac
     support = fact.support
     if ratio >= CLEARLY_FASTER:
         support = Support.NATIVE
+    elif ratio < 1.0 and support is Support.NATIVE:
+        support = Support.SLOW
     elif ratio < 1.0 or support in (Support.ABSENT, Support.UNKNOWN):
         support = Support.EMULATED
     return replace(
         fact,
         support=support,
         evidence=Evidence.MEASURED,
-        reason=f"measured: {ratio:.2g}x float32",
+        reason=f"measured: {times(ratio)} float32",
     )
 
 

@@ -28,6 +28,7 @@ from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.core.trajectories import MIN_STEPS, SeedRun, gate, metric, trajectory
 
 __all__ = [
+    "AT_THE_SAME_WEIGHTS",
     "LONG_LOOK",
     "LONG_STEPS",
     "MIN_STEPS",
@@ -51,6 +52,9 @@ __all__ = [
 
 LONG_STEPS = 60
 """Steps of the run that decides where losses are off in both directions at the same weights."""
+
+AT_THE_SAME_WEIGHTS = "loss and gradient at the same weights"
+"""What the shadow test compares, for people."""
 
 LONG_LOOK = ("long", "excused")
 """The doubts that such a run settles."""
@@ -277,12 +281,12 @@ def _covered(evidence: Evidence, driven: Check, measured: Check) -> tuple[str, .
         steps = ", ".join(
             str(point.step) for point in (*evidence.shadow, *evidence.far, *evidence.later)
         )
-        covered.append(f"shadow at steps {steps}")
+        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {steps}")
     if driven.judged:
         seeds = [run.candidate.seed for run in evidence.late]
         rest = [run for run in evidence.runs if run.candidate.seed not in seeds]
         lengths = ", ".join(str(len(run.candidate.losses)) for run in (*evidence.late, *rest))
-        covered.append(f"trajectories of {lengths} steps")
+        covered.append(f"trainings of {lengths} steps")
     if measured.judged:
         covered.append("evaluate(model)")
     return (*covered, *evidence.notes)
@@ -339,7 +343,10 @@ def _praise(numbers: Verdict, lasting: Check) -> str:
         f"within {percent(number(ended))} after {numbers.steps} steps",
     ]
     first, last = number(numbers.first_loss), number(numbers.last_loss)
-    return (
+    told = (
         f"trains like float32: equal over the first {numbers.steps} steps, loss {first:.2g} to "
         f"{last:.2g}; {', '.join(part for part in parts if part)}"
     )
+    if numbers.not_covered:
+        told += f" (not covered: {'; '.join(numbers.not_covered)})"
+    return told

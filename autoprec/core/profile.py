@@ -22,6 +22,9 @@ from autoprec.core.waterfall import Part, in_words
 
 SCHEMA = 1
 
+#: Of what was not compared, because it is the baseline itself.
+NO_SPEEDUP = Ratio(1.0, 1.0, 1.0, 0)
+
 # What a number read from a file may be at most: samples a second, seconds, bytes.
 _FASTEST, _LONGEST, _LARGEST = 1e15, 1e9, 2**60
 
@@ -83,7 +86,8 @@ class Chosen:
 class Evidence:
     """Every number behind the recipe, as measured. What a file must have comes last in it.
 
-    So a file that was cut off is never taken for a whole one.
+    So a file that was cut off is never taken for a whole one. Without a speed-up (of no rounds),
+    the baseline itself was chosen.
 
     `waterfall` is what the speed-up consists of, from the recipe to the baseline. `inconclusive`
     says why nothing could be concluded, so that float32 was kept (empty: it could), `not_covered`
@@ -92,8 +96,8 @@ class Evidence:
 
     baseline: Baseline
     chosen: Chosen
-    speedup: Ratio
-    speedup_same_batch: Ratio | None
+    speedup: Ratio = NO_SPEEDUP
+    speedup_same_batch: Ratio | None = None
     parity: Verdict
     reason: str
     waterfall: tuple[Part, ...] = ()
@@ -159,7 +163,7 @@ def without_speeds(evidence: Evidence) -> Evidence:
         evidence,
         baseline=replace(evidence.baseline, **timeless),
         chosen=Chosen(peak_memory_bytes=evidence.chosen.peak_memory_bytes, **timeless),
-        speedup=Ratio(1.0, 1.0, 1.0, 0),
+        speedup=NO_SPEEDUP,
         speedup_same_batch=None,
         waterfall=(),
         padding=tuple({**each, "speed_with_over_without": None} for each in evidence.padding),
@@ -173,10 +177,14 @@ REHEARSED = "a rehearsal on a pretended device, in which nothing timed means any
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether a profile holds here: `problems` rule it out, `warnings` weaken it."""
+    """Whether a profile holds here: `problems` rule it out, `warnings` weaken it.
+
+    `instead` is what is done where it does not hold, if that is known.
+    """
 
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    instead: str = ""
 
     @property
     def matches(self) -> bool:
@@ -192,7 +200,8 @@ def fit(
     Another kind or family of device rules the profile out, and so does having been made in a
     rehearsal; another name, memory, partition, core quota or
     minor version of the framework is a warning. `software` maps names to versions; one that is not
-    installed here is not compared unless it is the profile's own framework.
+    installed here is not compared, but without the profile's own framework it does not fit, unless
+    it is applied to another `framework`.
     """
     problems, warnings = [], []
     made = profile.device.fingerprint
@@ -212,7 +221,10 @@ def fit(
             f"tuned with {profile.task.framework}, applied to {framework}: policy and batch carry "
             "over, the measured speed may not"
         )
-    warnings += _software_differences(profile, software, framework)
+    own = profile.task.framework
+    if framework in (None, own) and own in profile.software and own not in software:
+        problems.append(f"made with {own} {profile.software[own]}, which is not installed here")
+    warnings += _software_differences(profile, software)
     return Fit(tuple(problems), tuple(warnings))
 
 
@@ -244,18 +256,13 @@ def _quota(quota: float | None) -> str:
     return "none" if quota is None else f"{quota:g}"
 
 
-def _software_differences(
-    profile: Profile, software: Mapping[str, str], framework: str | None
-) -> list[str]:
+def _software_differences(profile: Profile, software: Mapping[str, str]) -> list[str]:
     found = []
     for name, version in profile.software.items():
         if name == "python":
             continue
         here = software.get(name)
-        if here is None:
-            if name == profile.task.framework and framework in (None, name):
-                found.append(f"made with {name} {version}, which is not installed here")
-        elif minor_version(here) != minor_version(version):
+        if here is not None and minor_version(here) != minor_version(version):
             found.append(f"made with {name} {version}, here is {here}")
     return found
 

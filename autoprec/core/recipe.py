@@ -89,6 +89,14 @@ class Recipe:
         return replace(self, policy=policy, loss_scale=scale, float32_modules=())
 
 
+def batch_in_words(batch_size: int, accumulation_steps: int) -> str:
+    """The batch of an update, and how it is split: "batch 32 in 4 micro-batches of 8"."""
+    if accumulation_steps == 1:
+        return f"batch {batch_size}"
+    whole = batch_size * accumulation_steps
+    return f"batch {whole} in {accumulation_steps} micro-batches of {batch_size}"
+
+
 @dataclass(frozen=True)
 class Knob:
     """What a further knob may hold, and which framework knows it."""

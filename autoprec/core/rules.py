@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from autoprec.core.device import DeviceFacts, DeviceKind, Support
+from autoprec.core.device import DeviceFacts, DeviceKind, Evidence, Support, times
 from autoprec.core.dtypes import DType, Policy
 
 #: Peaks nearer than this count as equal; the simpler policy then goes first.
@@ -40,21 +40,23 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What the hardware makes plausible: candidates best first, refusals, and what to expect."""
+    """What the hardware makes plausible: candidates best first, refusals, and what to expect.
+
+    `recommended` is the first candidate's policy.
+    """
 
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...]
     expectation: str
+    recommended: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recommended", self.candidates[0].policy)
 
     @property
     def policies(self) -> tuple[Policy, ...]:
         """The candidates' policies, best first."""
         return tuple(candidate.policy for candidate in self.candidates)
-
-    @property
-    def recommended(self) -> Policy:
-        """The first candidate's policy."""
-        return self.candidates[0].policy
 
 
 def propose(facts: DeviceFacts, requested: tuple[Policy, ...] = ()) -> Proposal:
@@ -80,6 +82,28 @@ def propose(facts: DeviceFacts, requested: tuple[Policy, ...] = ()) -> Proposal:
     return Proposal(tuple(chosen), left_out, expectation)
 
 
+def measured_choice(facts: DeviceFacts) -> Candidate:
+    """The policy for a device that nothing was tuned on: a faster one only if it was measured so.
+
+    What was measured here counts, else what was measured on another device of the family. Without
+    either it is float32, whatever the catalogue promises: what it calls native may be slow here.
+    """
+    accepted, _ = _judge(facts)
+    for candidate in accepted:
+        dtype = candidate.policy.compute_dtype
+        if candidate.policy is Policy.FLOAT32:
+            break
+        here, family = facts.measured_ratio(dtype), facts.fact(dtype).family_ratio
+        ratio, where = (family, f"another {facts.title}") if here is None else (here, "this device")
+        if ratio is not None and ratio >= _SAME_SPEED:
+            if here is not None and facts.measured_on:
+                where += f", on {facts.measured_on}"
+            why = f"{dtype} products were measured at {times(ratio)} float32's ({where})"
+            return Candidate(candidate.policy, (why,))
+    why = "nothing that was measured says that another policy would be faster here"
+    return Candidate(Policy.FLOAT32, (why,))
+
+
 def _judge(facts: DeviceFacts) -> tuple[tuple[Candidate, ...], dict[Policy, tuple[str, ...]]]:
     refused = {p: why for p in Policy if (why := objections(facts, p))}
     known = [p for p in Policy if p not in refused and p is not Policy.FLOAT32]
@@ -99,11 +123,13 @@ def objections(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
     if fact.support is Support.ABSENT:
         return (_with(f"{dtype} is absent", fact.reason),)
     if ratio is not None and ratio < 1.0:
-        return (f"{dtype} products are slower than float32's (measured: {ratio:.2g}x float32)",)
-    if fact.support is Support.EMULATED:
-        return (_with(f"{dtype} is emulated", fact.reason),)
+        return (f"{dtype} products are slower than float32's (measured: {times(ratio)} float32)",)
+    if fact.support in (Support.EMULATED, Support.SLOW):
+        return (_with(f"{dtype} is {fact.support}", fact.reason),)
     if facts.kind is DeviceKind.CPU and ratio is not None and ratio < _SAME_SPEED:
-        return (f"{dtype} products are no faster than float32's (measured: {ratio:.2g}x float32)",)
+        return (
+            f"{dtype} products are no faster than float32's (measured: {times(ratio)} float32)",
+        )
     if facts.kind is DeviceKind.CPU and ratio is None:
         return _unproven_on_cpu(facts, dtype)
     return ()
@@ -154,10 +180,11 @@ def _reasons(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
         return ("the reference everything is measured against",)
     dtype = policy.compute_dtype
     fact = facts.fact(dtype)
-    reasons = [_with(f"{dtype} is {fact.support} ({fact.evidence})", fact.reason)]
+    how = "" if fact.evidence is Evidence.MEASURED else f" ({fact.evidence})"
+    reasons = [_with(f"{dtype} is {fact.support}{how}", fact.reason)]
     gain = _peak_ratio(facts, dtype)
     if gain is not None:
-        reasons.append(f"peak {gain:.2g}x float32's")
+        reasons.append(f"peak {times(gain)} float32's")
     if fact.support is Support.UNKNOWN:
         reasons.append("only a measurement can tell")
     if policy is Policy.MIXED_BFLOAT16:
@@ -179,10 +206,10 @@ def _expect(facts: DeviceFacts, accepted: tuple[Candidate, ...]) -> str:
         return "no speed-up over float32 is to be expected: no faster dtype is native here"
     ratio = facts.measured_ratio(best.compute_dtype)
     if ratio is not None:
-        return f"matrix products run {ratio:.2g}x float32's speed (measured); {_LESS}"
+        return f"matrix products run {times(ratio)} float32's speed (measured); {_LESS}"
     gain = _peak_ratio(facts, best.compute_dtype)
     if gain is not None:
-        return f"matrix products up to {gain:.2g}x float32 by the vendor's peaks; {_LESS}"
+        return f"matrix products up to {times(gain)} float32 by the vendor's peaks; {_LESS}"
     return "faster than float32 where matrix products dominate; only measuring tells"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.recipe import KEEP_MEMORY, Recipe, batch_in_words
 from autoprec.core.statistics import Ratio, paired_ratio
 
 PRECISION, BATCH, MEMORY = "precision", "batch", "kept memory"
@@ -85,10 +85,9 @@ def parts(recipe: Recipe, plain: Recipe, rates: Mapping[str, Sequence[float]]) -
 
 
 def in_words(recipe: Recipe) -> str:
-    """A side of a ratio named wholly: "float32, batch 64 x 4, memory kept"."""
-    micro = f" x {recipe.accumulation_steps}" if recipe.accumulation_steps > 1 else ""
+    """A side of a ratio named wholly: "float32, batch 64, memory kept"."""
     kept = ["memory kept"] if recipe.keeps_memory else []
-    batch = f"batch {recipe.batch_size}{micro}"
+    batch = batch_in_words(recipe.batch_size, recipe.accumulation_steps)
     return ", ".join([recipe.policy.value, batch, *_settings(recipe), *kept])
 
 

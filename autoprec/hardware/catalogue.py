@@ -1,8 +1,8 @@
 """The catalogue: every known family of hardware, read strictly from profiles/devices/*.yaml.
 
 A row inherits from the one named by `from:` everything but what belongs to one product alone: its
-title, source, peaks and memory bandwidth. Knowledge of hardware belongs into those files, not
-here. Users' own files, in a folder of theirs, add rows to them and replace none.
+title, source, peaks, measured ratios and memory bandwidth. Knowledge of hardware belongs into those
+files, not here. Users' own files, in a folder of theirs, add rows to them and replace none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: Names the folder of the user's own device files.
 OWN_FOLDER = "AUTOPREC_CATALOGUE"
 
-_NOT_INHERITED = "peak_dense_tflops"
+_NOT_INHERITED = ("peak_dense_tflops", "measured_ratio")
 
 #: Many more than hardware has generations; it keeps a chain of rows from taking long.
 _MOST_ANCESTORS = 20
@@ -211,9 +211,9 @@ def _lineage(name: str, rows: Mapping[str, _Source]) -> list[str]:
 
 
 def _inherit(parent: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row over its parent: conditions and dtypes key by key; a parent's peaks stay with it."""
+    """A row over its parent: conditions and dtypes key by key; a parent's figures stay with it."""
     dtypes = {
-        dtype: {key: value for key, value in facts.items() if key != _NOT_INHERITED}
+        dtype: {key: value for key, value in facts.items() if key not in _NOT_INHERITED}
         for dtype, facts in parent.get("dtypes", {}).items()
     }
     for dtype, facts in row.get("dtypes", {}).items():

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.space import BATCH
-from autoprec.reporting.text import printable, seconds_text, settings_text
+from autoprec.reporting.text import printable, seconds_text, settings_text, status_text
 
 
 def grid_table(outcomes: Sequence[Outcome]) -> Table:
@@ -35,5 +35,5 @@ def _column(outcome: Outcome) -> str:
 
 def _cell(outcome: Outcome) -> str:
     if outcome.status is not Status.OK or outcome.measurement is None:
-        return outcome.status.value.replace("_", " ")
+        return status_text(outcome.status)
     return seconds_text(outcome.measurement.step_seconds)

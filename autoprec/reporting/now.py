@@ -1,7 +1,7 @@
 """What a tuning is doing at this moment, in one line, and about how long it will go on.
 
 How long is a guess from recorded tunings (docs/results.md): a search ends after a dozen trials, the
-heats and the finish take half as long as it each, and a proof 200 steps or a minute.
+comparison and the confirmation take half as long as it each, and a proof 200 steps or a minute.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from autoprec.reporting.text import recipe_text
+from autoprec.reporting.text import phase_text, recipe_text, stage_text
 from autoprec.tuning.events import (
     Described,
     Event,
@@ -51,7 +51,7 @@ class Now:
                 self._points = event.points
             case Stage():
                 self._stage, self._stage_began = event.name, self._clock()
-                self._doing = stage_text(event)
+                self._doing = stage_text(event.name, event.detail)
             case TrialStarted():
                 self._trial_began = self._clock()
                 best = f"; best so far {self._best:.2f}x" if self._best and self._speeds else ""
@@ -60,12 +60,13 @@ class Now:
             case TrialFinished():
                 self._trial_finished(event)
             case Progress():
-                self._where = f"{event.phase} {event.step}" if event.step else event.phase
+                self._where = phase_text(event.phase, event.step)
             case Round():
                 first, *others = (rate for rate in event.rates if rate)
                 shown = ", ".join(f"{rate / first:.2f}x" for rate in others)
                 so_far = f": {shown}" if self._speeds and shown else ""
-                self._doing = f"{self._stage}: round {event.number} of at most {event.of}{so_far}"
+                round_text = f"round {event.number} of at most {event.of}{so_far}"
+                self._doing = stage_text(self._stage, round_text)
             case Finished():
                 self._stage, self._doing = "", "done"
             case _:
@@ -99,11 +100,6 @@ class Now:
         left = max(0.0, takes[self._stage] - (now - self._stage_began))
         left += sum(takes[name] for name in _ORDER[here + 1 :])
         return left if limited is None else min(left, limited)
-
-
-def stage_text(event: Stage) -> str:
-    """A stage in words: "search: 32 recipes"."""
-    return f"{event.name}: {event.detail}" if event.detail else event.name
 
 
 def left_text(seconds: float) -> str:

@@ -9,9 +9,20 @@ from rich.text import Text
 from autoprec.core.device import GIB
 from autoprec.core.dtypes import Policy
 from autoprec.core.plan import Estimate, MemoryPlan, Plan
+from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.reporting.text import bytes_text, printable, seconds_text
 
 _WIDTH = 120
+
+#: The choices a search has, as people call them; a further knob goes by its own name.
+_FACTORS = {
+    "policy": "policy",
+    "batch_size": "batch size",
+    "memory_format": "memory layout",
+    "compile": "compiling",
+    "alignment": "padding",
+    KEEP_MEMORY: "keeping freed memory",
+}
 
 #: More dimensions than that are counted, not listed.
 _MOST_LISTED = 8
@@ -56,15 +67,16 @@ def _console() -> Console:
 
 
 def _search(plan: Plan) -> str:
-    """The space's size, and of what it is made."""
+    """How many recipes there are, and of what choices."""
     factors = [
-        f"{len(levels)} {name.replace('_', ' ')} levels"
+        f"{len(levels)} of {_FACTORS.get(name, name)}"
         for name, levels in plan.space.levels().items()
         if len(levels) > 1
     ]
     made = f" ({' x '.join(factors)})" if factors else ""
-    recipes = "1 recipe" if plan.recipes == 1 else f"{plan.recipes} recipes"
-    return f"{recipes} in the space{made}; the search ends when none is worth a trial"
+    if plan.recipes == 1:
+        return "there is one recipe to try"
+    return f"at most {plan.recipes} recipes to try{made}; it ends when none is worth a trial"
 
 
 def _estimates(estimates: tuple[Estimate, ...]) -> Table:

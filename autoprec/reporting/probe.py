@@ -18,6 +18,7 @@ from autoprec.core.probe import DeviceReport, ProbeResult
 
 _STYLES = {
     Support.NATIVE: "green",
+    Support.SLOW: "yellow",
     Support.EMULATED: "yellow",
     Support.ABSENT: "red",
     Support.UNKNOWN: "dim",
@@ -103,7 +104,7 @@ def _dtypes(facts: DeviceFacts) -> RenderableType:
 
 
 def _alignment(fact: DTypeFact) -> str:
-    if fact.support in (Support.ABSENT, Support.EMULATED) or fact.best_alignment == 1:
+    if fact.support in (Support.ABSENT, Support.EMULATED, Support.SLOW) or fact.best_alignment == 1:
         return ""
     if fact.best_alignment == fact.alignment:
         return str(fact.alignment)
@@ -117,11 +118,10 @@ def _number(value: float | None) -> str:
 
 
 def _verdict(report: DeviceReport) -> list[RenderableType]:
-    """The recommendation and why, the other candidates, the refusals."""
+    """What is recommended, by what and why, the other candidates, the refusals."""
     proposal = report.proposal
-    lines: list[RenderableType] = [
-        _line(f"recommended: {proposal.recommended}: ", proposal.expectation, "bold green")
-    ]
+    label = f"recommended: {proposal.recommended} ({_known_by(report.facts)}): "
+    lines: list[RenderableType] = [_line(label, proposal.expectation, "bold green")]
     for number, candidate in enumerate(proposal.candidates, 1):
         label = f"  {number}. {candidate.policy}: "
         lines.append(_line(label, "; ".join(candidate.reasons), "bold"))
@@ -130,6 +130,16 @@ def _verdict(report: DeviceReport) -> list[RenderableType]:
         for refusal in proposal.refusals
     ]
     return lines
+
+
+def _known_by(facts: DeviceFacts) -> str:
+    """Whether what is recommended was measured on this device, and when."""
+    if facts.measured_with:
+        day = f" on {facts.measured_on}" if facts.measured_on else ""
+        return f"measured here with {facts.measured_with}{day}"
+    if facts.observation.hypothetical:
+        return "by the catalogue"
+    return "by the catalogue, not measured here"
 
 
 def _frameworks(result: ProbeResult) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoprec.core.choice import WORTH
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
+from autoprec.core.recipe import batch_in_words
 from autoprec.core.waterfall import PRECISION
 from autoprec.reporting.text import ratio_text, recipe_text
 
@@ -22,6 +23,8 @@ def headline(profile: Profile) -> str:
         )
     first = "" if _precision_pays(profile) else "precision brings nothing here; "
     text = f"{first}{name}: {ratio_text(gain)} over {baseline_text(profile)}"
+    if len(evidence.waterfall) == 1 and " and " in evidence.waterfall[0].what:
+        text += f"; {evidence.waterfall[0].what} together, not told apart in the time"
     if len(evidence.waterfall) > 1:
         parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)
         text += f" = {parts}"
@@ -38,8 +41,7 @@ def _precision_pays(profile: Profile) -> bool:
 def baseline_text(profile: Profile) -> str:
     """The baseline named wholly: "float32, batch 32"."""
     base = profile.evidence.baseline
-    micro = f" x {base.accumulation_steps}" if base.accumulation_steps > 1 else ""
-    return f"{base.policy}, batch {base.batch_size}{micro}"
+    return f"{base.policy}, {batch_in_words(base.batch_size, base.accumulation_steps)}"
 
 
 def part_lines(profile: Profile) -> list[str]:

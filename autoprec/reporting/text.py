@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KnobValue, Recipe
+from autoprec.core.outcomes import Status
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe, batch_in_words
 from autoprec.core.space import BATCH, Point
 from autoprec.core.statistics import Ratio
 
@@ -14,10 +15,8 @@ def printable(text: str) -> str:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """A recipe in a few words: "mixed_bfloat16, batch 64 x 4, channels_last"."""
-    batch = f"batch {recipe.batch_size}"
-    if recipe.accumulation_steps > 1:
-        batch += f" x {recipe.accumulation_steps}"
+    """A recipe in a few words: "mixed_bfloat16, batch 64, channels_last, memory kept"."""
+    batch = batch_in_words(recipe.batch_size, recipe.accumulation_steps)
     parts = [recipe.policy.value, batch]
     if recipe.memory_format != "contiguous":
         parts.append(recipe.memory_format)
@@ -46,7 +45,53 @@ def settings_text(point: Point) -> str:
 
 
 def _knob_text(name: str, value: KnobValue) -> str:
+    name = "memory kept" if name == KEEP_MEMORY and value is True else name
     return name if value is True else f"{name}={value}"
+
+
+def stage_text(name: str, detail: str = "") -> str:
+    """A stage of a tuning in words: "comparison: the fastest recipes in alternation"."""
+    words = _STAGES.get(name, name)
+    return f"{words}: {detail}" if detail else words
+
+
+def phase_text(phase: str, step: int) -> str:
+    """What a worker is doing: "timing, step 12"."""
+    words = _PHASES.get(phase, phase)
+    return f"{words}, step {step}" if step and phase in _STEPPED else words
+
+
+def status_text(status: Status) -> str:
+    """How a trial ended, in words."""
+    if status is Status.SHORT_DATA:
+        return "fewer samples than the batch wants"
+    return status.value.replace("_", " ")
+
+
+_STAGES = {
+    "preflight": "first step",
+    "heats": "comparison",
+    "islands": "float32 modules",
+    "finish": "confirmation",
+}
+
+_PHASES = {
+    "load": "loading the task",
+    "build": "building the model",
+    "data": "making batches",
+    "describe": "looking at the model",
+    "compile": "compiling",
+    "warmup": "warming up",
+    "steps": "timing",
+    "trace": "tracing",
+    "shadow": "one step at the same weights",
+    "noise": "one step with noise",
+    "exponents": "measuring magnitudes",
+    "trajectory": "training",
+    "evaluate": "evaluate(model)",
+}
+
+_STEPPED = ("steps", "shadow", "noise", "trajectory")
 
 
 def rate_text(rate: float) -> str:

@@ -21,7 +21,7 @@ from autoprec.core.profile import REHEARSED, Profile
 from autoprec.core.space import BATCH
 from autoprec.reporting.explain import explain_table
 from autoprec.reporting.grid import grid_table
-from autoprec.reporting.now import Now, stage_text
+from autoprec.reporting.now import Now
 from autoprec.reporting.result import headline, part_lines
 from autoprec.reporting.text import (
     bytes_text,
@@ -32,6 +32,8 @@ from autoprec.reporting.text import (
     recipe_text,
     seconds_text,
     settings_text,
+    stage_text,
+    status_text,
 )
 from autoprec.tuning.events import (
     Described,
@@ -46,6 +48,9 @@ from autoprec.tuning.events import (
 )
 
 _WIDTH = 120
+
+#: A share of the memory bandwidth that is less than this bounds nothing, and is not said.
+_WORTH_SAYING = 0.01
 
 
 class Quiet:
@@ -115,7 +120,7 @@ class Terminal:
                 self._started(event)
             case Stage():
                 if self._live is None or event.name == "islands":
-                    self._say(stage_text(event))
+                    self._say(stage_text(event.name, event.detail))
             case Described():
                 self._described(event)
             case TrialFinished():
@@ -151,7 +156,7 @@ class Terminal:
         batch = "" if facts.batch_size is None else f", BATCH_SIZE = {facts.batch_size}"
         self._say(
             f"  {facts.framework} model of {facts.parameters:,} parameters{batch}; "
-            f"{event.points} recipes in the space{resumed}"
+            f"at most {event.points} recipes to try{resumed}"
         )
 
     def _finished(self, event: Finished) -> None:
@@ -193,7 +198,7 @@ def _trial_line(event: TrialFinished, speeds: bool) -> str:
     outcome, measured = event.outcome, event.outcome.measurement
     head = f"  trial {event.number + 1:2d}  {recipe_text(event.recipe)}"
     if outcome.status is not Status.OK or measured is None:
-        return f"{head}: {outcome.status}: {outcome.reason}"
+        return f"{head}: {status_text(outcome.status)}: {outcome.reason}"
     memory = bytes_text(measured.peak_memory_bytes)
     if not speeds:
         return f"{head}: ran, {memory}"
@@ -226,7 +231,7 @@ def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
     point, measured = outcome.point, outcome.measurement
     settings = settings_text(point)
     if outcome.status is not Status.OK or measured is None:
-        numbers, note = ["", "", "", ""], outcome.status.value.replace("_", " ")
+        numbers, note = ["", "", "", ""], status_text(outcome.status)
     else:
         timed = [
             rate_text(outcome.rate).removesuffix(" samples/s"),
@@ -237,7 +242,7 @@ def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
         note = "" if measured.finite else "the loss was not finite"
     batch = str(point[BATCH])
     parts = round(measured.samples_per_step / int(point[BATCH])) if measured is not None else 1
-    batch += f" x {parts}" if parts > 1 else ""
+    batch = f"{int(batch) * parts} = {parts} x {batch}" if parts > 1 else batch
     cells = [str(point["policy"]), batch, settings, *numbers, note]
     return [Text(printable(cell)) for cell in cells]
 
@@ -274,7 +279,7 @@ def closing_sentence(profile: Profile) -> str:
     if share is not None:
         text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
     share = evidence.chosen.memory_share
-    if share is not None:
+    if share is not None and share >= _WORTH_SAYING:
         text += f"; at least {share:.0%} of its memory bandwidth"
     if evidence.chosen.break_even_steps is not None:
         text += f"; its compilation is won back after {evidence.chosen.break_even_steps} steps"

@@ -45,6 +45,16 @@ def far_behind(findings: Findings, plain: Recipe) -> Recipe | None:
     return findings.space.recipe(rest.point) if 0 < rest.rate * ANOTHER_PACE < own.rate else None
 
 
+def why_plain(findings: Findings, plain: Recipe) -> str:
+    """Why the baseline is the answer where nothing is left to run beside it."""
+    own = _trial(findings, plain)
+    rest = max((o.rate for o in findings.history if o is not own), default=0.0)
+    if not rest:
+        return "nothing else was measured"
+    passed = " that passed" if own is not None and rest > own.rate else ""
+    return f"the baseline is the fastest recipe{passed}"
+
+
 def _pace(findings: Findings, final: Finalist) -> Pace:
     trial = _trial(findings, final.recipe)
     measured = None if trial is None else trial.measurement

@@ -21,7 +21,7 @@ from autoprec.tuning.contest import (
     fit_together,
 )
 from autoprec.tuning.deadline import CONFIRMATION
-from autoprec.tuning.doubting import doubts_of, far_behind, searched_ratio
+from autoprec.tuning.doubting import doubts_of, far_behind, searched_ratio, why_plain
 from autoprec.tuning.events import Stage
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.proving import is_reference
@@ -32,7 +32,8 @@ from autoprec.tuning.work import Work
 _FINALISTS, _NEAR = 4, 0.95
 _FEWEST_ROUNDS = 5
 
-#: What is only there to compare with may take so many seconds; to make ready takes so many turns.
+#: What is only there to compare with may take so many seconds, or as many as winner and baseline
+#: themselves; to make ready takes so many turns.
 _BESIDE_SECONDS, _READY = 5.0, 3
 
 #: What was asked for and ran below this share of the baseline's speed in the search is slower,
@@ -82,15 +83,15 @@ class Finish:
         if failed.recipe.key() == self.plain.key():
             raise_user_error(failed.failure)
             raise TaskError(
-                f"the float32 baseline ran before but failed in the finish: {failed}"
+                f"the float32 baseline ran before but failed in the confirmation: {failed}"
             ) from failed
-        reason = f"ran before but failed in the finish: {failed}"
+        reason = f"ran before but failed in the confirmation: {failed}"
         self.findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
 
     def _run(self, left: Sequence[Proven]) -> None:
         plain, findings = self.plain, self.findings
         findings.baseline = plain
-        self._keep_plain("the baseline is the fastest recipe")
+        self._keep_plain(why_plain(findings, plain))
         others = [p for p in left if p.recipe.key() != plain.key()]
         others = [p for p in others if p.rate >= _NEAR * others[0].rate][:_FINALISTS]
         if not others:
@@ -163,7 +164,7 @@ class Finish:
 
     def _finals(self, winner: Proven, giving: Recipe | None) -> tuple[Finalist, ...]:
         self.work.listener(Stage("finish", "the winner against float32"))
-        beside = self._beside(winner.recipe, giving)
+        beside = self._beside(winner.recipe, winner.step_seconds, giving)
         try:
             return self._against(winner, beside)
         except FinalistFailed as failed:
@@ -208,13 +209,14 @@ class Finish:
         """Keep float32 where there was no time: nothing is chosen that did not run beside it."""
         name = in_words(winner.recipe)
         self.findings.not_covered.append(f"{name} in alternation with float32")
-        if self.work.float32_allowed or searched is None:
+        if self.work.float32_allowed:
             self._keep_plain(f"there was no time left to confirm {name}")
         else:
-            self._take_as_searched(winner, searched)
+            ratio = winner.rate / self.findings.measurement_of(self.plain).samples_per_second
+            self._take_as_searched(winner, searched or Ratio(ratio, ratio, ratio, 1))
 
-    def _beside(self, winner: Recipe, giving: Recipe | None) -> list[Recipe]:
-        """What runs beside winner and baseline, as far as the time and the memory go.
+    def _beside(self, winner: Recipe, seconds: float, giving: Recipe | None) -> list[Recipe]:
+        """What runs beside baseline and winner, of so many seconds a step, as far as may be.
 
         Float32 at the winner's batch comes first: it says what precision brings, and runs where the
         memory does not suffice for all at once, too.
@@ -223,21 +225,23 @@ class Finish:
         between = [step for rival in rivals for step in switched_off(rival, self.plain)]
         between.sort(key=lambda step: step.what != PRECISION)
         found = {recipe.key(): recipe for recipe in (self.plain, *rivals)}
-        left = _BESIDE_SECONDS
+        left = max(_BESIDE_SECONDS, self._turns(seconds) + self._seconds(self.plain))
         for recipe in (step.recipe for step in between):
-            seconds = self._seconds(recipe)
+            needed = self._seconds(recipe)
             fits = recipe == between[0].recipe or fit_together(
                 self.work, [*found.values(), recipe], self.findings
             )
-            if recipe.key() not in found and seconds <= left and fits:
+            if recipe.key() not in found and needed <= left and fits:
                 found[recipe.key()] = recipe
-                left -= seconds
+                left -= needed
         return [r for r in found.values() if r not in (self.plain, winner)]
 
     def _seconds(self, recipe: Recipe) -> float:
         """What a recipe takes beside the others in all."""
-        turns = self.work.options.rounds + _READY
-        return turns * max(TURN_SECONDS, self._step_seconds(recipe))
+        return self._turns(self._step_seconds(recipe))
+
+    def _turns(self, step_seconds: float) -> float:
+        return (self.work.options.rounds + _READY) * max(TURN_SECONDS, step_seconds)
 
     def _step_seconds(self, float32: Recipe) -> float:
         """What a step in float32 takes: as measured, else by the baseline's, as it is larger."""

@@ -56,7 +56,7 @@ def run_heats(
             rates = _run(work, space, heat, findings, runner)
         except FinalistFailed as failed:
             raise_lost(failed.failure)
-            reason = f"ran before but failed in the heats: {failed}"
+            reason = f"ran before but failed when it ran beside the others: {failed}"
             findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
             lost = failed.recipe.key()
             out = next(o for o in heat.running if space.recipe(o.point).key() == lost)

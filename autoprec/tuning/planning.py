@@ -40,7 +40,7 @@ def plan(work: Work, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
     """
     if len(devices) == 1:
         refuse_absent_tf32(work, devices[0])
-    work.listener(Stage("preflight", "one float32 step on the CPU"))
+    work.listener(Stage("preflight", "in float32, on the CPU"))
     with work.runner() as runner:
         loaded = load(replace(work, place=replace(work.place, unusable=())), runner)
         device = next((each for each in devices[:-1] if _drives(loaded, each)), devices[-1])

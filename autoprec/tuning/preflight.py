@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from autoprec.core.device import DeviceFacts, DeviceKind, Support
 from autoprec.core.dtypes import DType, Policy
@@ -13,7 +15,7 @@ from autoprec.core.probe import Unusable
 from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
 from autoprec.core.rules import Proposal, Refusal
 from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
-from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError
+from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError, UserCodeError
 from autoprec.tuning.events import Note, Stage
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import BASELINE_BATCH
@@ -35,7 +37,7 @@ def preflight(work: Work, study: Study, runner: Runner) -> TaskFacts:
     known = study.recall("task", TaskFacts)
     if known is not None:
         return known
-    work.listener(Stage("preflight", "one float32 step"))
+    work.listener(Stage("preflight", "in float32"))
     facts = describe(work, runner)
     study.remember("task", facts)
     return facts
@@ -47,7 +49,7 @@ def describe(work: Work, runner: Runner) -> TaskFacts:
         batch = runner.load().batch_size or _first_batch(work)
         return _describe(work, runner, batch)
     except WorkerFailure as failure:
-        raise _first_step_failed(failure) from failure
+        raise _first_step_failed(work, failure, "in the first float32 step: ") from failure
 
 
 def load(work: Work, runner: Runner) -> Loaded:
@@ -59,7 +61,7 @@ def load(work: Work, runner: Runner) -> Loaded:
     try:
         loaded = runner.load()
     except WorkerFailure as failure:
-        raise _first_step_failed(failure) from failure
+        raise _first_step_failed(work, failure) from failure
     never = never_trained(loaded, work.place.facts.kind)
     if never:
         raise DeviceUnusable(f"{never}; tune for another: --device {loaded.usable[-1]}")
@@ -101,9 +103,23 @@ def refuse_what_is_missed(unusable: Sequence[Unusable], loaded: Loaded) -> None:
         )
 
 
-def _first_step_failed(failure: WorkerFailure) -> AutoprecError:
+def _first_step_failed(work: Work, failure: WorkerFailure, where: str = "") -> AutoprecError:
+    if failure.kind is FailureKind.USER_ERROR and failure.frames:
+        message = f"{where}{failure.message}{_beside(work.task, failure.message)}"
+        raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)
     return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
+
+
+def _beside(task: Path, message: str) -> str:
+    """What to do where the file that is missing here is there beside the task file."""
+    found = re.search(r"No such file or directory: '([^'\n]+)'", message)
+    if found is None or Path(found[1]).is_absolute() or not (task.parent / found[1]).exists():
+        return ""
+    return (
+        f". It is in {task.parent}: paths count from the folder that the command is run in, so run "
+        "it there, or begin them with Path(__file__).parent"
+    )
 
 
 def _first_batch(work: Work) -> int:

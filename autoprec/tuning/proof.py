@@ -19,10 +19,17 @@ from autoprec.backends.base import Tracer
 from autoprec.core import judge as judging
 from autoprec.core import ladder
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.judge import LONG_STEPS, Evidence, SeedRun, Tolerance, Verdict
+from autoprec.core.judge import (
+    AT_THE_SAME_WEIGHTS,
+    LONG_STEPS,
+    Evidence,
+    SeedRun,
+    Tolerance,
+    Verdict,
+)
 from autoprec.core.loss_scale import ScaleEvidence, near_the_limit
 from autoprec.core.measurement import Unit
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import LossScale, Recipe, batch_in_words
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import AutoprecError, TaskError
 from autoprec.tuning import scaling
@@ -83,7 +90,7 @@ class _OutOfTime(Exception):
     """The machine stalls, or the tuning's time is up: what was asked for is not covered."""
 
     def __init__(self, what: str, steps: int) -> None:
-        super().__init__(f"{what} (out of time at step {steps})")
+        super().__init__(f"{what} (no time was left at step {steps})")
 
 
 def silent(phase: str, step: int) -> None:
@@ -338,7 +345,7 @@ class Proof:
     def _whole(self, run: Trajectory, steps: int) -> Trajectory:
         """A run that was made to its end; one that was cut is not judged at all."""
         if len(run.losses) < steps:
-            raise _OutOfTime(f"a trajectory of {steps} steps", len(run.losses))
+            raise _OutOfTime(f"a training of {steps} steps", len(run.losses))
         return run
 
     def _left(self) -> float | None:
@@ -461,8 +468,9 @@ def _check_reference(reference: Trajectory, recipe: Recipe) -> None:
         return
     step = reference.losses.index(None)
     raise TaskError(
-        f"in float32 the loss is inf or NaN at step {step} (counted from 0) at batch "
-        f"{recipe.batch_size} x {recipe.accumulation_steps}, so nothing can be proven against it. "
+        f"in float32 the loss is inf or NaN at step {step} (counted from 0) at "
+        f"{batch_in_words(recipe.batch_size, recipe.accumulation_steps)}, so nothing can be proven "
+        "against it. "
         "Look for inf or NaN in that batch of build_data, or lower the learning rate"
     )
 
@@ -496,7 +504,9 @@ def _unkept(points: Sequence[ShadowPoint], steps: int) -> list[str]:
     """What to say of checkpoints that the tracer had no memory for."""
     seen = {point.step for point in points}
     unkept = [str(step) for step in ladder.marks(steps) if step not in seen]
-    return [f"shadow at steps {', '.join(unkept)} (no memory to keep the weights)"] * bool(unkept)
+    return [
+        f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(unkept)} (no memory to keep the weights)"
+    ] * bool(unkept)
 
 
 def _notes(reference: Trajectory) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ class Search:
                 continue
             repeats = 0
             if heats.trials and not told:
-                work.listener(Note("the search goes on, with the rates that the heats mended"))
+                work.listener(Note("the search goes on, with the rates that the comparison gave"))
                 if self._ended:
                     work.listener(stage)
             told = True

@@ -9,23 +9,64 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from autoprec.errors import DeviceBusy, UsageError
+from autoprec.cache import cache_folder
+from autoprec.errors import DeviceBusy, TaskError, UsageError
 
 JOURNAL_SUFFIX = ".study.journal"
+_LOCK_SUFFIX = ".lock"
 
 
 def default_journal(task: Path) -> Path:
-    """Where a task's study goes unless told otherwise: beside the task file."""
-    return task.with_name(task.stem + JOURNAL_SUFFIX)
+    """Where a task's study goes unless told otherwise: beside the task file.
+
+    Where nothing can be written there, it is the user's cache directory.
+    """
+    beside = task.with_name(task.stem + JOURNAL_SUFFIX)
+    folder = cache_folder()
+    if folder is None or can_be_written(beside):
+        return beside
+    name = hashlib.sha256(os.fsencode(task)).hexdigest()[:12]
+    return folder / "studies" / f"{task.stem}-{name}{JOURNAL_SUFFIX}"
+
+
+def can_be_written(path: Path) -> bool:
+    """Whether a file, and others beside it, can be made or written to, as far as can be asked."""
+    folder = next((each for each in path.parents if each.exists()), path.parent)
+    return os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+
+
+@contextlib.contextmanager
+def no_journal_of_a_wrong_task(storage: str | Path) -> Iterator[None]:
+    """Take away a journal that was begun in here if the task itself is wrong.
+
+    A task that is mended is another one, which asks for nothing of what was kept.
+    """
+    path = _journal_path(str(storage))
+    known = path is None or path.exists()
+    try:
+        yield
+    except TaskError:
+        if path is not None and not known:
+            for file in (path, Path(f"{path}{_LOCK_SUFFIX}")):
+                with contextlib.suppress(OSError):
+                    file.unlink()
+        raise
+
+
+def _journal_path(name: str) -> Path | None:
+    """The file that a storage's name means; None where it is a database."""
+    name = name.removeprefix("journal://")
+    return None if "://" in name else Path(name).expanduser()
 
 
 def repair_journal(path: Path) -> int:
@@ -78,11 +119,9 @@ def _whole(line: bytes) -> bool:
 def open_storage(text: str | Path) -> Any:
     """An Optuna storage from a journal file's path, `journal://PATH`, or a storage URL."""
     name = str(text)
-    if name.startswith("journal://"):
-        name = name.removeprefix("journal://")
-    elif "://" in name:
+    path = _journal_path(name)
+    if path is None:
         return _open_url(name)
-    path = Path(name).expanduser()
     if path.is_dir():
         raise UsageError(f"--storage {name}: this is a folder; give the path of a journal file")
     from optuna.storages import JournalStorage
@@ -147,7 +186,7 @@ class _KernelLock:
     _SECONDS = 30.0
 
     def __init__(self, path: Path) -> None:
-        self._path, self._handle = f"{path}.lock", -1
+        self._path, self._handle = f"{path}{_LOCK_SUFFIX}", -1
 
     def acquire(self) -> bool:
         import fcntl

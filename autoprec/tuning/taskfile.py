@@ -7,6 +7,7 @@ parent only hashes it (`task_digest`) without running anything.
 from __future__ import annotations
 
 import ast
+import difflib
 import hashlib
 import importlib.util
 import inspect
@@ -15,6 +16,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,15 +56,27 @@ def check_task_path(path: str | Path) -> Path:
 
 
 def task_digest(path: Path) -> str:
-    """A SHA-256 over the task file and every module it imports from its own folder."""
+    """A SHA-256 over the code of the task file and of every module it imports from its own folder.
+
+    It is the syntax trees' that is hashed: a comment, or another layout, changes nothing.
+    """
     digest = hashlib.sha256()
     for file in _local_files(path):
         digest.update(file.relative_to(path.parent).as_posix().encode(errors="replace") + b"\0")
-        try:
-            digest.update(file.read_bytes() + b"\0")
-        except OSError:  # the worker will say it better when the task imports it
-            digest.update(b"unreadable\0")
+        digest.update(_code(file) + b"\0")
     return digest.hexdigest()
+
+
+def _code(file: Path) -> bytes:
+    """What a file does, as bytes: its syntax tree, or all of it where it has none."""
+    try:
+        source = file.read_bytes()
+    except OSError:  # the worker will say it better when the task imports it
+        return b"unreadable"
+    try:
+        return ast.dump(ast.parse(source)).encode(errors="surrogatepass")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source
 
 
 def _local_files(path: Path) -> list[Path]:
@@ -132,6 +146,7 @@ def load_task(path: Path) -> Task:
                 + ("build_model() -> model" if name == "build_model" else _BUILD_DATA)
                 + nearest(name, [n for n, value in vars(module).items() if callable(value)])
             )
+    _ask_about_near_names(module, path)
     optional = {name: _function(module, path, name) for name in _FUNCTIONS}
     for name, function in (required | optional).items():
         _check_signature(path, name, function)
@@ -171,6 +186,46 @@ def _check_signature(path: Path, name: str, function: Any) -> None:
         ) from error
     except ValueError:  # a function of C has no signature to look at
         return
+
+
+#: How alike a name must be to one that is read, so that it is asked about.
+_ALIKE = 0.85
+
+
+def _ask_about_near_names(module: ModuleType, path: Path) -> None:
+    """Raise `TaskError` where a name is nearly one that is read, and would silently not be."""
+    settings = ("BATCH_SIZE", "CLIP_GRAD_NORM")
+    for name, value in vars(module).items():
+        if name.startswith("_"):
+            continue
+        if not callable(value) and not isinstance(value, ModuleType):
+            wanted = _near(name.upper(), settings, module)
+        elif getattr(value, "__module__", "") == module.__name__:
+            wanted = _near(name, _FUNCTIONS, module)
+            wanted = wanted if wanted and _can_be_called_as(wanted, value) else ""
+        else:
+            wanted = ""
+        if wanted:
+            shown = f" = {value!r}"[:60] if not callable(value) else "()"
+            raise TaskError(
+                f"{path.name}: {name}{shown} is not read; did you mean {wanted}? Rename it so, or, "
+                "if it is something else, to a name that is less like it"
+            )
+
+
+def _near(name: str, wanted: Sequence[str], module: ModuleType) -> str:
+    """The nearest of the wanted names that the module does not define; "" where none is near."""
+    missing = [each for each in wanted if not hasattr(module, each)]
+    return next(iter(difflib.get_close_matches(name, missing, n=1, cutoff=_ALIKE)), "")
+
+
+def _can_be_called_as(name: str, function: Any) -> bool:
+    """Whether a function takes what is given to the one called `name`."""
+    try:
+        _check_signature(Path(), name, function)
+    except TaskError:
+        return False
+    return True
 
 
 def _run(path: Path) -> ModuleType:

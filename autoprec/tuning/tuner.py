@@ -138,7 +138,10 @@ def _look(work: Work, study: Study) -> tuple[DeviceFacts, Proposal]:
     facts = study.recall("facts", DeviceFacts)
     if facts is None:
         work.listener(Stage("probe", "timing this device's matrix products"))
-        facts = work.place.measure(work.place.facts)
+        known = work.place.facts
+        facts = work.place.measure(known)
+        for note in facts.notes[len(known.notes) :]:
+            work.listener(Note(note, warning=True))
         study.remember("facts", facts)
     refuse_absent_tf32(work, facts)
     return facts, propose(facts, work.options.policies)

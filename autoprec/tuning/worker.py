@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -25,6 +26,9 @@ _REPORT_SECONDS = 0.1
 _LONGEST_MESSAGE = 4_000
 _LONGEST_FRAMES = 20_000
 _HIGH_DESCRIPTOR = 200
+
+#: What sets colours and weights on a terminal; Keras puts them into its messages.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def main() -> None:
@@ -237,8 +241,8 @@ def _failed(kind: str, message: str, frames: str) -> dict[str, Any]:
     return {
         "failure": {
             "kind": kind,
-            "message": message[:_LONGEST_MESSAGE],
-            "frames": frames[-_LONGEST_FRAMES:],
+            "message": _COLOURS.sub("", message)[:_LONGEST_MESSAGE],
+            "frames": _COLOURS.sub("", frames)[-_LONGEST_FRAMES:],
         }
     }
 

@@ -202,7 +202,7 @@ def test_a_device_is_measured_where_a_trial_would_be(monkeypatch, kind):
     monkeypatch.setattr(products, "launch", launched)
     known = facts(kind, index=1)
     found = products.measure_products(known, ["tensorflow", "torch"])
-    assert asked == [("torch", alone(known.observation), (F32, DType.TF32, BF16))]
+    assert asked == [("torch", alone(known.observation), (F32, DType.TF32, BF16, F32))]
     assert found.fact(BF16).support is Support.EMULATED
     assert found.fact(BF16).evidence is Evidence.MEASURED
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from autoprec import api, cache
 from autoprec.cli import main
+from autoprec.core.device import Measurements, Product
+from autoprec.core.dtypes import DType
+from autoprec.core.probe import FrameworkFact
 from autoprec.core.recipe import Recipe
+from autoprec.hardware.catalogue import profiles_folder
+from autoprec.hardware.observe import observe
+from autoprec.hardware.recording import RecordedMachine, read_recording
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -87,6 +95,78 @@ def test_what_is_no_profile_is_said_in_one_sentence(text: str, run: Run, tmp_pat
     assert (code, out) == (2, "")
     assert err.startswith(f"autoprec: {path}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["model.py", "notes.md", "README"])
+def test_a_file_that_is_no_profile_is_not_taken_for_one_of_another_version(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text("import torch\n\n[project]\n`a`: b\n")
+    code, out, err = run(path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"autoprec: {path} is no profile: expected a file that `autoprec tune`")
+    assert (f"`autoprec tune {path}` writes" in err) == (name == "model.py")
+    path.with_suffix(".yaml").write_text("families: {}\n")
+    err = run(path.with_suffix(".yaml"))[2]
+    assert "is no profile: it has no recipe" in err
+    assert "install the version that wrote it" not in err
+
+
+def test_a_profile_of_another_version_is_said_so(profile: Path, run: Run) -> None:
+    change(profile, schema=2)
+    assert "install the version that wrote it" in run(profile)[2]
+
+
+SOFTWARE = {
+    "TensorFlow alone": ({"tensorflow": "2.21.0", "keras": "3.15.1"}, 4),
+    "both": ({"torch": "2.13.0", "tensorflow": "2.21.0", "keras": "3.15.1"}, 0),
+}
+
+
+@pytest.mark.parametrize(("installed", "expected"), SOFTWARE.values(), ids=SOFTWARE)
+def test_a_profile_of_a_framework_that_is_not_installed_does_not_fit(
+    profile: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: dict[str, str],
+    expected: int,
+) -> None:
+    frameworks = tuple(FrameworkFact(*each) for each in installed.items())
+    seen = replace(api.observe(), frameworks=frameworks)
+    monkeypatch.setattr(api, "observe", lambda **_: seen)
+    change(profile, task__framework="torch", software={"torch": "2.13.0"})
+    code, _, err = run(profile)
+    assert code == expected
+    assert ("made with torch 2.13.0, which is not installed here" in err) == bool(expected)
+
+
+@pytest.mark.parametrize(("ratio", "policy"), [(None, "float32"), (3.0, "mixed_bfloat16")])
+def test_what_does_not_fit_is_told_with_what_is_done_instead(
+    profile: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ratio: float | None,
+    policy: str,
+) -> None:
+    """By the catalogue bfloat16 would be native here; only a measurement makes it the fallback."""
+    recorded = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
+    seen = observe(RecordedMachine(read_recording(recorded)))
+    seen = replace(seen, frameworks=(FrameworkFact("torch", "2.13.0"),))
+    monkeypatch.setattr(api, "observe", lambda **_: seen)
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    if ratio is not None:
+        rates = {DType.FLOAT32: 100.0, DType.BFLOAT16: 100.0 * ratio}
+        products = tuple(Product(dtype, gflops=rate) for dtype, rate in rates.items())
+        here = api.device_fingerprint()
+        cache.remember(cache.Timed(here, "torch", "2.13.0", Measurements("torch", products)))
+    change(profile, task__framework="torch", device__fingerprint__family="ibm-power10")
+    code, _, err = run(profile)
+    assert code == 4
+    assert "Run `autoprec tune model.py` here" in err
+    assert f"until then apply_profile would train in {policy}: " in err
+    assert f"train in {policy}" in json.loads(run(profile, "--json")[1])["instead"]
 
 
 def test_a_truncated_profile_is_said_so(profile: Path, run: Run) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from autoprec import api
+from autoprec import api, cache
 from autoprec.backends import products
 from autoprec.cli import main
 from autoprec.core.codec import from_plain
@@ -42,6 +42,54 @@ def test_measuring_puts_numbers_beside_the_catalogue(capsys, monkeypatch):
     facts = json.loads(capsys.readouterr().out)["devices"][0]["facts"]
     assert facts["dtypes"]["float32"]["measured_gflops"] == 123.0
     assert facts["measured_memory_bandwidth_gbps"] == 45.0
+
+
+def test_what_was_measured_beside_other_work_is_told_and_not_remembered(
+    capsys, monkeypatch, tmp_path
+):
+    def launch(framework, device, dtypes):
+        rates = (3.0, 1000.0, 100.0)
+        timed = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT32)
+        pairs = zip(timed, rates, strict=True)
+        return Measurements(framework, tuple(Product(d, gflops=rate) for d, rate in pairs))
+
+    monkeypatch.setattr(products, "launch", launch)
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    assert main(["probe", "--measure", "--device", "cpu"]) == 0
+    assert "float32 products ran at 3 and at 100 GFLOP/s" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_names_what_is_recommended(capsys):
+    assert main(["probe", "--json", "--device", "cpu"]) == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    assert device["proposal"]["recommended"] == device["proposal"]["candidates"][0]["policy"]
+
+
+def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypatch, tmp_path):
+    """The catalogue's word is not taken for a measurement, and a measurement is remembered."""
+
+    def launch(framework, device, dtypes):
+        slow = Product(DType.BFLOAT16, gflops=50.0)
+        return Measurements(framework, (Product(DType.FLOAT32, gflops=100.0), slow), 45.0)
+
+    def said(*words):
+        assert main(["probe", "--device", "cpu", *words]) == 0
+        return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    monkeypatch.setattr(products, "launch", launch)
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    assert "(by the catalogue, not measured here): " in said()
+    assert "recommended: float32 (measured here with " in said("--measure")
+    again = said()
+    assert "recommended: float32 (measured here with torch on 20" in again
+    assert "0.5x float32" in again
+    (file,) = (tmp_path / "measured").iterdir()
+    file.write_text("{")
+    damaged = said()
+    assert "(by the catalogue, not measured here): " in damaged
+    assert "note: " in damaged
+    assert "left out" in damaged
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import QUICK, Run, Write, one_sentence, trials
 
-from autoprec import api
-from autoprec.cli import main
+from autoprec import api, cache
+from autoprec.cli import _frames_alone, main
 from autoprec.profiles import load_profile
 
 pytestmark = [
@@ -104,7 +106,15 @@ def test_what_is_wrong_with_a_task_is_said_in_one_sentence(
     assert re.search(said, err)
     assert "Traceback (most recent call last)" not in err
     assert f"autoprec{os.sep}tuning" not in err
-    assert not list(tmp_path.glob("*.yaml"))
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["model_x.py"]
+
+
+def test_a_journal_that_was_there_before_stays(write: Write, run: Run, tmp_path: Path) -> None:
+    journal = tmp_path / "model_x.study.journal"
+    assert run(write(), *QUICK)[0] == 0
+    kept = journal.read_bytes()
+    assert run(write("x = 1"), *QUICK)[0] == 1
+    assert journal.read_bytes().startswith(kept)
 
 
 def test_the_users_exception_shows_their_frames_and_not_ours(write: Write, run: Run) -> None:
@@ -118,7 +128,14 @@ def test_the_users_exception_shows_their_frames_and_not_ours(write: Write, run: 
     code, _, err = run(task, *QUICK)
     assert code == 1
     assert err.index("in build_model") < err.index("in inner") < err.index("LookupError: mine")
-    assert "LookupError: mine" in one_sentence(err)
+    assert one_sentence(err) == "autoprec: LookupError: mine"
+    assert err.count("LookupError: mine") == 1
+
+
+def test_colours_in_an_error_stay_out_of_what_is_printed(write: Write, run: Run) -> None:
+    err = run(write("raise ValueError('\\x1b[1mbold\\x1b[0m words')"), *QUICK)[2]
+    assert one_sentence(err).endswith("while it was imported: bold words")
+    assert "\x1b" not in err
 
 
 def test_a_bug_that_shows_later_is_the_recipes_result_until_loading_shows_it_too(
@@ -181,6 +198,22 @@ def test_traceback_shows_ours_too(write: Write, monkeypatch: pytest.MonkeyPatch)
         main(["--traceback", "tune", str(write("x = 1"))])
 
 
+@pytest.mark.parametrize(
+    ("frames", "message", "left"),
+    [
+        ("  in f\nKeyError: 1\n", "in the first step: KeyError: 1", "  in f\n"),
+        ("  in f\nE: a\nb\n", "E: a\nb", "  in f\n"),
+        ("  in f\nE: a\nb\n", "E: a. Do this", "  in f\nE: a\nb\n"),
+        ("E: a\n\n  in f\nF: b\n", "F: b", "E: a\n\n  in f\n"),
+        ("  in f\nE: a\n", "something else", "  in f\nE: a\n"),
+    ],
+)
+def test_what_the_last_line_repeats_is_left_out_of_the_traceback(
+    frames: str, message: str, left: str
+) -> None:
+    assert _frames_alone(frames, message) == left
+
+
 # Places that cannot be written -------------------------------------------------------------------
 
 
@@ -210,3 +243,56 @@ def test_a_parent_that_is_a_file_cannot_hold_a_profile(
     code, _, err = run(write(), *QUICK, "--output", tmp_path / "file" / "p.yaml")
     assert code == 2
     one_sentence(err)
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Have a folder, and what is in it, refuse to be written, also to the superuser."""
+    asked, made = os.access, os.open
+
+    def refuse(folder: Path) -> None:
+        def access(path: Any, mode: int, **more: Any) -> bool:
+            within = Path(path) in (folder, *folder.iterdir())
+            return not (within and mode & os.W_OK) and asked(path, mode, **more)
+
+        def opened(path: Any, flags: int, *more: Any, **named: Any) -> int:
+            if flags & os.O_CREAT and Path(os.fsdecode(path)).parent == folder:
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return made(path, flags, *more, **named)
+
+        monkeypatch.setattr(os, "access", access)
+        monkeypatch.setattr(os, "open", opened)
+
+    return refuse
+
+
+def test_a_read_only_folder_asks_once_and_the_study_finds_a_place(
+    write: Write,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_only: Callable[[Path], None],
+) -> None:
+    (tmp_path / "apart").mkdir()
+    task = write(name="apart/model_x.py")
+    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    read_only(task.parent)
+    code, _, err = run(task, *QUICK)
+    assert code == 2
+    assert one_sentence(err).endswith("choose another place with --output FILE.yaml")
+    code, _, err = run(task, *QUICK, "--output", tmp_path / "out.yaml")
+    assert code == 0, err
+    (journal,) = (tmp_path / "cache" / "studies").glob("model_x-*.study.journal")
+    assert [path.name for path in task.parent.iterdir()] == ["model_x.py"]
+    assert not trials(run(task, *QUICK, "--output", tmp_path / "out.yaml")[2])
+    assert str(journal) in run(task, *QUICK, "--output", tmp_path / "out.yaml")[2]
+
+
+def test_without_a_cache_a_read_only_folder_asks_for_both_at_once(
+    write: Write, run: Run, tmp_path: Path, read_only: Callable[[Path], None]
+) -> None:
+    task = write()
+    read_only(tmp_path)
+    code, _, err = run(task, *QUICK)
+    assert code == 2
+    assert one_sentence(err).endswith("with --output FILE.yaml and --storage FILE")

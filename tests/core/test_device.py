@@ -22,6 +22,8 @@ from autoprec.core.device import (
     Support,
     doubted,
     merge,
+    settled,
+    times,
     with_measurements,
 )
 from autoprec.core.dtypes import DType
@@ -136,12 +138,36 @@ def test_a_product_faster_than_float32_is_native_whatever_the_catalogue_says():
     assert facts.measured_with == "torch"
 
 
-@pytest.mark.parametrize("support", [Support.NATIVE, Support.UNKNOWN, Support.EMULATED])
-def test_a_product_slower_than_float32_is_emulated_whatever_the_catalogue_says(support):
-    facts = merge(seen(), family(DTypeRow(support)), measured(float32=100, bfloat16=3))
+@pytest.mark.parametrize(
+    ("said", "support"),
+    [
+        (Support.NATIVE, Support.SLOW),  # the hardware does it, and it is no emulation's fault
+        (Support.UNKNOWN, Support.EMULATED),
+        (Support.EMULATED, Support.EMULATED),
+    ],
+)
+def test_a_product_slower_than_float32_gains_nothing_whatever_the_catalogue_says(said, support):
+    facts = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=3))
     fact = facts.fact(BF16)
-    assert (fact.support, fact.evidence) == (Support.EMULATED, Evidence.MEASURED)
+    assert (fact.support, fact.evidence) == (support, Evidence.MEASURED)
     assert fact.reason == "measured: 0.03x float32"
+
+
+def test_the_familys_measured_ratio_holds_with_the_first_feature_alone():
+    row = replace(WANTS_FLAG, measured_ratio=5.0)
+    known = family(row)
+
+    def ratio(*features, **more):
+        return merge(seen(features=frozenset(features), **more), known).fact(BF16).family_ratio
+
+    assert ratio("fast_a", "fast_b") == 5.0
+    assert ratio("fast_b") is None
+    assert ratio("other") is None
+    assert ratio() is None
+    assert ratio("fast_a", unused=frozenset({"fast_a"})) is None
+    assert merge(seen(), family(DTypeRow(Support.NATIVE, measured_ratio=2.0))).fact(
+        BF16
+    ).family_ratio == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +184,37 @@ def test_about_as_fast_as_float32_leaves_what_was_known(said, kept):
     assert facts.fact(BF16).support is kept
 
 
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(2.17, "2.2x"), (768.4, "770x"), (0.0025, "0.0025x"), (12.0, "12x")]
+)
+def test_a_ratio_is_written_without_an_exponent(ratio, text):
+    assert times(ratio) == text
+
+
 def test_float32_that_was_measured_is_native():
     facts = merge(seen(), family(), measured(float32=100))
     assert facts.fact(DType.FLOAT32).support is Support.NATIVE
     assert facts.fact(DType.FLOAT32).evidence is Evidence.MEASURED
     assert facts.measured_ratio(BF16) is None
+
+
+def test_of_two_measurements_the_faster_counts_and_a_great_difference_is_told():
+    def both(first, second):
+        rates = ((DType.FLOAT32, first), (BF16, 200.0), (DType.FLOAT32, second))
+        products = tuple(Product(dtype, gflops=rate) for dtype, rate in rates)
+        found = settled(Measurements("torch", products, notes=("one",)))
+        assert [p.dtype for p in found.products] == [DType.FLOAT32, BF16]
+        return found, found.product(DType.FLOAT32).gflops
+
+    for first, second in ((100.0, 120.0), (120.0, 100.0)):
+        found, rate = both(first, second)
+        assert (rate, found.disturbed, found.notes) == (120.0, False, ("one",))
+    for first, second in ((1.0, 120.0), (120.0, 1.0)):
+        found, rate = both(first, second)
+        assert (rate, found.disturbed) == (120.0, True)
+        assert "float32 products ran at 1 and at 120 GFLOP/s within seconds" in found.notes[1]
+    found, rate = both(100.0, None)
+    assert (rate, found.disturbed) == (100.0, False)
 
 
 def test_without_float32_a_measurement_compares_to_nothing():
@@ -271,7 +323,7 @@ def test_what_is_measured_beats_what_is_said(row, features, flops):
     told = with_measurements(facts, measured(float32=100, bfloat16=flops))
     assert told.fact(BF16).evidence is Evidence.MEASURED
     assert told.fact(BF16).support in (
-        (Support.EMULATED,)
+        (Support.SLOW, Support.EMULATED)
         if flops < 100
         else (Support.NATIVE,)
         if flops >= 120

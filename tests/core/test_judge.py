@@ -30,8 +30,21 @@ def test_a_run_like_float32_is_equal_and_says_what_it_covers():
     verdict = judge(evidence(times(1.001)), DEFAULT)
     assert verdict.verdict == "equal"
     assert verdict.accepted
-    assert verdict.covered == ("shadow at steps 0, 2, 8, 29", "trajectories of 30, 30 steps")
+    assert verdict.covered == (
+        "loss and gradient at the same weights at steps 0, 2, 8, 29",
+        "trainings of 30, 30 steps",
+    )
     assert "after 30 steps" in verdict.reason
+
+
+def test_equal_with_something_not_covered_says_so_where_it_says_equal():
+    left_out = ("the short training with seed 1 (no time was left)",)
+    verdict = judge(replace(evidence(times(1.001)), not_covered=left_out), DEFAULT)
+    assert verdict.verdict == "equal"
+    assert verdict.reason.endswith(
+        "(not covered: the short training with seed 1 (no time was left))"
+    )
+    assert "not covered" not in judge(evidence(times(1.001)), DEFAULT).reason
 
 
 def test_without_anything_recorded_nothing_is_accepted():

@@ -198,8 +198,6 @@ def test_a_profile_from_before_partitions_were_told_still_loads_and_fits():
         ({"torch": "2.13.1"}, "torch", ()),
         ({"torch": "2.13.0+cu128", "python": "3.13.0"}, "torch", ()),
         ({"torch": "2.14.0"}, "torch", ("made with torch 2.13.0+cpu, here is 2.14.0",)),
-        ({}, "torch", ("made with torch 2.13.0+cpu, which is not installed here",)),
-        ({}, None, ("made with torch 2.13.0+cpu, which is not installed here",)),
         (
             {},
             "keras",
@@ -212,6 +210,13 @@ def test_a_profile_from_before_partitions_were_told_still_loads_and_fits():
 )
 def test_another_framework_or_minor_version_is_a_warning(software, framework, warnings):
     assert fit(PROFILE, HERE, software, framework) == Fit(warnings=warnings)
+
+
+@pytest.mark.parametrize("software", [{}, {"tensorflow": "2.21.0", "keras": "3.15.1"}])
+@pytest.mark.parametrize("framework", ["torch", None])
+def test_without_its_own_framework_a_profile_does_not_fit(software, framework):
+    found = fit(PROFILE, HERE, software, framework)
+    assert found == Fit(problems=("made with torch 2.13.0+cpu, which is not installed here",))
 
 
 def test_what_the_framework_stands_on_is_compared_only_where_it_is_installed():

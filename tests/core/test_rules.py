@@ -15,7 +15,7 @@ from autoprec.core.device import (
     Support,
 )
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.rules import objections, propose
+from autoprec.core.rules import measured_choice, objections, propose
 
 N, E, A, U = Support.NATIVE, Support.EMULATED, Support.ABSENT, Support.UNKNOWN
 F32, TF32, BF16, F16 = (
@@ -29,6 +29,10 @@ F32, TF32, BF16, F16 = (
 def fact(support, *, peak=None, gflops=None, reason=""):
     evidence = Evidence.CATALOGUE if gflops is None else Evidence.MEASURED
     return DTypeFact(support, evidence, reason, 8, 64, peak, gflops)
+
+
+def timed_elsewhere(ratio, support=N):
+    return replace(fact(support), family_ratio=ratio)
 
 
 def facts(kind=DeviceKind.CUDA, **dtypes):
@@ -239,3 +243,42 @@ def test_a_cpu_dtype_measured_as_fast_as_float32_is_not_tried():
     assert "no faster than float32's" in objections(known, F16)[0]
     faster = facts(DeviceKind.CPU, float32=fact(N, gflops=200.0), float16=fact(N, gflops=300.0))
     assert objections(faster, F16) == ()
+
+
+# Where nothing was tuned --------------------------------------------------------------------------
+
+
+def test_what_the_catalogue_calls_native_is_no_measurement():
+    for device in (facts(bfloat16=fact(N)), facts(DeviceKind.CPU, bfloat16=fact(N))):
+        assert propose(device).recommended is BF16
+        assert measured_choice(device).policy is F32
+
+
+@pytest.mark.parametrize(("ratio", "policy"), [(2.2, BF16), (1.1, BF16), (1.09, F32), (0.56, F32)])
+def test_what_was_measured_on_the_family_decides(ratio, policy):
+    choice = measured_choice(facts(DeviceKind.CPU, bfloat16=timed_elsewhere(ratio)))
+    assert choice.policy is policy
+    if policy is BF16:
+        why = f"bfloat16 products were measured at {ratio:.2g}x float32's (another title)"
+        assert choice.reasons == (why,)
+
+
+@pytest.mark.parametrize(("gflops", "policy"), [(110.0, BF16), (105.0, F32), (56.0, F32)])
+def test_what_was_measured_here_beats_what_was_measured_on_the_family(gflops, policy):
+    bfloat16 = replace(fact(N, gflops=gflops), family_ratio=2.2)
+    device = facts(DeviceKind.CPU, float32=fact(N, gflops=100.0), bfloat16=bfloat16)
+    choice = measured_choice(replace(device, measured_on="2026-11-24"))
+    assert choice.policy is policy
+    assert policy is F32 or "(this device, on 2026-11-24)" in choice.reasons[0]
+
+
+def test_a_policy_that_was_not_measured_is_passed_over_for_one_that_was():
+    device = facts(bfloat16=fact(N), float16=timed_elsewhere(3.0))
+    assert propose(device).recommended is BF16
+    assert measured_choice(device).policy is F16
+
+
+def test_what_is_refused_is_not_taken_however_fast_it_was_elsewhere():
+    slow = facts(float32=fact(N, gflops=100.0), bfloat16=replace(fact(N, gflops=50.0)))
+    for device in (facts(bfloat16=timed_elsewhere(9.0, E)), slow):
+        assert measured_choice(device).policy is F32

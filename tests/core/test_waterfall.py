@@ -59,13 +59,14 @@ def test_every_setting_is_named_where_it_is_switched_off() -> None:
     steps = [(step.what, in_words(step.recipe)) for step in switched_off(FULL, PLAIN)]
     kept = "channels_last, compiled, padded to 8, threads=2, fused_optimizer"
     assert steps == [
-        ("precision", f"float32, batch 16 x 4, {kept}, memory kept"),
-        (kept, "float32, batch 16 x 4, memory kept"),
+        ("precision", f"float32, batch 64 in 4 micro-batches of 16, {kept}, memory kept"),
+        (kept, "float32, batch 64 in 4 micro-batches of 16, memory kept"),
         ("batch", "float32, batch 32, memory kept"),
         ("kept memory", "float32, batch 32"),
     ]
 
 
 def test_float32_at_its_own_batch_keeps_memory_as_the_recipe_does() -> None:
-    assert in_words(at_its_batch(FULL, PLAIN)) == "float32, batch 16 x 4, memory kept"
+    kept = "float32, batch 64 in 4 micro-batches of 16, memory kept"
+    assert in_words(at_its_batch(FULL, PLAIN)) == kept
     assert at_its_batch(Recipe(compile=True), PLAIN) == Recipe()

@@ -286,7 +286,7 @@ def check(path: Path, said: str, capfd: pytest.CaptureFixture[str], folder: Path
 def test_json_is_json_with_a_real_framework(task: Any, capfd: pytest.CaptureFixture[str]) -> None:
     from autoprec.cli import main
 
-    words = ["--policies", "float32", "--batch-sizes", "16,32", "--rounds", "1", "--quiet"]
+    words = ["--policies", "float32", "--batch-sizes", "32", "--no-extras", "--quiet"]
     code = main(["tune", str(task(MODEL)), *words, "--json"])
     out, err = capfd.readouterr()
     assert (code, err) == (0, "")

@@ -49,7 +49,7 @@ def test_nothing_is_guessed_before_a_trial_has_run() -> None:
     now = Now(clock=Clock())
     assert now.text == "starting"
     now(Stage("preflight", "one float32 step"))
-    assert (now.text, now.seconds_left()) == ("preflight: one float32 step", None)
+    assert (now.text, now.seconds_left()) == ("first step: one float32 step", None)
 
 
 def test_what_is_left_goes_down_from_stage_to_stage_to_nothing() -> None:
@@ -85,10 +85,10 @@ def test_the_line_says_which_trial_and_round_it_is_and_where_in_it() -> None:
     now(Described(TASK, 0, 32))
     now(TrialStarted(2, RECIPE, "why"))
     now(Progress("steps", 3))
-    assert now.text == "trial 3 of at most 32: float32, batch 32  [steps 3]"
+    assert now.text == "trial 3 of at most 32: float32, batch 32  [timing, step 3]"
     now(Stage("finish", "the winner against float32"))
     now(Round(2, 12, (10.0, 20.0, 0.0)))
-    assert now.text == "finish: round 2 of at most 12: 2.00x"
+    assert now.text == "confirmation: round 2 of at most 12: 2.00x"
 
 
 @pytest.mark.parametrize(

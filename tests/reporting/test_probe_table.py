@@ -79,7 +79,7 @@ def test_everything_that_is_known_is_shown():
         "8, best 64",
         "1312",
         "15000",
-        "recommended: mixed_bfloat16: ",
+        "recommended: mixed_bfloat16 (measured here with torch): ",
         "1. mixed_bfloat16: ",
         "refused mixed_float16: float16 is emulated: because of [bold]this[/bold]",
         "note: a probe's note",

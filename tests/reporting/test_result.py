@@ -39,12 +39,12 @@ def made(recipe: Recipe, whole: float, **parts: float) -> Profile:
 def test_a_gain_names_both_sides_and_its_parts() -> None:
     profile = made(WINNER, 3.3, precision=1.5, batch=2.0, kept_memory=1.1)
     assert headline(profile) == (
-        f"mixed_bfloat16, batch 64, {KEEP_MEMORY}: 3.30x (3.20-3.40, 6 rounds) over float32, "
+        "mixed_bfloat16, batch 64, memory kept: 3.30x (3.20-3.40, 6 rounds) over float32, "
         "batch 32 = precision 1.50x, batch 2.00x, kept memory 1.10x"
     )
     first, second, third = part_lines(profile)
     assert first == (
-        f"  precision: 1.50x (1.49-1.51, 6 rounds): mixed_bfloat16, batch 64, {KEEP_MEMORY} over "
+        "  precision: 1.50x (1.49-1.51, 6 rounds): mixed_bfloat16, batch 64, memory kept over "
         "float32, batch 8"
     )
     assert second.startswith("  batch: 2.00x")
@@ -68,6 +68,11 @@ def test_that_precision_brings_nothing_is_said_first(profile: Profile, said: boo
 def test_one_part_needs_no_lines_of_its_own() -> None:
     assert part_lines(made(WINNER, 1.5, precision=1.5)) == []
     assert "=" not in headline(made(replace(WINNER, knobs={}), 1.5, precision=1.5))
+
+
+def test_parts_that_were_not_told_apart_are_said_to_be() -> None:
+    said = headline(made(WINNER, 1.4, precision_and_kept_memory=1.4))
+    assert said.endswith("; precision and kept memory together, not told apart in the time")
 
 
 def test_what_was_asked_for_and_is_slower_is_said_so_first() -> None:

@@ -59,7 +59,7 @@ def test_a_trial_is_a_line_with_its_throughput_ratio_step_and_memory() -> None:
 def test_a_failed_trial_says_how_it_failed() -> None:
     failed = Outcome(point(batch=512), Status.OUT_OF_MEMORY, reason="DefaultCPUAllocator")
     text = shown(TrialFinished(0, Recipe(batch_size=512), failed, 0.0, 0.0))
-    assert "out_of_memory: DefaultCPUAllocator" in text
+    assert "out of memory: DefaultCPUAllocator" in text
 
 
 def test_verdicts_and_notes_are_said() -> None:
@@ -73,7 +73,7 @@ def test_verdicts_and_notes_are_said() -> None:
     )
     assert "mixed_float16: rejected: the loss is not finite" in text
     assert "warning: others are busy" in text
-    assert "islands: which modules" in text
+    assert "float32 modules: which modules" in text
 
 
 def test_text_from_elsewhere_cannot_drive_the_terminal() -> None:
@@ -111,7 +111,10 @@ def test_the_grid_has_policies_side_by_side_and_names_what_did_not_run() -> None
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (recipe_text(Recipe(batch_size=16, accumulation_steps=4)), "float32, batch 16 x 4"),
+        (
+            recipe_text(Recipe(batch_size=16, accumulation_steps=4)),
+            "float32, batch 64 in 4 micro-batches of 16",
+        ),
         (
             recipe_text(
                 Recipe(

@@ -13,9 +13,10 @@ from autoprec.core.choice import Finalist
 from autoprec.core.device import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
-from autoprec.core.outcomes import Outcome, Status
+from autoprec.core.outcomes import Outcome, Status, key
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.space import Space
+from autoprec.core.statistics import Ratio
 from autoprec.errors import TaskError
 from autoprec.tuning import contest as module
 from autoprec.tuning.contest import FinalistFailed, StillRunning, everybody
@@ -136,7 +137,7 @@ def test_a_smaller_batch_takes_the_place_of_one_that_fails(
     assert asked == [64]
     assert findings.choice is not None
     assert findings.choice.recipe == FAST[32]
-    assert "failed in the finish" in findings.refusals[0].reason
+    assert "failed in the confirmation" in findings.refusals[0].reason
 
 
 def test_without_a_substitute_the_baseline_is_the_answer(
@@ -323,10 +324,14 @@ def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(
 def test_parts_that_would_take_long_are_one(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Float32 at the winner's batch comes first: what precision brings is asked most."""
+    """They may take as long as winner and baseline; what precision brings is asked first."""
     monkeypatch.setattr(module, "Contest", Several)
+    between = replace(PLAIN, knobs={KEEP_MEMORY: True})
+    steps = {key(SPACE.point(between)): 0.7}
     findings.history = tuple(
-        replace(o, measurement=Measurement(0.5, 0.5, 0.5, 5, o.rate * 0.5)) for o in at(Several)
+        replace(o, measurement=Measurement(step, step, step, 5, o.rate * step))
+        for o in at(Several)
+        for step in (steps.get(key(o.point), 0.5),)
     )
     finish(findings, [proven(KEPT)])
     assert [(p.what, round(p.speedup.ratio, 6)) for p in findings.waterfall] == [
@@ -429,6 +434,23 @@ def test_a_baseline_that_is_far_ahead_of_all_else_runs_again_beside_the_best_of_
     assert findings.choice.recipe == PLAIN
 
 
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (((PLAIN, 10.0),), "nothing else was measured"),
+        (((PLAIN, 10.0), (FAST[32], 9.0)), "the baseline is the fastest recipe"),
+        (((PLAIN, 10.0), (FAST[32], 19.0)), "the baseline is the fastest recipe that passed"),
+    ],
+)
+def test_why_the_baseline_is_the_answer_is_not_said_of_what_was_not_seen(
+    findings: Findings, seen: tuple[tuple[Recipe, float], ...], said: str
+) -> None:
+    findings.history = searched(*seen)
+    finish(findings, [])
+    assert findings.choice is not None
+    assert findings.choice.reason == said
+
+
 # What was asked for, and slower ------------------------------------------------------------------
 
 
@@ -459,6 +481,22 @@ def test_a_forced_recipe_that_is_surely_slower_takes_three_rounds(
     assert findings.proven is not None
     assert findings.speedup is not None
     assert (findings.speedup.ratio, findings.speedup.rounds) == (pytest.approx(0.81, abs=0.01), 3)
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("islands", [(), ("head",)])
+def test_a_forced_recipe_that_cannot_be_confirmed_in_time_is_taken_as_the_search_saw_it(
+    findings: Findings, monkeypatch: pytest.MonkeyPatch, islands: tuple[str, ...]
+) -> None:
+    """One with islands has no trial of the search's own, but was timed with them."""
+    monkeypatch.setattr(WORK, "deadline", Deadline(0.0, 1.0, lambda: 2.0))
+    findings.history = searched((PLAIN, 320.0), (FAST[32], 400.0))
+    recipe = replace(FAST[32], float32_modules=islands)
+    finish(findings, [replace(proven(recipe), rate=400.0)])
+    assert findings.proven is not None
+    assert findings.proven.recipe == recipe
+    assert findings.speedup == Ratio(1.25, 1.25, 1.25, 1)
+    assert findings.not_covered != []
 
 
 # The time limit ----------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_what_fails_now_is_out_and_the_rest_run_without_it(monkeypatch: Any) -> 
     ranking = rank(found)
     assert Rounds.ran == [[64, 128, 32], [64, 32]]
     assert ranking[128].rate == 0.0
-    assert "failed in the heats" in found.refusals[0].reason
+    assert "failed when it ran beside the others" in found.refusals[0].reason
 
 
 def test_one_that_leads_by_far_runs_alone_in_no_heat() -> None:

@@ -29,7 +29,7 @@ def build_model():
     built = len(place.read_text())
     times = {times}
     seconds = {{"float32": .0005 * times, "mixed_bfloat16": .00025 * times}}
-    overhead = {{name: 0.002 * times for name in seconds}}
+    overhead = {{name: 0.002 * times + {sleep} for name in seconds}}
     return SimulatedModel(overhead, seconds, sleep={sleep})
 
 def build_data(batch_size):
@@ -123,9 +123,9 @@ def test_a_machine_that_slows_down_after_the_baseline_is_inconclusive_and_said_a
 
 def test_a_time_limit_is_that_of_the_whole_tuning(write: Callable[..., Path]) -> None:
     """Search, proof and confirmation end within it, but for what had begun."""
-    path = write(sleep=0.05)
+    path = write(sleep=0.3)
     began = time.monotonic()
     profile, _ = run(path, time_limit=4.0, batch_sizes="8-1024")
-    assert time.monotonic() - began < 8.0
+    assert time.monotonic() - began < 9.0  # without the limit its steps alone take longer
     assert any("recipes that the search did not come to" in n for n in profile.evidence.not_covered)
     assert any("the time limit was reached" in text for text in profile.evidence.warnings)

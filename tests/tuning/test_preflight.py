@@ -15,11 +15,13 @@ from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.recipe import Alignment
 from autoprec.core.rules import Refusal, propose
 from autoprec.core.space import Space
+from autoprec.errors import UserCodeError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical
 from autoprec.tuning.events import Event, Note
+from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import build_space, refusals_of
+from autoprec.tuning.preflight import build_space, describe, refusals_of
 from autoprec.tuning.work import Place, Work
 
 NATIVE = DTypeFact(Support.NATIVE)
@@ -93,6 +95,32 @@ def test_padding_is_tried_to_the_least_and_the_best_where_the_catalogue_has_it_p
 def test_padding_that_was_asked_for_is_tried_on_any_device() -> None:
     built = space([], facts=of_family("amd-zen5"), align=16, dimensions=dimensions(head=1001))
     assert built.alignments == (Alignment(), Alignment(16, ("head",)))
+
+
+def failing(message: str) -> Any:
+    """A runner whose first step fails with this error of the user's code."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise WorkerFailure(FailureKind.USER_ERROR, message, frames="their lines")
+
+    return SimpleNamespace(load=lambda: SimpleNamespace(batch_size=8), call=fail)
+
+
+@pytest.mark.parametrize(
+    ("name", "hinted"), [("data/a.npy", True), ("data/b.npy", False), ("/data/a.npy", False)]
+)
+def test_a_relative_path_that_is_meant_from_the_task_is_told(
+    tmp_path: Path, name: str, hinted: bool
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.npy").write_text("")
+    message = f"FileNotFoundError: [Errno 2] No such file or directory: '{name}'"
+    place = cast(Place, SimpleNamespace(facts=FACTS))
+    work = Work(tmp_path / "task.py", place, Options(), lambda event: None)
+    with pytest.raises(UserCodeError) as caught:
+        describe(work, failing(message))
+    assert str(caught.value).startswith(f"in the first float32 step: {message}")
+    assert (f"It is in {tmp_path}" in str(caught.value)) == hinted
 
 
 def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_refusal() -> None:

@@ -238,7 +238,10 @@ def test_numbers_that_grow_are_looked_at_further_on():
     tracer.steps = 0
     verdict = proof.prove(replace(FLOAT16, loss_scale=scale))
     assert verdict.accepted
-    assert verdict.covered[0] == "shadow at steps 0, 2, 8, 29, 34, 39, 44, 49, 54, 59"
+    assert (
+        verdict.covered[0]
+        == "loss and gradient at the same weights at steps 0, 2, 8, 29, 34, 39, 44, 49, 54, 59"
+    )
     assert tracer.steps <= 200
     assert Proof(Growing(further=1.1)).prove(FLOAT16).verdict == "drift"
     tracer.calls.clear()
@@ -264,7 +267,7 @@ def test_until_failure_leaves_the_trajectories_out():
 def test_a_stalled_proof_says_what_it_did_not_cover_and_is_no_other_verdict():
     stalled = Proof(FakeTracer(stalls_after=12)).prove(BFLOAT16)
     assert stalled.verdict == "unproven"
-    assert "out of time at step 12" in stalled.not_covered[0]
+    assert "no time was left at step 12" in stalled.not_covered[0]
     later = Proof(FakeTracer(stalls_after=30, curve=falls), steps=30).prove(BFLOAT16)
     assert later.accepted
 
@@ -281,7 +284,7 @@ def test_what_stalls_after_the_shadow_is_equal_at_single_steps_only():
     verdict = Proof(Stalls(error=0.01)).prove(BFLOAT16)
     assert verdict.verdict == "equal at single steps"
     assert not verdict.accepted
-    assert any("trajectory of 30 steps" in text for text in verdict.not_covered)
+    assert any("training of 30 steps" in text for text in verdict.not_covered)
 
 
 def test_the_verdict_is_the_same_however_slow_the_machine_is(monkeypatch):
@@ -310,8 +313,8 @@ def test_a_loss_that_falls_is_followed_and_a_flat_one_is_not():
     assert (falling.steps, falling.most_steps) == (480, 480)
     assert "equal over the first 480 steps, loss 2 to " in falling.reason
     assert falling.covered == (
-        "shadow at steps 0, 2, 8, 29, 59, 119, 239, 479",
-        "trajectories of 480, 30 steps",
+        "loss and gradient at the same weights at steps 0, 2, 8, 29, 59, 119, 239, 479",
+        "trainings of 480, 30 steps",
     )
     assert Proof(FakeTracer()).prove(BFLOAT16).steps == 30
 

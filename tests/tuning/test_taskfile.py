@@ -171,6 +171,41 @@ def test_a_decorated_function_and_a_callable_object_will_do(write) -> None:
     )
 
 
+# Names that are nearly right ----------------------------------------------------------------------
+
+NEAR = {
+    "swapped letters": ("BATCH_SZIE = 64", "BATCH_SZIE = 64 is not read; did you mean BATCH_SIZE"),
+    "small letters": ("batch_size = 64", "batch_size = 64 is not read; did you mean BATCH_SIZE"),
+    "one letter less": ("CLIP_GRAD_NOR = 1.0", "did you mean CLIP_GRAD_NORM"),
+    "imported": ("from settings import BATCHSIZE", "BATCHSIZE = 8 is not read"),
+    "british": ("def build_optimiser(model): ...", "did you mean build_optimizer"),
+    "a function": ("def evalute(model): ...", r"evalute\(\) is not read; did you mean evaluate"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), NEAR.values(), ids=NEAR)
+def test_a_name_that_is_nearly_one_that_is_read_is_asked_about(write, text: str, said: str) -> None:
+    write("BATCHSIZE = 8", "settings.py")
+    with pytest.raises(TaskError, match=said):
+        load_task(write(GOOD + text))
+
+
+OWN = {
+    "the real one is there": "BATCH_SIZE = 64\nBATCH_SIZES = (32, 64)",
+    "another word": "BATCHES = 20\nSIZE = 3\nEPOCHS = 2",
+    "called otherwise": "def train_step(model, batch, optimizer): ...",
+    "private": "_BATCH_SZIE = 1",
+    "a module": "import settings as batch_size",
+    "a library's": "from functools import partial as evaluate_",
+}
+
+
+@pytest.mark.parametrize("text", OWN.values(), ids=OWN)
+def test_names_of_the_tasks_own_are_left_alone(write, text: str) -> None:
+    write("x = 1", "settings.py")
+    load_task(write(GOOD + text))
+
+
 # The digest --------------------------------------------------------------------------------------
 
 
@@ -184,6 +219,17 @@ def test_a_change_of_anything_imported_from_beside_it_is_seen(write) -> None:
         write("x = 2", name)
         seen.add(task_digest(path))
     assert len(seen) == 1 + 2 * len(files)
+
+
+def test_comments_and_layout_change_nothing_and_code_does(write) -> None:
+    path = write("import one\n" + GOOD)
+    write("x = {'a': 1}", "one.py")
+    before = task_digest(path)
+    write("# what it is for\n\nimport one  # beside it\n" + GOOD + "\n\n# the end\n")
+    write("x = {\n    'a': 1,  # one\n}", "one.py")
+    assert task_digest(path) == before
+    write("x = {'a': 1.0}", "one.py")
+    assert task_digest(path) != before
 
 
 def test_relative_imports_inside_a_package_are_followed(write) -> None:

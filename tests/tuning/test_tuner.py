@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ import pytest
 
 from autoprec.api import tune
 from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.device import DeviceFacts
 from autoprec.core.dtypes import Policy
 from autoprec.core.outcomes import Status
 from autoprec.core.profile import Profile
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.profiles import load_profile
-from autoprec.tuning.events import Event, Finished, TrialFinished
+from autoprec.tuning.events import Event, Finished, Note, TrialFinished
 
 FASTER = (
     "overhead={'float32': .002, 'mixed_bfloat16': .003}, "
@@ -66,6 +69,9 @@ def test_the_fast_policy_that_trains_like_float32_is_chosen_with_its_evidence(
     assert profile.evidence.speedup.low > 1.5
     assert profile.evidence.speedup_same_batch is not None
     assert profile.evidence.speedup_same_batch.ratio == pytest.approx(1.96, abs=0.1)
+    assert [part.what for part in profile.evidence.waterfall] == ["precision", "batch"]
+    whole = math.prod(part.speedup.ratio for part in profile.evidence.waterfall)
+    assert whole == pytest.approx(profile.evidence.speedup.ratio, rel=0.05)
     assert profile.evidence.trials == len(trials(events))
     written = load_profile(path.with_suffix(".profile.yaml"))
     assert written == from_plain(Profile, to_plain(profile)) == profile
@@ -214,3 +220,18 @@ def test_other_samplers_find_it_too(task: Callable[..., Path], sampler: str) -> 
 def test_the_grid_measures_every_recipe(task: Callable[..., Path]) -> None:
     _, events = run(task(), sampler="grid", batch_sizes="32-128")
     assert len(trials(events)) == 6
+
+
+def test_products_that_something_disturbed_are_told_before_anything_rests_on_them(
+    task: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(facts: DeviceFacts, software: object) -> DeviceFacts:
+        return replace(facts, notes=(*facts.notes, "float32 products ran at 1 and at 120 GFLOP/s"))
+
+    monkeypatch.setattr("autoprec.api._measured", measured)
+    _, events = run(task(), batch_sizes=(32,), trials=2)
+    told = [
+        event for event in events if isinstance(event, Note) and "at 1 and at 120" in event.text
+    ]
+    assert [event.warning for event in told] == [True]
+    assert events.index(told[0]) < events.index(trials(events)[0])

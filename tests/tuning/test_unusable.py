@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from autoprec import api
+from autoprec import api, fitting
 from autoprec.core.device import DeviceFacts, DeviceKind, Observation
 from autoprec.core.probe import MachineObservation, Unusable
 from autoprec.core.recipe import Recipe
@@ -35,7 +35,8 @@ MISSED = MachineObservation(devices=(CPU,), notes=("a remark",), unusable=(MISMA
 @pytest.fixture
 def a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU that cannot be used."""
-    monkeypatch.setattr(api, "observe", lambda **_: MISSED)
+    for module in (api, fitting):
+        monkeypatch.setattr(module, "observe", lambda **_: MISSED)
     monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
 
 

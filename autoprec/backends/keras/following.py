@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -12,13 +12,13 @@ from keras.src.backend.common import global_state
 from keras.src.trainers.trainer import Trainer
 
 from autoprec.backends.keras import saved_form
-from autoprec.backends.keras.hooks import Hook
+from autoprec.backends.keras.hooks import Hook, NewObjects
 from autoprec.backends.keras.layers import Placed
 from autoprec.backends.keras.optimizers import exchanged
 
 
 class Followed(Protocol):
-    """What wants to know of a model's compile and builds."""
+    """What wants to know of a model's compile, builds and changes."""
 
     def compiling(self) -> None:
         """The model is about to be compiled."""
@@ -28,6 +28,9 @@ class Followed(Protocol):
 
     def built(self, unit: Placed) -> None:
         """A layer of the model has been built."""
+
+    def changed(self) -> None:
+        """The model may have other layers than before."""
 
 
 class Compiles(Hook):
@@ -47,6 +50,25 @@ class Compiles(Hook):
             )
         finally:
             self.follower.compiled()
+
+
+class Changes(Hook):
+    """A Sequential's `add` or `pop`: the recipe is carried to the layers that are there then.
+
+    A Sequential may outlive the models that it was a part of, and must not keep them.
+    """
+
+    def __init__(self, original: Callable[..., Any], follower: Followed) -> None:
+        super().__init__(original)
+        self.follower = weakref.ref(follower)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Add or remove the layer."""
+        result = self.original(*args, **kwargs)
+        follower = self.follower()
+        if follower is not None:
+            follower.changed()
+        return result
 
 
 class Builds(Hook):
@@ -110,29 +132,22 @@ def _init_scope() -> AbstractContextManager[Any]:
 class NewModels:
     """Watches models being made; `attach` is called once each is compiled or first called."""
 
-    def __init__(self, attach: Callable[[Any], None]) -> None:
+    def __init__(self, attach: Callable[[Any], Any]) -> None:
         self.attach = attach
-        self.active = True
-        self._original = Trainer.__init__
-        Trainer.__init__ = self._made()
+        self._watch = NewObjects(Trainer, self._made)
 
-    def _made(self) -> Callable[..., None]:
-        original = self._original
+    @property
+    def active(self) -> bool:
+        """Whether models are still watched."""
+        return self._watch.active
 
-        @functools.wraps(original)
-        def initialise(model: Any, *args: Any, **kwargs: Any) -> None:
-            original(model, *args, **kwargs)
-            if self.active and isinstance(model, keras.Model):
-                _NewModel(self, model).wait()
-
-        self._ours = initialise
-        return initialise
+    def _made(self, model: Any) -> None:
+        if isinstance(model, keras.Model):
+            _NewModel(self, model).wait()
 
     def stop(self) -> None:
         """Leave models alone from now on."""
-        self.active = False
-        if Trainer.__init__ is self._ours:
-            Trainer.__init__ = self._original
+        self._watch.stop()
 
 
 class _NewModel:
@@ -162,4 +177,7 @@ class _NewModel:
             self.watch.attach(self.model)
 
     def built(self, unit: Placed) -> None:
+        """Nothing is at work yet."""
+
+    def changed(self) -> None:
         """Nothing is at work yet."""

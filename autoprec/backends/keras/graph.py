@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.hooks import Wraps
+from autoprec.backends.keras.hooks import Hook, Wraps
 from autoprec.backends.keras.layers import Placed
 from autoprec.backends.keras.running import loss_and_gradients
 
@@ -69,13 +69,12 @@ def is_backward(name: str) -> bool:
     return _GRADIENT in name
 
 
-@dataclass
-class _Watch:
+class _Watch(Hook):
     """A layer's `call` that notes its scope and shapes while a graph is traced."""
 
-    unit: Placed
-    original: Callable[..., Any]
-    calls: list[Call]
+    def __init__(self, unit: Placed, calls: list[Call]) -> None:
+        super().__init__(unit.layer.call)
+        self.unit, self.calls = unit, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
@@ -97,7 +96,7 @@ def watched(placed: Sequence[Placed], calls: list[Call]) -> Iterator[None]:
     """Note every unit's calls in `calls` while the block traces."""
     wraps = Wraps()
     for unit in placed:
-        wraps.install(unit.layer, "call", _Watch(unit, unit.layer.call, calls))
+        wraps.install(unit.layer, "call", _Watch(unit, calls))
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ look like the method they stand for: Keras asks methods for their signature and 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,13 @@ from typing import Any
 class Hook:
     """Stands for a method; subclasses say what is done around `original`."""
 
+    original: Callable[..., Any]
+
     def __init__(self, original: Callable[..., Any]) -> None:
+        self.stand_for(original)
+
+    def stand_for(self, original: Callable[..., Any]) -> None:
+        """Take another method to be the one that is hooked."""
         functools.update_wrapper(self, original)
         self.original = original
 
@@ -26,22 +33,56 @@ class Hook:
 
 @dataclass
 class Wraps:
-    """Instance attributes put on objects, to be taken off again."""
+    """Hooks put on objects, to be taken off again."""
 
-    _installed: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
+    _installed: list[tuple[Any, str, Hook]] = field(default_factory=list)
 
-    def install(self, layer: Any, name: str, value: Any) -> None:
-        """Put `value` over the method `name` of this one object."""
-        self._installed.append((layer, name, vars(layer).get(name), value))
-        object.__setattr__(layer, name, value)
+    def install(self, owner: Any, name: str, hook: Hook) -> None:
+        """Put `hook` over the method `name` of this one object."""
+        self._installed.append((owner, name, hook))
+        object.__setattr__(owner, name, hook)
 
     def restore(self) -> None:
-        """Take everything off, last first, but for what someone else has put there since."""
+        """Take everything off, last first, but for what someone else has put over a method."""
         while self._installed:
-            layer, name, before, ours = self._installed.pop()
-            if vars(layer).get(name) is not ours:
-                continue
-            if before is None:
-                vars(layer).pop(name, None)
-            else:
-                object.__setattr__(layer, name, before)
+            _take_off(*self._installed.pop())
+
+
+def _take_off(owner: Any, name: str, hook: Hook) -> None:
+    """Take off a hook, also where others lie over it: recipes on shared layers end in any order."""
+    above, found = None, vars(owner).get(name)
+    while found is not hook and isinstance(found, Hook):
+        above, found = found, found.original
+    if found is not hook:
+        return
+    if above is not None:
+        above.stand_for(hook.original)
+    elif getattr(hook.original, "__func__", None) is getattr(type(owner), name, None):
+        vars(owner).pop(name)
+    else:
+        object.__setattr__(owner, name, hook.original)
+
+
+class NewObjects:
+    """Watches objects of a class, and of those below it, being made; `made` is told of each."""
+
+    def __init__(self, kind: type, made: Callable[[Any], None]) -> None:
+        original = kind.__init__  # type: ignore[misc]
+        self.active = True
+        self._kind, self._original = kind, original
+
+        @functools.wraps(original)
+        def initialise(this: Any, *args: Any, **kwargs: Any) -> None:
+            original(this, *args, **kwargs)
+            if self.active:
+                made(this)
+
+        # Keras reads it to tell a layer's configuration, and not through wrappers.
+        initialise.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        self._ours = kind.__init__ = initialise  # type: ignore[misc]
+
+    def stop(self) -> None:
+        """Leave new objects alone from now on."""
+        self.active = False
+        if self._kind.__init__ is self._ours:  # type: ignore[misc]
+            self._kind.__init__ = self._original  # type: ignore[misc]

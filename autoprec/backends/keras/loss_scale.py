@@ -15,6 +15,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from autoprec.backends.keras.hooks import Hook
 from autoprec.backends.keras.saved_form import Numbers, SavedAsGiven, innermost
 from autoprec.core.recipe import LossScale
 from autoprec.errors import AutoprecWarning
@@ -156,11 +157,11 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         return {**super().get_config(), "floor": self.floor, "mode": self.mode}
 
 
-class CountedLoss:
+class CountedLoss(Hook):
     """An optimizer's `scale_loss` that counts, inside the step, losses that are not finite."""
 
     def __init__(self, original: Any, counter: Any) -> None:
-        self.original = original
+        super().__init__(original)
         self.counter = counter
 
     def __call__(self, loss: Any) -> Any:

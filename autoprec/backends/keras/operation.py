@@ -7,6 +7,7 @@ builds, compiles and applies does not matter.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,7 +18,8 @@ import keras
 from autoprec.backends.keras import saved_form, wrapping
 from autoprec.backends.keras.accumulation import AccumulatingOptimizer, Finalizes
 from autoprec.backends.keras.advice import advise
-from autoprec.backends.keras.following import Builds, Compiles, stop_waiting
+from autoprec.backends.keras.following import Builds, Changes, Compiles, stop_waiting
+from autoprec.backends.keras.given import own
 from autoprec.backends.keras.hooks import Wraps
 from autoprec.backends.keras.layers import Placed, children, place, resolve
 from autoprec.backends.keras.loss_scale import CountedLoss
@@ -28,13 +30,13 @@ from autoprec.backends.keras.padding import PaddedLayer, pad_layers
 from autoprec.backends.keras.policies import LayerPolicies
 from autoprec.backends.keras.precision import Applied, Precision
 from autoprec.backends.keras.train_function import compile_settings, remake, watch
-from autoprec.errors import UsageError
+from autoprec.errors import AutoprecWarning, UsageError
 
 #: Where a model holds the recipe that is at work on it.
-_PLACE = "_autoprec"
+PLACE = "_autoprec"
 
 #: How a note begins that says what a model to which a recipe came by itself does not carry.
-NOT_CARRIED = "not carried to "
+_NOT_CARRIED = "not carried to "
 
 
 class ModelOperation:
@@ -52,7 +54,6 @@ class ModelOperation:
         device: str,
         *,
         given: Sequence[Any] = (),
-        inherited: Callable[[Any], Any] = lambda policy: policy,
         tolerant: bool = False,
     ) -> None:
         if not isinstance(model, keras.Layer):
@@ -65,8 +66,7 @@ class ModelOperation:
         self._precision, self._recipe = precision, precision.recipe
         self._device, self._given, self._tolerant = device, tuple(given), tolerant
         self._wraps, self._compiled = Wraps(), Wraps()
-        self._policies = LayerPolicies(self._wraps, inherited)
-        self._outputs = OutputsInFloat32(self._policies, self._wraps)
+        self._policies = LayerPolicies(self._wraps)
         self._undo: list[Callable[[], None]] = []
         self._placed: tuple[Placed, ...] = ()
         self._islands: tuple[Placed, ...] = ()
@@ -74,26 +74,20 @@ class ModelOperation:
         self._padded: list[PaddedLayer] = []
         self._not_padded: dict[str, str] = {}
         self._notes: list[str] = []
+        self._warned: set[str] = set()
         self._advice: list[str] = []
 
     def apply(self) -> ModelOperation:
         """Undo what was applied before to the model or a part of it, and do it all."""
-        self._placed = place(self.model)
-        for unit in self._placed:
-            if unit.layer is self.model or not getattr(unit.layer, "compiled", False):
-                release(unit.layer)
-            stop_waiting(unit.layer)
+        release(self.model)
         try:
             with _scope_of(self.model):
-                self._change_layers(self._placed)
+                self._change_layers()
                 self._take_in_compile()
         except BaseException:
             self.restore()
             raise
-        compiles = getattr(self.model, "compile", None)
-        if compiles is not None:
-            self._wraps.install(self.model, "compile", Compiles(compiles, self))
-        vars(self.model)[_PLACE] = self
+        vars(self.model)[PLACE] = self
         return self
 
     @property
@@ -116,19 +110,32 @@ class ModelOperation:
             warnings=(*self._notes, *self._advice),
         )
 
+    def warn(self) -> None:
+        """Warn, once each, of what this model does not carry."""
+        for note in self._notes:
+            if note.startswith(_NOT_CARRIED) and note not in self._warned:
+                self._warned.add(note)
+                warnings.warn(note, AutoprecWarning, stacklevel=3)
+
     def restore(self) -> None:
         """Put the model back as it was, but for what the script has changed itself since."""
         self._leave_compile()
         self._wraps.restore()
         self._policies.restore()
-        if vars(self.model).get(_PLACE) is self:
-            del vars(self.model)[_PLACE]
+        if vars(self.model).get(PLACE) is self:
+            del vars(self.model)[PLACE]
 
     # Layers --------------------------------------------------------------------------------------
 
-    def _change_layers(self, placed: Sequence[Placed]) -> None:
+    def _change_layers(self) -> None:
         """Give layers their policies, and outputs float32; look at later ones when they come."""
         policy = self._recipe.policy
+        placed = self._placed = place(self.model)
+        for unit in placed:
+            if unit.layer is not self.model and not getattr(unit.layer, "compiled", False):
+                release(unit.layer)
+            stop_waiting(unit.layer)
+        self._outputs = OutputsInFloat32(self._policies, self._wraps)
         self._islands = self._resolve() if policy.mixed else ()
         self._pad(placed)
         self._kept += self._policies.apply(placed, policy, self._islands)
@@ -138,7 +145,30 @@ class ModelOperation:
             self._outputs.apply(self._placed)
             _add_losses_in_float32(self.model, self._wraps)
         self._wait_for(placed)
+        self._follow(placed)
         self._advice = advise(self._recipe, self._placed, self._device, self._islands)
+
+    def _follow(self, placed: Sequence[Placed]) -> None:
+        """Be told of `compile`, and of a Sequential's `add` and `pop`."""
+        if hasattr(self.model, "compile"):
+            self._wraps.install(self.model, "compile", Compiles(self.model.compile, self))
+        for unit in placed:
+            if isinstance(unit.layer, keras.Sequential):
+                for name in ("add", "pop"):
+                    hook = Changes(getattr(unit.layer, name), self)
+                    self._wraps.install(unit.layer, name, hook)
+
+    def changed(self) -> None:
+        """Do it all anew where the model has other layers by now: one was added, or a new head."""
+        if [id(p.layer) for p in place(self.model)] == [id(p.layer) for p in self._placed]:
+            return
+        self._wraps.restore()
+        self._policies.restore()
+        self._kept, self._padded, self._not_padded = [], [], {}
+        self._notes = [note for note in self._notes if not note.startswith(_NOT_CARRIED)]
+        self._tolerant = True  # of an island whose layer is gone
+        with _scope_of(self.model):
+            self._change_layers()
 
     def _resolve(self) -> tuple[Placed, ...]:
         """The islands; while layers may still come, those that are there."""
@@ -150,7 +180,7 @@ class ModelOperation:
             except UsageError as error:
                 if complete and not self._tolerant:
                     raise
-                note = f"{NOT_CARRIED}{self.model.name}: {error}"
+                note = f"{_NOT_CARRIED}{self.model.name}: {error}"
                 if complete and note not in self._notes:
                     self._notes.append(note)
         return tuple(dict.fromkeys(found))
@@ -202,9 +232,11 @@ class ModelOperation:
         self._leave_compile()
 
     def compiled(self) -> None:
-        """Carry the recipe into what `compile` has set."""
+        """Carry the recipe into what `compile` has set, and to layers that are new."""
+        self.changed()
         with _scope_of(self.model):
             self._take_in_compile()
+        self.warn()
 
     def _take_in_compile(self) -> None:
         self._wrap_optimizers()
@@ -249,7 +281,7 @@ class ModelOperation:
 
     def _hold(self, name: str, wrapped: Mapping[int, Any]) -> None:
         """Make the model hold wrapped optimizers where it held the user's."""
-        ours = self._policies.said_of(self.model).name != "mixed_float16"
+        ours = own(self.model).name != "mixed_float16"
         back: dict[int, tuple[Any, Any]] = {}
 
         def wrap(held: Any) -> Any:
@@ -318,7 +350,7 @@ class ModelOperation:
 
 def release(layer: Any) -> None:
     """Undo the recipe that is at work on `layer`, if one is."""
-    former = vars(layer).get(_PLACE)
+    former = vars(layer).get(PLACE)
     if former is not None:
         former.restore()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -187,7 +186,7 @@ def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -
     results: list[Any] = []
     watch = Wraps()
     for layer in model._flatten_layers(include_self=False):
-        watch.install(layer, "call", _Watched(layer, layer.call, calls))
+        watch.install(layer, "call", _Watched(layer, calls))
 
     def run() -> None:
         results.extend(keras.tree.flatten(call(*args, **kwargs)))
@@ -218,11 +217,12 @@ def _losses_kept(model: Any) -> Iterator[None]:
             layer._loss_ids.update(ids)
 
 
-@dataclass
-class _Watched:
-    layer: Any
-    original: Callable[..., Any]
-    calls: list[tuple[Any, list[Any]]]
+class _Watched(Hook):
+    """A layer's `call` that notes its outputs."""
+
+    def __init__(self, layer: Any, calls: list[tuple[Any, list[Any]]]) -> None:
+        super().__init__(layer.call)
+        self.layer, self.calls = layer, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.original(*args, **kwargs)

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from autoprec.backends.keras.hooks import Wraps
+from autoprec.backends.keras.hooks import Hook, Wraps
 from autoprec.backends.keras.layers import Placed
 from autoprec.core.recipe import Alignment
 
@@ -194,12 +194,12 @@ def padded_product(inputs: Any, kernel: Any, multiple: int) -> Any:
     return result[..., :units] if beyond else result
 
 
-@dataclass
-class _Padded:
+class _Padded(Hook):
     """A layer's `call`, computed at aligned sizes."""
 
-    layer: Any
-    multiple: int
+    def __init__(self, layer: Any, multiple: int) -> None:
+        super().__init__(layer.call)
+        self.layer, self.multiple = layer, multiple
 
     def _end(self, result: Any, bias: Any) -> Any:
         if bias is not None:

@@ -9,12 +9,13 @@ layers with 16-bit weights, quantised ones and those without floating arithmetic
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 
+from autoprec.backends.keras.given import Given, effective, own
 from autoprec.backends.keras.hooks import Hook, Wraps
 from autoprec.backends.keras.layers import Placed
 from autoprec.backends.keras.preparation import preparing
@@ -36,60 +37,45 @@ def keras_name(policy: Policy) -> str:
     return _NAMES[policy]
 
 
-def effective(layer: Any) -> Any:
-    """The policy that holds for `layer`, looked up where it has a map of them."""
-    policy = layer.dtype_policy
-    if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
-        return policy[layer.path] if layer.path else policy.default_policy
-    return policy
-
-
 class SavedConfig(Hook):
     """A layer's `get_config`, saying the policy it had: a file says what it would without us."""
 
-    def __init__(self, original: Callable[[], dict[str, Any]], policy: Any) -> None:
-        super().__init__(original)
-        self.policy = policy
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer.get_config)
+        self.layer = layer
 
     def __call__(self) -> dict[str, Any]:
         """Return the layer's configuration; one that says no dtype goes on saying none."""
         config = dict(self.original())
-        if "dtype" in config:
-            config["dtype"] = keras.dtype_policies.serialize(self.policy)
+        if "dtype" in config and Given.of(self.layer) is not None:
+            config["dtype"] = keras.dtype_policies.serialize(own(self.layer))
         return config
 
 
 class LayerPolicies:
-    """The policies of one model's layers, changed in place and put back by `restore`.
+    """The policies that one recipe gives a model's layers in place; `restore` takes them back."""
 
-    `inherited` gives the policy a layer would have had without us, by the one that it has: where
-    a global policy of ours was set when the layer was made, the global one before it. Files say
-    that one; `restore` gives back the one the layer was made with, as Keras would.
-    """
-
-    def __init__(self, wraps: Wraps, inherited: Callable[[Any], Any] = lambda policy: policy):
+    def __init__(self, wraps: Wraps) -> None:
         self._wraps = wraps
-        self._inherited = inherited
-        self._changed: dict[int, tuple[Any, Any, Any]] = {}
+        self._given: dict[int, tuple[Given, Any]] = {}
 
     def apply(
         self, placed: Sequence[Placed], policy: Policy, islands: Sequence[Placed]
     ) -> tuple[Placed, ...]:
         """Give every layer `policy` but `islands`; return the user's own islands that were kept."""
         name = keras_name(policy)
-        own: set[int] = set()
+        users: set[int] = set()
         prepare: set[int] = set()
         if policy.mixed:
-            own = {id(unit.layer) for unit in users_float32(placed, self.said_of)}
+            users = {id(unit.layer) for unit in users_float32(placed)}
             prepare = preparing(placed)
         kept = []
         for unit in placed:
-            current = effective(unit.layer)
             if unit in islands:
                 self.set(unit, "float32")
-            elif current.name not in _OURS_TO_CHANGE or current.quantization_mode is not None:
+            elif not _ours_to_change(unit.layer):
                 continue
-            elif id(unit.layer) in own:
+            elif id(unit.layer) in users:
                 kept.append(unit)
             elif id(unit.layer) in prepare:
                 self.set(unit, "float32")
@@ -102,7 +88,7 @@ class LayerPolicies:
         self, new: Sequence[Placed], policy: Policy, islands: Sequence[Placed]
     ) -> tuple[Placed, ...]:
         """Do the same to layers that were made later, inside the first ones."""
-        inherited = {id(before) for _, before, _ in self._changed.values()}
+        inherited = {id(given.own) for given, _ in self._given.values()}
         inherited.add(id(keras.config.dtype_policy()))
         kept = []
         for unit in new:
@@ -111,41 +97,39 @@ class LayerPolicies:
                 self.set(unit, "float32")
             elif current.name == "float32" and id(current) not in inherited:
                 kept.append(unit)
-            elif current.name in _OURS_TO_CHANGE and current.quantization_mode is None:
+            elif _ours_to_change(unit.layer):
                 self.set(unit, keras_name(policy))
         return tuple(kept)
 
     def set(self, unit: Placed, name: str) -> None:
         """Give one unit, with all its members, the policy `name`."""
         for layer in unit.members:
-            current = effective(layer)
-            if current.name not in _OURS_TO_CHANGE:
+            if effective(layer).name not in _OURS_TO_CHANGE:
                 continue
-            changed = self._changed.get(id(layer))
-            said = self._inherited(current)
-            if changed is None and said.name != name:
-                self._wraps.install(layer, "get_config", SavedConfig(layer.get_config, said))
-            if current.name != name:
-                before = current if changed is None else changed[1]
-                layer.dtype_policy = name
-                self._changed[id(layer)] = (layer, before, layer.dtype_policy)
-
-    def said_of(self, layer: Any) -> Any:
-        """The policy that a file says `layer` has: the one it would have without us."""
-        hook = vars(layer).get("get_config")
-        return hook.policy if isinstance(hook, SavedConfig) else self._inherited(effective(layer))
+            former = self._given.pop(id(layer), None)
+            if former is not None:
+                former[0].take_back(former[1])
+            else:
+                self._wraps.install(layer, "get_config", SavedConfig(layer))
+            self._given[id(layer)] = Given.to(layer, name)
 
     def restore(self) -> None:
-        """Put every policy back as it was, but for those that someone else has set since."""
-        for layer, before, ours in self._changed.values():
-            if layer.dtype_policy is ours:
-                layer.dtype_policy = before
-        self._changed.clear()
+        """Take every policy back, but for those that someone else has set since."""
+        for given, policy in self._given.values():
+            given.take_back(policy)
+        self._given.clear()
 
 
-def users_float32(
-    placed: Sequence[Placed], said_of: Callable[[Any], Any] = lambda layer: layer.dtype_policy
-) -> Iterator[Placed]:
+def _ours_to_change(layer: Any) -> bool:
+    policy = effective(layer)
+    return (
+        policy.name in _OURS_TO_CHANGE
+        and policy.quantization_mode is None
+        and not isinstance(layer, keras.layers.InputLayer)
+    )
+
+
+def users_float32(placed: Sequence[Placed]) -> Iterator[Placed]:
     """The layers that their author made float32, unlike the rest of the model.
 
     In a mixed model those are its float32 layers. In a float32 one they are told by the policy
@@ -153,7 +137,7 @@ def users_float32(
     their own. Layers read from a file share none, so where such are the rule they say nothing.
     """
     units = [u for u in placed if not isinstance(u.layer, keras.layers.InputLayer | keras.Model)]
-    said = {id(unit.layer): said_of(unit.layer) for unit in placed}
+    said = {id(unit.layer): own(unit.layer) for unit in placed}
     if any(said[id(unit.layer)].name.startswith("mixed_") for unit in units):
         alone = units
     else:

@@ -22,7 +22,7 @@ from autoprec.backends.keras.accumulation import AccumulatingOptimizer
 from autoprec.backends.keras.loss_scale import STATE, ScaledOptimizer, value_of
 from autoprec.backends.keras.padding import PaddedLayer
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import LossScale, Recipe, batch_in_words
 from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
@@ -68,8 +68,11 @@ class OnModel(Protocol):
     """A recipe at work on one model, as `Precision` sees it."""
 
     model: Any
-    optimizers: tuple[Any, ...]
     nonfinite: Any
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """The user's optimizers, wrapped where the recipe needs it."""
 
     @property
     def report(self) -> Applied:
@@ -99,9 +102,8 @@ class Precision:
 
     def __repr__(self) -> str:
         recipe = self.recipe
-        return (
-            f"Precision({recipe.policy}, batch {recipe.batch_size} x {recipe.accumulation_steps})"
-        )
+        batch = batch_in_words(recipe.batch_size, recipe.accumulation_steps)
+        return f"Precision({recipe.policy}, {batch})"
 
     @property
     def policy(self) -> Policy:
@@ -203,6 +205,12 @@ class Precision:
         if not known:
             self._starts[inner] = int(value_of(wrapping.updates_of(optimizer)))
         return wrapped
+
+    def count_from_here(self) -> None:
+        """Count the updates of optimizers that are new from now on."""
+        for optimizer in self.optimizers:
+            inner = saved_form.innermost(optimizer)
+            self._starts.setdefault(inner, int(value_of(wrapping.updates_of(inner))))
 
     def scale_loss(self, loss: Any, optimizer: Any = None) -> Any:
         """Scale `loss` for the backward pass; call inside the tape."""

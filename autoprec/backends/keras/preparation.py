@@ -18,7 +18,7 @@ _PREPROCESSING = "keras.src.layers.preprocessing."
 
 def preparing(placed: Sequence[Placed]) -> set[int]:
     """The ids of Keras's preprocessing layers, and of those that move the inputs about."""
-    found = {id(unit.layer) for unit in placed if _is_preprocessing(unit.layer)}
+    found = {id(unit.layer) for unit in placed if is_preprocessing(unit.layer)}
     model = placed[0].layer
     if has_graph(model):
         raw = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
@@ -26,8 +26,9 @@ def preparing(placed: Sequence[Placed]) -> set[int]:
     return found
 
 
-def _is_preprocessing(layer: Any) -> bool:
-    return type(layer).__module__.startswith(_PREPROCESSING)
+def is_preprocessing(layer: Any) -> bool:
+    """Whether a layer is one of Keras's preprocessing layers, or made from one."""
+    return any(kind.__module__.startswith(_PREPROCESSING) for kind in type(layer).__mro__)
 
 
 def _moving(model: Any, raw: set[int]) -> set[int]:
@@ -40,7 +41,7 @@ def _moving(model: Any, raw: set[int]) -> set[int]:
             others.add(id(layer))
         elif isinstance(layer, keras.Model) and has_graph(layer):
             found |= _moving(layer, {id(tensor) for tensor in keras.tree.flatten(layer.inputs)})
-        elif isinstance(layer, PASSIVE) or _is_preprocessing(layer):
+        elif isinstance(layer, PASSIVE) or is_preprocessing(layer):
             found.add(id(layer))
             raw.update(id(tensor) for tensor in keras.tree.flatten(node.outputs))
     return found - others

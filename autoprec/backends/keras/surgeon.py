@@ -7,21 +7,23 @@ put back by `Precision.restore`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 
 from autoprec.backends.keras.following import NewModels
+from autoprec.backends.keras.given import in_place_of
+from autoprec.backends.keras.hooks import NewObjects
 from autoprec.backends.keras.layers import place
-from autoprec.backends.keras.operation import NOT_CARRIED, ModelOperation, release
+from autoprec.backends.keras.operation import PLACE, ModelOperation, release
+from autoprec.backends.keras.optimizers import optimizers_of
 from autoprec.backends.keras.policies import keras_name
-from autoprec.backends.keras.precision import Precision
+from autoprec.backends.keras.precision import Applied, Precision
+from autoprec.backends.keras.preparation import is_preprocessing
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
-from autoprec.errors import AutoprecWarning
 
 #: Ends the watch for new models that is kept, if one is: there is one global policy.
 _STOP: list[Callable[[], None]] = []
@@ -69,42 +71,78 @@ class KerasSurgeon:
 
         Without a model the watch for models to come ends, and the global policy is put back.
         """
+        precision = Precision(
+            replace(recipe, batch_size=recipe.effective_batch, accumulation_steps=1)
+        )
+
+        def know(model: Any, given: Sequence[Any] = ()) -> None:
+            vars(model)[PLACE] = left = _LeftAlone(model, tuple(given))
+            precision.at_work_on(left, keep=False)
+            precision.count_from_here()
+
         if model is None:
             while _STOP:
                 _STOP.pop()()
-        else:
-            for unit in place(model):
-                if unit.layer is model or not getattr(unit.layer, "compiled", False):
-                    release(unit.layer)
-        return Precision(replace(recipe, batch_size=recipe.effective_batch, accumulation_steps=1))
+            precision._loose += optimizers
+            watch = NewModels(know)
+            _STOP.append(watch.stop)
+            precision._undo.append(watch.stop)
+            precision.count_from_here()
+            return precision
+        for unit in place(model):
+            if unit.layer is model or not getattr(unit.layer, "compiled", False):
+                release(unit.layer)
+        know(model, optimizers)
+        return precision
+
+
+@dataclass(eq=False)
+class _LeftAlone:
+    """A model and optimizers that nothing is done to; see `OnModel`."""
+
+    model: Any
+    given: tuple[Any, ...]
+    nonfinite: Any = None
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """The script's own, as they are, and those that the model holds by now."""
+        return (*self.given, *optimizers_of(self.model))
+
+    @property
+    def report(self) -> Applied:
+        """Nothing was changed."""
+        return Applied(Policy.FLOAT32)
+
+    def restore(self) -> None:
+        """Nothing is to be put back."""
 
 
 def _to_models_to_come(recipe: Recipe, device: str, optimizers: Sequence[Any]) -> Precision:
     """Set the global policy, and apply the recipe to each model as it comes."""
     while _STOP:
         _STOP.pop()()
-    before, ours = keras.config.dtype_policy(), keras.DTypePolicy(keras_name(recipe.policy))
+    before = keras.config.dtype_policy()
+    ours = in_place_of(before, keras_name(recipe.policy))
+    prepares = in_place_of(before, "float32")
     keras.config.set_dtype_policy(ours)
 
-    def inherited(policy: Any) -> Any:
-        return before if policy is ours else policy
+    def prepare(layer: Any) -> None:
+        """Keep float32 what may be adapted, or used in a dataset, before there is a model."""
+        if layer.dtype_policy is ours and is_preprocessing(layer):
+            layer.dtype_policy = prepares
 
     def attach(precision: Precision, model: Any, given: Sequence[Any]) -> ModelOperation:
-        return ModelOperation(
-            precision, model, device, given=given, inherited=inherited, tolerant=True
-        ).apply()
-
-    def follow(model: Any) -> None:
-        precision.attach(model)
-        for warning in precision.report.warnings:
-            if warning.startswith(NOT_CARRIED):
-                warnings.warn(warning, AutoprecWarning, stacklevel=2)
+        operation = ModelOperation(precision, model, device, given=given, tolerant=True).apply()
+        operation.warn()
+        return operation
 
     precision = Precision(recipe, attach_to=attach)
-    watch = NewModels(follow)
+    watches = NewModels(precision.attach), NewObjects(keras.Layer, prepare)
 
     def stop() -> None:
-        watch.stop()
+        for watch in watches:
+            watch.stop()
         if keras.config.dtype_policy() is ours:
             keras.config.set_dtype_policy(before)
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -42,8 +42,12 @@ from autoprec.backends.torch.report import SurgeryReport
 from autoprec.backends.torch.scaler import LossScaler, StepCounts
 from autoprec.backends.torch.tensors import to_float32
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import LossScale, Recipe, batch_in_words
 from autoprec.errors import AutoprecWarning, UsageError
+
+Batch = TypeVar("Batch")
+
+_NONE: Any = object()
 
 _AUTOCAST_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -78,12 +82,15 @@ class Precision:
         self._accumulation = Accumulation(recipe.accumulation_steps)
         self._between = BetweenBackwards()
         self._undo = undo
+        self._at_the_last = False
         self._seen_backward = False
         self._low_loss_warned = False
         self._losses = FiniteWatch()
 
     def __repr__(self) -> str:
-        return f"Precision({self.policy}, batch {self.batch_size} x {self.accumulation_steps})"
+        return (
+            f"Precision({self.policy}, {batch_in_words(self.batch_size, self.accumulation_steps)})"
+        )
 
     # What the recipe says ----------------------------------------------------------------------
 
@@ -102,7 +109,29 @@ class Precision:
         """Micro-batches whose gradients one optimizer step averages."""
         return self.recipe.accumulation_steps
 
+    def updates_in(self, micro_batches: int) -> int:
+        """How often the weights are updated in an epoch of so many micro-batches.
+
+        `epochs * precision.updates_in(len(loader))` is what a scheduler that counts steps wants.
+        """
+        return -(-micro_batches // self.accumulation_steps)
+
     # Forward -----------------------------------------------------------------------------------
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield a loader's micro-batches; the last one completes an update, however many it holds.
+
+        So `step()` returns True for the last one, too, and there is nothing left to `flush()`.
+        """
+        left = iter(loader)
+        following = next(left, _NONE)
+        try:
+            while following is not _NONE:
+                batch, following = following, next(left, _NONE)
+                self._at_the_last = following is _NONE
+                yield cast(Batch, batch)
+        finally:
+            self._at_the_last = False
 
     def autocast(self) -> AbstractContextManager[Any]:
         """A context for the forward pass: autocast by the policy, off where that is float32.
@@ -121,6 +150,11 @@ class Precision:
         stack.enter_context(self.no_sync())
         stack.enter_context(cast)
         return stack
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model under `autocast()`; its outputs are float32."""
+        with self.autocast():
+            return self._model(*args, **kwargs)
 
     def float32(self) -> AbstractContextManager[Any]:
         """A context in which autocast is off, for a loss or metric that needs full precision."""
@@ -299,17 +333,31 @@ class Precision:
 
     # Update ------------------------------------------------------------------------------------
 
+    def backward_and_step(self, loss: torch.Tensor, *, max_norm: float | None = None) -> bool:
+        """Call `backward`, `clip_grad_norm_` where `max_norm` is given, and `step`.
+
+        Returns whether the weights changed. For a loop with one loss and nothing of its own between
+        the three.
+        """
+        self.backward(loss)
+        if max_norm is not None:
+            self.clip_grad_norm_(max_norm)
+        return self.step()
+
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """On the boundary: step the optimizers, update the scale once, zero their gradients.
 
-        With an `optimizer` that one alone is stepped and its gradients zeroed; the scale is updated
+        The last micro-batch that `batches` yields is a boundary, too, as `flush()` makes one. With
+        an `optimizer` that one alone is stepped and its gradients zeroed; the scale is updated
         when no other one holds gradients at the present scale. True only if weights changed: False
         between boundaries and where every optimizer was skipped because its gradients were not
         finite.
         """
         self._check_use("step")
         chosen = self._chosen(optimizer)
-        return self._update(chosen) if self._accumulation.due(chosen) else False
+        if self._accumulation.due(chosen):
+            return self._update(chosen)
+        return self.flush(optimizer) if self._at_the_last else False
 
     def flush(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Step with what a partial accumulation holds, and say whether weights changed.

@@ -6,13 +6,19 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from autoprec import Policy, Recipe, apply_profile, load_profile
+from autoprec.api import device_fingerprint
 from autoprec.errors import AutoprecWarning
+from autoprec.hardware.catalogue import profiles_folder
+from autoprec.hardware.observe import observe
+from autoprec.hardware.recording import RecordedMachine, read_recording
 from autoprec.profiles import save_profile
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)
@@ -61,6 +67,31 @@ def test_without_a_model_the_global_policy_is_set_and_can_be_put_back(
     assert keras.config.dtype_policy().name == before
 
 
+@pytest.mark.parametrize(
+    ("how", "layer"), [({}, "float32"), ({"fallback": "rules"}, "bfloat16")], ids=["plain", "rules"]
+)
+def test_where_no_profile_fits_the_global_policy_is_float32_unless_asked(
+    write_profile: WriteProfile,
+    monkeypatch: pytest.MonkeyPatch,
+    how: dict[str, Any],
+    layer: str,
+) -> None:
+    recorded = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
+    seen = observe(RecordedMachine(read_recording(recorded)))
+    path = write_profile(BFLOAT16, "keras")  # of the machine this runs on, not of the recorded one
+    path.write_text(path.read_text().replace(device_fingerprint("cpu").family, "another"))
+    monkeypatch.setattr("autoprec.fitting.observe", lambda **_: seen)
+    with (
+        pytest.warns(AutoprecWarning, match="Run `autoprec tune model.py` here"),
+        apply_profile(path, **how),
+    ):
+        assert keras.layers.Dense(4).compute_dtype == layer
+    model = build()
+    with pytest.warns(AutoprecWarning, match="no profile fits this device"):
+        apply_profile(path, model=model, **how)
+    assert model.layers[0].compute_dtype == layer
+
+
 def test_float16_wraps_the_optimizer_with_the_recipes_scale(write_profile: WriteProfile) -> None:
     recipe = Recipe(policy=Policy.MIXED_FLOAT16, batch_size=16)
     recipe = replace(recipe.with_policy(Policy.MIXED_FLOAT16))
@@ -99,6 +130,36 @@ def test_off_changes_nothing(given: str | None) -> None:
     assert precision.policy is Policy.FLOAT32
     assert type(model.optimizer) is keras.optimizers.SGD
     assert fit(model) == expected
+
+
+@pytest.mark.parametrize("way", ["in place", "its optimizer", "before the model", "before both"])
+def test_a_loop_goes_on_where_profiles_are_off(way: str) -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    if way == "before both":
+        precision = apply_profile("off", optimizer=optimizer)
+    if way == "before the model":
+        precision = apply_profile("off")
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    if way in ("in place", "before the model"):
+        model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    if way == "in place":
+        precision = apply_profile("off", model=model)
+    if way == "its optimizer":
+        precision = apply_profile("off", model=model, optimizer=optimizer)
+    assert precision.optimizer is optimizer
+    inputs, before = np.ones((4, 8), "float32"), model.get_weights()
+    with tf.GradientTape() as tape:
+        loss = keras.ops.mean(keras.ops.square(model(inputs, training=True)))
+        scaled = precision.scale_loss(loss)
+    gradients = tape.gradient(scaled, model.trainable_variables)
+    assert precision.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    assert float(scaled) == float(loss)
+    assert precision.steps == 1
+    for now, start, gradient in zip(model.get_weights(), before, gradients, strict=True):
+        assert np.allclose(now, start - 0.1 * gradient.numpy(), rtol=0, atol=1e-6)
+    precision.restore()
+    assert "compile" not in vars(build())
 
 
 def test_the_environment_switches_a_profile_off_and_fit_gets_the_whole_batch(

@@ -49,6 +49,21 @@ def test_models_the_script_drops_are_freed(restore: bool, kind: Any) -> None:
     assert alive(references) == 0
 
 
+def test_models_on_a_backbone_that_stays_are_freed() -> None:
+    layers = keras.layers
+    backbone = keras.Sequential([layers.Input((8,)), layers.Dense(8)])
+    references = []
+    for _ in range(3):
+        model = compiled(keras.Sequential([layers.Input((8,)), backbone, layers.Dense(4)]))
+        KerasSurgeon().apply(Recipe(policy=Policy.MIXED_BFLOAT16), model=model)
+        model(data()[0])
+        references += [weakref.ref(model), weakref.ref(model.optimizer)]
+    del model
+    keras.utils.clear_session(free_memory=False)
+    assert alive(references) == 0
+    backbone.add(layers.Dense(2, name="more"))
+
+
 def test_folds_under_one_policy_are_freed_while_it_holds() -> None:
     references = []
     with KerasSurgeon().apply(FULL) as precision:

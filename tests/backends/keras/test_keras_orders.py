@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -10,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras_models import compiled, data
 
+from autoprec.backends.keras.hooks import Hook
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, LossScale, Recipe
@@ -283,6 +286,34 @@ def test_layers_made_in_build_have_the_recipe_too() -> None:
     assert precision.report.not_padded == ()
     precision.restore()
     assert model.inside.one.compute_dtype == "float32"
+
+
+@pytest.mark.parametrize("global_policy", [True, False])
+def test_a_new_head_has_the_recipe_too(global_policy: bool) -> None:
+    recipe = replace(WHOLE, float32_modules=("middle", "head"))
+    with apply(recipe) if global_policy else nullcontext() as first:
+        model = net()
+        model.pop()
+        model.add(keras.layers.Dense(4, activation="softmax", name="head"))
+        compiled(model)
+        precision = first or apply(recipe, model)
+        model.pop()
+        model.add(keras.layers.Dense(4, activation="softmax", name="last"))
+        with pytest.warns(AutoprecWarning, match="not carried.*'head'"):
+            compiled(model, optimizer=keras.optimizers.SGD(0.5))
+        assert precision.report.islands == ("middle", "last (activation)")
+        assert [each.compute_dtype for each in model.layers] == ["float16", "float32", "float16"]
+        x, y = data(96)
+        assert model(x).dtype == tf.float32
+        model.set_weights(net().get_weights())
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        assert precision.steps == 3
+        precision.restore()
+    for mine, theirs in zip(model.trainable_weights, by_hand(), strict=True):
+        assert np.allclose(mine.numpy(), theirs, atol=2e-3)
+    assert not any(
+        isinstance(v, Hook) for each in (model, *model.layers) for v in vars(each).values()
+    )
 
 
 def test_an_island_that_never_comes_is_said_when_the_model_is_complete() -> None:

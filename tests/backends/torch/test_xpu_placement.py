@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 import torch
 
-from autoprec import api
+from autoprec import fitting
 from autoprec.backends.base import Backend
 from autoprec.backends.torch import devices
 from autoprec.backends.torch.backend import TorchBackend
@@ -120,8 +120,10 @@ def test_a_models_intel_gpu_is_known_by_what_torch_says_of_it(
         Observation(DeviceKind.XPU, 1, pci=ARC, uuid=SECOND),
         Observation(DeviceKind.CPU),
     ]
-    found = api._facts_of("xpu:0", backend, MachineObservation(tuple(seen)))
+    found = fitting.facts_of("xpu:0", backend, MachineObservation(tuple(seen)))
     assert found.family == "intel-arc-a770"
     assert found.observation == seen[1]
     said = replace(said, uuid="", pci="8086:e20b")
-    assert api._facts_of("xpu:0", backend, MachineObservation(tuple(seen))).observation == seen[0]
+    assert (
+        fitting.facts_of("xpu:0", backend, MachineObservation(tuple(seen))).observation == seen[0]
+    )

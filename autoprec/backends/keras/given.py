@@ -1,0 +1,78 @@
+"""The policies that recipes give to one layer: which holds, and what the layer's own one is.
+
+Several recipes may be at work on a layer that models share, and end in any order. So what was given
+lies with the layer: the latest holds, and the layer's own comes back with the end of the last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+#: Where a layer holds what recipes gave it.
+_PLACE = "_autoprec_given"
+
+#: Where a policy that is set for all layers to come holds the one it was set in place of.
+_BEFORE = "_autoprec_before"
+
+
+def effective(layer: Any) -> Any:
+    """The policy that holds for `layer`, looked up where it has a map of them."""
+    policy = layer.dtype_policy
+    if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
+        return policy[layer.path] if layer.path else policy.default_policy
+    return policy
+
+
+def in_place_of(before: Any, name: str) -> Any:
+    """A policy `name` for layers to come, which without us would have had `before`."""
+    policy = keras.DTypePolicy(name)
+    vars(policy)[_BEFORE] = before
+    return policy
+
+
+def own(layer: Any) -> Any:
+    """The policy that `layer` would have without us; files say that one."""
+    given = Given.of(layer)
+    policy = effective(layer) if given is None else given.own
+    return vars(policy).get(_BEFORE, policy)
+
+
+class Given:
+    """The policies that recipes gave one layer, the latest last, and the one it had before."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.own = effective(layer)
+        self.policies: list[Any] = []
+
+    @staticmethod
+    def of(layer: Any) -> Given | None:
+        """What `layer` was given; None where someone else has set its policy since."""
+        found = vars(layer).get(_PLACE)
+        return found if found is not None and found.holds() else None
+
+    @staticmethod
+    def to(layer: Any, name: str) -> tuple[Given, Any]:
+        """Give `layer` the policy `name`; return the record and the policy, to be taken back."""
+        found = Given.of(layer) or Given(layer)
+        now = effective(layer)
+        policy = now if now.name == name and not found.policies else keras.DTypePolicy(name)
+        found.policies.append(policy)
+        layer.dtype_policy = policy
+        vars(layer)[_PLACE] = found
+        return found, policy
+
+    def holds(self) -> bool:
+        """Whether the layer's policy is the last that was given."""
+        return bool(self.policies) and effective(self.layer) is self.policies[-1]
+
+    def take_back(self, policy: Any) -> None:
+        """Let the layer have what it would have if it had not been given `policy`."""
+        held = self.holds()
+        self.policies = [each for each in self.policies if each is not policy]
+        if held:
+            self.layer.dtype_policy = self.policies[-1] if self.policies else self.own
+        if not self.policies and vars(self.layer).get(_PLACE) is self:
+            del vars(self.layer)[_PLACE]

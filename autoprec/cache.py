@@ -1,0 +1,86 @@
+"""Keeps what can be made again in the user's cache directory: what timing each device gave.
+
+A device's file is named after its fingerprint, the framework that timed it and that one's version,
+so that none is ever read for another. What cannot be read is left out with a note, never an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoprec.core.codec import DecodeError, from_plain, to_plain
+from autoprec.core.device import Fingerprint, Measurements
+from autoprec.documents import LARGEST_FILE_BYTES, write_text
+
+#: Names the folder instead of the system's place for caches; empty, nothing is kept.
+FOLDER = "AUTOPREC_CACHE"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What timing a device with a framework of this version gave."""
+
+    fingerprint: Fingerprint
+    framework: str
+    version: str
+    measured: Measurements
+
+
+def cache_folder() -> Path | None:
+    """Where autoprec keeps what can be made again; None where nothing is to be kept."""
+    named = os.environ.get(FOLDER)
+    if named is not None:
+        return Path(named).expanduser() if named else None
+    from platformdirs import user_cache_path
+
+    return user_cache_path("autoprec", appauthor=False)
+
+
+def remember(timed: Timed) -> str:
+    """Keep what timing a device gave; return a note where that cannot be done."""
+    path = _path(timed.fingerprint, timed.framework, timed.version)
+    if path is None:
+        return ""
+    try:
+        write_text(path, json.dumps(to_plain(timed), indent=1) + "\n")
+    except OSError as error:
+        return f"what was measured is not remembered: {path}: {error.strerror or error}"
+    return ""
+
+
+def recall(
+    fingerprint: Fingerprint, software: Mapping[str, str]
+) -> tuple[Measurements | None, tuple[str, ...]]:
+    """What timing a device gave, and notes of files that could not be read.
+
+    `software` maps names to versions; that of the first framework which timed the device counts.
+    """
+    notes: list[str] = []
+    for framework, version in software.items():
+        path = _path(fingerprint, framework, version)
+        if path is None or not path.is_file():
+            continue
+        try:
+            with path.open("rb") as file:
+                timed = from_plain(Timed, json.loads(file.read(LARGEST_FILE_BYTES)))
+        except (OSError, ValueError, RecursionError, DecodeError) as error:
+            problem = " ".join(str(error).split())[:200]
+            notes.append(f"{path} cannot be read and is left out: {problem}")
+            continue
+        if (timed.fingerprint, timed.framework, timed.version) == (fingerprint, framework, version):
+            return timed.measured, tuple(notes)
+        notes.append(f"{path} is of another device or version and is left out")
+    return None, tuple(notes)
+
+
+def _path(fingerprint: Fingerprint, framework: str, version: str) -> Path | None:
+    folder = cache_folder()
+    if folder is None:
+        return None
+    text = json.dumps([to_plain(fingerprint), framework, version], sort_keys=True)
+    return folder / "measured" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"

@@ -1,0 +1,161 @@
+"""Which recipe a profile, or a folder of them, gives on the device of a model.
+
+Where none fits, float32 or what was measured to be faster; the hardware's rules only on request.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from autoprec import cache
+from autoprec.core.device import (
+    DeviceFacts,
+    DeviceKind,
+    Observation,
+    doubted,
+    merge,
+    with_measurements,
+)
+from autoprec.core.dtypes import Policy
+from autoprec.core.probe import FrameworkFact, MachineObservation, Unusable
+from autoprec.core.profile import Profile, carry_over, fit, select
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.rules import measured_choice, propose
+from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
+from autoprec.hardware.catalogue import load_catalogue
+from autoprec.hardware.observe import observe
+from autoprec.profiles import load_folder, load_profile
+
+if TYPE_CHECKING:
+    from autoprec.backends.base import Backend
+
+
+def recipe_for(
+    profile: str | Path | Profile,
+    address: str,
+    backend: Backend,
+    *,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
+) -> Recipe:
+    """The recipe of the profile that fits the device, or the fallback's where none does."""
+    if isinstance(profile, Profile):
+        profiles = {"the profile": profile}
+    elif Path(profile).is_dir():
+        profiles = load_folder(Path(profile))
+    else:
+        profiles = {str(profile): load_profile(profile)}
+    seen = observe(on_wait=lambda text: print(f"autoprec: {text}", file=sys.stderr))
+    facts, software, framework = facts_of(address, backend, seen), backend.versions(), backend.name
+    fits = {
+        name: fit(each, facts.fingerprint, software, framework) for name, each in profiles.items()
+    }
+    chosen = select(fits)
+    if chosen.name is not None:
+        made = profiles[chosen.name]
+        recipe, left_out = carry_over(made.recipe, made.task.framework, framework)
+        for warning in (*fits[chosen.name].warnings, *left_out):
+            warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
+        return recipe
+    reasons = [f"{name}: {reason}" for name, reason in chosen.reasons.items()]
+    why = "; ".join((*reasons, *missed(seen.unusable, profiles.values())))
+    if strict:
+        raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")
+    if all(each.device.fingerprint.rehearsal for each in profiles.values()):
+        raise ProfileMismatch(f"no profile to apply: {why}. Run `autoprec tune` here")
+    tuned = next(iter(profiles.values()))
+    chosen_policy, said = _fallback(facts, address, backend, seen.frameworks, tuned, fallback)
+    warnings.warn(f"no profile fits this device ({why}): {said}", AutoprecWarning, stacklevel=3)
+    return _untuned(chosen_policy, tuned.recipe)
+
+
+def _fallback(
+    facts: DeviceFacts,
+    address: str,
+    backend: Backend,
+    frameworks: Sequence[FrameworkFact],
+    tuned: Profile,
+    how: Literal["measured", "rules"],
+) -> tuple[Policy, str]:
+    """The policy for a device that no profile fits, and what is said of it."""
+    tune_here = f"Run `autoprec tune {tuned.task.file}` here"
+    shortcoming = backend.shortcoming(address)
+    by_rules = propose(doubted(facts, shortcoming)).recommended
+    if how == "rules":
+        return by_rules, f"{by_rules} by the hardware's rules, not measured. {tune_here}"
+    software = dict(backend.versions())
+    if not shortcoming:  # of another framework's products nothing would follow
+        software |= {each.name: each.version for each in frameworks}
+    known = recalled(facts, software)
+    found = measured_choice(doubted(known, shortcoming))
+    said = f"training in {found.policy}, because {found.reasons[0]}"
+    if found.policy is not Policy.FLOAT32:
+        said += "; that it trains like float32 is not proven"
+    said += f". {tune_here}"
+    if by_rules not in (found.policy, Policy.FLOAT32):
+        said += f", or take {by_rules} unmeasured with fallback='rules'"
+    return found.policy, "; ".join((said, *known.notes[len(facts.notes) :]))
+
+
+def _untuned(policy: Policy, tuned: Recipe) -> Recipe:
+    """A policy by itself, at the batch the profile was tuned to."""
+    return replace(
+        Recipe(),
+        policy=policy,
+        batch_size=tuned.batch_size,
+        accumulation_steps=tuned.accumulation_steps,
+        loss_scale=LossScale() if policy.needs_loss_scale else None,
+    )
+
+
+def facts_of(address: str, backend: Backend, seen: MachineObservation) -> DeviceFacts:
+    """What is known of the framework's device; by its own word where no probe sees such a one."""
+    kind, _, index = address.partition(":")
+    kinds = {each.kind for each in seen.devices}
+    if kind == "cuda" and DeviceKind.CUDA not in kinds and DeviceKind.ROCM in kinds:
+        kind = "rocm"  # ROCm's devices are torch's "cuda"
+    number = int(index) if index and kind not in ("cpu", "mps") else 0
+    said = backend.observe(address) if kind == "xpu" else None
+    found = next((d for d in seen.devices if _is_the_same(d, kind, number, said)), None)
+    if found is None:
+        if kind not in {each.value for each in DeviceKind}:
+            raise UsageError(f"device {address!r} given, expected KIND[:INDEX] such as cuda:0")
+        found = said or backend.observe(address) or Observation(DeviceKind(kind), number)
+        found = replace(found, rehearsal=any(each.rehearsal for each in seen.devices))
+        warnings.warn(
+            f"no probe sees {address} (NVML or the vendor's driver shows none here): it is taken "
+            f"for {found.name or 'an unknown device'}, as {backend.name} calls it. What can be "
+            "seen `autoprec probe` says",
+            AutoprecWarning,
+            stacklevel=4,
+        )
+    return merge(found, load_catalogue().family_of(found))
+
+
+def _is_the_same(seen: Observation, kind: str, number: int, said: Observation | None) -> bool:
+    """Whether a probe's device is the framework's: by its number, where that is the framework's own
+    too; an Intel GPU by what the framework has `said` of it.
+    """
+    if seen.kind != kind:
+        return False
+    if said is None or not said.pci:
+        return seen.index == number
+    return seen.pci == said.pci and said.uuid in ("", seen.uuid)
+
+
+def recalled(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
+    """The facts with what was measured on this device before, if anything was."""
+    measured, notes = cache.recall(facts.fingerprint, software)
+    known = facts if measured is None else with_measurements(facts, measured)
+    return replace(known, notes=(*known.notes, *notes))
+
+
+def missed(unusable: Sequence[Unusable], profiles: Iterable[Profile]) -> tuple[str, ...]:
+    """Of the accelerators that cannot be used those of a kind that a profile was made on."""
+    wanted = {each.device.fingerprint.kind for each in profiles}
+    return tuple(each.text for each in unusable if each.kind in wanted)

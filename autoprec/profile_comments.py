@@ -1,0 +1,95 @@
+"""What the keys of a profile mean, for whoever reads the file: comments, put beside the keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+HEADER = """\
+# Written by autoprec. apply_profile does what `recipe` says; `device` and `software` are what it
+# holds for (compare: autoprec check FILE), and `evidence` is what was measured, memory in bytes.
+"""
+
+_COLUMN = 44
+
+_COMMENTS = {
+    "task.sha256": "of its code and of the modules beside it; comments do not count",
+    "device.fingerprint": "what a profile is matched by",
+    "device.fingerprint.core_quota": "CPU time a container may have, in processors; null: all",
+    "device.fingerprint.partition": "of a divided GPU (MIG); '': a whole device",
+    "device.fingerprint.rehearsal": "true: the device was only pretended, nothing was timed",
+    "recipe.batch_size": "samples that go through the model at once (a micro-batch)",
+    "recipe.accumulation_steps": "micro-batches whose gradients make one update",
+    "recipe.float32_modules": "modules that stay in float32, by path",
+    "recipe.alignment": "matrix dimensions of these modules are padded to a multiple",
+    "recipe.loss_scale": "of float16: keeps small gradients from becoming 0",
+    "recipe.loss_scale.floor": "an overflow at this scale is the forward pass's, not the scale's",
+    "recipe.loss_scale.growth_interval": "good steps after which the scale is doubled",
+    "recipe.compile": "torch.compile, or XLA (jit_compile) in Keras",
+    "recipe.knobs": "further settings that were measured to pay",
+    "recipe.knobs.keep_memory": "memory that a step frees stays with the process for the next one",
+    "recipe.knobs.implicit_bfloat16": "oneDNN computes float32 products in bfloat16",
+    "recipe.forced": "true: float32 was not among the --policies asked for",
+    "evidence.baseline": "plain float32 as you would run it: what speed-ups are over",
+    "evidence.chosen": "this recipe",
+    "evidence.chosen.peak_share": "of the measured rate of matrix products, what a step reaches",
+    "evidence.chosen.memory_share": "of the measured memory bandwidth, what a step needs at least",
+    "evidence.chosen.bound": "what limits a step",
+    "evidence.chosen.data_seconds": "the loader's own time for a step",
+    "evidence.chosen.warmup_seconds": "until steps were as fast as they stay",
+    "evidence.chosen.break_even_steps": "steps after which compiling has won back its own time",
+    "evidence.speedup": "over the baseline, run in turns; low to high: 95 % interval",
+    "evidence.speedup_same_batch": "over float32 at the same batch, run in turns",
+    "evidence.waterfall": "the parts of the speed-up, one thing after another switched off",
+    "evidence.not_covered": "what a time limit left out",
+    "evidence.parity": "how close to float32 it trains",
+    "evidence.parity.step": "where that was seen",
+    "evidence.parity.loss_deviation": "largest of the loss at the same weights, relative",
+    "evidence.parity.gradient_error": "largest of the gradient at the same weights, relative",
+    "evidence.parity.loss_null": "loss_deviation of float32 with a little noise on its weights",
+    "evidence.parity.gradient_null": "gradient_error of float32 with that noise",
+    "evidence.parity.trajectory_deviation": "of the loss after a short training, relative",
+    "evidence.parity.trajectory_ratio": "all along it, over that of float32 with the noise",
+    "evidence.parity.metric": "evaluate(model) after a short training",
+    "evidence.parity.metric_reference": "the same in float32",
+    "evidence.parity.skipped_steps": "because of an overflow",
+    "evidence.parity.covered": "what was compared with float32",
+    "evidence.parity.not_covered": "what was not",
+    "evidence.parity.steps": "how far training was followed",
+    "evidence.parity.most_steps": "how far it might have been: --proof-steps repeats it",
+    "evidence.parity.first_loss": "float32's, at the first step",
+    "evidence.parity.last_loss": "float32's, in the last fifth of the steps",
+    "evidence.trials": "recipes that were measured",
+    "evidence.proof_seconds": "of the tuning, what proving took",
+    "evidence.memory_budget_bytes": "what a trial was allowed",
+    "evidence.refusals": "what was ruled out, and why",
+    "evidence.loss_scale": "how it was found, in exponents of two",
+    "evidence.islands": "how the modules that stay in float32 were found",
+    "evidence.padding": "dimensions that are not multiples of what the device wants",
+}
+
+_KEY = re.compile(r"( *)([A-Za-z0-9_]+):(?: +(\S.*))?$")
+
+#: A value that ends on its line: a number, a word without quotes, or what is empty.
+_PLAIN = re.compile(r"[-+.\w]+|\[\]|\{\}|''")
+
+
+def explained(text: str) -> str:
+    """A profile's YAML with a comment beside each key that has one."""
+    return "".join(f"{line}\n" for line in _lines(text))
+
+
+def _lines(text: str) -> Iterator[str]:
+    path: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        found = _KEY.fullmatch(line)
+        if found is None:
+            yield line
+            continue
+        indent, name, value = len(found[1]), found[2], found[3]
+        path = [*((at, key) for at, key in path if at < indent), (indent, name)]
+        comment = _COMMENTS.get(".".join(key for _, key in path))
+        if comment is None or (value is not None and not _PLAIN.fullmatch(value)):
+            yield line
+        else:
+            yield f"{line:<{_COLUMN}}  # {comment}"
