@@ -1,8 +1,9 @@
 """Prints how well numerics are judged on the zoo: who is caught, which scale, which islands.
 
-    python benchmarks/numerics.py                  the three tables, on tests/zoo and its truth
+    python benchmarks/numerics.py                  the three tables, on tests/zoo and its truth, and
+                                                   on tests/zoo/field, tasks shaped like real code
     python benchmarks/numerics.py --truth          train every task long and write truth.json
-    python benchmarks/numerics.py --zoo FOLDER     another folder of task files (and truth.json)
+    python benchmarks/numerics.py --zoo FOLDER     other folders of task files (and truth.json)
 
 What is broken is measured, not declared; see `zoo_truth`.
 """
@@ -21,6 +22,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -37,6 +39,7 @@ from autoprec.tuning.proof import Proof
 from autoprec.tuning.taskfile import load_task
 
 ZOO = Path(__file__).parent.parent / "tests" / "zoo"
+FIELD = ZOO / "field"
 TABLES = ("confusion", "scales", "islands")
 JUDGED = ("bfloat16", "float16")
 
@@ -60,7 +63,10 @@ def run(job: Job) -> dict[str, list[dict[str, Any]]]:
     task = load_task(job.path)
     makers = {"confusion": verdicts, "scales": scales, "islands": islands}
     return {
-        table: [{"task": job.path.stem} | row for row in makers[table](task, job)]
+        table: [
+            {"zoo": job.path.parent.name, "task": job.path.stem} | row
+            for row in makers[table](task, job)
+        ]
         for table in job.tables
     }
 
@@ -114,6 +120,7 @@ def verdicts(task: Task, job: Job) -> Iterator[dict[str, Any]]:
                 "why": truth["why"],
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
+                "steps": verdict.steps,
                 "cost": seconds / statistics.fmean((before, after)),
             }
             before = after
@@ -181,23 +188,22 @@ def mend(task: Task, recipe: Recipe, device: str = "cpu") -> dict[str, Any]:
 def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Who is caught and who is flagged (drift or rejected), and what a proof costs."""
     wrong = [r for r in rows if (r["verdict"] != "equal") != (r["truth"] == "broken")]
-    print("\n| policy | broken caught | healthy flagged |\n|---|---|---|")
-    table = {}
-    for policy in (*JUDGED, "both"):
-        of = [r for r in rows if policy in (r["policy"], "both")]
-        row = {
-            name: [sum(r["verdict"] != "equal" for r in of if r["truth"] == truth), count]
-            for name, truth in (("broken_caught", "broken"), ("healthy_flagged", "healthy"))
-            for count in (sum(r["truth"] == truth for r in of),)
-        }
-        table[policy] = row
-        print(f"| {policy} | {share(row['broken_caught'])} | {share(row['healthy_flagged'])} |")
+    print("\n| tasks | policy | broken caught | healthy flagged |\n|---|---|---|---|")
+    table = {policy: counted(rows, policy) for policy in (*JUDGED, "both")}
+    zoos = {zoo: [r for r in rows if r["zoo"] == zoo] for zoo in dict.fromkeys(_zoos(rows))}
+    by_zoo = {zoo: {policy: counted(own, policy) for policy in table} for zoo, own in zoos.items()}
+    for zoo, counts in (by_zoo | {"all": table} if len(by_zoo) > 1 else by_zoo).items():
+        for policy, row in counts.items():
+            caught, flagged = share(row["broken_caught"]), share(row["healthy_flagged"])
+            print(f"| {zoo} | {policy} | {caught} | {flagged} |")
     cost = _costs(rows)
     print(
-        f"\nA proof takes {cost['median']:.2f} times 200 steps in the median, at most "
-        f"{cost['largest']:.2f} times (the median over a pair's seeds)"
+        f"\nA proof takes as long as {200 * cost['median']:.0f} float32 steps in the median, at "
+        f"most {200 * cost['largest']:.0f} (the median over a pair's seeds); where the verdict is "
+        f"right, {200 * cost['median_where_right']:.0f}"
     )
-    print(f"  single ones above 1: {', '.join(cost['above_one']) or 'none'}")
+    for steps, count in sorted(cost["followed"].items()):
+        print(f"  followed for {steps} steps: {count}")
     told = [
         f"{r['task']} {r['policy']} seed {r['seed']}: {r['verdict']}, truth {r['truth']} "
         f"({r['why']}): {r['reason']}"
@@ -205,7 +211,26 @@ def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     for line in told:
         print(f"  {line}")
-    return {"table": table, "wrong": told, "proof_over_200_float32_steps": cost}
+    return {
+        "table": table,
+        "by_zoo": by_zoo,
+        "wrong": told,
+        "proof_over_200_float32_steps": cost,
+    }
+
+
+def _zoos(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["zoo"] for row in rows]
+
+
+def counted(rows: list[dict[str, Any]], policy: str) -> dict[str, list[int]]:
+    """How many are caught of the broken, and flagged of the healthy."""
+    of = [r for r in rows if policy in (r["policy"], "both")]
+    return {
+        name: [sum(r["verdict"] != "equal" for r in of if r["truth"] == truth), count]
+        for name, truth in (("broken_caught", "broken"), ("healthy_flagged", "healthy"))
+        for count in (sum(r["truth"] == truth for r in of),)
+    }
 
 
 def _costs(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -214,17 +239,32 @@ def _costs(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         pairs.setdefault((row["task"], row["policy"]), []).append(row["cost"])
     medians = [statistics.median(costs) for costs in pairs.values()] or [0.0]
+    right = [r for r in rows if (r["verdict"] != "equal") == (r["truth"] == "broken")]
     dear = sorted((row for row in rows if row["cost"] > 1), key=lambda row: -row["cost"])
     return {
         "median": statistics.median(medians),
+        "median_where_right": statistics.median([r["cost"] for r in right] or [0.0]),
         "largest": max(medians),
+        "followed": dict(Counter(row["steps"] for row in rows)),
         "above_one": [f"{r['task']} {r['policy']} {r['seed']}: {r['cost']:.2f}" for r in dear],
     }
 
 
 def share(pair: list[int]) -> str:
-    """Show a count and its share."""
-    return f"{pair[0]} of {pair[1]} ({100 * pair[0] / max(1, pair[1]):.1f} %)"
+    """Show a count and its share, with Wilson's interval of 95 %."""
+    low, high = wilson(*pair)
+    of = f"{pair[0]} of {pair[1]}"
+    return f"{of} ({100 * pair[0] / max(1, pair[1]):.1f} %; {100 * low:.1f}-{100 * high:.1f} %)"
+
+
+def wilson(count: int, of: int) -> tuple[float, float]:
+    """Wilson's score interval of a share, 95 %."""
+    if not of:
+        return 0.0, 1.0
+    z, p = 1.96, count / of
+    middle, root = p + z * z / (2 * of), math.sqrt(p * (1 - p) / of + (z / (2 * of)) ** 2)
+    base = 1 + z * z / of
+    return max(0.0, (middle - z * root) / base), min(1.0, (middle + z * root) / base)
 
 
 def scales_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -268,7 +308,7 @@ def _named(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
 def main() -> int:
     """Read the arguments; print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--zoo", type=Path, default=ZOO)
+    parser.add_argument("--zoo", type=Path, nargs="+", default=[ZOO, FIELD])
     parser.add_argument("--truth", action="store_true", help="train long and write truth.json")
     parser.add_argument("--only", nargs="*", default=[], help="names of tasks")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1000, 2000, 3000])
@@ -277,15 +317,16 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="torch's name for it, such as cuda")
     parser.add_argument("--output", type=Path, help="write the numbers here, as JSON")
     arguments = parser.parse_args()
-    folder, only = arguments.zoo, arguments.only
+    folders, only = arguments.zoo, arguments.only
     if arguments.truth:
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
         torch.set_num_threads(1)
-        write_truth(folder, only)
+        for folder in folders:
+            write_truth(folder, only)
         return 0
     seeds, tables = tuple(arguments.seeds), tuple(arguments.tables)
-    jobs = jobs_of(folder, only, seeds, tables, arguments.device)
+    jobs = [job for f in folders for job in jobs_of(f, only, seeds, tables, arguments.device)]
     found = list(judged(jobs, arguments.jobs))
     rows = {table: [row for each in found for row in each[table]] for table in tables}
     results: dict[str, Any] = {

@@ -3,6 +3,9 @@
 A pair of task and policy is broken where a loss is not finite, a tenth of the steps is skipped, or
 the final loss is clearly not float32's. Where five seeds do not decide, twenty do; it is unclear,
 and not counted, where those do not decide either.
+
+A task that says how many steps it takes until it shows (TRUTH_STEPS) is trained by loops written by
+hand, of eight seeds, at the loss scale that would be tuned.
 """
 
 from __future__ import annotations
@@ -10,13 +13,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from zoo_loops import DTYPES, train
 
 from autoprec.backends.base import Task
 from autoprec.backends.torch.trace import TorchTracer
@@ -29,6 +34,9 @@ from autoprec.tuning.taskfile import load_task
 BATCH = 32
 STEPS = 200
 SEEDS, MORE_SEEDS = 5, 20
+HAND_SEEDS, MORE_HAND_SEEDS = 8, 16
+FLOOR, HAND_FLOOR = 1e-3, 1e-4
+"""Final losses below this share of the first one count as this much."""
 POLICIES = {
     "bfloat16": Recipe(Policy.MIXED_BFLOAT16, BATCH),
     "float16": Recipe(Policy.MIXED_FLOAT16, BATCH, loss_scale=LossScale()),
@@ -77,44 +85,67 @@ def write_truth(folder: Path, only: list[str]) -> None:
         started = time.monotonic()
         known["tasks"][name] = truth_of(task)
         target.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-        labels = {p: known["tasks"][name][p]["label"] for p in POLICIES}
+        labels = {p: row["label"] for p, row in known["tasks"][name].items() if p in POLICIES}
         print(f"{name:20} {labels} {time.monotonic() - started:.0f} s", flush=True)
 
 
 def truth_of(task: Task) -> dict[str, Any]:
     """Label every policy of one task, over more seeds where a few do not decide."""
+    steps = getattr(sys.modules[task.build_model.__module__], "TRUTH_STEPS", None)
+    rows: dict[str, Any] = {} if steps is None else {"steps": steps}
+    few, many = (SEEDS, MORE_SEEDS) if steps is None else (HAND_SEEDS, MORE_HAND_SEEDS)
+    floor = FLOOR if steps is None else HAND_FLOOR
     trace = tracer(task)
+
+    def runs(name: str, recipe: Recipe, *, noisy: bool = False) -> Runs:
+        if steps is None:
+            return Runs(traced(trace, recipe, noisy=noisy), recipe)
+        return Runs(by_hand(task, name, recipe, steps, noisy=noisy), recipe)
+
     plain = Recipe(batch_size=BATCH)
-    float32, noisy = Runs(trace, plain), Runs(trace, plain, noisy=True)
-    rows: dict[str, Any] = {}
+    float32, noisy = runs("float32", plain), runs("float32", plain, noisy=True)
     for name, recipe in POLICIES.items():
+        if steps is not None and name not in DTYPES:
+            continue
         tuned = at_tuned_scale(Proof(trace), recipe) if name == "float16" else recipe
-        ours = Runs(trace, tuned)
-        rows[name] = label(float32, noisy, ours, SEEDS)
+        ours = runs(name, tuned)
+        rows[name] = label(float32, noisy, ours, few, floor)
         if undecided(rows[name]):
-            rows[name] = label(float32, noisy, ours, MORE_SEEDS) | {"seeds": MORE_SEEDS}
+            rows[name] = label(float32, noisy, ours, many, floor) | {"seeds": many}
             if undecided(rows[name]):
                 rows[name]["label"] = "unclear"
-    rows["float32"] = [ending(r) for r in float32.first(SEEDS)]
-    rows["noisy"] = [ending(r) for r in noisy.first(SEEDS)]
+    rows["float32"] = [ending(r) for r in float32.first(few)]
+    rows["noisy"] = [ending(r) for r in noisy.first(few)]
     return rows
+
+
+def traced(trace: TorchTracer, recipe: Recipe, *, noisy: bool) -> Callable[[int], Trajectory]:
+    """Long runs by the tracer, as a function of the seed."""
+    return lambda seed: trace.trajectory(recipe=recipe, seed=seed, steps=STEPS, noisy=noisy)
+
+
+def by_hand(
+    task: Task, policy: str, recipe: Recipe, steps: int, *, noisy: bool
+) -> Callable[[int], Trajectory]:
+    """Long runs by a loop written by hand, as a function of the seed."""
+    scale = recipe.loss_scale.initial if recipe.loss_scale else 1.0
+
+    def run(seed: int) -> Trajectory:
+        return train(task, policy, seed=seed, steps=steps, batch=BATCH, scale=scale, noisy=noisy)
+
+    return run
 
 
 class Runs:
     """The long runs of one recipe, a seed each, made when they are asked for."""
 
-    def __init__(self, trace: TorchTracer, recipe: Recipe, *, noisy: bool = False) -> None:
-        self._trace, self.recipe, self._noisy = trace, recipe, noisy
+    def __init__(self, make: Callable[[int], Trajectory], recipe: Recipe) -> None:
+        self._make, self.recipe = make, recipe
         self._made: list[Trajectory] = []
 
     def first(self, seeds: int) -> list[Trajectory]:
         """The runs of the seeds from 0."""
-        for seed in range(len(self._made), seeds):
-            self._made.append(
-                self._trace.trajectory(
-                    recipe=self.recipe, seed=seed, steps=STEPS, noisy=self._noisy
-                )
-            )
+        self._made += [self._make(seed) for seed in range(len(self._made), seeds)]
         return self._made[:seeds]
 
 
@@ -123,10 +154,12 @@ def ending(trajectory: Trajectory) -> float | None:
     losses = [loss for loss in trajectory.losses if loss is not None]
     if len(losses) < len(trajectory.losses):
         return None
-    return statistics.fmean(losses[-STEPS // 10 :])
+    return statistics.fmean(losses[-len(losses) // 10 :])
 
 
-def label(float32: Runs, noisy: Runs, ours: Runs, seeds: int) -> dict[str, Any]:
+def label(
+    float32: Runs, noisy: Runs, ours: Runs, seeds: int, floor: float = FLOOR
+) -> dict[str, Any]:
     """Train over so many seeds and say whether our recipe is broken, healthy or unclear."""
     scale = ours.recipe.loss_scale.initial if ours.recipe.loss_scale else None
     try:
@@ -138,15 +171,15 @@ def label(float32: Runs, noisy: Runs, ours: Runs, seeds: int) -> dict[str, Any]:
     row = {"ends": ends, "skipped": skipped, "scale": scale}
     if any(end is None for end in ends):
         return row | {"label": "broken", "why": "not finite"}
-    if skipped > 0.1 * STEPS * seeds:
+    if skipped > 0.1 * sum(len(r.losses) for r in runs):
         return row | {"label": "broken", "why": "skipped steps"}
     reference = float32.first(seeds)
-    return row | compare(*(paired(rows, reference) for rows in (runs, noisy.first(seeds))))
+    return row | compare(*(paired(rows, reference, floor) for rows in (runs, noisy.first(seeds))))
 
 
-def paired(runs: list[Trajectory], float32: list[Trajectory]) -> list[float]:
+def paired(runs: list[Trajectory], float32: list[Trajectory], floor: float) -> list[float]:
     """Each seed's final loss against float32's, as a relative difference."""
-    scale = 1e-3 * abs(statistics.fmean(r.losses[0] or 1.0 for r in float32))
+    scale = floor * abs(statistics.fmean(r.losses[0] or 1.0 for r in float32))
     mean = max(abs(statistics.fmean(ending(r) or 0.0 for r in float32)), scale)
     return [
         ((ending(r) or 0.0) - (ending(f) or 0.0)) / mean for r, f in zip(runs, float32, strict=True)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from autoprec.backends.base import Backend, Task
+from autoprec.core import ladder
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device import DeviceKind
 from autoprec.core.dtypes import Policy
@@ -137,6 +138,16 @@ class BackendContract:
         assert runs[0].losses == runs[1].losses
         assert len(runs[0].losses) == 6
         assert runs[0].finite
+
+    def test_a_reference_that_settles_ends_where_its_losses_say(self, subject: Subject) -> None:
+        tracer = self.tracer(subject)
+        whole = tracer.reference(batch_size=8, steps=33, checkpoints=())
+        settled = tracer.reference(batch_size=8, steps=33, checkpoints=(0, 32), settle=True)
+        made = next(n for n in range(1, 34) if ladder.ends(whole.losses[:n], 33))
+        assert settled.losses == whole.losses[:made]
+        assert made in (30, 33)
+        steps = [point.step for point in tracer.shadow(recipe=FLOAT32)]
+        assert steps == [step for step in (0, 32) if step < made]
 
     def test_float32_shadows_itself(self, subject: Subject) -> None:
         tracer = self.tracer(subject)

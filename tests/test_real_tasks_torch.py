@@ -33,7 +33,7 @@ ROWS = sorted(path.stem for path in FOLDER.glob("*.py"))
 STEPS = 6
 """Steps of each training that is compared."""
 
-QUICK = ("--trials", "2", "--rounds", "1", "--proof-seconds", "4", "--no-extras")
+QUICK = ("--trials", "2", "--rounds", "1", "--proof-steps", "30", "--no-extras")
 
 pytestmark = [
     pytest.mark.slow,

@@ -84,8 +84,12 @@ class Tracer(Protocol):
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
+        settle: bool = False,
     ) -> Trajectory:
-        """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`."""
+        """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`.
+
+        To `settle` is to end where `core.ladder.ends` says so: the loss no longer falls.
+        """
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
@@ -101,12 +105,8 @@ class Tracer(Protocol):
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
-        reserve: float = 0.0,
     ) -> Trajectory:
-        """Train under `recipe` from the initial weights; `noisy` perturbs them by +-2**-9.
-
-        Of `seconds` so many are kept in `reserve` for every step that is made.
-        """
+        """Train under `recipe` from the initial weights; `noisy` perturbs them by +-2**-9."""
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass's magnitudes under bfloat16 at loss scale 1."""

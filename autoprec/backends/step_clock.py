@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 
 
 class StepClock:
     """Marks where each step begins; the first step, which builds and compiles, is apart.
 
-    `seconds` is how long a run may go on after its first step (None: as long as it likes), of which
-    so many are kept in `reserve` for every step that is made.
+    `seconds` is how long a run may go on after its first step (None: as long as it likes). Where
+    this process does the work itself (`here`: on a CPU), a step takes no longer than the processor
+    time it took: what else runs on the machine delays it, but is no part of it.
     """
 
-    def __init__(self, seconds: float | None = None, reserve: float = 0.0) -> None:
-        self._seconds, self._reserve = seconds, reserve
+    def __init__(self, seconds: float | None = None, *, here: bool = False) -> None:
+        self._seconds, self._here = seconds, here
         self._begun = time.perf_counter()
         self._marks: list[float] = []
+        self._worked: list[float] = []
 
     def tick(self) -> bool:
         """Mark that a step begins, or the last one has ended; False where the time is up."""
         self._marks.append(time.perf_counter())
+        self._worked.append(time.process_time())
         made = len(self._marks) - 1
         if self._seconds is None or made < 1:
             return True
-        return self._marks[-1] - self._marks[1] + made * self._reserve < self._seconds
+        return self._marks[-1] - self._marks[1] < self._seconds
 
     @property
     def elapsed(self) -> float:
@@ -34,6 +36,9 @@ class StepClock:
 
     @property
     def step_seconds(self) -> float:
-        """The median time of the steps after the first; of the first where it is alone, else 0."""
+        """The least time of the steps after the first; of the first where it is alone, else 0."""
         times = [after - before for before, after in itertools.pairwise(self._marks)]
-        return statistics.median(times[1:] or times or [0.0])
+        if self._here:
+            worked = [after - before for before, after in itertools.pairwise(self._worked)]
+            times = [min(pair) for pair in zip(times, worked, strict=True)]
+        return min(times[1:] or times or [0.0])

@@ -162,10 +162,16 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 def _add_proof(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("proof")
     group.add_argument(
+        "--proof-steps",
+        type=int,
+        metavar="N",
+        help="the most steps of a proof (default: 8, 30, 120 or 480, by what a float32 step costs)",
+    )
+    group.add_argument(
         "--proof-seconds",
         type=float,
         metavar="S",
-        help="time for each proof (default: that of 200 float32 steps, at most 60)",
+        help="choose the steps of a proof so that it takes about so long at most (default: 60)",
     )
     group.add_argument(
         "--tolerance",
@@ -311,6 +317,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         trials=arguments.trials,
         time_limit=arguments.time_limit,
         search_limit=arguments.search_limit,
+        proof_steps=arguments.proof_steps,
         proof_seconds=arguments.proof_seconds,
         tolerance=arguments.tolerance,
         accept_drift=arguments.accept_drift,

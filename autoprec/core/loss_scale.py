@@ -20,6 +20,9 @@ HEADROOM = 4
 The gradient's error is flat for 18 octaves and more below the largest safe scale: they are free.
 """
 
+ROOM = 6
+"""Octaves below float16's largest number within which gradients at loss scale 1 are near it."""
+
 FLOOR_OCTAVES = 12
 """A scale this many octaves below the largest safe one is not the scale's fault any more."""
 
@@ -100,6 +103,11 @@ def floor_exponent(largest_safe: int | None, exponent: int) -> int:
     """Below this the forward pass, not the scale, is at fault."""
     base = largest_safe if largest_safe is not None else exponent + HEADROOM
     return max(LOWEST, min(exponent, base - FLOOR_OCTAVES))
+
+
+def near_the_limit(scale: LossScale) -> bool:
+    """Whether the chosen scale tells of gradients near float16's largest number at loss scale 1."""
+    return scale.initial <= 2.0 ** (ROOM - HEADROOM)
 
 
 def longest_run(steps: Sequence[int]) -> int:

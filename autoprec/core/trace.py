@@ -17,8 +17,9 @@ class Trajectory:
     `losses[i]` is the loss of step i before its update, in float32; `skipped` the steps whose
     update was thrown away by the loss scaler; `scales` the loss scale after each step (empty
     without one). There may be fewer steps than were asked for: a run also ends when its time is up.
-    `seconds` is what all of it took; `step_seconds` what a step takes in the median, the first one
-    apart, which builds, traces and compiles (0: not known).
+    `seconds` is what all of it took; `step_seconds` what a step takes at least, the first one
+    apart, which builds, traces and compiles (0: not known): what else runs on the machine delays
+    most steps, but seldom all of them.
     `reproducible` is False where the data changed between runs and had to be replayed; `metric`
     is the user's own `evaluate(model)` after the last step.
     """
@@ -52,7 +53,9 @@ class ShadowPoint:
     `gradient_error` is ||g - g32|| / ||g32|| over all parameters (None: not finite). `largest` is
     the largest magnitude of any float16 number in the forward pass (None: there is none, or it was
     not looked at), and `overflowed` says that it was infinite, so that `largest` is not known.
-    `gradient_seen` is False where the training step shows no gradient to compare.
+    `backward` is the largest magnitude of any float16 number in the backward pass, as at loss scale
+    1 (None: not looked at, or infinite). `gradient_seen` is False where the training step shows no
+    gradient to compare.
     """
 
     step: int
@@ -62,6 +65,7 @@ class ShadowPoint:
     largest: float | None = None
     overflowed: bool = False
     gradient_seen: bool = True
+    backward: float | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,14 @@ MIN_STEPS = 5
 """A trajectory shorter than this is not judged: its last fifth would be less than one step."""
 
 
+BY_THEN = 3.0
+"""How many times as far as noise by the end of a run a precision may be."""
+
+SPREAD = 0.5
+"""Where float32's own seeds end so far apart, a loss curve tells a smaller difference from nothing.
+"""
+
+
 @dataclass(frozen=True)
 class SeedRun:
     """One seed's runs: float32, the candidate, and float32 with noisy weights (None: not run)."""
@@ -60,7 +68,10 @@ def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
 
     It fails where the mean loss of the last fifth deviates by more than `tolerance.trajectory` and
     the root mean square deviation of the whole run is more than `tolerance.trajectory_null` times
-    that of noisy float32 (plus `tolerance.trajectory_slack` of the first loss).
+    that of noisy float32 (plus `tolerance.trajectory_slack` of the first loss); or where the last
+    fifth is more than `BY_THEN` times as far away as noise drives the steps of the second half:
+    noise that training takes away excuses nothing that stays. Where float32's own seeds end
+    `SPREAD` apart or more, it must be further away than they are.
     """
     judged = [pair for pair in (_aligned(run) for run in runs) if pair is not None]
     if not judged:
@@ -74,14 +85,26 @@ def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     numbers = Check(
         deviation=finite(difference), ratio=finite(ratio), noise=finite(null), late=finite(late)
     )
-    if difference <= tolerance.trajectory or ratio <= tolerance.trajectory_null:
+    allowed = max(tolerance.trajectory, spread([pair.reference for pair in judged]))
+    stays = math.isfinite(null) and difference > BY_THEN * _null_by_then(judged)
+    if difference <= allowed or (ratio <= tolerance.trajectory_null and not stays):
         return numbers
     steps = min(len(pair.reference) for pair in judged)
     problem = (
         f"after {steps} steps its loss is {percent(difference)} away from float32's, "
         f"{ratio:.3g} times as far as small noise drives float32"
     )
+    if ratio <= tolerance.trajectory_null:
+        problem += f", which by then is {percent(_null_by_then(judged))} away at single steps"
     return replace(numbers, problem=problem, step=_parting(judged, null, tolerance))
+
+
+def spread(references: Sequence[Sequence[float]]) -> float:
+    """How far float32's own seeds end apart, as a share of their mean, from `SPREAD` on; else 0."""
+    ends = [mean(losses[-max(1, len(losses) // 5) :]) for losses in references]
+    middle = abs(mean(ends))
+    apart = (max(ends) - min(ends)) / middle if middle else 0.0
+    return apart if apart >= SPREAD else 0.0
 
 
 def metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
@@ -135,6 +158,12 @@ def _late_deviation(pair: _Aligned) -> float:
     floor = LOSS_FLOOR * abs(pair.reference[0])
     steps = zip(pair.candidate[half:], pair.reference[half:], strict=True)
     return root_mean_square(deviation(ours, theirs, floor) for ours, theirs in steps)
+
+
+def _null_by_then(pairs: Sequence[_Aligned]) -> float:
+    """How far noise drives single steps of the second half; infinitely where it was not run."""
+    noisy = [replace(pair, candidate=pair.noisy) for pair in pairs if pair.noisy]
+    return root_mean_square(_late_deviation(pair) for pair in noisy) if noisy else math.inf
 
 
 def _relative_distance(losses: Sequence[float], reference: Sequence[float]) -> float:

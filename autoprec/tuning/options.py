@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.judge import MIN_STEPS
 from autoprec.core.recipe import KNOBS, KnobValue, check_knob
 from autoprec.errors import UsageError
 from autoprec.tuning.study import SAMPLERS
@@ -22,8 +23,9 @@ class Options:
     1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name to the levels to try, its
     default first; what else this device makes plausible is tried too, unless `extras` is off.
     `align` overrides the multiple that the device wants. `time_limit` bounds the whole tuning,
-    `search_limit` the search alone. `proof_seconds` None means the time of
-    200 float32 steps, at most 60 seconds. `tolerance` widens (above 1) or narrows the proof's
+    `search_limit` the search alone. `proof_steps` are the most steps of a proof; None means as many
+    as the ladder allows for `proof_seconds` (None: 60) by the pace of a float32 step. `tolerance`
+    widens (above 1) or narrows the proof's
     tolerances.
     """
 
@@ -33,6 +35,7 @@ class Options:
     trials: int | None = None
     time_limit: float | None = None
     search_limit: float | None = None
+    proof_steps: int | None = None
     proof_seconds: float | None = None
     tolerance: float = 1.0
     accept_drift: bool = False
@@ -55,6 +58,11 @@ class Options:
         _positive("--time-limit", self.time_limit)
         _positive("--search-limit", self.search_limit)
         _positive("--proof-seconds", self.proof_seconds)
+        if self.proof_steps is not None and self.proof_steps < MIN_STEPS:
+            raise UsageError(
+                f"--proof-steps {self.proof_steps} given, expected {MIN_STEPS} or more: fewer "
+                "steps are no training that could be compared"
+            )
         _positive("--tolerance", self.tolerance)
         _positive("--align", self.align)
         _positive("--rounds", self.rounds)
@@ -88,6 +96,7 @@ class Options:
             self.trials,
             self.time_limit,
             self.search_limit,
+            self.proof_steps,
             self.proof_seconds,
             self.tolerance,
             self.accept_drift,

@@ -1,55 +1,51 @@
-"""Proves that a recipe trains like float32: runs what core's judge needs, within a time limit.
+"""Proves that a recipe trains like float32: runs what core's judge needs, in steps and not in time.
 
 A `Proof` holds what is the same for every recipe at one batch (the float32 runs and what noise does
 to them), so that a second recipe costs less. The tracer lives in a worker; only plain values come
-back. One recipe costs less than 200 steps: the reference and four runs of 30 (five with a metric),
-four times a shadow, its float32 twin and three noisy ones, which take no optimizer step. Where the
-candidate is so slow that it would take longer than 200 steps of float32, its runs are cut: the
-second seed's first, for one longer run shows more than two short ones. What building, tracing and
-compiling take is not counted there.
+back. The ladder says how many steps there are, once for each batch (`core.ladder`): once the first
+ones have passed, float32 goes on for as long as its loss falls, and the candidate goes as far.
+Where the first 30 steps are all, one recipe costs 170: the reference and four runs of 30 (five with
+a metric), four times a shadow, its float32 twin and three noisy ones, which take no optimizer step.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoprec.backends.base import Tracer
 from autoprec.core import judge as judging
-from autoprec.core.checks import Check
+from autoprec.core import ladder
 from autoprec.core.islands import Found, Impossible, Tried, next_islands
 from autoprec.core.judge import (
     AT_THE_SAME_WEIGHTS,
     LONG_STEPS,
-    MIN_STEPS,
     Evidence,
     SeedRun,
     Tolerance,
     Verdict,
 )
-from autoprec.core.loss_scale import ScaleEvidence
+from autoprec.core.loss_scale import ScaleEvidence, near_the_limit
 from autoprec.core.measurement import Unit
 from autoprec.core.recipe import LossScale, Recipe, batch_in_words
 from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import AutoprecError, TaskError
 from autoprec.tuning import scaling
-from autoprec.tuning.allowance import Allowance
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 
 OnEvent = Callable[[str, int], None]
 
-CHECKPOINTS = (0, 2, 8, 29)
 LATER = (34, 39, 44, 49, 54, 59)
-STEPS = 30
 NOISE_DRAWS = 3
 SEEDS = (0, 1)
 
-MOST_STEPS, MOST_SECONDS = 170, 60.0
-"""Unless told otherwise a proof takes no longer than 200 float32 steps, or so many seconds. What is
-left of 200 is for what is no step: copying weights, comparing gradients, slow first steps. A recipe
-as fast as float32 needs just this: reference and shadow 30 and 20, two seeds' runs 60 each."""
+PACE_STEPS = 9
+"""The float32 steps that tell what a step costs; the first one, which builds, does not count."""
+
+LIMIT = 20.0
+"""A proof that takes so many times what it may cost has stalled, and is not covered."""
 
 MOST_PRODUCTS = 0.9
 """The share of the matrix products in float32 beyond which islands leave nothing to gain."""
@@ -63,6 +59,38 @@ class _Known:
     noise: tuple[NoisePoint, ...] | None = None
     plain: dict[int, Trajectory] = field(default_factory=dict)
     noisy: dict[int, Trajectory] = field(default_factory=dict)
+    points: tuple[ShadowPoint, ...] = ()
+    candidate: Recipe | None = None
+    runs: dict[int, Trajectory] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """How far float32 was followed."""
+        return len(self.reference.losses)
+
+    def compared(self, evidence: Evidence, steps: int) -> Evidence:
+        """The evidence with the comparisons at the marks within so many steps."""
+        points = [point for point in self.points if point.step < steps]
+        noise = [point for point in self.noise or () if point.step < steps]
+        missing = _unkept(points, min(steps, self.steps))
+        if points and not any(point.gradient_seen for point in points):
+            missing.append("gradients (the training step shows none)")
+        return replace(
+            evidence,
+            shadow=tuple(p for p in points if p.step < ladder.SHORT),
+            far=tuple(p for p in points if p.step >= ladder.SHORT),
+            noise=tuple(p for p in noise if p.step < ladder.SHORT),
+            far_noise=tuple(p for p in noise if p.step >= ladder.SHORT),
+            not_covered=tuple(missing),
+            notes=_notes(self.reference),
+        )
+
+
+class _OutOfTime(Exception):
+    """The machine stalls, or the tuning's time is up: what was asked for is not covered."""
+
+    def __init__(self, what: str, steps: int) -> None:
+        super().__init__(f"{what} (no time was left at step {steps})")
 
 
 def silent(phase: str, step: int) -> None:
@@ -70,28 +98,36 @@ def silent(phase: str, step: int) -> None:
 
 
 class Proof:
-    """Proves recipes of one task with one tracer; see the module's docstring."""
+    """Proves recipes of one task with one tracer; see the module's docstring.
+
+    `steps` are the most steps of a proof; without them the ladder chooses what costs at most
+    `seconds`, and ends before the moment `until`, by the pace of a float32 step. `chosen` keeps
+    what it chose, by batch: a proof that is repeated takes as many.
+    """
 
     def __init__(
         self,
         tracer: Tracer,
         *,
         tolerance: Tolerance | None = None,
+        steps: int | None = None,
         seconds: float | None = None,
+        chosen: MutableMapping[str, int] | None = None,
         until: float = math.inf,
         on_event: OnEvent = silent,
     ) -> None:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
-        self._told = seconds is not None
-        self._most = MOST_SECONDS if seconds is None else seconds
-        self._until = until
+        self._steps, self._until = steps, until
+        self._most_seconds = ladder.SECONDS if seconds is None else seconds
+        self._chosen: MutableMapping[str, int] = {} if chosen is None else chosen
         self._known: dict[tuple[int, int], _Known] = {}
+        self._deadline = math.inf
 
     @property
     def _seconds(self) -> float:
         """What a proof that begins now may take: no longer than `until`, which is a moment."""
-        return max(0.0, min(self._most, self._until - time.monotonic()))
+        return max(0.0, min(self._most_seconds, self._until - time.monotonic()))
 
     def forget(self) -> None:
         """Record float32 anew: the tracer's worker was replaced."""
@@ -106,88 +142,150 @@ class Proof:
         of two. `until_failure` leaves the trajectories out where the shadow has failed already.
         Code that raises under the recipe, but not in float32, is a rejection.
         """
+        roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
+        evidence = Evidence(roundoff=roundoff, most=self._most(recipe))
         started = time.monotonic()
-        missing: list[str] = []
-        known = self._reference(recipe, missing)
-        allowance = self._allowance(started, known.reference)
-        points: tuple[ShadowPoint, ...] = ()
-        later: tuple[ShadowPoint, ...] = ()
-        runs: list[SeedRun] = []
+        self._deadline = min(started + LIMIT * self._most_seconds, self._until)
         try:
-            began = time.monotonic()
-            points = self._tracer.shadow(recipe=recipe)
-            twins = 1 if known.noise is not None else 1 + NOISE_DRAWS
-            allowance.compared(len(points), twins, time.monotonic() - began)
-            missing += _unkept(points, len(known.reference.losses))
-            if points and not any(point.gradient_seen for point in points):
-                missing.append("gradients (the training step shows none)")
-            if any(point.loss is None for point in points):
-                missing.append("trajectories (the loss is not finite already)")
-                seeds = ()
-            elif known.noise is None:
-                known.noise = self._tracer.noise(draws=NOISE_DRAWS)
-            shadowed = self._shadowed(recipe, points, known)
-            steps = STEPS
-            if seeds and shadowed.doubt in judging.LONG_LOOK:
-                seeds, steps = seeds[-1:], LONG_STEPS
-            elif until_failure and not shadowed.passed and not shadowed.doubt:
-                missing.append("trajectories (the shadow test failed already)")
-                seeds = ()
-            elif shadowed.passed and judging.wants_later_look(points):
-                later, seeds = self._look_later(recipe, allowance, missing), seeds[:1]
-            for seed in seeds:
-                run = self._run(recipe, known, seed, steps, allowance, missing)
-                runs += [run] if run is not None else []
+            for reached in self._stages(recipe, evidence, seeds, until_failure):
+                evidence = reached
+        except _OutOfTime as late:
+            self.forget()
+            missing = (*evidence.not_covered, str(late))
+            evidence = replace(evidence, not_covered=missing, cut=True)
         except Exception as error:
             if not _raised_by_recipe(error):
                 raise
             self.forget()
             return _raises(error, time.monotonic() - started)
-        evidence = Evidence(
-            shadow=points,
-            later=later,
-            noise=known.noise or (),
-            runs=tuple(runs),
-            seconds=time.monotonic() - started,
-            not_covered=tuple(missing),
-            notes=_notes(known.reference),
-            roundoff=recipe.policy.compute_dtype.limits.unit_roundoff,
-        )
+        finally:
+            self._deadline = math.inf
+        evidence = replace(evidence, seconds=time.monotonic() - started)
         return judging.judge(evidence, self._tolerance)
 
-    def _allowance(self, started: float, reference: Trajectory) -> Allowance:
-        """How long the candidate's runs and their float32 twins may take."""
-        steps = None if self._told else MOST_STEPS
-        return Allowance(min(started + self._most, self._until), reference, steps)
+    def _stages(
+        self, recipe: Recipe, evidence: Evidence, seeds: Sequence[int], until_failure: bool
+    ) -> Iterator[Evidence]:
+        """What is known after each stage of a proof: shadow, first steps, and what comes late."""
+        known = self._reference(recipe)
+        self._compare(recipe, known)
+        evidence = known.compared(evidence, ladder.FIRST)
+        yield evidence
+        missing, steps = list(evidence.not_covered), min(ladder.SHORT, known.steps)
+        shadowed = judging.calibrated_shadow(
+            evidence.shadow, evidence.noise, self._tolerance, evidence.roundoff
+        )
+        if any(point.loss is None for point in evidence.shadow):
+            missing.append("trajectories (the loss is not finite already)")
+            seeds = ()
+        elif seeds and shadowed.doubt in judging.LONG_LOOK:
+            seeds, steps = seeds[-1:], LONG_STEPS * steps // ladder.SHORT
+        elif until_failure and not shadowed.passed and not shadowed.doubt:
+            missing.append("trajectories (the shadow test failed already)")
+            seeds = ()
+        elif shadowed.passed and judging.wants_later_look(evidence.shadow):
+            later, seeds = self._look_later(recipe), seeds[:1]
+            evidence = replace(evidence, later=later)
+        evidence = replace(evidence, not_covered=tuple(missing))
+        longest = min(ladder.FIRST, known.steps) if shadowed.passed else steps
+        for seed in seeds:
+            run = self._run(recipe, known, seed, steps, longest if seed == SEEDS[0] else steps)
+            evidence = replace(evidence, runs=(*evidence.runs, run))
+        yield evidence
+        if seeds:
+            yield from self._go_on(recipe, evidence, known)
 
-    def _shadowed(self, recipe: Recipe, points: Sequence[ShadowPoint], known: _Known) -> Check:
-        roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
-        return judging.calibrated_shadow(points, known.noise or (), self._tolerance, roundoff)
+    def _go_on(self, recipe: Recipe, evidence: Evidence, known: _Known) -> Iterator[Evidence]:
+        """Follow what passed as far as float32 went; what looks like a break, over both seeds.
 
-    def _reference(self, recipe: Recipe, missing: list[str]) -> _Known:
+        Where both lean the same way, but too little to tell, they go as far as the proof may.
+
+        Gradients that overflow need no float32 to be compared with: there float16 goes on alone,
+        and as far as the proof may go where a step was skipped or they come near the limit.
+        """
+        if not judging.judge(evidence, self._tolerance).accepted:
+            return
+        steps = min(ladder.FIRST, known.steps)
+        if recipe.loss_scale is not None:
+            alone = max(steps, scaling.confirming(evidence.most))
+            run = self._candidate(recipe, known, SEEDS[0], alone)
+            if run.skipped or near_the_limit(recipe.loss_scale):
+                run = self._candidate(recipe, known, SEEDS[0], evidence.most)
+            evidence = replace(evidence, onward=run)
+            yield evidence
+        if not ladder.ends(known.reference.losses, evidence.most):
+            self._extend(recipe, known)
+        if known.steps <= ladder.SHORT:
+            return
+        evidence = known.compared(evidence, known.steps)
+        first = self._long_run(recipe, known, SEEDS[0], known.steps, noisy=False)
+        evidence = replace(evidence, late=(first,))
+        yield evidence
+        if not judging.wants_another_run(first, self._tolerance):
+            return
+        for steps in (known.steps, evidence.most):
+            runs = [self._long_run(recipe, known, seed, steps, noisy=True) for seed in SEEDS]
+            evidence = replace(evidence, late=tuple(runs))
+            yield evidence
+            if not judging.wants_more_steps(runs, self._tolerance):
+                return
+
+    def _compare(self, recipe: Recipe, known: _Known) -> None:
+        """The shadow at every mark of the float32 run, and what noise does there."""
+        known.points = self._tracer.shadow(recipe=recipe)
+        if known.noise is None and not any(point.loss is None for point in known.points):
+            known.noise = self._tracer.noise(draws=NOISE_DRAWS)
+
+    def _extend(self, recipe: Recipe, known: _Known) -> None:
+        """Follow float32 further, as far as its loss falls, and compare there, too.
+
+        Where it breaks by itself, what comes before that is all that there is to compare with.
+        """
+        reference = self._follow(recipe, self._most(recipe))
+        if not reference.finite:
+            self.forget()
+            return
+        known.reference = known.plain[SEEDS[0]] = reference
+        known.noise = None
+        self._compare(recipe, known)
+
+    def _most(self, recipe: Recipe) -> int:
+        """The most steps of a proof at a recipe's batch, chosen once."""
+        if self._steps is not None:
+            return self._steps
+        batch = f"{recipe.batch_size}x{recipe.accumulation_steps}"
+        steps = self._chosen.get(batch)
+        if steps is None:
+            run = self._tracer.trajectory(recipe=_plain(recipe), seed=SEEDS[0], steps=PACE_STEPS)
+            steps = self._chosen[batch] = ladder.rung(run.pace, self._seconds)
+        return steps
+
+    def _reference(self, recipe: Recipe) -> _Known:
         """The float32 run with its checkpoints; the tracer keeps those of the last call only."""
         key = (recipe.batch_size, recipe.accumulation_steps)
         known = self._known.get(key)
         if known is None:
             self._known.clear()
-            reference = self._tracer.reference(
-                batch_size=recipe.batch_size,
-                accumulation_steps=recipe.accumulation_steps,
-                steps=STEPS,
-                checkpoints=CHECKPOINTS,
-                seconds=self._seconds * 0.2,
-            )
+            reference = self._follow(recipe, min(ladder.FIRST, self._most(recipe)))
             _check_reference(reference, recipe)
-            known = self._known[key] = _Known(reference, plain={0: reference})
-        steps = len(known.reference.losses)
-        late = [str(step) for step in CHECKPOINTS if step >= steps]
-        if late:
-            missing.append(_unseen(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(late)}"))
+            known = self._known[key] = _Known(reference, plain={SEEDS[0]: reference})
         return known
 
-    def _look_later(
-        self, recipe: Recipe, allowance: Allowance, missing: list[str]
-    ) -> tuple[ShadowPoint, ...]:
+    def _follow(self, recipe: Recipe, steps: int) -> Trajectory:
+        """float32 for so many steps at most, while its loss falls; weights kept at the marks."""
+        reference = self._tracer.reference(
+            batch_size=recipe.batch_size,
+            accumulation_steps=recipe.accumulation_steps,
+            steps=steps,
+            checkpoints=ladder.marks(steps),
+            seconds=self._left(),
+            settle=True,
+        )
+        if not ladder.ends(reference.losses, steps):
+            raise _OutOfTime("everything", len(reference.losses))
+        return reference
+
+    def _look_later(self, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """The shadow further on: numbers that grow may stop before they overflow."""
         self.forget()
         run = self._tracer.reference(
@@ -195,68 +293,66 @@ class Proof:
             accumulation_steps=recipe.accumulation_steps,
             steps=LATER[-1] + 1,
             checkpoints=LATER,
-            seconds=allowance.seconds,
+            seconds=self._left(),
         )
-        seen = sum(step < len(run.losses) for step in LATER)
-        allowance.spend(len(run.losses) + seen)
-        if seen < len(LATER):
-            steps = ", ".join(map(str, LATER[seen:]))
-            missing.append(_unseen(f"{AT_THE_SAME_WEIGHTS} at steps {steps}"))
-        return self._tracer.shadow(recipe=recipe) if seen else ()
+        self._whole(run, LATER[-1] + 1)
+        return self._tracer.shadow(recipe=recipe)
 
-    def _run(
-        self,
-        recipe: Recipe,
-        known: _Known,
-        seed: int,
-        steps: int,
-        allowance: Allowance,
-        missing: list[str],
-    ) -> SeedRun | None:
-        """One seed's runs, as long as the time that is left allows."""
+    def _run(self, recipe: Recipe, known: _Known, seed: int, steps: int, longest: int) -> SeedRun:
+        """One seed's first `steps`; the candidate makes the `longest` run of it at once."""
         # What noise does to a loss is much the same for every seed; a metric of few samples jumps.
         calibrating = not known.noisy or seed in known.noisy
-        calibrating = known.reference.metric is not None or (calibrating and steps == STEPS)
-        cut_short = len(known.reference.losses) < STEPS
-        most = len(known.reference.losses) if cut_short else steps
-        twins = _lacks(known.plain, seed, most) + (calibrating and _lacks(known.noisy, seed, most))
-        run = None
-        if allowance.worth_a_run(twins):
-            run = self._tracer.trajectory(
-                recipe=recipe,
-                seed=seed,
-                steps=most,
-                seconds=allowance.seconds,
-                reserve=twins * known.reference.pace,
-            )
-            allowance.ran(run)
-            most = len(run.losses)
-        if run is None or most < MIN_STEPS:
-            missing.append(_unseen(f"the short training with seed {seed}"))
-            return None
-        plain = self._float32(known.plain, recipe, seed, most, noisy=False)
-        noisy = None
-        if calibrating:
-            noisy = self._float32(known.noisy, recipe, seed, most, noisy=True)
-        allowance.spend(twins * most)
-        if most < steps:
-            missing.append(
-                _unseen(f"steps {most} to {steps} of the short training with seed {seed}")
-            )
-        cut = _cut(run, most), None if noisy is None else _cut(noisy, most)
-        return SeedRun(_cut(plain, most), *cut)
+        calibrating = known.reference.metric is not None or (calibrating and steps <= ladder.SHORT)
+        run = self._candidate(recipe, known, seed, max(steps, longest))
+        plain = self._float32(known.plain, recipe, seed, steps, noisy=False)
+        noisy = self._float32(known.noisy, recipe, seed, steps, noisy=True) if calibrating else None
+        return SeedRun(
+            _cut(plain, steps), _cut(run, steps), None if noisy is None else _cut(noisy, steps)
+        )
+
+    def _long_run(
+        self, recipe: Recipe, known: _Known, seed: int, steps: int, *, noisy: bool
+    ) -> SeedRun:
+        """One seed's run of so many steps."""
+        run = _cut(self._candidate(recipe, known, seed, steps), steps)
+        plain = _cut(self._float32(known.plain, recipe, seed, steps, noisy=False), steps)
+        if not noisy:
+            return SeedRun(plain, run)
+        noise = self._float32(known.noisy, recipe, seed, steps, noisy=True)
+        return SeedRun(plain, run, _cut(noise, steps))
+
+    def _candidate(self, recipe: Recipe, known: _Known, seed: int, steps: int) -> Trajectory:
+        """The recipe's own run, the longest one so far where that is long enough."""
+        if known.candidate != recipe:
+            known.candidate, known.runs = recipe, {}
+        if _lacks(known.runs, seed, steps):
+            known.runs[seed] = self._train(recipe, seed, steps)
+        return known.runs[seed]
 
     def _float32(
         self, kept: dict[int, Trajectory], recipe: Recipe, seed: int, steps: int, *, noisy: bool
     ) -> Trajectory:
         if _lacks(kept, seed, steps):
-            float32 = replace(
-                Recipe(batch_size=recipe.batch_size), accumulation_steps=recipe.accumulation_steps
-            )
-            kept[seed] = self._tracer.trajectory(
-                recipe=float32, seed=seed, steps=steps, noisy=noisy
-            )
+            kept[seed] = self._train(_plain(recipe), seed, steps, noisy=noisy)
         return kept[seed]
+
+    def _train(self, recipe: Recipe, seed: int, steps: int, *, noisy: bool = False) -> Trajectory:
+        run = self._tracer.trajectory(
+            recipe=recipe, seed=seed, steps=steps, noisy=noisy, seconds=self._left()
+        )
+        return self._whole(run, steps)
+
+    def _whole(self, run: Trajectory, steps: int) -> Trajectory:
+        """A run that was made to its end; one that was cut is not judged at all."""
+        if len(run.losses) < steps:
+            raise _OutOfTime(f"a training of {steps} steps", len(run.losses))
+        return run
+
+    def _left(self) -> float | None:
+        """The seconds until a proof has stalled; None outside of one."""
+        if math.isinf(self._deadline):
+            return None
+        return max(0.0, self._deadline - time.monotonic())
 
     def tune_loss_scale(self, recipe: Recipe) -> tuple[LossScale, ScaleEvidence]:
         """Choose a float16 recipe's initial loss scale; see `scaling.tune_loss_scale`.
@@ -264,14 +360,18 @@ class Proof:
         The reference runs first, so that gradients are measured along the training, too. Code that
         raises under the recipe gets the usual scale: it is for the proof to reject it.
         """
-        self._reference(recipe, [])
+        known, most = self._reference(recipe), self._most(recipe)
         try:
-            return scaling.tune_loss_scale(recipe, self._tracer, seconds=self._seconds / 3)
+            scale, evidence, run = scaling.tune_loss_scale(recipe, self._tracer, most=most)
         except Exception as error:
             if not _raised_by_recipe(error):
                 raise
             self.forget()
             return scaling.unmeasured(f"the task's own code raises under it: {_first_line(error)}")
+
+        if not run.skipped:  # then the floor and the growth of the scale had no part in it
+            known.candidate, known.runs = replace(recipe, loss_scale=scale), {SEEDS[0]: run}
+        return scale, evidence
 
     def find_islands(self, recipe: Recipe, units: Sequence[Unit]) -> Islands:
         """Look for the few modules that must stay in float32, and prove the mended recipe."""
@@ -308,7 +408,7 @@ class Proof:
         mended = replace(recipe, float32_modules=paths)
         if recipe.loss_scale is None:
             return mended
-        self._reference(recipe, [])
+        self._reference(recipe)
         try:
             return replace(mended, loss_scale=scaling.analytic(mended, self._tracer))
         except Exception as error:
@@ -343,13 +443,16 @@ def _tried(history: Sequence[Tried]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for tried in history for path in tried.paths))
 
 
+def _plain(recipe: Recipe) -> Recipe:
+    """float32 at the recipe's batch."""
+    return replace(
+        Recipe(batch_size=recipe.batch_size), accumulation_steps=recipe.accumulation_steps
+    )
+
+
 def _lacks(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:
     """Whether no run of the seed is that long."""
     return seed not in kept or len(kept[seed].losses) < steps
-
-
-def _unseen(what: str) -> str:
-    return f"{what} (no time was left)"
 
 
 def _cut(run: Trajectory, steps: int) -> Trajectory:
@@ -400,8 +503,10 @@ def _raises(error: Exception, seconds: float) -> Verdict:
 def _unkept(points: Sequence[ShadowPoint], steps: int) -> list[str]:
     """What to say of checkpoints that the tracer had no memory for."""
     seen = {point.step for point in points}
-    unkept = [str(step) for step in CHECKPOINTS if step < steps and step not in seen]
-    return [f"shadow at steps {', '.join(unkept)} (no memory to keep the weights)"] * bool(unkept)
+    unkept = [str(step) for step in ladder.marks(steps) if step not in seen]
+    return [
+        f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(unkept)} (no memory to keep the weights)"
+    ] * bool(unkept)
 
 
 def _notes(reference: Trajectory) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from autoprec.tuning.deadline import PROOF
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import WorkerFailure
+from autoprec.tuning.options import Options
 from autoprec.tuning.proof import Islands, Proof
 from autoprec.tuning.study import Study
 from autoprec.tuning.trials import TRY_AGAIN, RemoteTracer, Runner, raise_lost, run_trial
@@ -36,6 +37,32 @@ def is_reference(recipe: Recipe) -> bool:
     return recipe.policy is Policy.FLOAT32 and keeps_arithmetic(recipe)
 
 
+class KeptSteps(MutableMapping[str, int]):
+    """How many steps the proofs of a study take, by batch: a resumed tuning takes as many."""
+
+    def __init__(self, study: Study, options: Options) -> None:
+        self._study = study
+        self._name = f"proof steps:{options.proof_seconds!r}:{options.time_limit!r}"
+
+    def _all(self) -> dict[str, int]:
+        return dict(self._study.notes().get(self._name, {}))
+
+    def __getitem__(self, batch: str) -> int:
+        return self._all()[batch]
+
+    def __setitem__(self, batch: str, steps: int) -> None:
+        self._study.remember(self._name, self._all() | {batch: steps})
+
+    def __delitem__(self, batch: str) -> None:
+        self._study.remember(self._name, {b: n for b, n in self._all().items() if b != batch})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
 class Prover:
     """Proves recipes of one task in the tuner's worker."""
 
@@ -49,7 +76,9 @@ class Prover:
         self._proof = Proof(
             RemoteTracer(runner),
             tolerance=Tolerance().scaled(work.options.tolerance),
+            steps=work.options.proof_steps,
             seconds=work.options.proof_seconds,
+            chosen=KeptSteps(study, work.options),
             until=work.deadline.of(PROOF),
             on_event=self._progress,
         )

@@ -41,12 +41,13 @@ def unmeasured(note: str) -> tuple[LossScale, ScaleEvidence]:
 
 
 def tune_loss_scale(
-    recipe: Recipe, tracer: Tracer, *, seconds: float | None = None
-) -> tuple[LossScale, ScaleEvidence]:
-    """Choose the initial loss scale and confirm it by short trainings in float16.
+    recipe: Recipe, tracer: Tracer, *, most: int = STEPS
+) -> tuple[LossScale, ScaleEvidence, Trajectory]:
+    """Choose the initial loss scale and confirm it by short trainings in float16; return the last.
 
     Optuna holds the trials over the exponent, seeded and in memory. The analytic start is the first
-    one; where it skips no step and loses next to no gradient, it is the only one.
+    one; where it skips no step and loses next to no gradient, it is the only one. A training takes
+    `STEPS` steps, or twice the `most` that a proof may take.
     """
     import optuna
 
@@ -65,8 +66,7 @@ def tune_loss_scale(
             run = runs[exponent] = tracer.trajectory(
                 recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
                 seed=0,
-                steps=STEPS,
-                seconds=None if seconds is None else seconds / TRIALS,
+                steps=confirming(most),
             )
             skipped = len(run.skipped) / max(1, len(run.losses))
             tried[exponent] = skipped, underflow(histogram, exponent)
@@ -75,17 +75,20 @@ def tune_loss_scale(
     finally:
         optuna.logging.set_verbosity(before)
     evidence = replace(
-        _growth(recipe, tracer, _evidence(histogram, best), seconds),
+        _growth(recipe, tracer, _evidence(histogram, best)),
         skipped_steps=len(runs[best].skipped),
         steps=len(runs[best].losses),
         trials=len(tried),
     )
-    return loss_scale(evidence), evidence
+    return loss_scale(evidence), evidence, runs[best]
 
 
-def _growth(
-    recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence, seconds: float | None
-) -> ScaleEvidence:
+def confirming(most: int) -> int:
+    """The steps of a training that confirms a loss scale, where a proof may take `most`."""
+    return min(STEPS, 2 * most)
+
+
+def _growth(recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence) -> ScaleEvidence:
     """Let the scale double every step, and see what growing too far costs.
 
     In a real training it doubles every 2000 good steps, so that each overflow is as rare; a few
@@ -98,7 +101,6 @@ def _growth(
         recipe=replace(recipe, loss_scale=growing),
         seed=0,
         steps=GROWTH_STEPS,
-        seconds=None if seconds is None else seconds / TRIALS,
     )
     if not run.skipped:
         return evidence

@@ -130,6 +130,7 @@ class Service:
         checkpoints: tuple[int, ...],
         accumulation_steps: int = 1,
         seconds: float | None = None,
+        settle: bool = False,
     ) -> Trajectory:
         """See `Tracer.reference`."""
         return self._tracer().reference(
@@ -138,6 +139,7 @@ class Service:
             checkpoints=checkpoints,
             accumulation_steps=accumulation_steps,
             seconds=seconds,
+            settle=settle,
         )
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
@@ -156,11 +158,10 @@ class Service:
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
-        reserve: float = 0.0,
     ) -> Trajectory:
         """See `Tracer.trajectory`."""
         return self._tracer().trajectory(
-            recipe=recipe, seed=seed, steps=steps, noisy=noisy, seconds=seconds, reserve=reserve
+            recipe=recipe, seed=seed, steps=steps, noisy=noisy, seconds=seconds
         )
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:

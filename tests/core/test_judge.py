@@ -32,7 +32,7 @@ def test_a_run_like_float32_is_equal_and_says_what_it_covers():
     assert verdict.accepted
     assert verdict.covered == (
         "loss and gradient at the same weights at steps 0, 2, 8, 29",
-        "short trainings of 30, 30 steps",
+        "trainings of 30, 30 steps",
     )
     assert "after 30 steps" in verdict.reason
 
@@ -49,8 +49,8 @@ def test_equal_with_something_not_covered_says_so_where_it_says_equal():
 
 def test_without_anything_recorded_nothing_is_accepted():
     verdict = judge(Evidence(not_covered=("all",)), DEFAULT)
-    assert verdict.verdict == "rejected"
-    assert "--proof-seconds" in verdict.reason
+    assert verdict.verdict == "unproven"
+    assert "--proof-steps" in verdict.reason
     assert verdict.covered == ()
     assert verdict.not_covered == ("all",)
     assert verdict.loss_deviation is None
@@ -203,7 +203,7 @@ anything = st.builds(
         st.builds(SeedRun, trajectories, trajectories, st.none() | trajectories), max_size=2
     ).map(tuple),
 )
-ORDER = ("equal", "drift", "rejected")
+ORDER = ("equal", "equal at single steps", "unproven", "drift", "rejected")
 
 
 def test_a_checkpoint_whose_gradient_is_infinite_is_not_passed_through():
@@ -211,7 +211,35 @@ def test_a_checkpoint_whose_gradient_is_infinite_is_not_passed_through():
     right = [ShadowPoint(step, 1.0, 1.0, 0.0) for step in (1, 9, 29)]
     assert judge(Evidence(shadow=(off, *right)), DEFAULT).verdict != "equal"
     passed_through = replace(off, gradient_error=0.0)
-    assert judge(Evidence(shadow=(passed_through, *right)), DEFAULT).verdict == "equal"
+    found = judge(Evidence(shadow=(passed_through, *right)), DEFAULT)
+    assert found.verdict == "equal at single steps"
+
+
+def test_without_a_trajectory_nothing_is_equal_but_single_steps():
+    verdict = judge(Evidence(shadow=points()), DEFAULT)
+    assert verdict.verdict == "equal at single steps"
+    assert not verdict.accepted
+    assert verdict.reason.startswith("equal at single steps, but nothing was trained: loss within")
+
+
+@pytest.mark.parametrize(
+    ("shadow_", "verdict"), [(points(), "equal at single steps"), (points(0.05), "unproven")]
+)
+def test_a_stalled_machine_is_no_fault_of_the_precision(shadow_, verdict):
+    stalled = replace(evidence(drifting(0.02), shadow=shadow_), cut=True, not_covered=("all",))
+    found = judge(stalled, DEFAULT)
+    assert found.verdict == verdict
+    assert found.not_covered == ("all",)
+    assert not found.accepted
+    lost = (ShadowPoint(2, None, 1.0, None),)
+    assert judge(replace(stalled, shadow=lost), DEFAULT).verdict == "rejected"
+
+
+def test_a_verdict_says_over_which_part_of_training_it_was_equal():
+    verdict = judge(evidence(times(1.001), most=120), DEFAULT)
+    assert (verdict.steps, verdict.most_steps) == (30, 120)
+    assert verdict.first_loss == 2.0
+    assert "equal over the first 30 steps, loss 2 to 0.52" in verdict.reason
 
 
 @given(anything, st.floats(0.01, 100), st.floats(1, 100))
@@ -247,3 +275,28 @@ def test_trajectories_alone_are_judged_too():
     assert verdict.accepted
     assert verdict.loss_deviation is None
     assert "after 30 steps" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("off", "error", "apart", "accepted"),
+    [
+        (0.019, 0.1, 0.004, True),
+        (0.019, 0.1, 0.006, False),  # training does not agree so well
+        (0.019, 0.9, 0.004, False),  # nor do the gradients
+        (0.021, 0.1, 0.004, False),  # too far off
+    ],
+)
+def test_checkpoints_a_little_off_are_no_drift_where_trainings_agree(off, error, apart, accepted):
+    shadow_ = (*points()[:2], *points(off, error)[2:])
+    found = judge(evidence(times(1 + apart), shadow=shadow_, noise=()), DEFAULT)
+    assert found.accepted is accepted
+
+
+def test_no_rejection_rests_on_a_loss_curve_where_float32s_seeds_spread_by_half():
+    other = tuple(2 * loss for loss in FALLING)
+    apart = SeedRun(run(other), run(1.2 * x for x in other), run(other))
+    near = SeedRun(run(), times(1.2), run())
+    assert judge(Evidence(shadow=points(), runs=(near, near)), DEFAULT).verdict == "rejected"
+    assert judge(Evidence(shadow=points(), runs=(near, apart)), DEFAULT).accepted
+    shadowed = points(0.2)
+    assert judge(Evidence(shadow=shadowed, runs=(near, apart)), DEFAULT).verdict == "drift"

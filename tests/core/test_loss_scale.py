@@ -19,6 +19,7 @@ from autoprec.core.loss_scale import (
     largest_safe_exponent,
     longest_run,
     loss_scale,
+    near_the_limit,
     next_exponent,
     objective,
     underflow,
@@ -42,6 +43,13 @@ def test_the_largest_gradient_times_the_safe_scale_just_fits_float16():
 def test_the_start_leaves_head_room():
     assert initial_exponent(MEASURED) == 18 - HEADROOM
     assert initial_exponent(MEASURED, headroom=0) == 18
+
+
+@pytest.mark.parametrize(("largest", "near"), [(8, False), (9, True), (14, True)])
+def test_gradients_within_six_octaves_of_the_limit_are_near_it(largest, near):
+    histogram = ExponentHistogram(largest, -30, {}, batches=8)
+    chosen = loss_scale(evidence(initial_exponent(histogram), None))
+    assert near_the_limit(chosen) is near
 
 
 def test_where_nothing_was_measured_the_usual_start_is_taken():

@@ -19,7 +19,7 @@ from rehearsal import Gpu, Rehearsal
 from rehearsal.build import library
 
 TASKS = Path(__file__).with_name("tasks")
-QUICK = ("--trials", 2, "--rounds", 1, "--proof-seconds", 8, "--no-extras")
+QUICK = ("--trials", 2, "--rounds", 1, "--proof-steps", 30, "--no-extras")
 
 
 @dataclass(frozen=True)

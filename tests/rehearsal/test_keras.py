@@ -18,7 +18,7 @@ from rehearsal.jobs import Job
 pytestmark = [pytest.mark.keras, pytest.mark.slow]
 
 L4 = Gpu("NVIDIA L4", "8.9", gib=8.0)
-FEW = ("--trials", 2, "--rounds", 1, "--proof-seconds", 3, "--no-extras")
+FEW = ("--trials", 2, "--rounds", 1, "--proof-steps", 10, "--no-extras")
 CONV = Job("keras_conv", FEW, gpus=(L4,))
 FLOAT16 = replace(CONV, words=("--policies", "mixed_float16", *FEW))
 JOBS = {"conv": CONV, "float16": FLOAT16, "not driven": replace(FLOAT16, driven=False)}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autoprec.core import ladder
 from autoprec.core.dtypes import Policy
 from autoprec.core.judge import LONG_STEPS, Tolerance
 from autoprec.core.measurement import Unit
@@ -26,6 +27,16 @@ FLOAT16 = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale())
 UNITS = (Unit("", "Net"), Unit("norm", "Norm"), Unit("one", "Linear", 0.5), Unit("two", "L", 0.5))
 
 
+def flattens(step: int) -> float:
+    """A loss that has fallen to a tenth of itself by step 7, and hardly falls from there on."""
+    return 0.2 + 1.8 * 0.5**step
+
+
+def falls(step: int) -> float:
+    """A loss that falls as 1 / step, for ever."""
+    return 2.0 / (1 + step)
+
+
 class FakeTracer:
     """Losses by formula; a 16-bit recipe is off by `error` unless `culprits` are its islands."""
 
@@ -38,6 +49,9 @@ class FakeTracer:
         self.raises: Exception | None = known.get("raises")
         self.reproducible = known.get("reproducible", True)
         self.metric: float | None = known.get("metric")
+        self.stalls_after = known.get("stalls_after", math.inf)
+        self.curve = known.get("curve", flattens)
+        self.late_error = known.get("late_error", 0.0)
         self.calls: list[str] = []
         self.steps = 0
         self.checkpoints: Sequence[int] = ()
@@ -51,21 +65,33 @@ class FakeTracer:
             raise self.raises
 
     def _run(
-        self, error: float, steps: int, seconds: float | None, reserve: float = 0.0, **kwargs: Any
+        self, error: float, steps: int, seconds: float | None = None, **kwargs: Any
     ) -> Trajectory:
-        if seconds is not None:
-            steps = min(steps, int(seconds / (self.step_seconds + reserve) + 1e-9))
+        if seconds is not None and not math.isinf(self.stalls_after):
+            steps = min(steps, self.stalls_after)
         self.steps += steps
         return Trajectory(
-            losses=tuple(2.0 * 0.95**step * (1 + error * step) for step in range(steps)),
+            losses=tuple(self.curve(step) * (1 + error * step) for step in range(steps)),
             seconds=steps * self.step_seconds,
             reproducible=self.reproducible,
             metric=self.metric,
             **kwargs,
         )
 
-    def reference(self, *, batch_size, steps, checkpoints, accumulation_steps=1, seconds=None):
+    def reference(
+        self,
+        *,
+        batch_size,
+        steps,
+        checkpoints,
+        accumulation_steps=1,
+        seconds=None,
+        settle=False,
+    ):
         self._note(f"reference {batch_size}x{accumulation_steps}")
+        if settle:
+            losses = [self.curve(step) for step in range(steps)]
+            steps = next(n for n in range(1, steps + 1) if ladder.ends(losses[:n], steps))
         run = self._run(0.0, steps, seconds)
         self.checkpoints = [step for step in checkpoints if step < len(run.losses)]
         return run
@@ -85,7 +111,9 @@ class FakeTracer:
             for step, _ in itertools.product(self.checkpoints, range(draws))
         )
 
-    def trajectory(self, *, recipe, seed, steps, noisy=False, seconds=None, reserve=0.0):
+    def trajectory(self, *, recipe, seed, steps, noisy=False, seconds=None):
+        if steps == proving.PACE_STEPS:
+            return self._run(0.0, steps)
         self._note(f"{'noisy' if noisy else recipe.policy.value} {seed}", recipe)
         skipped = ()
         if recipe.loss_scale is not None and recipe.loss_scale.initial > 2.0**self.overflow:
@@ -93,7 +121,9 @@ class FakeTracer:
         elif recipe.loss_scale is not None and recipe.loss_scale.growth_interval < steps:
             skipped = tuple(self._overflows(recipe.loss_scale, steps))
         error = 1e-6 if noisy else self.error if self._off(recipe) else 0.0
-        return self._run(error, steps, seconds, reserve, seed=seed, skipped=skipped)
+        if steps > LONG_STEPS and self._off(recipe):
+            error = self.late_error
+        return self._run(error, steps, seconds, seed=seed, skipped=skipped)
 
     def _overflows(self, scale, steps):
         """The steps that a scale which doubles after every good step throws away."""
@@ -116,7 +146,7 @@ class FakeTracer:
 def test_a_good_recipe_is_equal_and_everything_was_covered():
     verdict = Proof(FakeTracer()).prove(BFLOAT16)
     assert verdict.accepted
-    assert verdict.steps == proving.STEPS
+    assert verdict.steps == ladder.SHORT
     assert verdict.not_covered == ()
 
 
@@ -124,26 +154,6 @@ def test_a_proof_costs_at_most_two_hundred_steps():
     tracer = FakeTracer()
     Proof(tracer).prove(BFLOAT16)
     assert tracer.steps <= 200
-
-
-def test_a_slow_candidate_costs_no_more_than_two_hundred_float32_steps(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(proving.time, "monotonic", lambda: now[0])
-
-    class Slow(FakeTracer):
-        def _run(self, error, steps, seconds, *args, **kwargs):
-            run = super()._run(error, steps, seconds, *args, **kwargs)
-            now[0] += run.seconds
-            return run
-
-        def trajectory(self, *, recipe, **kwargs):
-            self.step_seconds = 1.0 if recipe.policy is Policy.MIXED_BFLOAT16 else 0.2
-            return super().trajectory(recipe=recipe, **kwargs)
-
-    verdict = Proof(Slow(step_seconds=0.2)).prove(BFLOAT16)
-    assert verdict.seconds <= 200 * 0.2 + 1.0
-    assert any("training with seed 1 (no time was left)" in text for text in verdict.not_covered)
-    assert not Proof(Slow(step_seconds=0.2), seconds=600).prove(BFLOAT16).not_covered
 
 
 def test_a_metric_is_calibrated_on_every_seed():
@@ -224,7 +234,9 @@ class Growing(FakeTracer):
 def test_numbers_that_grow_are_looked_at_further_on():
     tracer = Growing(further=1.0)
     proof = Proof(tracer)
-    verdict = proof.prove(FLOAT16)
+    scale, _ = proof.tune_loss_scale(FLOAT16)
+    tracer.steps = 0
+    verdict = proof.prove(replace(FLOAT16, loss_scale=scale))
     assert verdict.accepted
     assert (
         verdict.covered[0]
@@ -235,24 +247,6 @@ def test_numbers_that_grow_are_looked_at_further_on():
     tracer.calls.clear()
     proof.prove(BFLOAT16)
     assert tracer.calls[0] == "reference 8x1"  # its checkpoints had been replaced
-
-
-@pytest.mark.parametrize(("steps", "unseen"), [(20, proving.LATER), (46, (49, 54, 59))])
-def test_a_look_further_on_that_time_cuts_short_is_said_and_ends_nothing(steps, unseen):
-    class CutShort(Growing):
-        def reference(self, **kwargs):
-            most = steps if kwargs["steps"] > proving.STEPS else proving.STEPS
-            return super().reference(**kwargs | {"steps": most})
-
-        def shadow(self, *, recipe):
-            assert self.checkpoints  # as real tracers ask for
-            return super().shadow(recipe=recipe)
-
-    verdict = Proof(CutShort(further=1.0)).prove(FLOAT16)
-    assert verdict.accepted is (steps == 46)
-    at = ", ".join(map(str, unseen))
-    said = f"loss and gradient at the same weights at steps {at} (no time was left)"
-    assert said in verdict.not_covered
 
 
 def test_a_shadow_that_is_not_finite_ends_the_proof_at_once():
@@ -270,28 +264,178 @@ def test_until_failure_leaves_the_trajectories_out():
     assert tracer.calls[-1] == "noise"
 
 
-def test_out_of_time_the_verdict_says_what_it_did_not_cover():
-    slow = Proof(FakeTracer(step_seconds=0.5), seconds=25).prove(BFLOAT16)
-    assert slow.not_covered[0] == (
-        "loss and gradient at the same weights at steps 29 (no time was left)"
+def test_a_stalled_proof_says_what_it_did_not_cover_and_is_no_other_verdict():
+    stalled = Proof(FakeTracer(stalls_after=12)).prove(BFLOAT16)
+    assert stalled.verdict == "unproven"
+    assert "no time was left at step 12" in stalled.not_covered[0]
+    later = Proof(FakeTracer(stalls_after=30, curve=falls), steps=30).prove(BFLOAT16)
+    assert later.accepted
+
+
+class Stalls(FakeTracer):
+    """A machine that stalls when the candidate trains."""
+
+    def trajectory(self, *, recipe, **kwargs):
+        self.stalls_after = 3 if recipe.policy.mixed else math.inf
+        return super().trajectory(recipe=recipe, **kwargs)
+
+
+def test_what_stalls_after_the_shadow_is_equal_at_single_steps_only():
+    verdict = Proof(Stalls(error=0.01)).prove(BFLOAT16)
+    assert verdict.verdict == "equal at single steps"
+    assert not verdict.accepted
+    assert any("training of 30 steps" in text for text in verdict.not_covered)
+
+
+def test_the_verdict_is_the_same_however_slow_the_machine_is(monkeypatch):
+    def verdict(pause):
+        now = itertools.count(0.0, pause)
+        monkeypatch.setattr(proving.time, "monotonic", lambda: next(now))
+        return replace(Proof(FakeTracer(curve=falls), steps=480).prove(BFLOAT16), seconds=0.0)
+
+    assert verdict(20.0) == verdict(0.001)
+    assert verdict(0.001).accepted
+
+
+def test_the_number_of_steps_is_chosen_once_and_kept():
+    chosen: dict[str, int] = {}
+    first = Proof(FakeTracer(curve=falls, step_seconds=0.1), chosen=chosen).prove(BFLOAT16)
+    assert (first.most_steps, chosen) == (120, {"8x1": 120})
+    again = Proof(FakeTracer(curve=falls, step_seconds=0.001), chosen=chosen).prove(BFLOAT16)
+    assert (again.most_steps, again.steps) == (120, 120)
+    told = Proof(FakeTracer(curve=falls), chosen=chosen, steps=60).prove(BFLOAT16)
+    assert (told.most_steps, told.steps) == (60, 60)
+    assert Proof(FakeTracer(step_seconds=0.1), seconds=20).prove(BFLOAT16).most_steps == 30
+
+
+def test_a_loss_that_falls_is_followed_and_a_flat_one_is_not():
+    falling = Proof(FakeTracer(curve=falls)).prove(BFLOAT16)
+    assert (falling.steps, falling.most_steps) == (480, 480)
+    assert "equal over the first 480 steps, loss 2 to " in falling.reason
+    assert falling.covered == (
+        "loss and gradient at the same weights at steps 0, 2, 8, 29, 59, 119, 239, 479",
+        "trainings of 480, 30 steps",
     )
-    assert any("training with seed" in text for text in slow.not_covered)
-    slower = Proof(FakeTracer(step_seconds=1.0), seconds=10).prove(BFLOAT16)
-    assert "the short training with seed 0 (no time was left)" in slower.not_covered
-    assert slower.accepted
+    assert Proof(FakeTracer()).prove(BFLOAT16).steps == 30
+
+
+def test_what_passes_at_first_and_breaks_late_is_rejected_over_both_seeds():
+    tracer = FakeTracer(curve=falls, late_error=0.001)
+    verdict = Proof(tracer).prove(BFLOAT16)
+    assert verdict.verdict == "rejected"
+    assert "after 480 steps its loss is" in verdict.reason
+    assert "over 2 seeds" in verdict.reason
+    assert tracer.calls[-3:] == ["noisy 0", "mixed_bfloat16 1", "float32 1", "noisy 1"][-3:]
+
+
+def slows(step: int) -> float:
+    """A loss that falls too slowly from step 30 on to be followed further than to step 60."""
+    return 2.0 / (1 + step) ** 0.25
+
+
+def test_what_fails_at_first_costs_no_more_however_long_float32s_loss_falls():
+    tracer = FakeTracer(curve=falls, error=0.01)
+    assert Proof(tracer).prove(BFLOAT16).verdict == "rejected"
+    assert tracer.steps <= 1.5 * 170 + proving.PACE_STEPS
+
+
+def test_a_second_recipe_is_judged_as_if_it_were_the_first():
+    tracer = FakeTracer(curve=falls)
+    proof = Proof(tracer)
+    first = proof.prove(BFLOAT16)
+    tracer.calls.clear()
+    second = proof.prove(replace(BFLOAT16, memory_format="channels_last"))
+    assert replace(second, seconds=0.0) == replace(first, seconds=0.0)
+    assert "reference 8x1" not in tracer.calls
+    tracer.shadow_error = 0.03
+    failed = proof.prove(BFLOAT16)
+    alone = Proof(FakeTracer(curve=falls, shadow=0.03)).prove(BFLOAT16)
+    assert replace(failed, seconds=0.0) == replace(alone, seconds=0.0)
+
+
+def test_a_float32_that_breaks_later_on_is_followed_no_further():
+    class BreaksLate(FakeTracer):
+        def reference(self, *, steps, **kwargs):
+            run = super().reference(steps=steps, **kwargs)
+            return run if steps <= 60 else replace(run, losses=(*run.losses[:-1], None))
+
+    verdict = Proof(BreaksLate(curve=falls)).prove(BFLOAT16)
+    assert verdict.accepted
+    assert verdict.steps == 60
+
+
+def test_what_is_followed_to_step_60_costs_at_most_half_as_much_again():
+    tracer = FakeTracer(curve=slows)
+    assert Proof(tracer).prove(BFLOAT16).steps == 60
+    assert tracer.steps <= 1.5 * 170 + proving.PACE_STEPS
+
+
+class Leans(FakeTracer):
+    """A candidate that is ever further away, by the share `lean` more at each step."""
+
+    lean = 0.0
+
+    def trajectory(self, *, recipe, steps, noisy=False, **kwargs):
+        run = super().trajectory(recipe=recipe, steps=steps, noisy=noisy, **kwargs)
+        if noisy or not recipe.policy.mixed:
+            return run
+        away = [loss * (1 + self.lean * step) for step, loss in enumerate(run.losses)]
+        return replace(run, losses=tuple(away))
+
+
+@pytest.mark.parametrize(
+    ("lean", "verdict", "steps"),
+    [(5e-4, "equal", 60), (1.2e-3, "rejected", 480), (0.0, "equal", 60)],
+)
+def test_what_leans_away_over_both_seeds_is_followed_to_the_end(lean, verdict, steps):
+    tracer = Leans(curve=slows)
+    tracer.lean = lean
+    found = Proof(tracer).prove(BFLOAT16)
+    assert (found.verdict, found.steps) == (verdict, steps)
+
+
+class OverflowsAt(FakeTracer):
+    """float16 whose gradients overflow from a step on, ten in a row; `also` one other step."""
+
+    def __init__(self, step: int, also: tuple[int, ...] = (), **known: Any) -> None:
+        super().__init__(**known)
+        self.lost = (*also, *range(step, step + 10))
+
+    def trajectory(self, *, recipe, steps, **kwargs):
+        run = super().trajectory(recipe=recipe, steps=steps, **kwargs)
+        lost = self.lost if recipe.policy.needs_loss_scale else ()
+        return replace(run, skipped=tuple(step for step in lost if step < steps))
+
+
+@pytest.mark.parametrize(
+    ("tracer", "scale", "verdict"),
+    [
+        (OverflowsAt(60), 2.0**13, "rejected"),  # float32 was flat from step 30 on
+        (OverflowsAt(300), 2.0**13, "equal"),
+        (OverflowsAt(300, also=(50,)), 2.0**13, "rejected"),  # a skipped step asks for more
+        (OverflowsAt(300), 2.0**-3, "rejected"),  # and so do gradients near the limit
+    ],
+)
+def test_float16_goes_on_alone_for_gradients_that_overflow_late(tracer, scale, verdict):
+    found = Proof(tracer).prove(replace(FLOAT16, loss_scale=LossScale(initial=scale)))
+    assert found.verdict == verdict
+    assert found.accepted or "steps were skipped because gradients overflowed" in found.reason
+    assert found.steps == 30
+
+
+def test_a_followed_proof_costs_no_more_than_the_ladder_says():
+    for steps in (30, 120, 480):
+        tracer = FakeTracer(curve=falls)
+        Proof(tracer, steps=steps).prove(BFLOAT16)
+        assert tracer.steps <= ladder.cost(steps)
 
 
 def test_the_time_of_the_whole_tuning_bounds_a_proof_however_long_it_may_take():
     limited = Proof(FakeTracer(step_seconds=1.0), seconds=600, until=time.monotonic() + 10)
-    left_out = limited.prove(BFLOAT16).not_covered
-    assert "the short training with seed 0 (no time was left)" in left_out
-    assert not Proof(FakeTracer(step_seconds=1.0), seconds=600).prove(BFLOAT16).not_covered
-
-
-def test_without_time_for_any_comparison_nothing_is_accepted():
-    hopeless = Proof(FakeTracer(step_seconds=3.0), seconds=10).prove(BFLOAT16)
-    assert hopeless.verdict == "rejected"
-    assert "--proof-seconds" in hopeless.reason
+    assert limited.prove(BFLOAT16).most_steps == 8
+    assert Proof(FakeTracer(step_seconds=1.0), seconds=600).prove(BFLOAT16).most_steps == 120
+    over = Proof(FakeTracer(stalls_after=3), steps=30, until=time.monotonic())
+    assert over.prove(BFLOAT16).verdict == "unproven"
 
 
 @pytest.mark.parametrize(

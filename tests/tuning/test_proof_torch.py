@@ -19,6 +19,7 @@ from autoprec.tuning.taskfile import load_task
 pytestmark = pytest.mark.torch
 
 ZOO = Path(__file__).parents[1] / "zoo"
+FIELD = ZOO / "field"
 BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16, 32)
 FLOAT16 = Recipe(Policy.MIXED_FLOAT16, 32, loss_scale=LossScale())
 
@@ -28,19 +29,24 @@ def silent(phase: str, step: int) -> None:
 
 
 @cache
-def zoo(name: str) -> Task:
-    return load_task(ZOO / f"{name}.py")
+def load(path: Path) -> Task:
+    return load_task(path)
 
 
-def proof_of(name: str) -> Proof:
-    """A proof with time for everything: what a busy machine has time for is not tested here."""
-    task = zoo(name)
-    return Proof(TorchBackend().tracer(task, device="cpu", seed=0, report=silent), seconds=1000.0)
+def zoo(name: str, folder: Path = ZOO) -> Task:
+    return load(folder / f"{name}.py")
+
+
+def proof_of(name: str, steps: int = 60, folder: Path = ZOO) -> Proof:
+    """A proof of at most so many steps."""
+    tracer = TorchBackend().tracer(zoo(name, folder), device="cpu", seed=0, report=silent)
+    return Proof(tracer, steps=steps)
 
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch):
     monkeypatch.syspath_prepend(str(ZOO))
+    monkeypatch.syspath_prepend(str(FIELD))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -77,6 +83,22 @@ def test_the_culprit_is_kept_in_float32_and_the_rest_is_not():
 
 def test_positions_that_pass_through_a_weight_are_not_excused_by_noise_on_it():
     assert not proof_of("step_counter").prove(BFLOAT16).accepted
+
+
+def test_what_shows_after_the_first_steps_is_caught_by_a_longer_proof():
+    assert proof_of("learned_frequencies", 30, FIELD).prove(BFLOAT16).accepted
+    late = proof_of("learned_frequencies", 240, FIELD).prove(BFLOAT16)
+    assert late.verdict == "rejected"
+    assert late.step == 240
+
+
+@pytest.mark.filterwarnings("ignore:step .* gradients are not finite at the loss scale")
+def test_float16_is_followed_to_where_its_gradients_overflow():
+    proof = proof_of("log_of_chance", 240, FIELD)
+    scale, _ = proof.tune_loss_scale(FLOAT16)
+    verdict = proof.prove(replace(FLOAT16, loss_scale=scale))
+    assert verdict.verdict == "rejected"
+    assert verdict.step > 60
 
 
 def test_an_overflow_to_come_is_seen_in_numbers_that_grow():

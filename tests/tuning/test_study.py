@@ -14,6 +14,8 @@ from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.space import Point, Space
 from autoprec.errors import UsageError
 from autoprec.tuning import study as study_module
+from autoprec.tuning.options import Options
+from autoprec.tuning.proving import KeptSteps
 from autoprec.tuning.study import SAMPLERS, Study, study_name
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))
@@ -163,6 +165,24 @@ def test_every_sampler_asks_for_points_of_the_space(journal: Path, sampler: str)
 def test_an_unknown_sampler_is_refused(journal: Path) -> None:
     with pytest.raises(UsageError, match="cost, tpe, grid, random"):
         Study(journal, "s").use(SPACE, sampler="nosuch")
+
+
+def test_how_many_steps_proofs_take_is_known_to_the_next_tuning(journal: Path) -> None:
+    steps = KeptSteps(opened(journal), Options())
+    steps["8x1"] = 480
+    steps["16x2"] = 120
+    again = KeptSteps(opened(journal), Options())
+    assert dict(again) == {"8x1": 480, "16x2": 120}
+    assert dict(KeptSteps(opened(journal), Options(proof_seconds=8.0))) == {}  # less time was given
+    del again["8x1"]
+    assert dict(steps) == {"16x2": 120}
+    assert len(steps) == 1
+
+
+def test_a_proof_of_fewer_steps_than_are_a_training_is_refused() -> None:
+    assert Options(proof_steps=5).proof_steps == 5
+    with pytest.raises(UsageError, match=r"--proof-steps 4 given, expected 5 or more"):
+        Options(proof_steps=4)
 
 
 def test_a_database_keeps_the_same(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from autoprec.backends.keras.running import on_tensorflow, placed_on
 from autoprec.backends.keras.trace_data import BatchStream
 from autoprec.backends.keras.trainee import Snapshot, Trainee, finite, gradient_error
 from autoprec.backends.step_clock import StepClock
+from autoprec.core import ladder
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
@@ -51,11 +52,13 @@ class KerasTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
+        settle: bool = False,
     ) -> Trajectory:
         """Train in float32 with seed 0; see `Tracer.reference`."""
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
         self._checkpoints, self._float32, self._batch_size = [], None, batch_size
-        return self._train(recipe, 0, steps, StepClock(seconds), keep=frozenset(checkpoints))
+        keep = frozenset(checkpoints)
+        return self._train(recipe, 0, steps, self._clock(seconds), keep=keep, settle=settle)
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
@@ -101,10 +104,9 @@ class KerasTracer:
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
-        reserve: float = 0.0,
     ) -> Trajectory:
         """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
-        return self._train(recipe, seed, steps, StepClock(seconds, reserve), noisy=noisy)
+        return self._train(recipe, seed, steps, self._clock(seconds), noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
@@ -138,6 +140,7 @@ class KerasTracer:
         clock: StepClock,
         noisy: bool = False,
         keep: frozenset[int] = frozenset(),
+        settle: bool = False,
     ) -> Trajectory:
         losses: list[float | None] = []
         skipped: list[int] = []
@@ -149,7 +152,7 @@ class KerasTracer:
             if noisy:
                 trainee.add_noise(seed)
             for step in range(steps):
-                if not clock.tick():
+                if not clock.tick() or (settle and ladder.ends(losses, steps)):
                     break
                 self._report("trajectory", step)
                 taken = [stream.batch(step * micro + index) for index in range(micro)]
@@ -201,6 +204,9 @@ class KerasTracer:
         stream = self._stream(recipe.batch_size, 0)
         low = magnitudes.in_bfloat16(recipe)
         return self._trainee(low, stream.batch(0)), stream
+
+    def _clock(self, seconds: float | None) -> StepClock:
+        return StepClock(seconds, here=self._device == "cpu")
 
     def _stream(self, batch_size: int, seed: int) -> BatchStream:
         key = (batch_size, seed)

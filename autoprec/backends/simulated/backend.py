@@ -14,6 +14,7 @@ from typing import Any
 
 from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
 from autoprec.backends.simulated.model import SimulatedModel
+from autoprec.core import ladder
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
@@ -205,10 +206,15 @@ class SimulatedTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
+        settle: bool = False,
     ) -> Trajectory:
         """See `Tracer.reference`."""
-        self._checkpoints = tuple(checkpoints)
-        return Trajectory(self._losses(0, steps, 1.0), seed=0)
+        losses = self._losses(0, steps, 1.0)
+        made = range(1, steps + 1)
+        if settle:
+            steps = next(n for n in made if ladder.ends(losses[:n], steps))
+        self._checkpoints = tuple(step for step in checkpoints if step < steps)
+        return Trajectory(losses[:steps], seed=0)
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """See `Tracer.shadow`."""
@@ -239,7 +245,6 @@ class SimulatedTracer:
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
-        reserve: float = 0.0,
     ) -> Trajectory:
         """See `Tracer.trajectory`."""
         self._report("trace", 1)

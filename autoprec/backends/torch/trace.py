@@ -41,6 +41,7 @@ from autoprec.backends.torch.trace_state import (
     size_in_bytes,
     take,
 )
+from autoprec.core import ladder
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory, UnitTrace
@@ -79,13 +80,15 @@ class TorchTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
+        settle: bool = False,
     ) -> Trajectory:
         """Train in float32 with seed 0; see `Tracer.reference`."""
         self._checkpoints, self._batch_size, self._answered = [], batch_size, False
         self._forget_batches_but(batch_size)
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
-        clock = StepClock(seconds)
-        return self._train(recipe, 0, steps, clock, plain=True, keep=frozenset(checkpoints))
+        clock = self._clock(seconds)
+        keep = frozenset(checkpoints)
+        return self._train(recipe, 0, steps, clock, plain=True, keep=keep, settle=settle)
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
@@ -95,12 +98,15 @@ class TorchTracer:
             for kept in self._checkpoints:
                 self._report("shadow", kept.step)
                 put_back(trainee.model, kept.state)
-                watch = _watch(recipe)
-                loss, gradient = self._loss_and_gradient(trainee, kept, watch)
+                forth, back = _watch(recipe), _watch(recipe)
+                loss, gradient = self._loss_and_gradient(trainee, kept, forth, back)
                 if kept.loss is not None and kept.gradient is not None:
                     error = gradient_error(gradient, kept.gradient)
-                    seen = (None, False) if watch is None else watch.summary()
-                    points.append(ShadowPoint(kept.step, loss, kept.loss, error, *seen))
+                    largest, overflowed = (None, False) if forth is None else forth.summary()
+                    point = ShadowPoint(kept.step, loss, kept.loss, error, largest, overflowed)
+                    most = None if back is None else back.summary()[0]
+                    scaled = None if most is None else most / trainee.scale
+                    points.append(replace(point, backward=scaled))
         return tuple(points)
 
     def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
@@ -126,10 +132,9 @@ class TorchTracer:
         steps: int,
         noisy: bool = False,
         seconds: float | None = None,
-        reserve: float = 0.0,
     ) -> Trajectory:
         """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
-        return self._train(recipe, seed, steps, StepClock(seconds, reserve), noisy=noisy)
+        return self._train(recipe, seed, steps, self._clock(seconds), noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
@@ -163,6 +168,7 @@ class TorchTracer:
         plain: bool = False,
         noisy: bool = False,
         keep: frozenset[int] = frozenset(),
+        settle: bool = False,
     ) -> Trajectory:
         losses: list[float | None] = []
         skipped: list[int] = []
@@ -173,7 +179,7 @@ class TorchTracer:
             if noisy:
                 add_noise(trainee.model, _NOISE_SEED + seed)
             for step in range(steps):
-                if not clock.tick():
+                if not clock.tick() or (settle and ladder.ends(losses, steps)):
                     break
                 self._report("trajectory", step)
                 if step in keep:
@@ -233,12 +239,17 @@ class TorchTracer:
         self._answered = True
 
     def _loss_and_gradient(
-        self, trainee: Trainee, kept: _Checkpoint, watch: trace_magnitudes.Largest | None = None
+        self,
+        trainee: Trainee,
+        kept: _Checkpoint,
+        forth: trace_magnitudes.Largest | None = None,
+        back: trace_magnitudes.Largest | None = None,
     ) -> tuple[float | None, Mapping[str, torch.Tensor]]:
         trainee.model.zero_grad(set_to_none=True)
-        with contextlib.nullcontext() if watch is None else watch:
+        with contextlib.nullcontext() if forth is None else forth:
             loss = trainee.loss(kept.batch, _seed_of(0, kept.step, 0))
-        trainee.precision.backward(loss)
+        with contextlib.nullcontext() if back is None else back:
+            trainee.precision.backward(loss)
         found = gradients(trainee.model, trainee.scale)
         trainee.model.zero_grad(set_to_none=True)
         value = float(loss.detach())
@@ -265,6 +276,9 @@ class TorchTracer:
                 precision = apply_recipe(recipe, model, optimizer, self._device)
             yield Trainee(self._task, model, optimizer, precision, self._device)
 
+    def _clock(self, seconds: float | None) -> StepClock:
+        return StepClock(seconds, here=self._device == "cpu")
+
     def _forget_batches_but(self, batch_size: int) -> None:
         """Give back the memory of batches of other sizes."""
         for key in [key for key in self._streams if key[0] != batch_size]:
@@ -278,7 +292,7 @@ class TorchTracer:
 
 
 def _watch(recipe: Recipe) -> trace_magnitudes.Largest | None:
-    """What looks at the float16 numbers of a forward pass; compiled code cannot be looked into."""
+    """What looks at the float16 numbers of a pass; compiled code cannot be looked into."""
     if recipe.policy.compute_dtype is not DType.FLOAT16 or recipe.compile:
         return None
     return trace_magnitudes.Largest(torch.float16)

@@ -89,9 +89,9 @@ def test_no_recorded_gradient_is_not_split_and_not_covered() -> None:
     facts = describe(given)
     assert not facts.splittable
     assert "reaches no optimizer" in facts.split_reason
-    verdict = Proof(tracer(given), seconds=5).prove(BFLOAT16, seeds=())
+    verdict = Proof(tracer(given), steps=5).prove(BFLOAT16, seeds=())
     assert any(what.startswith("gradients") for what in verdict.not_covered)
-    seen = Proof(tracer(task(lambda: compiled(Subclassed()))), seconds=5).prove(BFLOAT16, seeds=())
+    seen = Proof(tracer(task(lambda: compiled(Subclassed()))), steps=5).prove(BFLOAT16, seeds=())
     assert not any(what.startswith("gradients") for what in seen.not_covered)
 
 

@@ -1,0 +1,83 @@
+"""The ladder: how many steps a proof takes, and when float32 has shown what it can."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprec.core import ladder
+
+STEPS = (*ladder.RUNGS, 60, 200)
+
+
+@pytest.mark.parametrize(
+    ("pace", "steps"),
+    [(0.0, 480), (0.005, 480), (0.1, 120), (0.25, 30), (0.8, 30), (1.0, 8), (100.0, 8)],
+)
+def test_the_rung_is_the_longest_that_sixty_seconds_allow(pace, steps):
+    assert ladder.rung(pace) == steps
+    allowed = 60 * ladder.PATIENCE if steps == ladder.SHORT else 60
+    assert steps == ladder.RUNGS[0] or ladder.cost(steps) * pace <= allowed
+
+
+@given(st.floats(1e-4, 10), st.floats(1, 10), st.floats(1, 1e4))
+def test_slower_steps_and_less_time_never_bring_more(pace, slower, seconds):
+    assert ladder.rung(pace * slower, seconds) <= ladder.rung(pace, seconds)
+    assert ladder.rung(pace, seconds / slower) <= ladder.rung(pace, seconds)
+
+
+def test_a_timing_that_is_off_by_half_seldom_changes_the_rung():
+    paces = [10 ** (-3 + 3 * i / 999) for i in range(1000)]  # from 1 ms to 1 s
+    changed = [ladder.rung(1.5 * pace) != ladder.rung(pace) for pace in paces]
+    assert sum(changed) <= 0.2 * len(paces)
+
+
+def test_the_first_thirty_steps_cost_what_a_proof_always_cost():
+    assert ladder.cost(30) <= 200
+    assert ladder.marks(30) == (0, 2, 8, 29)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_weights_are_kept_at_the_last_step_too(steps):
+    marks = ladder.marks(steps)
+    assert marks[0] == 0
+    assert marks[-1] == steps - 1
+    assert sorted(set(marks)) == list(marks)
+
+
+@pytest.mark.parametrize("steps", STEPS)
+def test_a_run_lands_where_its_steps_doubled_or_at_its_end(steps):
+    assert ladder.landings(steps)[-1] == steps
+    assert all(landing >= 30 or landing == steps for landing in ladder.landings(steps))
+
+
+def length(curve, steps=480):
+    """How far a run of these losses goes."""
+    losses = [curve(step) for step in range(steps)]
+    return next(made for made in range(1, steps + 1) if ladder.ends(losses[:made], steps))
+
+
+@pytest.mark.parametrize(
+    ("curve", "steps"),
+    [
+        (lambda step: 1.0, 30),
+        (lambda step: 1.0 + step, 30),
+        (lambda step: 2.0 / (1 + step), 480),
+        (lambda step: 0.3 + 2.0 * 0.97**step, 240),
+        (lambda step: 2.0 - 0.015 * step, 60),
+        (lambda step: -1.0, 30),
+        (lambda step: 0.0, 30),
+        (lambda step: 1.0 if step != 17 else None, 18),
+        (lambda step: 1.0 if step != 17 else math.inf, 18),
+    ],
+)
+def test_float32_is_followed_while_its_loss_falls(curve, steps):
+    assert length(curve) == steps
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=40))
+def test_a_fall_is_a_share_of_the_larger_loss(losses):
+    assert -2.0001 <= ladder.fall(losses) <= 2.0001
