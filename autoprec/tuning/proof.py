@@ -176,12 +176,12 @@ class Proof:
             evidence.shadow, evidence.noise, self._tolerance, evidence.roundoff
         )
         if any(point.loss is None for point in evidence.shadow):
-            missing.append("trajectories (the loss is not finite already)")
+            missing.append("trainings (the loss is not finite already)")
             seeds = ()
         elif seeds and shadowed.doubt in judging.LONG_LOOK:
             seeds, steps = seeds[-1:], LONG_STEPS * steps // ladder.SHORT
         elif until_failure and not shadowed.passed and not shadowed.doubt:
-            missing.append("trajectories (the shadow test failed already)")
+            missing.append("trainings (it differs at the same weights already)")
             seeds = ()
         elif shadowed.passed and judging.wants_later_look(evidence.shadow):
             later, seeds = self._look_later(recipe), seeds[:1]
