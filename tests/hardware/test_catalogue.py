@@ -354,7 +354,13 @@ def test_what_a_newer_nvidia_gpu_has_is_assumed_and_says_so():
 
 @pytest.mark.parametrize(
     ("name", "capability"),
-    [("Orin", "8.7"), ("Xavier", "7.2"), ("NVIDIA Thor", "11.0"), ("NVIDIA GB10", "12.1")],
+    [
+        ("Orin", "8.7"),
+        ("Xavier", "7.2"),
+        ("NVIDIA Thor", "11.0"),
+        ("NVIDIA GB10", "12.1"),
+        ("NVIDIA N1X", "12.1"),
+    ],
 )
 def test_what_a_driver_says_of_a_shared_memory_is_not_the_gpus_own(name, capability):
     """Synthetic: an NVML that names a size, as newer ones may."""
