@@ -17,7 +17,7 @@ import pytest
 from autoprec.core.codec import from_plain
 from autoprec.core.device import DeviceFacts, DeviceKind, Observation
 from autoprec.core.probe import DeviceReport, ProbeResult
-from autoprec.core.rules import Proposal
+from autoprec.core.rules import propose
 from autoprec.hardware.recording import Recording
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -217,17 +217,9 @@ def test_a_piece_is_shown_the_one_device_that_is_measured(
     seen = Observation(DeviceKind.CUDA, index=1, uuid="GPU-2")
     ended = module.run_piece("device", DeviceFacts(seen, "f", "t", {}), True, 30)
     assert ended.rows[0]["CUDA_VISIBLE_DEVICES"] == "GPU-2"
-    monkeypatch.setattr(
-        pieces,
-        "probe",
-        lambda device: ProbeResult(
-            (
-                DeviceReport(
-                    DeviceFacts(Observation(DeviceKind.ROCM), "f", "t", {}), Proposal((), (), "")
-                ),
-            )
-        ),
-    )
+    facts = DeviceFacts(Observation(DeviceKind.ROCM), "f", "t", {})
+    found = ProbeResult((DeviceReport(facts, propose(facts)),))
+    monkeypatch.setattr(pieces, "probe", lambda device: found)
     assert pieces.Setting("rocm").where == "cuda"
 
 

@@ -7,6 +7,7 @@ answers. Not that anything is placed on the GPU, which TensorFlow does not say h
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +18,26 @@ from rehearsal.jobs import Job
 
 pytestmark = [pytest.mark.keras, pytest.mark.slow]
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "keras"
 L4 = Gpu("NVIDIA L4", "8.9", gib=8.0)
 FEW = ("--trials", 2, "--rounds", 1, "--proof-steps", 10, "--no-extras")
-CONV = Job("keras_conv", FEW, gpus=(L4,))
-FLOAT16 = replace(CONV, words=("--policies", "mixed_float16", *FEW))
-JOBS = {"conv": CONV, "float16": FLOAT16, "not driven": replace(FLOAT16, driven=False)}
+
+
+def example(name: str, policy: str) -> Job:
+    return Job(name, ("--policies", policy, *FEW), gpus=(L4,), tasks=EXAMPLES)
+
+
+FLOAT16 = example("guide_mlp", "mixed_float16")
+JOBS = {
+    "conv3": example("conv3", "mixed_bfloat16"),
+    "guide_mlp": FLOAT16,
+    "conv": Job("keras_conv", FEW, gpus=(L4,)),
+    "not driven": replace(FLOAT16, driven=False),
+}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["conv", "float16"])
+@pytest.mark.parametrize("name", ["conv3", "guide_mlp", "conv"])
 def test_a_task_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) -> None:
     profile = tuned(name).profile()
     assert profile.device.kind == "cuda"
@@ -34,7 +46,8 @@ def test_a_task_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) 
 
 
 def test_a_policy_that_is_asked_for_is_chosen(tuned: Any) -> None:
-    assert tuned("float16").profile().recipe.policy is Policy.MIXED_FLOAT16
+    assert tuned("guide_mlp").profile().recipe.policy is Policy.MIXED_FLOAT16
+    assert tuned("conv3").profile().recipe.policy is Policy.MIXED_BFLOAT16
 
 
 def test_the_baseline_keeps_tensorflows_tf32_and_the_models_own_xla(tuned: Any) -> None:
