@@ -102,7 +102,8 @@ class Proof:
 
     `steps` are the most steps of a proof; without them the ladder chooses what costs at most
     `seconds`, and ends before the moment `until`, by the pace of a float32 step. `chosen` keeps
-    what it chose, by batch: a proof that is repeated takes as many.
+    what it chose, by batch: a proof that is repeated takes as many. `start` names the weights that
+    training begins with, where they are not fresh.
     """
 
     def __init__(
@@ -113,12 +114,13 @@ class Proof:
         steps: int | None = None,
         seconds: float | None = None,
         chosen: MutableMapping[str, int] | None = None,
+        start: str = "",
         until: float = math.inf,
         on_event: OnEvent = silent,
     ) -> None:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
-        self._steps, self._until = steps, until
+        self._steps, self._until, self._start = steps, until, start
         self._most_seconds = ladder.SECONDS if seconds is None else seconds
         self._chosen: MutableMapping[str, int] = {} if chosen is None else chosen
         self._known: dict[tuple[int, int], _Known] = {}
@@ -143,7 +145,7 @@ class Proof:
         Code that raises under the recipe, but not in float32, is a rejection.
         """
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
-        evidence = Evidence(roundoff=roundoff, most=self._most(recipe))
+        evidence = Evidence(roundoff=roundoff, most=self._most(recipe), start=self._start)
         started = time.monotonic()
         self._deadline = min(started + LIMIT * self._most_seconds, self._until)
         try:
