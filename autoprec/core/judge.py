@@ -19,6 +19,7 @@ from autoprec.core.late import (
     error_floor,
     gradient_overflow,
     late_gate,
+    leans,
     long_run,
     wants_another_run,
     wants_more_steps,
@@ -40,6 +41,7 @@ __all__ = [
     "gate",
     "headroom",
     "judge",
+    "leans",
     "long_run",
     "metric",
     "shadow",
@@ -280,10 +282,8 @@ def _gate_shadow(points: Sequence[ShadowPoint]) -> Check:
 def _covered(evidence: Evidence, driven: Check, measured: Check) -> tuple[str, ...]:
     covered = []
     if evidence.shadow:
-        steps = ", ".join(
-            str(point.step) for point in (*evidence.shadow, *evidence.far, *evidence.later)
-        )
-        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {steps}")
+        seen = {point.step for point in (*evidence.shadow, *evidence.far, *evidence.later)}
+        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(seen)))}")
     if driven.judged:
         seeds = [run.candidate.seed for run in evidence.late]
         rest = [run for run in evidence.runs if run.candidate.seed not in seeds]
