@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -215,6 +214,16 @@ def wait_for_trials(child: subprocess.Popen[str], count: int) -> list[str]:
     raise AssertionError(f"it ended after {seen}")
 
 
+def wait_for_line(child: subprocess.Popen[str], wanted: str) -> None:
+    """Read stderr until this is said; no trial may be finished before."""
+    assert child.stderr is not None
+    for line in child.stderr:
+        assert not trials(line), f"measured before it said {wanted!r}"
+        if wanted in line:
+            return
+    raise AssertionError(f"it never said {wanted!r}")
+
+
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGINT", "SIGTERM", "SIGHUP"])
 def test_what_was_measured_before_an_interruption_is_not_measured_again(
     number: str, write: Write, run: Run
@@ -244,7 +253,8 @@ def test_a_second_tuning_is_refused_or_waits(write: Write, run: Run) -> None:
     assert "another tuning is measuring on cpu" in one_sentence(err)
     assert f"process {first.pid}" in err
     waiting = begin(second, "--wait")
-    time.sleep(1.0)
+    wait_for_line(waiting, f"waiting for another tuning on cpu (process {first.pid}) to end")
+    assert first.poll() is None
     assert waiting.poll() is None
     first.kill()
     first.communicate()

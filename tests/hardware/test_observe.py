@@ -1,11 +1,13 @@
 """What must hold of observing: whatever fails, there is an answer with a CPU and a note."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe import Unusable
@@ -15,6 +17,7 @@ from autoprec.hardware.machine import LocalMachine
 from autoprec.hardware.observe import _PROBES as PROBES
 from autoprec.hardware.observe import observe, select
 from autoprec.hardware.probes import Seen
+from autoprec.hardware.probes.nvml import NvmlDevice, NvmlSnapshot
 from autoprec.hardware.record import main as record_main
 from autoprec.hardware.record import record
 from autoprec.hardware.recorder import Recorder
@@ -128,13 +131,27 @@ def test_this_very_machine_is_observed_without_failures():
     assert not any("the probe failed" in note for note in seen.notes)
 
 
-def test_a_recording_of_this_machine_replays_exactly():
-    recorder = Recorder(LocalMachine())
+def a_machine_with_a_gpu():
+    gpu = NvmlDevice(
+        uuid="GPU-secret", name="Tesla T4", compute_capability="7.5", memory_bytes=2**34
+    )
+    return machine(
+        files={"/proc/meminfo": "MemTotal: 8388608 kB\n"}, nvml=NvmlSnapshot("1", (gpu,))
+    )
+
+
+@pytest.mark.parametrize(("asked", "gpus"), [(LocalMachine, 0), (a_machine_with_a_gpu, 1)])
+def test_a_recording_of_a_machine_replays_exactly_but_for_uuids(asked, gpus):
+    recorder = Recorder(asked())
     seen = observe(recorder)
     recording = recorder.recording("this one", Expectation(Policy.FLOAT32))
     assert not recording.synthetic
-    if all(device.kind is DeviceKind.CPU for device in seen.devices):
-        assert observe(RecordedMachine(recording)) == seen
+    again = observe(RecordedMachine(recording))
+    assert len(seen.devices) > gpus
+    for ours, theirs in zip(again.devices, seen.devices, strict=True):
+        assert replace(ours, uuid="") == replace(theirs, uuid="")
+        assert bool(ours.uuid) == bool(theirs.uuid)
+    assert replace(again, devices=()) == replace(seen, devices=())
 
 
 def test_a_recorder_passes_every_answer_on(monkeypatch):
@@ -160,9 +177,6 @@ def test_a_recorder_passes_every_answer_on(monkeypatch):
             }
         ],
     }
-    from autoprec.core.codec import from_plain, to_plain
-    from autoprec.hardware.probes.nvml import NvmlSnapshot
-
     original = machine(files=files, tiles_permitted=False, nvml=from_plain(NvmlSnapshot, snapshot))
     recorder = Recorder(original)
     seen = observe(recorder)
