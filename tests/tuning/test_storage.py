@@ -222,6 +222,7 @@ from autoprec.tuning.storage import DeviceLock
 with DeviceLock("cpu", wait=False, folder=Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
+    Path(sys.argv[1], "leaving").touch()
 """
 
 
@@ -261,6 +262,7 @@ def test_waiting_says_for_whom_and_then_goes_on(tmp_path: Path) -> None:
         child.stdin.close()
 
     with DeviceLock("cpu", wait=True, folder=tmp_path, on_wait=told):
+        assert (tmp_path / "leaving").exists(), "it goes on when the other one has ended"
         assert child.wait(timeout=60) == 0
     assert child.stdout is not None
     child.stdout.close()
