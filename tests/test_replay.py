@@ -149,7 +149,9 @@ def test_the_predictions_errors_are_as_large_as_it_says() -> None:
 
 def peaks_of(grid: Any) -> list[list[MemorySeen]]:
     """The peak memory of every arm of four or more batches, smallest batch first."""
-    return [[MemorySeen(o.point, o.measurement.peak_memory_bytes) for o in arm] for arm in arms(grid)]
+    return [
+        [MemorySeen(o.point, o.measurement.peak_memory_bytes) for o in arm] for arm in arms(grid)
+    ]
 
 
 def test_of_most_grids_memory_was_recorded() -> None:
@@ -157,7 +159,9 @@ def test_of_most_grids_memory_was_recorded() -> None:
     assert all(seen.peak_bytes > 0 for grid in GRIDS for arm in peaks_of(grid) for seen in arm)
 
 
-@pytest.mark.parametrize("grid", [grid for grid in GRIDS if peaks_of(grid)], ids=lambda grid: grid.name)
+@pytest.mark.parametrize(
+    "grid", [grid for grid in GRIDS if peaks_of(grid)], ids=lambda grid: grid.name
+)
 def test_memory_is_foreseen_and_never_by_far_too_much(grid: Any) -> None:
     for peaks in peaks_of(grid):
         foreseen = predict_memory(peaks[-1].point, peaks[:-1])

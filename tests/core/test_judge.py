@@ -109,7 +109,9 @@ def test_losses_off_in_both_directions_are_noise_where_a_longer_run_agrees(shado
     found = judge(Evidence(shadow=shadow_, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
     assert found.trajectory_deviation == pytest.approx(after)
-    assert found.loss_deviation == pytest.approx(max(abs(p.loss / p.reference - 1) for p in shadow_))
+    assert found.loss_deviation == pytest.approx(
+        max(abs(p.loss / p.reference - 1) for p in shadow_)
+    )
     assert found.gradient_error == max(p.gradient_error for p in shadow_)
     assert (found.steps, found.step) == (LONG_STEPS, None if verdict == "equal" else 0)
     assert ("after 60 steps" in found.reason) is (verdict == "equal" or after == 0.06)

@@ -44,7 +44,9 @@ def test_float32_is_its_own_shadow(model):
     assert reference.finite
     assert len(reference.losses) == 4
     assert reference.reproducible
-    for point in traced.shadow(recipe=FLOAT32):
+    points = traced.shadow(recipe=FLOAT32)
+    assert [point.step for point in points] == [0, 3]
+    for point in points:
         assert point.loss == pytest.approx(point.reference, rel=1e-6)
         assert point.gradient_error < 1e-5
     again = traced.trajectory(recipe=FLOAT32, seed=0, steps=4)
@@ -101,7 +103,9 @@ def test_float16_shadows_say_how_large_the_forward_pass_gets(factor, fits):
     traced = tracer(model, build_data=lambda n: ones)
     traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
     float16 = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**10))
-    for point in traced.shadow(recipe=float16):
+    points = traced.shadow(recipe=float16)
+    assert [point.step for point in points] == [0, 1]
+    for point in points:
         assert point.overflowed is not fits
         assert point.largest == (factor if fits else None)
     assert all(point.largest is None for point in traced.shadow(recipe=BF16))
