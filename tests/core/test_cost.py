@@ -63,7 +63,7 @@ def test_doubt_raises_an_expected_gain(mean, one, other, best):
 
 @pytest.mark.parametrize("z", range(30, 45))
 def test_an_expected_gain_far_below_the_best_is_the_tails_and_then_exactly_none(z):
-    """The tail of a normal distribution, density / z^2, and nothing where a float cannot hold it."""
+    """The tail of a normal distribution, density / z^2, until a float cannot hold it."""
     tail = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / z**2
     gain = Prediction(0.0, 1.0).expected_gain(float(z))
     assert gain == pytest.approx(tail, rel=0.01, abs=0.0)
