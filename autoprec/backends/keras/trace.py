@@ -59,6 +59,7 @@ class KerasTracer:
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
         self._forget_float32()
         self._checkpoints, self._batch_size = [], batch_size
+        self._streams = {key: kept for key, kept in self._streams.items() if key[0] == batch_size}
         keep = frozenset(checkpoints)
         return self._train(recipe, 0, steps, self._clock(seconds), keep=keep, settle=settle)
 

@@ -335,3 +335,10 @@ def test_magnitudes_are_read_under_the_same_dropout_as_losses():
     for point in points:  # the sum of what is left, or else the largest of what went in
         assert point.loss == point.reference
         assert point.largest == max(point.reference, 128.0)
+
+
+def test_batches_of_another_size_are_forgotten():
+    traced = tracer()
+    for size in (8, 4):
+        traced.reference(batch_size=size, steps=1, checkpoints=())
+        assert list(traced._streams) == [(size, 0)]
