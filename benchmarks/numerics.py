@@ -62,13 +62,11 @@ class Job:
     @property
     def framework(self) -> str:
         """Keras or torch, by what the task file imports; nothing is run."""
-        nodes = list(ast.walk(ast.parse(self.path.read_text())))
-        whole = [
-            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
-        ]
-        parts = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-        roots = {name.partition(".")[0] for name in (*whole, *parts)}
-        return "torch" if "torch" in roots else "keras"
+        names = set()
+        for node in ast.walk(ast.parse(self.path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+        return "keras" if names & {"keras", "tensorflow"} else "torch"
 
     @property
     def zoo(self) -> str:

@@ -1,4 +1,4 @@
-"""How many states of a training run are kept for a comparison: as many as main memory has room for."""
+"""How many states of a training run are kept for a comparison: those main memory has room for."""
 
 from __future__ import annotations
 
