@@ -43,8 +43,9 @@ from autoprec.tuning.proof import Proof
 from autoprec.tuning.taskfile import load_task
 
 ZOO = Path(__file__).parent.parent / "tests" / "zoo"
+FIELD = ZOO / "field"
 ZOO_KERAS = ZOO.with_name("zoo_keras")
-FOLDERS = (ZOO, ZOO / "field", ZOO_KERAS, ZOO_KERAS / "field")
+FOLDERS = (ZOO, FIELD, ZOO_KERAS, ZOO_KERAS / "field")
 TABLES = ("confusion", "scales", "islands")
 PACKAGES = {"torch": ("torch",), "keras": ("keras", "tensorflow")}
 

@@ -41,7 +41,7 @@ def silent(phase: str, step: int) -> None:
 
 def names(folder: Path, only: list[str]) -> list[str]:
     """The task files of a folder: every module that defines build_model."""
-    found = [p.stem for p in sorted(folder.glob("*.py")) if "def build_model" in p.read_text()]
+    found = [p.stem for p in sorted(folder.glob("*.py")) if "\ndef build_model(" in p.read_text()]
     return [name for name in found if not only or name in only]
 
 

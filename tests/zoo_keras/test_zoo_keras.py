@@ -23,7 +23,7 @@ POLICIES = {"bfloat16": Policy.MIXED_BFLOAT16, "float16": Policy.MIXED_FLOAT16}
 
 
 def names(folder):
-    return sorted(p.stem for p in folder.glob("*.py") if "def build_model" in p.read_text())
+    return sorted(p.stem for p in folder.glob("*.py") if "\ndef build_model(" in p.read_text())
 
 
 def measured(folder):
@@ -83,7 +83,7 @@ def test_an_island_mends_what_one_layer_breaks(name, policy, island):
 @pytest.mark.parametrize(
     ("name", "policy", "told"),
     [
-        ("log_of_chance", "float16", "not finite"),
+        ("log_of_chance", "float16", "steps were skipped"),
         ("learned_frequencies", "bfloat16", "its loss is"),
         ("slopes_by_differences", "bfloat16", "its loss is"),
         ("house_prices", "bfloat16", "its loss is"),
