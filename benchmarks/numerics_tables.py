@@ -30,7 +30,7 @@ def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for steps, count in sorted(cost["followed"].items()):
         print(f"  followed for {steps} steps: {count}")
     told = [
-        f"{r['task']} {r['policy']} seed {r['seed']}: {r['verdict']}, truth {r['truth']} "
+        f"{r['zoo']} {r['task']} {r['policy']} seed {r['seed']}: {r['verdict']}, truth {r['truth']} "
         f"({r['why']}): {r['reason']}"
         for r in wrong
     ]
@@ -60,9 +60,9 @@ def counted(rows: list[dict[str, Any]], policy: str) -> dict[str, list[int]]:
 
 def _costs(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What proofs cost: by pairs, for a single time on a shared machine is off by a tenth."""
-    pairs: dict[tuple[str, str], list[float]] = {}
+    pairs: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
-        pairs.setdefault((row["task"], row["policy"]), []).append(row["cost"])
+        pairs.setdefault((row["zoo"], row["task"], row["policy"]), []).append(row["cost"])
     medians = [statistics.median(costs) for costs in pairs.values()] or [0.0]
     right = [r for r in rows if (r["verdict"] != "equal") == (r["truth"] == "broken")]
     dear = sorted((row for row in rows if row["cost"] > 1), key=lambda row: -row["cost"])
@@ -101,7 +101,7 @@ def scales_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         if row["2^15"] or row["2^16"] or row["tuned"]:
             print(f"  {row}")
-    return {"skipped": skipped, "tasks": _named(rows, "task")}
+    return {"skipped": skipped, "tasks": _named(rows, "zoo", "task")}
 
 
 def islands_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def islands_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     )
     for row in rows:
         print(f"  {row}")
-    return _named(rows, "task", "policy")
+    return _named(rows, "zoo", "task", "policy")
 
 
 def _named(rows: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
