@@ -30,7 +30,8 @@ def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for steps, count in sorted(cost["followed"].items()):
         print(f"  followed for {steps} steps: {count}")
     told = [
-        f"{r['zoo']} {r['task']} {r['policy']} seed {r['seed']}: {r['verdict']}, truth {r['truth']} "
+        f"{r['zoo']} {r['task']} {r['policy']} seed {r['seed']}: {r['verdict']}, "
+        f"truth {r['truth']} "
         f"({r['why']}): {r['reason']}"
         for r in wrong
     ]
