@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,13 @@ def tuned(policy, traced):
 def test_every_task_has_its_truth_measured(folder):
     assert set(measured(folder)) == set(names(folder))
     assert len(names(folder)) >= 10
+
+
+@pytest.mark.parametrize("name", names(HERE))
+def test_what_the_author_said_is_what_long_runs_show(name):
+    load_task(HERE / f"{name}.py")
+    found = {POLICIES[each].value: measured(HERE)[name][each]["label"] for each in POLICIES}
+    assert found == sys.modules[name].TRUTH
 
 
 @pytest.mark.slow
