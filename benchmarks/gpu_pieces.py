@@ -198,7 +198,8 @@ def grid_recipes(task: str, setting: Setting, facts: DeviceFacts) -> Iterator[Re
 
 def scaled(task: str, recipe: Recipe, where: str) -> Recipe:
     """The recipe at the loss scale that the tuner would choose."""
-    from zoo_truth import at_tuned_scale, tracer
+    from zoo_labels import at_tuned_scale
+    from zoo_truth import tracer
 
     from autoprec.tuning.proof import Proof
     from autoprec.tuning.taskfile import load_task

@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numerics import FIELD, JUDGED, ZOO, Job, jobs_of, judged, share
+from numerics import FIELD, ZOO, Job, jobs_of, judged
+from numerics_tables import JUDGED, share
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from zoo_truth import BATCH, POLICIES, at_tuned_scale, tracer
+from zoo_labels import BATCH, POLICIES, at_tuned_scale
+from zoo_truth import tracer
 
 from autoprec.backends.torch.trace import TorchTracer
 from autoprec.backends.torch.trace_state import NOISE, gradient_error, put_back

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numerics import FIELD, JUDGED, ZOO, share
-from zoo_truth import POLICIES, at_tuned_scale, names, tracer
+from numerics import FIELD, ZOO
+from numerics_tables import JUDGED, share
+from zoo_labels import POLICIES, at_tuned_scale, names
+from zoo_truth import tracer
 
 from autoprec.backends.base import Task
 from autoprec.core.codec import to_plain

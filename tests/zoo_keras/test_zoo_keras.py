@@ -3,67 +3,110 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import keras
 import pytest
-from measure_truth import BATCH, NAMES, TRUTH, expected, measure, tracer, tuned
 
+from autoprec.backends.keras.backend import KerasBackend
 from autoprec.core.dtypes import Policy
 from autoprec.core.judge import Tolerance, shadow
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.tuning.proof import Proof
+from autoprec.tuning.scaling import analytic
+from autoprec.tuning.taskfile import load_task
 
-POLICIES = (Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
-MEASURED = json.loads(TRUTH.read_text())
+HERE = Path(__file__).parent
+FIELD = HERE / "field"
+POLICIES = {"bfloat16": Policy.MIXED_BFLOAT16, "float16": Policy.MIXED_FLOAT16}
 
 
-def test_every_task_has_its_truth_measured():
-    assert set(MEASURED) == set(NAMES)
-    assert len(NAMES) >= 10
+def names(folder):
+    return sorted(p.stem for p in folder.glob("*.py") if "\ndef build_model(" in p.read_text())
 
 
-@pytest.mark.parametrize("name", NAMES)
+def measured(folder):
+    """What the loops of benchmarks/zoo_loops_keras.py have shown."""
+    return json.loads((folder / "truth.json").read_text())["tasks"]
+
+
+def tracer(path):
+    keras.utils.clear_session(free_memory=False)
+    return KerasBackend().tracer(load_task(path), device="cpu", seed=0, report=lambda *_: None)
+
+
+def tuned(policy, traced):
+    recipe = Recipe(policy=POLICIES[policy], batch_size=16)
+    if not recipe.policy.needs_loss_scale:
+        return recipe
+    recipe = replace(recipe, loss_scale=LossScale())
+    return replace(recipe, loss_scale=analytic(recipe, traced))
+
+
+@pytest.mark.parametrize("folder", [HERE, FIELD])
+def test_every_task_has_its_truth_measured(folder):
+    assert set(measured(folder)) == set(names(folder))
+    assert len(names(folder)) >= 10
+
+
+@pytest.mark.parametrize("name", names(HERE))
 def test_what_the_author_said_is_what_long_runs_show(name):
-    found = {policy.value: MEASURED[name][policy.value]["truth"] for policy in POLICIES}
-    assert found == expected(name)
+    load_task(HERE / f"{name}.py")
+    found = {POLICIES[each].value: measured(HERE)[name][each]["label"] for each in POLICIES}
+    assert found == sys.modules[name].TRUTH
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cosine_similarity"])
-def test_what_was_measured_is_measured_again(name):
-    """For a fifth of the steps: one policy breaks its training, the other does not."""
-    keras.utils.clear_session(free_memory=False)
-    found = measure(name, steps=40, seeds=(0,))
-    assert {policy.value: found[policy.value]["truth"] for policy in POLICIES} == expected(name)
-    assert set(expected(name).values()) == {"broken", "healthy"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names(HERE))
 def test_the_shadow_tells_broken_from_healthy(name):
-    keras.utils.clear_session(free_memory=False)
-    traced = tracer(name)
-    traced.reference(batch_size=BATCH, steps=9, checkpoints=(0, 2, 8))
+    traced = tracer(HERE / f"{name}.py")
+    traced.reference(batch_size=16, steps=9, checkpoints=(0, 2, 8))
     noise = traced.noise(draws=3)
     for policy in POLICIES:
         check = shadow(traced.shadow(recipe=tuned(policy, traced)), noise, Tolerance())
-        assert check.passed is (expected(name)[policy.value] == "healthy"), (policy, check)
+        label = measured(HERE)[name][policy]["label"]
+        assert check.passed is (label == "healthy"), (policy, check)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "island"), [("float_positions", "sinusoids"), ("rms_norm", "root_mean_square")]
+    ("name", "policy", "island"),
+    [
+        ("float_positions", "bfloat16", "sinusoids"),
+        ("rms_norm", "float16", "root_mean_square"),
+    ],
 )
-def test_an_island_mends_what_one_layer_breaks(name, island):
-    traced = tracer(name)
-    traced.reference(batch_size=BATCH, steps=3, checkpoints=(0, 2))
-    policy = Policy.MIXED_BFLOAT16 if name == "float_positions" else Policy.MIXED_FLOAT16
+def test_an_island_mends_what_one_layer_breaks(name, policy, island):
+    traced = tracer(HERE / f"{name}.py")
+    traced.reference(batch_size=16, steps=3, checkpoints=(0, 2))
     broken = tuned(policy, traced)
-    mended = Recipe(
-        policy=policy,
-        batch_size=BATCH,
-        loss_scale=broken.loss_scale,
-        float32_modules=(island,),
-    )
+    mended = replace(broken, float32_modules=(island,))
     noise = traced.noise(draws=3)
     assert not shadow(traced.shadow(recipe=broken), noise, Tolerance()).passed
     assert shadow(traced.shadow(recipe=mended), noise, Tolerance()).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "told"),
+    [
+        ("log_of_chance", "float16", "steps were skipped"),
+        ("learned_frequencies", "bfloat16", "its loss is"),
+        ("slopes_by_differences", "bfloat16", "its loss is"),
+        ("house_prices", "bfloat16", "its loss is"),
+        ("house_prices_scaled", "float16", ""),
+        ("variance_upcast", "bfloat16", ""),
+    ],
+)
+def test_a_proof_tells_what_breaks_late_from_what_looks_like_it(name, policy, told):
+    proof = Proof(tracer(FIELD / f"{name}.py"), steps=120)
+    recipe = Recipe(policy=POLICIES[policy], batch_size=32)
+    if policy == "float16":
+        recipe = replace(recipe, loss_scale=LossScale())
+        recipe = replace(recipe, loss_scale=proof.tune_loss_scale(recipe)[0])
+    verdict = proof.prove(recipe)
+    broken = measured(FIELD)[name][policy]["label"] == "broken"
+    assert broken is bool(told)
+    assert verdict.accepted is not broken, verdict
+    assert told in verdict.reason

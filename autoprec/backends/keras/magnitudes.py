@@ -18,6 +18,7 @@ import numpy as np
 
 from autoprec.backends.keras.graph import Call, StepGraph, is_backward, unrolled, watched
 from autoprec.backends.keras.layers import Placed, has_own_code, place
+from autoprec.backends.keras.rng import same_in_every_dtype
 from autoprec.backends.keras.running import loss_and_gradients, on_tensorflow
 from autoprec.backends.keras.trainee import Trainee, to_numpy
 from autoprec.core.dtypes import DType, Policy
@@ -75,7 +76,7 @@ class _Step:
             return tf.stack(largest) if largest else tf.zeros((0,)), gradients
 
         compiled = tf.function(run, autograph=False)
-        with watched(self.placed, self.calls), unrolled(self.placed):
+        with watched(self.placed, self.calls), unrolled(self.placed), same_in_every_dtype():
             compiled.get_concrete_function(batch, tf.constant(1.0))
         return lambda given, scale: compiled(given, tf.constant(scale, tf.float32))
 
@@ -94,20 +95,43 @@ class _Step:
         return once, (grew & (once.largest > 0) & np.isfinite(once.largest)) | broken
 
 
-class Forward:
-    """Reads how large the float16 numbers of a forward pass are; `batch` is one like the others."""
+@dataclass(frozen=True)
+class Float16:
+    """The largest float16 numbers of a step: see `ShadowPoint`, whose words these are."""
+
+    forward: float | None = None
+    overflowed: bool = False
+    backward: float | None = None
+
+
+class Watch:
+    """Reads how large a step's float16 numbers are; `batch` is one like the others.
+
+    The backward pass is read at the recipe's own loss scale, as float16 rounds it there, and once
+    more far below: what did not shrink are weights and activations that pass through.
+    """
 
     def __init__(self, trainee: Trainee, batch: Any) -> None:
         self._step = _Step(trainee, batch, ("float16",))
+        self._scale = float(trainee.precision.scale)
 
-    def read(self, batch: Any) -> tuple[float | None, bool]:
-        """The largest of all, None where it is not finite or there is none; and whether it is."""
-        reading = self._step.read(batch, 1.0)
-        own = np.array([not is_backward(name) for name in self._step.names], bool)
-        found = reading.largest[own]
-        if not np.isfinite(found).all():
-            return None, True
-        return (float(found.max()) if found.size else None), False
+    def read(self, batch: Any) -> Float16:
+        """The largest of all forward and of all backward; None where not finite or not there."""
+        at_scale, below = (
+            self._step.read(batch, scale).largest for scale in (self._scale, self._scale / _GROWTH)
+        )
+        behind = np.array([is_backward(name) for name in self._step.names], bool)
+        forward, backward = _largest_of(at_scale[~behind]), None
+        if np.isfinite(at_scale[behind]).all():
+            grew = behind & (at_scale > below * math.sqrt(_GROWTH))
+            backward = _largest_of(at_scale[grew])
+        scaled = None if backward is None else backward / self._scale
+        return Float16(forward, not np.isfinite(at_scale[~behind]).all(), scaled)
+
+
+def _largest_of(found: Any) -> float | None:
+    """The largest of some magnitudes; None where one is not finite, or there is none."""
+    return float(found.max()) if found.size and np.isfinite(found).all() else None
 
 
 class Exponents:

@@ -9,7 +9,7 @@ copying a layer copies them with it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -179,7 +179,10 @@ class OpaqueOutputs(Hook):
 
 
 def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:
-    """The layers whose outputs a model returns, or the last it called before its own code."""
+    """The layers whose outputs a model returns, or that its own code begins with: all of them.
+
+    Code that gets one tensor in float32 and another in 16 bits would mix dtypes, which may raise.
+    """
     import tensorflow as tf
 
     calls: list[tuple[Any, list[Any]]] = []
@@ -197,11 +200,28 @@ def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -
     finally:
         watch.restore()
     direct = {id(layer) for layer in children(model)}
+    made = {_key(t): layer for layer, tensors in calls if id(layer) in direct for t in tensors}
     for result in results:
-        makers = [layer for layer, made in calls if any(result is tensor for tensor in made)]
-        if not makers:
-            makers = [layer for layer, _ in reversed(calls) if id(layer) in direct]
-        yield from makers[:1]
+        makers = [layer for layer, tensors in calls if any(result is tensor for tensor in tensors)]
+        yield from makers[:1] or _sources(result, made)
+
+
+def _sources(result: Any, made: Mapping[str, Any]) -> Iterator[Any]:
+    """The layers whose outputs `result` was computed from, by nothing but a model's own code."""
+    waiting, seen = [result], set()
+    while waiting:
+        tensor = waiting.pop()
+        if (key := _key(tensor)) in seen:
+            continue
+        seen.add(key)
+        if key in made:
+            yield made[key]
+        elif hasattr(tensor, "op"):
+            waiting += tensor.op.inputs
+
+
+def _key(tensor: Any) -> str:
+    return str(getattr(tensor, "name", id(tensor)))
 
 
 @contextlib.contextmanager

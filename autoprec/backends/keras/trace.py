@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autoprec.backends.base import Report, Task
+from autoprec.backends.keeping import affordable
 from autoprec.backends.keras import magnitudes
 from autoprec.backends.keras.running import on_tensorflow, placed_on
 from autoprec.backends.keras.trace_data import BatchStream
@@ -56,7 +57,9 @@ class KerasTracer:
     ) -> Trajectory:
         """Train in float32 with seed 0; see `Tracer.reference`."""
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
-        self._checkpoints, self._float32, self._batch_size = [], None, batch_size
+        self._forget_float32()
+        self._checkpoints, self._batch_size = [], batch_size
+        self._streams = {key: kept for key, kept in self._streams.items() if key[0] == batch_size}
         keep = frozenset(checkpoints)
         return self._train(recipe, 0, steps, self._clock(seconds), keep=keep, settle=settle)
 
@@ -71,12 +74,21 @@ class KerasTracer:
             for kept in self._checkpoints:
                 self._report("shadow", kept.step)
                 trainee.put_back(kept.state)
-                seen = (None, False) if watch is None else watch.read(kept.batch)
+                seen = magnitudes.Float16() if watch is None else watch.read(kept.batch)
                 loss, gradient = trainee.loss_and_gradient(kept.batch)
                 if kept.loss is not None and kept.gradient is not None:
-                    error = gradient_error(gradient, kept.gradient)
-                    told = bool(gradient)
-                    points.append(ShadowPoint(kept.step, loss, kept.loss, error, *seen, told))
+                    points.append(
+                        ShadowPoint(
+                            kept.step,
+                            loss,
+                            kept.loss,
+                            gradient_error(gradient, kept.gradient),
+                            largest=seen.forward,
+                            overflowed=seen.overflowed,
+                            gradient_seen=bool(gradient),
+                            backward=seen.backward,
+                        )
+                    )
             trainee.close()
         return tuple(points)
 
@@ -148,15 +160,17 @@ class KerasTracer:
         micro = recipe.accumulation_steps
         with placed_on(self._device):
             stream = self._stream(recipe.batch_size, seed)
-            trainee = Trainee(self._task, recipe, seed, stream.batch(0), self._device)
+            trainee = self._trainee(recipe, stream.batch(0), seed)
+            keep = affordable(keep, trainee.size_in_bytes())
             if noisy:
                 trainee.add_noise(seed)
             for step in range(steps):
                 if not clock.tick() or (settle and ladder.ends(losses, steps)):
                     break
                 self._report("trajectory", step)
-                taken = [stream.batch(step * micro + index) for index in range(micro)]
-                if step in keep:
+                pin = step in keep
+                taken = [stream.batch(step * micro + index, pin=pin) for index in range(micro)]
+                if pin:
                     self._checkpoints.append(_Checkpoint(step, trainee.take(), taken[0]))
                 before = trainee.precision.skipped
                 losses.append(trainee.step(taken))
@@ -197,8 +211,15 @@ class KerasTracer:
                 kept.loss, kept.gradient = self._float32.loss_and_gradient(kept.batch)
         return self._float32
 
-    def _trainee(self, recipe: Recipe, batch: Any) -> Trainee:
-        return Trainee(self._task, recipe, 0, batch, self._device)
+    def _forget_float32(self) -> None:
+        """Give back the memory of the float32 model that checkpoints were compared with."""
+        if self._float32 is not None:
+            with placed_on(self._device):
+                self._float32.close()
+        self._float32 = None
+
+    def _trainee(self, recipe: Recipe, batch: Any, seed: int = 0) -> Trainee:
+        return Trainee(self._task, recipe, self._seed + seed, batch, self._device)
 
     def _in_bfloat16(self, recipe: Recipe) -> tuple[Trainee, BatchStream]:
         stream = self._stream(recipe.batch_size, 0)
@@ -211,13 +232,13 @@ class KerasTracer:
     def _stream(self, batch_size: int, seed: int) -> BatchStream:
         key = (batch_size, seed)
         if key not in self._streams:
-            self._streams[key] = BatchStream(self._task, batch_size, seed)
+            self._streams[key] = BatchStream(self._task, batch_size, self._seed + seed)
         return self._streams[key]
 
 
-def _watch(recipe: Recipe, trainee: Trainee, batch: Any) -> magnitudes.Forward | None:
-    """What reads the float16 numbers of a forward pass, where graphs can be read."""
+def _watch(recipe: Recipe, trainee: Trainee, batch: Any) -> magnitudes.Watch | None:
+    """What reads the float16 numbers of a step, where graphs can be read."""
     float16 = recipe.policy.compute_dtype is DType.FLOAT16
     if not float16 or recipe.compile or not on_tensorflow():
         return None
-    return magnitudes.Forward(trainee, batch)
+    return magnitudes.Watch(trainee, batch)

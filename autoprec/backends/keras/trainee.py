@@ -18,6 +18,7 @@ import numpy as np
 
 from autoprec.backends.base import Task
 from autoprec.backends.keras import wrapping
+from autoprec.backends.keras.data import size_in_bytes
 from autoprec.backends.keras.loss_scale import ScaledOptimizer
 from autoprec.backends.keras.rng import same_in_every_dtype
 from autoprec.backends.keras.running import (
@@ -81,6 +82,10 @@ class Trainee:
         """Put a copied state back."""
         for variable, value in zip(variables(self.model), snapshot, strict=True):
             variable.assign(value)
+
+    def size_in_bytes(self) -> int:
+        """The bytes that a copy of the state takes."""
+        return sum(size_in_bytes(variable) for variable in variables(self.model))
 
     def add_noise(self, seed: int) -> None:
         """Multiply every weight by 1 + uniform(-2**-9, 2**-9)."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from autoprec.backends.base import Report, Task
+from autoprec.backends.keeping import affordable
 from autoprec.backends.step_clock import StepClock
 from autoprec.backends.torch import trace_magnitudes
 from autoprec.backends.torch.compiling import compiled_throughout
@@ -34,7 +35,6 @@ from autoprec.backends.torch.trace_data import BatchStream
 from autoprec.backends.torch.trace_state import (
     Snapshot,
     add_noise,
-    affordable,
     gradient_error,
     gradients,
     put_back,

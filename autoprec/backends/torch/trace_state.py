@@ -17,9 +17,6 @@ Snapshot = Mapping[str, torch.Tensor]
 NOISE = 2.0**-9
 """Relative noise of the null: bfloat16's unit roundoff, 2**-8, halved."""
 
-KEEP_BYTES = 8 << 30
-"""How much main memory the states and gradients of a run's checkpoints may take."""
-
 
 def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
@@ -34,14 +31,6 @@ def take(model: nn.Module) -> Snapshot:
 def size_in_bytes(model: nn.Module) -> int:
     """Return the bytes a snapshot of `model` takes."""
     return sum(t.numel() * t.element_size() for _, t in _named_state(model))
-
-
-def affordable(steps: frozenset[int], model_bytes: int) -> frozenset[int]:
-    """Return the steps whose state and gradient fit into `KEEP_BYTES`: the first, then the last."""
-    count = int(KEEP_BYTES // max(1, 2 * model_bytes))
-    ordered = sorted(steps)
-    preferred = ordered[:1] + ordered[:0:-1]
-    return frozenset(preferred[: max(1, count)])
 
 
 @torch.no_grad()

@@ -358,3 +358,27 @@ def test_apply_profile_serves_keras():
         built = softmax_net()
         before.attach(built)
     assert [layer.dtype_policy.name for layer in built.layers] == ["mixed_bfloat16"] * 3
+
+
+def test_code_that_begins_with_two_layers_gets_the_same_dtype_of_both():
+    class Towers(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = keras.layers.Dense(4), keras.layers.Dense(4)
+
+        def build(self, shape):
+            self.left.build(shape)
+            self.right.build(shape)
+
+        def call(self, x):
+            return tf.matmul(self.left(x), self.right(x), transpose_b=True)
+
+    model = Towers()
+    model.build((None, 8))
+    model.compile("sgd", "mse")
+    x = np.ones((4, 8), "float32")
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=4)
+    precision = KerasSurgeon().apply(recipe, model=model, device="cpu")
+    model.train_on_batch(x, np.ones((4, 4), "float32"))
+    assert model(x).dtype == "float32"
+    precision.restore()

@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from keras_models import OwnTrainStep, compiled, data, softmax_net
 
+from autoprec.backends import keeping
 from autoprec.backends.base import Task
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.keras.magnitudes import exponent_of, exponents_of
+from autoprec.backends.keras.trace_data import BatchStream
+from autoprec.backends.keras.trainee import Trainee
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
@@ -232,3 +235,130 @@ def test_an_infinite_backward_pass_is_reported():
 
     build = lambda n: [(np.ones((8, 8), "float32"), np.ones((8, 1), "float32"))]  # noqa: E731
     assert not tracer(model, build).backward_exponents(recipe=BF16, batches=1).finite
+
+
+def normal_data(batch_size):
+    """Batches that are drawn from numpy's global generator, as many task files do."""
+    for _ in range(8):
+        yield (
+            np.random.normal(size=(batch_size, 8)).astype("float32"),
+            np.zeros(batch_size, "int32"),
+        )
+
+
+def test_a_tracers_seed_changes_weights_and_data():
+    def losses(build_data, seed):
+        given = Task(name="task.py", build_model=softmax_net, build_data=build_data)
+        traced = KerasBackend().tracer(given, device="cpu", seed=seed, report=lambda *_: None)
+        run = traced.reference(batch_size=8, steps=2, checkpoints=(0,))
+        (point,) = traced.shadow(recipe=FLOAT32)
+        assert point.loss == pytest.approx(run.losses[0], rel=1e-6)
+        return run.losses
+
+    same_data = lambda n: data(64)  # noqa: E731
+    assert losses(same_data, 0) == losses(same_data, 0)
+    assert losses(same_data, 0) != losses(same_data, 1000)  # other weights
+    streams = [BatchStream(tracer(build_data=normal_data)._task, 8, seed) for seed in (0, 0, 1000)]
+    first, again, other = (np.asarray(stream.batch(0)[0]) for stream in streams)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    traced = KerasBackend().tracer(
+        Task(name="task.py", build_model=softmax_net, build_data=normal_data),
+        device="cpu",
+        seed=1000,
+        report=lambda *_: None,
+    )
+    assert np.array_equal(np.asarray(traced._stream(8, 0).batch(0)[0]), other)
+
+
+def test_a_large_model_keeps_the_checkpoints_that_there_is_memory_for(monkeypatch):
+    traced = tracer()
+    traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
+    assert [point.step for point in traced.shadow(recipe=FLOAT32)] == [0, 1, 3]
+    size = traced._know_reference().size_in_bytes()
+    monkeypatch.setattr(keeping, "KEEP_BYTES", 4 * size)
+    traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
+    assert [point.step for point in traced.shadow(recipe=FLOAT32)] == [0, 3]
+
+
+def test_batches_beyond_the_budget_are_compared_when_they_are_drawn_again():
+    epochs = iter(range(1000))
+
+    def drifting(batch_size):
+        epoch = next(epochs)
+        for index in range(4):  # the first batch is the same every time
+            yield np.full((batch_size, 8), index * (1 + epoch), "float32"), np.zeros(batch_size)
+
+    task = Task(name="task.py", build_model=softmax_net, build_data=drifting)
+    stream = BatchStream(task, 8, 0, keep_bytes=1)
+    assert stream.reproducible
+    pinned = np.asarray(stream.batch(2, pin=True)[0])
+    stream.batch(1)
+    assert not stream.reproducible
+    assert np.array_equal(np.asarray(stream.batch(2)[0]), pinned)
+    assert np.asarray(stream.batch(1)[0]).max() == 0  # the kept one, in a cycle
+
+
+def test_a_new_reference_gives_back_the_model_of_the_last(monkeypatch):
+    open_now = []
+    build, close = Trainee.__init__, Trainee.close
+
+    def built(self, *args):
+        open_now.append(1)
+        build(self, *args)
+
+    def closed(self):
+        open_now.pop()
+        close(self)
+
+    monkeypatch.setattr(Trainee, "__init__", built)
+    monkeypatch.setattr(Trainee, "close", closed)
+    traced = tracer()
+    for steps in (2, 3):
+        traced.reference(batch_size=8, steps=steps, checkpoints=(0, 1))
+        traced.noise(draws=1)
+        assert len(open_now) == 1  # the float32 model, for what is compared next
+
+
+@pytest.mark.parametrize("exponent", [-12, 0, 12])
+def test_float16_shadows_say_how_large_the_backward_pass_gets_without_its_scale(exponent):
+    inputs = np.full((8, 2), 0.25, "float32")
+    build = lambda n: [(inputs, np.zeros((8, 1), "float32"))]  # noqa: E731
+    traced = tracer(regression(2.0**exponent), build)
+    traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
+    for scale in (-4.0, 2.0):
+        initial = LossScale(initial=2.0**scale)
+        for point in traced.shadow(recipe=Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=initial)):
+            assert point.backward == 2.0 ** (exponent - 2)  # as in the bfloat16 pass below
+    beyond = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**40))
+    if exponent > -12:
+        assert [point.backward for point in traced.shadow(recipe=beyond)] == [None, None]
+    assert all(point.backward is None for point in traced.shadow(recipe=BF16))
+
+
+def test_magnitudes_are_read_under_the_same_dropout_as_losses():
+    def model():
+        whole = keras.layers.Dense(8, use_bias=False, kernel_initializer="identity")
+        dropped = keras.layers.Dropout(0.5)
+        last = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        net = keras.Sequential([keras.layers.Input((8,)), whole, dropped, last])
+        net.compile(keras.optimizers.SGD(0.0), loss=lambda y, p: keras.ops.mean(p))
+        return net
+
+    powers = 2.0 ** np.arange(8, dtype="float32")[None]
+    traced = tracer(model, lambda n: [(powers, np.zeros((1, 1), "float32"))])
+    steps = range(5)
+    traced.reference(batch_size=1, steps=len(steps), checkpoints=tuple(steps))
+    float16 = Recipe(Policy.MIXED_FLOAT16, 1, loss_scale=LossScale(initial=1.0))
+    points = traced.shadow(recipe=float16)
+    assert len({point.reference for point in points}) > 2
+    for point in points:  # the sum of what is left, or else the largest of what went in
+        assert point.loss == point.reference
+        assert point.largest == max(point.reference, 128.0)
+
+
+def test_batches_of_another_size_are_forgotten():
+    traced = tracer()
+    for size in (8, 4):
+        traced.reference(batch_size=size, steps=1, checkpoints=())
+        assert list(traced._streams) == [(size, 0)]

@@ -13,12 +13,11 @@ import torch
 from torch import nn
 
 from autoprec.backends.base import Task
+from autoprec.backends.keeping import KEEP_BYTES, affordable
 from autoprec.backends.torch.trace import TorchTracer
 from autoprec.backends.torch.trace_data import BatchStream, digest
 from autoprec.backends.torch.trace_state import (
-    KEEP_BYTES,
     add_noise,
-    affordable,
     gradient_error,
     gradients,
     put_back,
