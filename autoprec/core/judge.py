@@ -18,6 +18,7 @@ from autoprec.core.checks import Check, Tolerance, mean, number, percent
 from autoprec.core.late import (
     error_floor,
     gradient_overflow,
+    grows,
     late_gate,
     leans,
     long_run,
@@ -37,8 +38,10 @@ __all__ = [
     "SeedRun",
     "Tolerance",
     "Verdict",
+    "asks_for_more",
     "calibrated_shadow",
     "gate",
+    "grows",
     "headroom",
     "judge",
     "leans",
@@ -236,6 +239,16 @@ def calibrated_shadow(
     alone = shadow(points, (), tolerance, roundoff)
     gradients = (alone.gradient_error or 0.0) > tolerance.gradient
     return replace(alone, doubt="long") if alone.doubt == "near" and gradients else alone
+
+
+def asks_for_more(evidence: Evidence, tolerance: Tolerance) -> bool:
+    """Whether what passed at the same weights is worth the longest run that the proof may take.
+
+    That is where training had to settle what the shadow test left in doubt, and where the loss
+    leaves float32's from mark to mark (`leans`).
+    """
+    shadowed = calibrated_shadow(evidence.shadow, evidence.noise, tolerance, evidence.roundoff)
+    return bool(shadowed.doubt) or leans((*evidence.shadow, *evidence.far), tolerance)
 
 
 def _only_noise(

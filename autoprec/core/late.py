@@ -111,6 +111,18 @@ def leans(points: Sequence[ShadowPoint], tolerance: Tolerance) -> bool:
     return last > before and last >= LEANING * tolerance.loss
 
 
+def grows(points: Sequence[ShadowPoint]) -> bool:
+    """Whether float16 numbers of the forward or backward pass doubled from one mark to the next.
+
+    Then float16 is followed further, alone: where it overflows needs nothing to compare with.
+    """
+    if len(points) < 2:
+        return False
+    before, last = points[-2:]
+    pairs = ((before.largest, last.largest), (before.backward, last.backward))
+    return any(b and a and a >= 2 * b for b, a in pairs)
+
+
 def late_gate(run: Trajectory | None, tolerance: Tolerance) -> Check:
     """Check that a long run stays finite and keeps its steps."""
     if run is None:

@@ -204,7 +204,7 @@ class Proof:
         """Follow what passed as float32's loss falls; what looks like a break, over both seeds.
 
         Where both lean the same way, but too little to tell, they go as far as the proof may; and
-        so does what leans at the same weights.
+        so does what `asks_for_more` at the same weights.
 
         Gradients that overflow need no float32 to be compared with: there float16 goes on alone,
         and as far as the proof may go where a step was skipped or they come near the limit.
@@ -215,7 +215,8 @@ class Proof:
         if recipe.loss_scale is not None:
             alone = max(steps, scaling.confirming(most))
             run = self._candidate(recipe, known, SEEDS[0], alone)
-            if run.skipped or near_the_limit(recipe.loss_scale):
+            grows = judging.grows((*evidence.shadow, *evidence.far))
+            if run.skipped or grows or near_the_limit(recipe.loss_scale):
                 run = self._candidate(recipe, known, SEEDS[0], most)
             evidence = replace(evidence, onward=run)
             yield evidence
@@ -223,7 +224,7 @@ class Proof:
             self._extend(recipe, known, settle=True)
         steps = known.settled(most)
         evidence = known.compared(evidence, steps)
-        if steps < most and judging.leans((*evidence.shadow, *evidence.far), self._tolerance):
+        if steps < most and judging.asks_for_more(evidence, self._tolerance):
             if len(known.reference.losses) < most:
                 self._extend(recipe, known, settle=False)
             steps = min(most, len(known.reference.losses))

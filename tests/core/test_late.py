@@ -10,6 +10,7 @@ from autoprec.core.judge import judge
 from autoprec.core.late import (
     error_floor,
     gradient_overflow,
+    grows,
     leans,
     long_run,
     wants_another_run,
@@ -69,6 +70,33 @@ def test_what_ends_near_float32_needs_no_second_seed():
 def test_a_loss_that_leaves_float32_from_mark_to_mark_leans(away, leaning):
     points = [ShadowPoint(step, 2 * (1 + share), 2.0, 0.01) for step, share in enumerate(away)]
     assert leans(points, DEFAULT) is leaning
+
+
+@pytest.mark.parametrize(
+    ("largest", "backward", "growing"),
+    [
+        ((100.0, 100.0, 200.0), None, True),
+        ((100.0, 100.0, 190.0), None, False),
+        ((100.0, 200.0, 200.0), None, False),  # it came to rest
+        (None, (1.0, 2.0), True),
+        (None, None, False),
+        ((100.0,), None, False),
+    ],
+)
+def test_float16_numbers_that_double_from_mark_to_mark_grow(largest, backward, growing):
+    count = len(largest or backward or (0, 0))
+    points = [
+        ShadowPoint(
+            step,
+            2.0,
+            2.0,
+            0.01,
+            largest=largest[step] if largest else None,
+            backward=backward[step] if backward else None,
+        )
+        for step in range(count)
+    ]
+    assert grows(points) is growing
 
 
 @pytest.mark.parametrize(

@@ -207,13 +207,14 @@ class BothWays(FakeTracer):
         )
 
 
-def test_losses_off_both_ways_get_one_longer_run_and_cost_no_more():
+def test_losses_off_both_ways_get_one_longer_run_and_then_the_longest():
     tracer = BothWays()
-    verdict = Proof(tracer).prove(BFLOAT16)
+    verdict = Proof(tracer, steps=LONG_STEPS).prove(BFLOAT16)
     assert verdict.accepted
     assert verdict.steps == LONG_STEPS
     assert tracer.calls[-3:] == ["mixed_bfloat16 1", "float32 1", "mixed_bfloat16 0"]
     assert tracer.steps <= 300
+    assert Proof(BothWays()).prove(BFLOAT16).steps == 480
     assert Proof(BothWays(error=0.001)).prove(BFLOAT16).verdict == "drift"
 
 
