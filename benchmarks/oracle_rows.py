@@ -164,14 +164,17 @@ def summary(rows: Sequence[Row]) -> str:
     best = mean(r["best_over_float32"]["ratio"] for r in counted)
     alike = [r["chosen_over_float32_alike"]["ratio"] for r in counted if _has_alike(r)]
     precision = f"{mean(alike):.2f}x" if len(alike) == len(counted) else NOT_MEASURED
+    shares = {
+        "tuning/grid": share,
+        "trials and contests alone": share_of_choosing,
+        "tuning/short grid": share_of_short,
+    }
+    said = ", ".join(f"{name} {mean(map(of, counted)):.0%}" for name, of in shares.items())
     return (
         f"Geometric means{left_out}: chosen/best {mean(ratios):.3f} (worst {min(ratios):.3f}); "
-        f"chosen {over:.2f}x the float32 default, the best {best:.2f}x; "
-        f"chosen/float32 alike {precision}; tuning/grid {mean(map(share, counted)):.0%} "
-        f"(trials and contests alone {mean(map(share_of_choosing, counted)):.0%}), tuning/short grid "
-        f"{mean(map(share_of_short, counted)):.0%}. Two seeds choose recipes at most "
-        f"{max(seeds):.1%} apart. Trials killed by the operating system: "
-        f"{sum(r['killed'] for r in counted)}."
+        f"chosen {over:.2f}x the float32 default, the best {best:.2f}x; chosen/float32 alike "
+        f"{precision}; {said}. Two seeds choose recipes at most {max(seeds):.1%} apart. Trials "
+        f"killed by the operating system: {sum(r['killed'] for r in counted)}."
     )
 
 

@@ -100,6 +100,7 @@ def entrants_of(
             theirs,
         ),
     }
+    sides[CHOSEN] = (sides[CHOSEN][0], dict(theirs))
     sides[CHOSEN][0][ALIKE] = Entrant(ours, kept=False)
     sides[CHOSEN][1][ALIKE] = Entrant(in_plain_float32(ours), kept=False)
     if "recipe" in found[OURS_AT_THE_BATCH]:
