@@ -68,8 +68,8 @@ def compare(
     for name in (*peers, OURS, OURS_AT_THE_BATCH):
         found[name] = search_apart(name, task, memory, limit)
         print(f"  {name}: {describe(found[name])}", flush=True)
-    if "recipe" not in found[OURS]:
-        raise SystemExit(f"{task}: autoprec chose nothing: {found[OURS]['note']}")
+    if "recipe" not in found[OURS]:  # a result, too: there is nothing to compare
+        return {"task": task, "limit": limit, "peers": found, "comparisons": {}}
     own_batch = from_plain(Recipe, found[OURS_AT_THE_BATCH].get("recipe", found[OURS]["recipe"]))
     sides = entrants_of(work, space, found, peers, own_batch.effective_batch)
     rates = {}

@@ -78,7 +78,7 @@ def peer_table(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         for peer, found in row["peers"].items():
             yield f"| {' | '.join(_cells(row, peer, found))} |"
-        alike = comparisons(row)[CHOSEN].get(ALIKE)
+        alike = comparisons(row).get(CHOSEN, {}).get(ALIKE)
         if alike is not None:
             said = [row["task"], ALIKE, words(alike["theirs"]), "-", "-", _ratio(alike), "-", "-"]
             yield f"| {' | '.join([*said, 'autoprec without its precision'])} |"
@@ -88,7 +88,7 @@ def peer_table(rows: Sequence[Row]) -> Iterator[str]:
 
 def _cells(row: Row, peer: str, found: Row) -> list[str]:
     sides = comparisons(row)
-    dressed = sides[CHOSEN].get(peer, {}).get("theirs", found.get("recipe"))
+    dressed = sides.get(CHOSEN, {}).get(peer, {}).get("theirs", found.get("recipe"))
     seconds, memory = found.get("seconds"), found.get("peak_memory_bytes")
     ours = peer.startswith(OURS)
     return [
