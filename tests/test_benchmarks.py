@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -471,3 +472,124 @@ def test_a_file_that_nobody_knows_is_half_written(load: Any, tmp_path: Path) -> 
 
 def test_faults_are_shared_out_over_the_seeds(load: Any) -> None:
     assert load("soak").shared_out(10, 4) == [3, 3, 2, 2]
+
+
+def test_what_is_wrong_when_a_tuning_has_ended_is_laid_to_its_last_fault(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = load("soak")
+    profile = tmp_path / "task.profile.yaml"
+    profile.write_text("recipe: {policy: float32}\n")
+    left = SimpleNamespace(
+        framework="torch",
+        journal=tmp_path / "journal",
+        profile=profile,
+        strangers=lambda: [".half"],
+        survivors=lambda: ["a worker"],
+    )
+    monkeypatch.setattr(module, "kept_trials", lambda journal: Counter({("float32", 8): 1}))
+    soak = module.Soak(left, random.Random(0))
+    soak.counts["SIGKILL"] = module.Count(injected=1, survived=1)
+    soak._last = ("SIGKILL", True)
+    soak._compare(Counter(["float32, batch 8", "float32, batch 16"]))
+    assert vars(soak.counts["SIGKILL"]) == {
+        "injected": 1,
+        "survived": 0,
+        "trials_lost": 0,
+        "missing": 1,
+        "half_written": 1,
+        "survivors": 1,
+    }
+    assert "missing ['float32, batch 16']" in soak.problems[0]
+
+
+def test_the_report_of_a_soak_names_no_cause(load: Any, tmp_path: Path) -> None:
+    counts = {"injected": 2, "survived": 1, "trials_lost": 0, "half_written": 0, "survivors": 0}
+    older = {"framework": "torch", "faults": {"SIGINT": counts}, "problems": ["SIGINT: exit -2"]}
+    path = tmp_path / "soak.json"
+    path.write_text(json.dumps({"seed": 1, "soaks": [older]}))
+    lines = list(load("report_proof").soak(path))
+    assert "| torch | 1 | 2 | 1 | 0 | not looked for | 0 | 0 |" in lines
+    assert lines[-1] == "Not survived, torch: SIGINT."
+    now = {**older, "seed": 3, "faults": {"SIGINT": {**counts, "missing": 1}}, "problems": []}
+    path.write_text(json.dumps({"soaks": [now]}))
+    assert list(load("report_proof").soak(path))[-1] == "| torch | 3 | 2 | 1 | 0 | 1 | 0 | 0 |"
+
+
+# The hold-out, the report and the rest ------------------------------------------------------------
+
+
+def test_the_hold_out_is_four_torch_tasks_and_two_of_keras_that_are_nowhere_else(load: Any) -> None:
+    module = load("holdout")
+    names = [path.stem for path in module.TASKS.glob("*.py")]
+    assert len(names) == 6
+    assert sum(name.startswith("keras") for name in names) == 2
+    here = {path.stem for path in (BENCHMARKS / "tasks").glob("*.py")}
+    zoo = {path.stem for path in (BENCHMARKS.parent / "tests").rglob("*.py")}
+    assert set(names).isdisjoint(here | zoo)
+    said = (BENCHMARKS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert "no change of the tuner may be developed on" in said
+
+
+def test_a_task_of_the_hold_out_that_fails_is_a_row(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = load("holdout")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("autoprec tune ended with 3: no feasible recipe")
+
+    monkeypatch.setattr(module, "tuned", fail)
+    found = module.measure(module.TASKS / "click_through.py", SimpleNamespace(tune=[]))
+    assert found["failed"].endswith("no feasible recipe")
+    path = tmp_path / "holdout.json"
+    path.write_text(json.dumps({"date": "2026-12-01", "family": "amd-zen4", "rows": [found]}))
+    lines = list(load("report_search").holdout(path))
+    assert "| click_through | torch | failed: autoprec tune ended with 3" in lines[-1]
+
+
+def test_the_report_of_the_overhead_says_what_is_promised_and_what_is_kept(
+    load: Any, tmp_path: Path
+) -> None:
+    fit = load("overhead_fit")
+    pairs = [fit.Pair(s, s * 1.02, s, 8) for s in (0.001, 0.005)]
+    found = {
+        "date": "2026-12-01",
+        "family": "amd-zen4",
+        "processes": 6,
+        "cases": [fit.case(fit.TORCH, "float32", [pair] * 6) for pair in pairs],
+        "fixed": [fit.fixed(fit.TORCH, "float32", [pairs] * 6)],
+    }
+    path = tmp_path / "overhead.json"
+    path.write_text(json.dumps(found))
+    lines = list(load("report_speed").overhead(path))
+    assert "stale or not is unknown" in lines[0]
+    assert lines[-5].endswith("| +100 us (+100 to +100) | no |")
+    assert lines[-6].endswith("| nothing promised |")
+    assert lines[-1].endswith("at most 10 us | yes |")
+    path.write_text(
+        json.dumps([{**found["cases"][0], "overhead_microseconds": 3.0, **ratio(1)}])
+    )
+    assert "One process a case" in "\n".join(load("report_speed").overhead(path))
+
+
+def test_what_cannot_be_found_in_the_readme_is_an_error(load: Any) -> None:
+    with pytest.raises(SystemExit, match="no place for the table 'machines'"):
+        load("report").with_table("a README", "machines", ["| a |"])
+
+
+@pytest.mark.torch
+def test_a_rival_gets_the_tasks_own_optimizer_with_its_weight_decay(load: Any) -> None:
+    import torch
+
+    rivals = load("rivals")
+    task = rivals.load("resnet")
+    made = task.build_optimizer(task.build_model())
+    weight = torch.nn.Parameter(torch.ones(3))
+    found = rivals.optimizer_like(made)([weight])
+    assert type(found) is type(made)
+    assert found.defaults == made.defaults
+    assert found.defaults["weight_decay"] == 1e-4
+    two = torch.optim.SGD([{"params": [weight], "lr": 0.1}, {"params": [], "lr": 0.2}])
+    with pytest.raises(ValueError, match="settings of their own"):
+        rivals.optimizer_like(two)
