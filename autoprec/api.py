@@ -277,8 +277,9 @@ def _parsed(settings: Mapping[str, Any]) -> dict[str, Any]:
         parsed["batch_sizes"] = (
             parse_batch_sizes(sizes) if isinstance(sizes, str) else tuple(sorted(sizes))
         )
-    if parsed.get("output") is not None:
-        parsed["output"] = Path(parsed["output"])
+    for name in ("output", "checkpoint"):
+        if parsed.get(name) is not None:
+            parsed[name] = Path(parsed[name])
     if isinstance(parsed.get("float32_modules"), str):
         parsed["float32_modules"] = (parsed["float32_modules"],)
     return parsed

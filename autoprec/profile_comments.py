@@ -59,6 +59,7 @@ _COMMENTS = {
     "evidence.parity.most_steps": "how far it might have been: --proof-steps repeats it",
     "evidence.parity.first_loss": "float32's, at the first step",
     "evidence.parity.last_loss": "float32's, in the last fifth of the steps",
+    "evidence.checkpoint": "weights that training began with: they, too, are what was proven",
     "evidence.trials": "recipes that were measured",
     "evidence.proof_seconds": "of the tuning, what proving took",
     "evidence.memory_budget_bytes": "what a trial was allowed",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from autoprec.core.device import DeviceKind, Observation
@@ -26,7 +27,8 @@ class Task:
     """The user's task file, loaded: what to build, what to train it on, and how.
 
     Optional functions are None where the file does not define them. `count_samples(batch)` is for
-    batches whose samples no dimension counts, such as graphs joined into one.
+    batches whose samples no dimension counts, such as graphs joined into one. `checkpoint` is a
+    file with the weights that every model it builds begins with.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Task:
     count_samples: Callable[[Any], int] | None = None
     batch_size: int | None = None
     clip_grad_norm: float | None = None
+    checkpoint: Path | None = None
 
 
 #: Of what is free on an accelerator, the share that a process may take: the framework's context,

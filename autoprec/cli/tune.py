@@ -32,6 +32,7 @@ examples:
   autoprec tune model.py --policies mixed_float16 this policy whatever the rules say
   autoprec tune model.py --grid --batch-sizes 32-512 --policies float32,bf16
                                                   a table of step times by batch and policy
+  autoprec tune model.py --checkpoint last.pt     from trained weights: late breaks show soon
   autoprec tune model.py --plan --device v100     what would be tried there, and what to expect
   autoprec tune model.py --storage sqlite:///s.db the study in a database
 
@@ -172,6 +173,13 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="S",
         help="choose the steps of a proof so that it takes about so long at most (default: 60)",
+    )
+    group.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="begin with the weights of this file (of torch.save, .safetensors, .weights.h5 or "
+        ".keras; the optimizer is new), so that the proof starts where late breaks show soon",
     )
     group.add_argument(
         "--tolerance",
@@ -320,6 +328,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         proof_steps=arguments.proof_steps,
         proof_seconds=arguments.proof_seconds,
         tolerance=arguments.tolerance,
+        checkpoint=arguments.checkpoint,
         accept_drift=arguments.accept_drift,
         explain=arguments.explain,
         float32_modules=tuple(arguments.float32_modules),

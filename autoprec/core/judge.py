@@ -19,6 +19,7 @@ from autoprec.core.late import (
     error_floor,
     gradient_overflow,
     late_gate,
+    leans,
     long_run,
     wants_another_run,
     wants_more_steps,
@@ -40,6 +41,7 @@ __all__ = [
     "gate",
     "headroom",
     "judge",
+    "leans",
     "long_run",
     "metric",
     "shadow",
@@ -119,7 +121,8 @@ class Evidence:
 
     `later` are checkpoints after those of the shadow test, looked at for the head-room only. `far`
     are those of a long float32 run after its first steps, with `far_noise`; and
-    `late` the runs that go as far. `onward` is the candidate's own run, which may go further
+    `late` the runs that go as far. `start` names the weights that training began with, where they
+    were trained already. `onward` is the candidate's own run, which may go further
     than float32 was followed. `most` steps might have been made. `cut` says that the machine
     stalled before the proof was done.
     """
@@ -132,6 +135,7 @@ class Evidence:
     far_noise: tuple[NoisePoint, ...] = ()
     late: tuple[SeedRun, ...] = ()
     most: int = 0
+    start: str = ""
     onward: Trajectory | None = None
     cut: bool = False
     seconds: float = 0.0
@@ -214,7 +218,7 @@ def _further_on(
         if not check.passed:
             reason = f"it trains, but not like float32: {check.problem}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
-    return replace(numbers, reason=_praise(numbers, lasting))
+    return replace(numbers, reason=_praise(numbers, lasting, evidence.start))
 
 
 def calibrated_shadow(
@@ -278,10 +282,8 @@ def _gate_shadow(points: Sequence[ShadowPoint]) -> Check:
 def _covered(evidence: Evidence, driven: Check, measured: Check) -> tuple[str, ...]:
     covered = []
     if evidence.shadow:
-        steps = ", ".join(
-            str(point.step) for point in (*evidence.shadow, *evidence.far, *evidence.later)
-        )
-        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {steps}")
+        seen = {point.step for point in (*evidence.shadow, *evidence.far, *evidence.later)}
+        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(seen)))}")
     if driven.judged:
         seeds = [run.candidate.seed for run in evidence.late]
         rest = [run for run in evidence.runs if run.candidate.seed not in seeds]
@@ -335,7 +337,7 @@ def _at_single_steps(numbers: Verdict) -> str:
     return f"loss within {percent(numbers.loss_deviation)} at the same weights"
 
 
-def _praise(numbers: Verdict, lasting: Check) -> str:
+def _praise(numbers: Verdict, lasting: Check, start: str) -> str:
     """What passed and over which part of training."""
     ended = lasting.deviation if lasting.judged else numbers.trajectory_deviation
     parts = [
@@ -343,9 +345,10 @@ def _praise(numbers: Verdict, lasting: Check) -> str:
         f"within {percent(number(ended))} after {numbers.steps} steps",
     ]
     first, last = number(numbers.first_loss), number(numbers.last_loss)
+    over = f"{numbers.steps} steps from {start}" if start else f"the first {numbers.steps} steps"
     told = (
-        f"trains like float32: equal over the first {numbers.steps} steps, loss {first:.2g} to "
-        f"{last:.2g}; {', '.join(part for part in parts if part)}"
+        f"trains like float32: equal over {over}, loss {first:.2g} to {last:.2g}; "
+        f"{', '.join(part for part in parts if part)}"
     )
     if numbers.not_covered:
         told += f" (not covered: {'; '.join(numbers.not_covered)})"

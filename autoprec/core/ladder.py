@@ -23,9 +23,8 @@ FIRST = 2 * SHORT
 MARKS = (0, 2, 8, 29, 59, 119, 239, 479)
 """The steps at which the float32 run's weights are kept for a comparison."""
 
-STILL_FALLS, BARELY = 0.35, 0.1
-"""The float32 loss is worth following while it falls by this share when its steps double; from
-`SHORT` to twice that, which costs little, while it falls at all."""
+STILL_FALLS = 0.35
+"""The float32 loss is worth following while it falls by this share when its steps double."""
 
 SECONDS = 60.0
 """What a proof may cost at most by the pace of a float32 step, unless told otherwise."""
@@ -64,8 +63,8 @@ def marks(steps: int) -> tuple[int, ...]:
 
 
 def landings(steps: int) -> tuple[int, ...]:
-    """Where a run of at most `steps` may end: at `SHORT`, two, four ... times that, or its end."""
-    doubled = [SHORT]
+    """Where a run of at most `steps` may end: at `FIRST`, two, four ... times that, or its end."""
+    doubled = [FIRST]
     while doubled[-1] < steps:
         doubled.append(2 * doubled[-1])
     return tuple(sorted({min(steps, landing) for landing in doubled}))
@@ -74,14 +73,21 @@ def landings(steps: int) -> tuple[int, ...]:
 def ends(losses: Sequence[float | None], steps: int) -> bool:
     """Whether a float32 run that may take `steps` has shown what it can.
 
-    It ends at a landing from which its loss no longer falls by `STILL_FALLS` when the steps double
-    (at `SHORT` by `BARELY`), and where a loss is not finite.
+    It ends at a landing from which its loss no longer falls by `STILL_FALLS` when the steps double,
+    and where a loss is not finite.
     """
     made = len(losses)
     if made >= steps or any(loss is None or not math.isfinite(loss) for loss in losses):
         return True
-    enough = BARELY if made == SHORT else STILL_FALLS
-    return made in landings(steps) and fall(losses) < enough
+    return made in landings(steps) and fall(losses) < STILL_FALLS
+
+
+def settled(losses: Sequence[float | None], steps: int) -> int:
+    """The length at which a run that may take `steps` ends; all of it, where it goes on."""
+    ending = (
+        made for made in landings(steps) if made <= len(losses) and ends(losses[:made], steps)
+    )
+    return next(ending, len(losses))
 
 
 def fall(losses: Sequence[float | None]) -> float:

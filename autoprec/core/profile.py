@@ -39,6 +39,14 @@ class TaskRecord:
 
 
 @dataclass(frozen=True)
+class CheckpointRecord:
+    """Which file's weights a tuning began with; `sha256` is of the whole file."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class DeviceRecord:
     """Which device the profile was tuned on."""
 
@@ -91,7 +99,8 @@ class Evidence:
 
     `waterfall` is what the speed-up consists of, from the recipe to the baseline. `inconclusive`
     says why nothing could be concluded, so that float32 was kept (empty: it could), `not_covered`
-    what a time limit left out.
+    what a time limit left out; `checkpoint` the weights that training began with, where they were
+    not `build_model`'s own.
     """
 
     baseline: Baseline
@@ -104,6 +113,7 @@ class Evidence:
     inconclusive: str = ""
     not_covered: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    checkpoint: CheckpointRecord | None = None
     proof_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
     memory_budget_bytes: int | None = bounded(default=None, low=0, high=_LARGEST)
     loss_scale: Mapping[str, Any] | None = None

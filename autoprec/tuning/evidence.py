@@ -17,6 +17,7 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.outcomes import Outcome, key
 from autoprec.core.profile import (
     Baseline,
+    CheckpointRecord,
     Chosen,
     DeviceRecord,
     Evidence,
@@ -129,7 +130,13 @@ def _same(space: Space, point: Point, recipe: Recipe) -> bool:
 
 
 def build_profile(
-    findings: Findings, *, task_file: str, digest: str, forced: bool, seconds: float
+    findings: Findings,
+    *,
+    task_file: str,
+    digest: str,
+    checkpoint: CheckpointRecord | None,
+    forced: bool,
+    seconds: float,
 ) -> Profile:
     """The profile that the findings add up to."""
     choice, plain = findings.choice, findings.baseline
@@ -166,6 +173,7 @@ def build_profile(
         speedup=_rounded(gain) if gain is not None else none,
         speedup_same_batch=None if same is None else _rounded(same),
         parity=verdict,
+        checkpoint=checkpoint,
         trials=len(findings.history),
         tuning_seconds=round(seconds, 1),
         proof_seconds=round(findings.proof_seconds, 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +26,12 @@ class Options:
     `align` overrides the multiple that the device wants. `time_limit` bounds the whole tuning,
     `search_limit` the search alone. `proof_steps` are the most steps of a proof; None means as many
     as the ladder allows for `proof_seconds` (None: 60) by the pace of a float32 step. `tolerance`
-    widens (above 1) or narrows the proof's
-    tolerances.
+    widens (above 1) or narrows the proof's tolerances. `checkpoint` is a file with weights that
+    the model begins with wherever it is built, so that the proof starts from them.
     """
 
     output: Path | None = None
+    checkpoint: Path | None = None
     policies: tuple[Policy, ...] = ()
     batch_sizes: tuple[int, ...] | None = None
     trials: int | None = None
@@ -63,6 +65,8 @@ class Options:
                 f"--proof-steps {self.proof_steps} given, expected {MIN_STEPS} or more: fewer "
                 "steps are no training that could be compared"
             )
+        if self.checkpoint is not None:
+            object.__setattr__(self, "checkpoint", _readable("--checkpoint", self.checkpoint))
         _positive("--tolerance", self.tolerance)
         _positive("--align", self.align)
         _positive("--rounds", self.rounds)
@@ -101,6 +105,17 @@ class Options:
             self.tolerance,
             self.accept_drift,
         )
+
+
+def _readable(name: str, path: Path) -> Path:
+    """The absolute path of a file that is there; `UsageError` where it is not."""
+    file = path.expanduser()
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise UsageError(f"{name} {path} {what}; expected a file with the model's weights")
+    if not os.access(file, os.R_OK):
+        raise UsageError(f"{name} {path} cannot be read: permission denied")
+    return file.resolve()
 
 
 def _positive(name: str, value: float | None) -> None:

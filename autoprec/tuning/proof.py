@@ -63,16 +63,18 @@ class _Known:
     candidate: Recipe | None = None
     runs: dict[int, Trajectory] = field(default_factory=dict)
 
-    @property
-    def steps(self) -> int:
-        """How far float32 was followed."""
-        return len(self.reference.losses)
+    def settled(self, most: int) -> int:
+        """How far float32 goes of itself; for another candidate it may have been followed further.
+
+        That it was must not change a verdict.
+        """
+        return ladder.settled(self.reference.losses, most)
 
     def compared(self, evidence: Evidence, steps: int) -> Evidence:
         """The evidence with the comparisons at the marks within so many steps."""
         points = [point for point in self.points if point.step < steps]
         noise = [point for point in self.noise or () if point.step < steps]
-        missing = _unkept(points, min(steps, self.steps))
+        missing = _unkept(points, steps)
         if points and not any(point.gradient_seen for point in points):
             missing.append("gradients (the training step shows none)")
         return replace(
@@ -102,7 +104,8 @@ class Proof:
 
     `steps` are the most steps of a proof; without them the ladder chooses what costs at most
     `seconds`, and ends before the moment `until`, by the pace of a float32 step. `chosen` keeps
-    what it chose, by batch: a proof that is repeated takes as many.
+    what it chose, by batch: a proof that is repeated takes as many. `start` names the weights that
+    training begins with, where they are not fresh.
     """
 
     def __init__(
@@ -113,12 +116,13 @@ class Proof:
         steps: int | None = None,
         seconds: float | None = None,
         chosen: MutableMapping[str, int] | None = None,
+        start: str = "",
         until: float = math.inf,
         on_event: OnEvent = silent,
     ) -> None:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
-        self._steps, self._until = steps, until
+        self._steps, self._until, self._start = steps, until, start
         self._most_seconds = ladder.SECONDS if seconds is None else seconds
         self._chosen: MutableMapping[str, int] = {} if chosen is None else chosen
         self._known: dict[tuple[int, int], _Known] = {}
@@ -143,7 +147,7 @@ class Proof:
         Code that raises under the recipe, but not in float32, is a rejection.
         """
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
-        evidence = Evidence(roundoff=roundoff, most=self._most(recipe))
+        evidence = Evidence(roundoff=roundoff, most=self._most(recipe), start=self._start)
         started = time.monotonic()
         self._deadline = min(started + LIMIT * self._most_seconds, self._until)
         try:
@@ -169,9 +173,10 @@ class Proof:
         """What is known after each stage of a proof: shadow, first steps, and what comes late."""
         known = self._reference(recipe)
         self._compare(recipe, known)
-        evidence = known.compared(evidence, ladder.FIRST)
+        first = min(ladder.FIRST, known.settled(evidence.most))
+        evidence = known.compared(evidence, first)
         yield evidence
-        missing, steps = list(evidence.not_covered), min(ladder.SHORT, known.steps)
+        missing, steps = list(evidence.not_covered), min(ladder.SHORT, first)
         shadowed = judging.calibrated_shadow(
             evidence.shadow, evidence.noise, self._tolerance, evidence.roundoff
         )
@@ -187,7 +192,7 @@ class Proof:
             later, seeds = self._look_later(recipe), seeds[:1]
             evidence = replace(evidence, later=later)
         evidence = replace(evidence, not_covered=tuple(missing))
-        longest = min(ladder.FIRST, known.steps) if shadowed.passed else steps
+        longest = first if shadowed.passed else steps
         for seed in seeds:
             run = self._run(recipe, known, seed, steps, longest if seed == SEEDS[0] else steps)
             evidence = replace(evidence, runs=(*evidence.runs, run))
@@ -196,35 +201,42 @@ class Proof:
             yield from self._go_on(recipe, evidence, known)
 
     def _go_on(self, recipe: Recipe, evidence: Evidence, known: _Known) -> Iterator[Evidence]:
-        """Follow what passed as far as float32 went; what looks like a break, over both seeds.
+        """Follow what passed as float32's loss falls; what looks like a break, over both seeds.
 
-        Where both lean the same way, but too little to tell, they go as far as the proof may.
+        Where both lean the same way, but too little to tell, they go as far as the proof may; and
+        so does what leans at the same weights.
 
         Gradients that overflow need no float32 to be compared with: there float16 goes on alone,
         and as far as the proof may go where a step was skipped or they come near the limit.
         """
         if not judging.judge(evidence, self._tolerance).accepted:
             return
-        steps = min(ladder.FIRST, known.steps)
+        steps, most = min(ladder.FIRST, known.settled(evidence.most)), evidence.most
         if recipe.loss_scale is not None:
-            alone = max(steps, scaling.confirming(evidence.most))
+            alone = max(steps, scaling.confirming(most))
             run = self._candidate(recipe, known, SEEDS[0], alone)
             if run.skipped or near_the_limit(recipe.loss_scale):
-                run = self._candidate(recipe, known, SEEDS[0], evidence.most)
+                run = self._candidate(recipe, known, SEEDS[0], most)
             evidence = replace(evidence, onward=run)
             yield evidence
-        if not ladder.ends(known.reference.losses, evidence.most):
-            self._extend(recipe, known)
-        if known.steps <= ladder.SHORT:
+        if not ladder.ends(known.reference.losses, most):
+            self._extend(recipe, known, settle=True)
+        steps = known.settled(most)
+        evidence = known.compared(evidence, steps)
+        if steps < most and judging.leans((*evidence.shadow, *evidence.far), self._tolerance):
+            if len(known.reference.losses) < most:
+                self._extend(recipe, known, settle=False)
+            steps = min(most, len(known.reference.losses))
+            evidence = known.compared(evidence, steps)
+        if steps <= ladder.SHORT:
             return
-        evidence = known.compared(evidence, known.steps)
-        first = self._long_run(recipe, known, SEEDS[0], known.steps, noisy=False)
-        evidence = replace(evidence, late=(first,))
+        long = self._long_run(recipe, known, SEEDS[0], steps, noisy=False)
+        evidence = replace(evidence, late=(long,))
         yield evidence
-        if not judging.wants_another_run(first, self._tolerance):
+        if not judging.wants_another_run(long, self._tolerance):
             return
-        for steps in (known.steps, evidence.most):
-            runs = [self._long_run(recipe, known, seed, steps, noisy=True) for seed in SEEDS]
+        for length in (steps, most):
+            runs = [self._long_run(recipe, known, seed, length, noisy=True) for seed in SEEDS]
             evidence = replace(evidence, late=tuple(runs))
             yield evidence
             if not judging.wants_more_steps(runs, self._tolerance):
@@ -236,12 +248,12 @@ class Proof:
         if known.noise is None and not any(point.loss is None for point in known.points):
             known.noise = self._tracer.noise(draws=NOISE_DRAWS)
 
-    def _extend(self, recipe: Recipe, known: _Known) -> None:
-        """Follow float32 further, as far as its loss falls, and compare there, too.
+    def _extend(self, recipe: Recipe, known: _Known, *, settle: bool) -> None:
+        """Follow float32 as far as the proof may, or its loss falls, and compare there, too.
 
         Where it breaks by itself, what comes before that is all that there is to compare with.
         """
-        reference = self._follow(recipe, self._most(recipe))
+        reference = self._follow(recipe, self._most(recipe), settle=settle)
         if not reference.finite:
             self.forget()
             return
@@ -271,18 +283,19 @@ class Proof:
             known = self._known[key] = _Known(reference, plain={SEEDS[0]: reference})
         return known
 
-    def _follow(self, recipe: Recipe, steps: int) -> Trajectory:
-        """float32 for so many steps at most, while its loss falls; weights kept at the marks."""
+    def _follow(self, recipe: Recipe, steps: int, *, settle: bool = True) -> Trajectory:
+        """float32 for so many steps, or while its loss falls; weights kept at the marks."""
         reference = self._tracer.reference(
             batch_size=recipe.batch_size,
             accumulation_steps=recipe.accumulation_steps,
             steps=steps,
             checkpoints=ladder.marks(steps),
             seconds=self._left(),
-            settle=True,
+            settle=settle,
         )
-        if not ladder.ends(reference.losses, steps):
-            raise _OutOfTime("everything", len(reference.losses))
+        made = len(reference.losses)
+        if not (ladder.ends(reference.losses, steps) if settle else made == steps):
+            raise _OutOfTime("everything", made)
         return reference
 
     def _look_later(self, recipe: Recipe) -> tuple[ShadowPoint, ...]:

@@ -79,6 +79,7 @@ class Prover:
             steps=work.options.proof_steps,
             seconds=work.options.proof_seconds,
             chosen=KeptSteps(study, work.options),
+            start="" if work.checkpoint is None else work.checkpoint.file,
             until=work.deadline.of(PROOF),
             on_event=self._progress,
         )

@@ -67,11 +67,13 @@ class WorkerSettings:
     """How a worker is started: its task, device, memory limit and environment.
 
     `memory_bytes` limits main memory; without it the worker is only kept from taking what the
-    machine has left. A device's own memory is the session's to limit.
+    machine has left. A device's own memory is the session's to limit. Models begin with the weights
+    of `checkpoint`, where one is given.
     """
 
     task: Path
     device: str = "cpu"
+    checkpoint: Path | None = None
     memory_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     step_seconds: float = STEP_SECONDS
@@ -147,11 +149,13 @@ class Worker:
     def load(self, on_progress: OnProgress | None = None) -> Loaded:
         """Load the task file, once."""
         if self.loaded is None:
+            checkpoint = self.settings.checkpoint
             self.loaded = self.call(
                 "load",
                 on_progress=on_progress,
                 path=str(self.settings.task),
                 device=self.settings.device,
+                checkpoint=None if checkpoint is None else str(checkpoint),
             )
         return self.loaded
 

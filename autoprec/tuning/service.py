@@ -52,10 +52,11 @@ class Service:
         self._sessions: dict[str, Session] = {}
         self._tracers: dict[int, Tracer] = {}
 
-    def load(self, *, path: str, device: str) -> Loaded:
+    def load(self, *, path: str, device: str, checkpoint: str | None = None) -> Loaded:
         """Run the task file and find its framework from what build_model returns."""
         self._report("load", 0)
-        task = load_task(Path(path))
+        weights = None if checkpoint is None else Path(checkpoint)
+        task = replace(load_task(Path(path)), checkpoint=weights)
         self._report("build", 0)
         name = registry.owner(task.build_model())
         backend = registry.load(name)

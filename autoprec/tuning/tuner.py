@@ -100,6 +100,7 @@ def tune(work: Work) -> Profile:
             findings,
             task_file=work.task.name,
             digest=digest,
+            checkpoint=work.checkpoint,
             forced=not work.float32_allowed,
             seconds=time.monotonic() - began,
         )
@@ -129,6 +130,7 @@ def _open_study(work: Work, digest: str) -> Study:
         work.place.facts.fingerprint,
         work.place.software,
         work.options.identity(),
+        *(() if work.checkpoint is None else (work.checkpoint,)),
     )
     storage = work.options.storage or default_journal(work.task)
     return Study(storage, name, fresh=work.options.fresh)

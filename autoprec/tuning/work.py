@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,7 @@ from autoprec.core.device import DeviceFacts, DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.placement import alone
 from autoprec.core.probe import Unusable
+from autoprec.core.profile import CheckpointRecord
 from autoprec.tuning.budget import memory_budget
 from autoprec.tuning.deadline import Deadline
 from autoprec.tuning.events import Listener, Note
@@ -65,6 +67,15 @@ class Work:
         return None if free is None else int(FREE_SHARE * free)
 
     @cached_property
+    def checkpoint(self) -> CheckpointRecord | None:
+        """The weights that training starts from, where they are not `build_model`'s own."""
+        path = self.options.checkpoint
+        if path is None:
+            return None
+        with path.open("rb") as file:
+            return CheckpointRecord(path.name, hashlib.file_digest(file, "sha256").hexdigest())
+
+    @cached_property
     def watch(self) -> Watch:
         """Watches for other processes while something is measured."""
         return Watch(lambda text: self.listener(Note(text, warning=True)))
@@ -85,6 +96,7 @@ class Work:
         return WorkerSettings(
             task=self.task,
             device=placement.device,
+            checkpoint=self.options.checkpoint,
             memory_bytes=self.memory_bytes if self.on_cpu else None,
             environment=placement.environment,
         )

@@ -38,6 +38,8 @@ USAGE = {
     "an unknown device": (("--device", "abacus"), "abacus"),
     "a device that is not here": (("--device", "cuda:99"), "cuda:99"),
     "a folder as output": (("--output", "."), "folder"),
+    "a checkpoint that is not there": (("--checkpoint", "none.pt"), "none.pt does not exist"),
+    "a folder as checkpoint": (("--checkpoint", "."), "is a folder"),
     "an unknown option": (("--no-such-option",), "--no-such-option"),
     "a folder as storage": (("--storage", "."), "folder"),
     "an unknown storage": (("--storage", "nosuch://x"), "nosuch"),

@@ -10,6 +10,7 @@ from autoprec.core.judge import judge
 from autoprec.core.late import (
     error_floor,
     gradient_overflow,
+    leans,
     long_run,
     wants_another_run,
     wants_more_steps,
@@ -52,6 +53,22 @@ def test_what_ends_near_float32_needs_no_second_seed():
     assert not wants_another_run(long(0.04), DEFAULT)
     assert wants_another_run(long(0.06), DEFAULT)
     assert not long_run((), DEFAULT).judged
+
+
+@pytest.mark.parametrize(
+    ("away", "leaning"),
+    [
+        ((0.0, 0.003, 0.006), True),
+        ((0.0, -0.003, -0.006), True),
+        ((0.0, -0.003, 0.006), True),  # a single batch's loss is off in any direction
+        ((0.0, 0.003, 0.004), False),  # too little
+        ((0.0, 0.008, 0.006), False),  # no more than before
+        ((0.006,), False),
+    ],
+)
+def test_a_loss_that_leaves_float32_from_mark_to_mark_leans(away, leaning):
+    points = [ShadowPoint(step, 2 * (1 + share), 2.0, 0.01) for step, share in enumerate(away)]
+    assert leans(points, DEFAULT) is leaning
 
 
 @pytest.mark.parametrize(

@@ -146,14 +146,15 @@ class FakeTracer:
 def test_a_good_recipe_is_equal_and_everything_was_covered():
     verdict = Proof(FakeTracer()).prove(BFLOAT16)
     assert verdict.accepted
-    assert verdict.steps == ladder.SHORT
+    assert verdict.steps == ladder.FIRST
     assert verdict.not_covered == ()
 
 
-def test_a_proof_costs_at_most_two_hundred_steps():
+@pytest.mark.parametrize(("most", "cost"), [(30, 200), (480, 250)])
+def test_a_proof_against_a_loss_that_rests_costs_few_steps(most, cost):
     tracer = FakeTracer()
-    Proof(tracer).prove(BFLOAT16)
-    assert tracer.steps <= 200
+    Proof(tracer, steps=most).prove(BFLOAT16)
+    assert tracer.steps <= cost
 
 
 def test_a_metric_is_calibrated_on_every_seed():
@@ -211,8 +212,8 @@ def test_losses_off_both_ways_get_one_longer_run_and_cost_no_more():
     verdict = Proof(tracer).prove(BFLOAT16)
     assert verdict.accepted
     assert verdict.steps == LONG_STEPS
-    assert tracer.calls[-2:] == ["mixed_bfloat16 1", "float32 1"]
-    assert tracer.steps <= 200
+    assert tracer.calls[-3:] == ["mixed_bfloat16 1", "float32 1", "mixed_bfloat16 0"]
+    assert tracer.steps <= 300
     assert Proof(BothWays(error=0.001)).prove(BFLOAT16).verdict == "drift"
 
 
@@ -242,7 +243,7 @@ def test_numbers_that_grow_are_looked_at_further_on():
         verdict.covered[0]
         == "loss and gradient at the same weights at steps 0, 2, 8, 29, 34, 39, 44, 49, 54, 59"
     )
-    assert tracer.steps <= 200
+    assert tracer.steps <= 250
     assert Proof(Growing(further=1.1)).prove(FLOAT16).verdict == "drift"
     tracer.calls.clear()
     proof.prove(BFLOAT16)
@@ -284,7 +285,7 @@ def test_what_stalls_after_the_shadow_is_equal_at_single_steps_only():
     verdict = Proof(Stalls(error=0.01)).prove(BFLOAT16)
     assert verdict.verdict == "equal at single steps"
     assert not verdict.accepted
-    assert any("training of 30 steps" in text for text in verdict.not_covered)
+    assert any("training of 60 steps" in text for text in verdict.not_covered)
 
 
 def test_the_verdict_is_the_same_however_slow_the_machine_is(monkeypatch):
@@ -316,7 +317,38 @@ def test_a_loss_that_falls_is_followed_and_a_flat_one_is_not():
         "loss and gradient at the same weights at steps 0, 2, 8, 29, 59, 119, 239, 479",
         "trainings of 480, 30 steps",
     )
-    assert Proof(FakeTracer()).prove(BFLOAT16).steps == 30
+    assert Proof(FakeTracer()).prove(BFLOAT16).steps == 60
+
+
+class Leaning(FakeTracer):
+    """Its loss at the same weights leaves float32's from mark to mark, for some recipes."""
+
+    def __init__(self, *leaning: Recipe, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.leaning = leaning
+
+    def shadow(self, *, recipe):
+        share = 2e-4 if recipe in self.leaning else 0.0
+        return tuple(
+            replace(point, loss=point.reference * (1 + share * min(point.step, 40)))
+            for point in super().shadow(recipe=recipe)
+        )
+
+
+def test_what_leans_at_the_same_weights_is_followed_although_the_loss_is_flat():
+    verdict = Proof(Leaning(BFLOAT16)).prove(BFLOAT16)
+    assert (verdict.verdict, verdict.steps) == ("equal", 480)
+    late = Proof(Leaning(BFLOAT16, late_error=0.001)).prove(BFLOAT16)
+    assert (late.verdict, late.step) == ("rejected", 480)
+
+
+def test_a_verdict_does_not_depend_on_how_far_an_earlier_candidate_was_followed():
+    other = replace(BFLOAT16, compile=True)
+    for curve in (lambda step: 2.0, lambda step: 1.0 + falls(min(step, 50)), falls):
+        proof = Proof(Leaning(other, curve=curve))
+        assert proof.prove(other).steps == 480
+        again = replace(proof.prove(BFLOAT16), seconds=0.0)
+        assert again == replace(Proof(Leaning(curve=curve)).prove(BFLOAT16), seconds=0.0)
 
 
 def test_what_passes_at_first_and_breaks_late_is_rejected_over_both_seeds():
@@ -410,7 +442,7 @@ class OverflowsAt(FakeTracer):
 @pytest.mark.parametrize(
     ("tracer", "scale", "verdict"),
     [
-        (OverflowsAt(60), 2.0**13, "rejected"),  # float32 was flat from step 30 on
+        (OverflowsAt(60), 2.0**13, "rejected"),  # float32 was flat until then
         (OverflowsAt(300), 2.0**13, "equal"),
         (OverflowsAt(300, also=(50,)), 2.0**13, "rejected"),  # a skipped step asks for more
         (OverflowsAt(300), 2.0**-3, "rejected"),  # and so do gradients near the limit
@@ -420,7 +452,7 @@ def test_float16_goes_on_alone_for_gradients_that_overflow_late(tracer, scale, v
     found = Proof(tracer).prove(replace(FLOAT16, loss_scale=LossScale(initial=scale)))
     assert found.verdict == verdict
     assert found.accepted or "steps were skipped because gradients overflowed" in found.reason
-    assert found.steps == 30
+    assert found.steps == 60
 
 
 def test_a_followed_proof_costs_no_more_than_the_ladder_says():

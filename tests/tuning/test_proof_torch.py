@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -90,6 +91,45 @@ def test_what_shows_after_the_first_steps_is_caught_by_a_longer_proof():
     late = proof_of("learned_frequencies", 240, FIELD).prove(BFLOAT16)
     assert late.verdict == "rejected"
     assert late.step == 240
+
+
+def trained(task: Task, steps: int, file: Path) -> Task:
+    """The task from the weights that so many plain float32 steps lead to."""
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = task.build_optimizer(model)
+    stream = itertools.chain.from_iterable(iter(lambda: task.build_data(32), None))
+    for batch in itertools.islice(stream, steps):
+        optimizer.zero_grad()
+        task.training_step(model, batch).backward()
+        optimizer.step()
+    torch.save(model.state_dict(), file)
+    return replace(task, checkpoint=file)
+
+
+@pytest.mark.filterwarnings("ignore:step .* gradients are not finite at the loss scale")
+@pytest.mark.parametrize(
+    ("name", "recipe", "steps"),
+    [("physics_informed", BFLOAT16, 500), ("log_of_chance", FLOAT16, 45)],
+)
+def test_what_shows_late_shows_soon_from_trained_weights(name, recipe, steps, tmp_path):
+    fresh = zoo(name, FIELD)
+    accepted = []
+    for task in (fresh, trained(fresh, steps, tmp_path / "last.pt")):
+        proof = Proof(TorchBackend().tracer(task, device="cpu", seed=0, report=silent), steps=30)
+        scale = proof.tune_loss_scale(recipe)[0] if recipe.loss_scale else None
+        accepted.append(proof.prove(replace(recipe, loss_scale=scale)).accepted)
+    assert accepted == [True, False]
+
+
+def test_a_proof_from_a_checkpoint_says_so(tmp_path):
+    task = zoo("mlp_classifier")
+    torch.save(task.build_model().state_dict(), tmp_path / "last.pt")
+    tracer = TorchBackend().tracer(
+        replace(task, checkpoint=tmp_path / "last.pt"), device="cpu", seed=0, report=silent
+    )
+    reason = Proof(tracer, steps=8, start="last.pt").prove(BFLOAT16).reason
+    assert "equal over 8 steps from last.pt, loss" in reason
 
 
 @pytest.mark.filterwarnings("ignore:step .* gradients are not finite at the loss scale")

@@ -235,3 +235,21 @@ def test_products_that_something_disturbed_are_told_before_anything_rests_on_the
     ]
     assert [event.warning for event in told] == [True]
     assert events.index(told[0]) < events.index(trials(events)[0])
+
+
+def test_a_checkpoint_is_in_the_profile_and_another_one_is_another_study(
+    task: Callable[..., Path], tmp_path: Path
+) -> None:
+    path, weights = task(), tmp_path / "last.pt"
+    found = []
+    for content in (b"a", b"a", b"b"):
+        weights.write_bytes(content)
+        profile, events = run(path, checkpoint=str(weights), trials=2, rounds=1)
+        recorded = load_profile(path.with_suffix(".profile.yaml")).evidence.checkpoint
+        assert recorded == profile.evidence.checkpoint
+        assert recorded is not None
+        assert recorded.file == "last.pt"
+        found.append((recorded.sha256, len(trials(events))))
+    assert found[0][0] == found[1][0] != found[2][0]
+    assert [done for _, done in found] == [2, 0, 2]
+    assert run(path, trials=2, rounds=1)[0].evidence.checkpoint is None

@@ -17,6 +17,7 @@ import keras
 from autoprec.backends import registry
 from autoprec.backends.base import Task
 from autoprec.backends.keras.optimizers import exchanged, holding, optimizers_of
+from autoprec.backends.keras.trained import load_weights
 from autoprec.core.device import DeviceKind
 from autoprec.errors import TaskError, UsageError
 
@@ -112,7 +113,8 @@ def device_of(model: Any) -> str:
 def build_model(task: Task, seed: int, batch: Any) -> Any:
     """Build the user's compiled model with all generators seeded, its variables made for `batch`.
 
-    A gradient clip the task names is given to an optimizer that clips nothing itself.
+    A gradient clip the task names is given to an optimizer that clips nothing itself. The model
+    begins with the weights of the task's checkpoint, where there is one.
     """
     keras.utils.set_random_seed(seed)
     model = task.build_model()
@@ -134,6 +136,8 @@ def build_model(task: Task, seed: int, batch: Any) -> Any:
             f"{task.name}: build_model returned a model without trainable weights; there is "
             "nothing to train"
         )
+    if task.checkpoint is not None:
+        load_weights(model, task.checkpoint)
     _clip(task, model)
     return model
 

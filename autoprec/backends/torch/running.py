@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.base import Task
+from autoprec.backends.torch.checkpoint import load_weights
 from autoprec.backends.torch.rng import RngState, seed_everything
 from autoprec.backends.torch.tensors import items_in, with_items
 from autoprec.errors import TaskError
@@ -76,10 +77,14 @@ def build_model(task: Task, device: str | torch.device, seed: int) -> nn.Module:
     """Build the user's model with all RNGs seeded, on `device`, in training mode.
 
     A model in training mode keeps the modes of its modules (BatchNorm that was frozen by `eval()`);
-    one that is in evaluation mode as a whole, as `from_pretrained` leaves it, is set to train.
+    one that is in evaluation mode as a whole, as `from_pretrained` leaves it, is set to train. It
+    begins with the weights of the task's checkpoint, where there is one.
     """
     seed_everything(seed)
-    model = _checked(task, task.build_model()).to(device)
+    model = _checked(task, task.build_model())
+    if task.checkpoint is not None:
+        load_weights(model, task.checkpoint)
+    model = model.to(device)
     if isinstance(task.loss_fn, nn.Module):  # the weights of its classes, made at import
         task.loss_fn.to(device)
     return model if model.training else model.train()

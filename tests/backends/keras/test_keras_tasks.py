@@ -18,6 +18,7 @@ from autoprec.backends import registry
 from autoprec.backends.base import Task
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.keras.data import batches, digest
+from autoprec.backends.keras.running import build_model
 from autoprec.backends.keras.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TimingBudget
@@ -373,3 +374,44 @@ def test_a_backend_that_is_not_installed_is_named() -> None:
     )
     assert FrameworkMissing.__name__ in done.stderr.splitlines()[-1]
     assert "KERAS_BACKEND=tensorflow" in done.stderr.splitlines()[-1]
+
+
+# Weights of a checkpoint --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["last.weights.h5", "last.keras"])
+def test_a_task_with_a_checkpoint_builds_trained_models_whatever_the_seed(name, tmp_path):
+    trained = compiled(softmax_net())
+    for weight in trained.weights:
+        weight.assign(weight + 0.25)
+    (trained.save if name.endswith(".keras") else trained.save_weights)(tmp_path / name)
+    given = task(lambda: compiled(softmax_net()), checkpoint=tmp_path / name)
+    batch = next(batches(given, 8, 0))
+    for seed in (0, 1):
+        built = build_model(given, seed, batch)
+        for ours, theirs in zip(built.weights, trained.weights, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def other_net() -> Any:
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, keras.layers.Dense(3)(inputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "save", "told"),
+    [
+        (
+            "other.weights.h5",
+            lambda path: other_net().save_weights(path),
+            "does not fit the model.*dense",
+        ),
+        ("torn.keras", lambda path: path.write_bytes(b"PK torn"), "does not fit the model"),
+        ("last.ckpt", lambda path: path.write_bytes(b""), "no file of Keras's weights"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_loaded_is_an_error_with_its_name(name, save, told, tmp_path):
+    save(tmp_path / name)
+    given = task(lambda: compiled(softmax_net()), checkpoint=tmp_path / name)
+    with pytest.raises(TaskError, match=f"{name}.*{told}"):
+        build_model(given, 0, next(batches(given, 8, 0)))

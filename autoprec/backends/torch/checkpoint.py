@@ -1,0 +1,113 @@
+"""Loads the weights of a checkpoint file into a freshly built model.
+
+A file may hold a state dict, or one inside a dictionary beside an optimizer's and a step count, as
+training loops save it. Nothing in it is unpickled but tensors and plain values.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.errors import TaskError
+
+_NAMES = ("model", "state_dict", "model_state_dict", "model_state", "module", "net", "weights")
+"""Under which a training loop, Lightning, timm or DeepSpeed keeps the state dict."""
+
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+"""What DDP, torch.compile and a LightningModule put before the name of every weight."""
+
+_TOLD = 3
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a checkpoint's weights into `model`, in place; `TaskError` where they are not its own.
+
+    Every parameter and persistent buffer must be there, and nothing else.
+    """
+    state = _unwrapped(_state_in(_read(path), path), model)
+    try:
+        missing, unexpected = model.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # a shape that differs
+        lines = str(error).strip().splitlines()
+        raise TaskError(
+            f"{path.name} does not fit the model of build_model: {lines[-1].strip()}"
+        ) from error
+    if missing or unexpected:
+        raise TaskError(
+            f"{path.name} does not fit the model of build_model: "
+            + "; ".join(
+                f"{len(names)} weight{'s' if len(names) > 1 else ''} {what}, such as "
+                + ", ".join(names[:_TOLD])
+                for names, what in (
+                    (missing, "missing in the file"),
+                    (unexpected, "unknown to the model"),
+                )
+                if names
+            )
+        )
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise TaskError(
+            f"{path.name} cannot be read as weights alone: it is damaged, no file of torch.save, "
+            "or it holds Python objects, which would be run; save model.state_dict() instead"
+        ) from error
+    except (RuntimeError, EOFError, KeyError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise TaskError(f"{path.name} cannot be read as a file of torch.save: {first}") from error
+
+
+def _read_safetensors(path: Path) -> Any:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise TaskError(
+            f"{path.name} needs the package safetensors: pip install safetensors"
+        ) from error
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise TaskError(f"{path.name} cannot be read as safetensors: {error}") from error
+
+
+def _state_in(found: Any, path: Path) -> Mapping[str, torch.Tensor]:
+    """The state dict in what a file holds."""
+    inside = [found[name] for name in _NAMES if name in found] if _is_mapping(found) else []
+    for state in (*inside, found):
+        if _is_mapping(state) and state and any(_is_weight(value) for value in state.values()):
+            return {name: value for name, value in state.items() if _is_weight(value)}
+    held = ", ".join(map(repr, list(found)[:6])) if _is_mapping(found) else type(found).__name__
+    raise TaskError(
+        f"{path.name} holds no state dict (found {held}); expected what model.state_dict() gives, "
+        f"or that under one of {', '.join(map(repr, _NAMES))}"
+    )
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _unwrapped(state: Mapping[str, torch.Tensor], model: nn.Module) -> Mapping[str, torch.Tensor]:
+    """The state without what wrappers put before all of its names and the model does not have."""
+    own = set(model.state_dict())
+    for wrapper in _WRAPPERS * 2:
+        if own & set(state) or not all(name.startswith(wrapper) for name in state):
+            continue
+        state = {name.removeprefix(wrapper): value for name, value in state.items()}
+    return state
