@@ -160,7 +160,6 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "stay within 8 %": product(DEVIATION, "core.judge:LATE"),
         "a loss more than 3.5 %": product("core.checks:Tolerance.loss", "core.shadow:EXCUSED"),
         "stay within 0.5 %": constant("core.judge:AGREES", 100),
-        "falls by less than 10 %": constant("core.ladder:BARELY", 100),
         "falls by less than 35 %": constant("core.ladder:STILL_FALLS", 100),
         "is 16 % away from float32 at step 300": truth("variance_of_rows"),
         "the same way by more than 5 %": product(DEVIATION, "core.late:WIDER", "core.late:SUSPECT"),
