@@ -567,9 +567,7 @@ def test_the_report_of_the_overhead_says_what_is_promised_and_what_is_kept(
     assert lines[-5].endswith("| +100 us (+100 to +100) | no |")
     assert lines[-6].endswith("| nothing promised |")
     assert lines[-1].endswith("at most 10 us | yes |")
-    path.write_text(
-        json.dumps([{**found["cases"][0], "overhead_microseconds": 3.0, **ratio(1)}])
-    )
+    path.write_text(json.dumps([{**found["cases"][0], "overhead_microseconds": 3.0, **ratio(1)}]))
     assert "One process a case" in "\n".join(load("report_speed").overhead(path))
 
 
