@@ -56,8 +56,8 @@ def fuzz(
     took = time.perf_counter() - began
     print(
         f"{name:10} {findings.inputs:8} inputs in {took:6.1f} s, {findings.accepted} accepted, "
-        f"{len(findings.failures)} failures, slowest {1e3 * findings.slowest_seconds:.0f} ms "
-        f"({len(findings.slowest_input)} characters), most memory {largest / 1e6:.1f} MB"
+        f"{len(findings.failures)} failures, at most {findings.most_calls} calls "
+        f"({len(findings.dearest_input)} characters), most memory {largest / 1e6:.1f} MB"
     )
     for text, problem in findings.failures[:20]:
         place = keep / f"{name}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"

@@ -1,6 +1,7 @@
 """Loops written by hand: what becomes of a task without autoprec, under torch's own autocast.
 
-The truth of a task must not come from the code that is judged by it.
+The truth of a task must not come from the code that is judged by it. A model's outputs are cast up
+to float32, as apply_profile does and as careful loops do; `plain` loops leave them in 16 bits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from autoprec.backends.base import Task
 from autoprec.core.trace import Trajectory
@@ -21,11 +23,21 @@ NOISE = 2.0**-9
 
 
 def train(
-    task: Task, policy: str, *, seed: int, steps: int, batch: int, scale: float, noisy: bool = False
+    task: Task,
+    policy: str,
+    *,
+    seed: int,
+    steps: int,
+    batch: int,
+    scale: float,
+    noisy: bool = False,
+    plain: bool = False,
 ) -> Trajectory:
-    """Train as torch's AMP examples do; `policy` "float32" is the plain loop."""
+    """Train as torch's AMP examples do; `policy` "float32" has neither autocast nor scaler."""
     torch.manual_seed(seed)
     model = task.build_model()
+    if not plain:
+        model.register_forward_hook(_in_float32)
     if noisy:
         _perturb(model, seed)
     optimizer = task.build_optimizer(model) if task.build_optimizer else _adamw(model)
@@ -48,6 +60,15 @@ def train(
             skipped.append(step)
         optimizer.zero_grad()
     return Trajectory(tuple(losses), tuple(skipped), seed=seed)
+
+
+def _in_float32(model: torch.nn.Module, given: Any, outputs: Any) -> Any:
+    """Cast 16-bit outputs up, wherever they are in what a model gives."""
+    return tree_map_only(torch.Tensor, _up, outputs)
+
+
+def _up(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in DTYPES.values() else tensor
 
 
 def _loss(task: Task, model: torch.nn.Module, batch: Any, policy: str) -> torch.Tensor:

@@ -5,7 +5,8 @@ the final loss is clearly not float32's. Where five seeds do not decide, twenty 
 and not counted, where those do not decide either.
 
 A task that says how many steps it takes until it shows (TRUTH_STEPS) is trained by loops written by
-hand, of eight seeds, at the loss scale that would be tuned.
+hand, of eight seeds, at the loss scale that would be tuned. Where it has a training_step, it is
+trained once more with the model's outputs left in 16 bits: `under_plain_autocast`.
 """
 
 from __future__ import annotations
@@ -97,10 +98,10 @@ def truth_of(task: Task) -> dict[str, Any]:
     floor = FLOOR if steps is None else HAND_FLOOR
     trace = tracer(task)
 
-    def runs(name: str, recipe: Recipe, *, noisy: bool = False) -> Runs:
+    def runs(name: str, recipe: Recipe, *, noisy: bool = False, plain: bool = False) -> Runs:
         if steps is None:
             return Runs(traced(trace, recipe, noisy=noisy), recipe)
-        return Runs(by_hand(task, name, recipe, steps, noisy=noisy), recipe)
+        return Runs(by_hand(task, name, recipe, steps, noisy=noisy, plain=plain), recipe)
 
     plain = Recipe(batch_size=BATCH)
     float32, noisy = runs("float32", plain), runs("float32", plain, noisy=True)
@@ -114,6 +115,9 @@ def truth_of(task: Task) -> dict[str, Any]:
             rows[name] = label(float32, noisy, ours, many, floor) | {"seeds": many}
             if undecided(rows[name]):
                 rows[name]["label"] = "unclear"
+        if steps is not None and task.training_step is not None:
+            left = label(float32, noisy, runs(name, tuned, plain=True), few, floor)
+            rows[name]["under_plain_autocast"] = left["label"]
     rows["float32"] = [ending(r) for r in float32.first(few)]
     rows["noisy"] = [ending(r) for r in noisy.first(few)]
     return rows
@@ -125,13 +129,22 @@ def traced(trace: TorchTracer, recipe: Recipe, *, noisy: bool) -> Callable[[int]
 
 
 def by_hand(
-    task: Task, policy: str, recipe: Recipe, steps: int, *, noisy: bool
+    task: Task, policy: str, recipe: Recipe, steps: int, *, noisy: bool, plain: bool
 ) -> Callable[[int], Trajectory]:
     """Long runs by a loop written by hand, as a function of the seed."""
     scale = recipe.loss_scale.initial if recipe.loss_scale else 1.0
 
     def run(seed: int) -> Trajectory:
-        return train(task, policy, seed=seed, steps=steps, batch=BATCH, scale=scale, noisy=noisy)
+        return train(
+            task,
+            policy,
+            seed=seed,
+            steps=steps,
+            batch=BATCH,
+            scale=scale,
+            noisy=noisy,
+            plain=plain,
+        )
 
     return run
 

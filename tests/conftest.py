@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from autoprec.core.recipe import Recipe
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greeting is no test output
 os.environ["AUTOPREC_CATALOGUE"] = ""  # device rows of whoever runs the tests are no part of them
 os.environ["AUTOPREC_CACHE"] = ""  # nor is what was measured on their machine
+
+settings.register_profile("patient", deadline=None)  # a busy machine fails no test
+settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
 MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}

@@ -37,7 +37,6 @@ def load() -> Any:
 replaying = load()
 GRIDS = list(replaying.read_grids())
 LARGE = 60
-each_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: grid.name)
 small_grids = [grid for grid in GRIDS if len(grid.outcomes) < LARGE]
 
 
@@ -75,7 +74,8 @@ missed = pytest.mark.xfail(
 def test_the_search_finds_nearly_the_best(grid: Any) -> None:
     row = replaying.run(grid, "cost", seeds=10)
     assert row["mean_regret"] <= 0.015
-    assert row["share_of_points"] <= 0.25 or len(grid.outcomes) < LARGE
+    assert row["share_of_points"] <= (0.25 if len(grid.outcomes) >= LARGE else 0.5)
+    assert row["mean_trials"] <= LARGE / 4
 
 
 def test_some_grids_are_large() -> None:
@@ -136,31 +136,38 @@ def test_a_replay_can_fail() -> None:
 
 def test_the_predictions_errors_are_as_large_as_it_says() -> None:
     """From both ends and the middle of an arm: what lies between is within what is foreseen."""
-    within, total = 0, 0
+    errors: list[float] = []
     for grid in GRIDS:
         for arm in arms(grid):
             known = [arm[0], arm[len(arm) // 2], arm[-1]]
             model = ThroughputModel([seen(outcome) for outcome in known])
-            for outcome in arm:
-                if outcome in known:
-                    continue
-                guess = model.predict(outcome.point)
-                within += abs(math.log(outcome.rate) - guess.mean) <= 2 * guess.deviation
-                total += 1
-    assert total >= 50
-    assert within / total >= 0.85
+            foreseen = [(o, model.predict(o.point)) for o in arm if o not in known]
+            errors += [
+                abs(math.log(outcome.rate) - guess.mean) / guess.deviation
+                for outcome, guess in foreseen
+            ]
+    assert len(errors) >= 50
+    assert sum(error <= 2 for error in errors) / len(errors) >= 0.85
+    assert sum(error >= 0.5 for error in errors) / len(errors) >= 0.4, "more doubt than there is"
 
 
-@each_grid
-def test_memory_is_foreseen_and_seldom_by_far_too_much(grid: Any) -> None:
-    for arm in arms(grid):
-        peaks = [
-            MemorySeen(o.point, o.measurement.peak_memory_bytes)
-            for o in arm
-            if o.measurement.peak_memory_bytes > 0
-        ]
-        if len(peaks) < 3:
-            continue
+def peaks_of(grid: Any) -> list[list[MemorySeen]]:
+    """The peak memory of every arm of four or more batches, smallest batch first."""
+    return [
+        [MemorySeen(o.point, o.measurement.peak_memory_bytes) for o in arm] for arm in arms(grid)
+    ]
+
+
+def test_of_most_grids_memory_was_recorded() -> None:
+    assert sum(bool(peaks_of(grid)) for grid in GRIDS) >= len(GRIDS) - 3
+    assert all(seen.peak_bytes > 0 for grid in GRIDS for arm in peaks_of(grid) for seen in arm)
+
+
+@pytest.mark.parametrize(
+    "grid", [grid for grid in GRIDS if peaks_of(grid)], ids=lambda grid: grid.name
+)
+def test_memory_is_foreseen_and_never_by_far_too_much(grid: Any) -> None:
+    for peaks in peaks_of(grid):
         foreseen = predict_memory(peaks[-1].point, peaks[:-1])
         assert foreseen is not None
-        assert 0.95 * peaks[-1].peak_bytes <= foreseen <= 2.5 * peaks[-1].peak_bytes
+        assert peaks[-1].peak_bytes <= foreseen <= 2.0 * peaks[-1].peak_bytes

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -215,6 +214,12 @@ def wait_for_trials(child: subprocess.Popen[str], count: int) -> list[str]:
     raise AssertionError(f"it ended after {seen}")
 
 
+def wait_for_line(child: subprocess.Popen[str], wanted: str) -> None:
+    """Read stderr until this is said."""
+    assert child.stderr is not None
+    assert any(wanted in line for line in child.stderr), f"it never said {wanted!r}"
+
+
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGINT", "SIGTERM", "SIGHUP"])
 def test_what_was_measured_before_an_interruption_is_not_measured_again(
     number: str, write: Write, run: Run
@@ -235,21 +240,25 @@ def test_what_was_measured_before_an_interruption_is_not_measured_again(
     assert f"{len(done)} finished trials are known" in err
 
 
-def test_a_second_tuning_is_refused_or_waits(write: Write, run: Run) -> None:
-    first = begin(write(sleep=0.02, name="first_x.py"))
+def test_a_second_tuning_is_refused_or_waits(write: Write, run: Run, tmp_path: Path) -> None:
+    first = begin(write(sleep=0.04, name="first_x.py"))
     wait_for_trials(first, 1)
-    second = write(name="second_x.py")
+    second = write(SLOWED, name="second_x.py")
     code, _, err = run(second, *QUICK)
     assert code == 1
     assert "another tuning is measuring on cpu" in one_sentence(err)
     assert f"process {first.pid}" in err
     waiting = begin(second, "--wait")
-    time.sleep(1.0)
+    wait_for_line(waiting, f"waiting for another tuning on cpu (process {first.pid}) to end")
+    (tmp_path / "built").unlink(missing_ok=True)
+    wait_for_line(first, "confirmation: ")
+    assert not (tmp_path / "built").exists(), "its model is built while it waits"
     assert waiting.poll() is None
     first.kill()
     first.communicate()
     err = waiting.communicate(timeout=120)[1]
     assert waiting.returncode == 0, err
+    assert (tmp_path / "built").exists()
 
 
 def test_a_reader_that_goes_away_is_no_error(write: Write) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoprec.core import cost
 from autoprec.core.cost import MemorySeen, Prediction, Seen, ThroughputModel, predict_memory
 
 BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -60,9 +61,13 @@ def test_doubt_raises_an_expected_gain(mean, one, other, best):
     assert Prediction(mean, more).expected_gain(best) >= gain - 1e-9
 
 
-def test_an_expected_gain_far_below_the_best_is_exactly_none():
-    for z in range(30, 45):
-        assert Prediction(0.0, 1.0).expected_gain(float(z)) >= 0.0
+@pytest.mark.parametrize("z", range(30, 45))
+def test_an_expected_gain_far_below_the_best_is_the_tails_and_then_exactly_none(z):
+    """The tail of a normal distribution, density / z^2, until a float cannot hold it."""
+    tail = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / z**2
+    gain = Prediction(0.0, 1.0).expected_gain(float(z))
+    assert gain == pytest.approx(tail, rel=0.01, abs=0.0)
+    assert (gain == 0.0) is (z >= 39)
 
 
 @pytest.mark.parametrize("deviation", [0.0, 5e-324, 1e-300])
@@ -81,7 +86,23 @@ def test_a_model_of_nothing_is_refused():
 def test_every_prediction_is_finite_whatever_was_seen(items, asked):
     predicted = ThroughputModel(items).predict(asked)
     assert math.isfinite(predicted.mean)
-    assert predicted.deviation > 0
+    assert math.isfinite(predicted.deviation)
+    assert predicted.deviation >= 1e-6
+    rates = [item.log_rate for item in items]
+    reach = 10 + max(rates) - min(rates)
+    assert min(rates) - reach <= predicted.mean <= max(rates) + reach
+
+
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_many_predictions_compare_what_was_seen_once(monkeypatch, count):
+    """Every pair of seen points once for the model, and each seen point once for a prediction."""
+    compared = []
+    covariance = cost._covariance
+    monkeypatch.setattr(cost, "_covariance", lambda a, b: compared.append(1) or covariance(a, b))
+    model = ThroughputModel([Seen(point(8 * (i + 1)), 1.0) for i in range(count)])
+    for batch in BATCHES:
+        model.predict(point(batch))
+    assert len(compared) <= count**2 + len(BATCHES) * (count + 1)
 
 
 @pytest.mark.parametrize("half", [0.5, 4.0, 32.0, 256.0])
@@ -90,8 +111,8 @@ def test_two_points_of_the_law_predict_the_third(half, peak):
     known = [Seen(point(b), math.log(rate(b, peak=peak, half=half))) for b in (16, 128)]
     predicted = ThroughputModel(known).predict(point(512))
     truth = math.log(rate(512, peak=peak, half=half))
-    assert predicted.mean == pytest.approx(truth, abs=0.25)
-    assert abs(predicted.mean - truth) <= 3 * predicted.deviation
+    assert predicted.mean == pytest.approx(truth, abs=0.08)
+    assert abs(predicted.mean - truth) <= predicted.deviation <= 0.4
 
 
 def test_a_measured_point_is_predicted_as_it_was_measured():

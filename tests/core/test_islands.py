@@ -71,7 +71,9 @@ def test_where_not_even_all_units_help_it_is_impossible(units):
 
 def test_units_without_code_of_their_own_are_never_proposed():
     units = (*model(), Unit("holder", "ModuleList", own_code=False))
-    assert "holder" not in next_islands(units, ())
+    _, history = search(units, lambda s: {"layers.1.linear", "layers.3.norm"} <= s)
+    assert len(history) > 2, "cheap units, all units, and some sets of them"
+    assert not any("holder" in tried.paths for tried in history)
 
 
 def test_out_of_trials_the_cheapest_set_that_passed_is_taken():
@@ -83,15 +85,15 @@ def test_out_of_trials_the_cheapest_set_that_passed_is_taken():
     assert len(found.paths) < 102
 
 
-def test_out_of_trials_without_success_it_is_impossible():
+def test_out_of_trials_a_set_that_failed_is_never_taken_however_cheap():
+    """The search has no trial left only where its first set passed; nothing else did here."""
     history = []
     units = model(cheap=100)
-    flips = iter([True, *([False] * MOST_TRIALS)])
-    while len(history) < MOST_TRIALS and isinstance(step := next_islands(units, history), tuple):
-        history.append(Tried(step, next(flips)))
-    failed = [Tried(tried.paths, False) for tried in history]
-    assert isinstance(next_islands(units, history), Found)
-    assert isinstance(next_islands(units, failed[:1]), tuple)
+    while isinstance(step := next_islands(units, history), tuple):
+        history.append(Tried(step, passed=not history))
+    assert len(history) == MOST_TRIALS
+    assert min(len(tried.paths) for tried in history) < len(history[0].paths)
+    assert step == Found(history[0].paths)
 
 
 def test_a_history_of_another_model_is_refused():

@@ -108,6 +108,12 @@ def long_run(deviation: float) -> SeedRun:
 def test_losses_off_in_both_directions_are_noise_where_a_longer_run_agrees(shadow_, after, verdict):
     found = judge(Evidence(shadow=shadow_, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
+    assert found.trajectory_deviation == pytest.approx(after)
+    assert found.loss_deviation == pytest.approx(
+        max(abs(p.loss / p.reference - 1) for p in shadow_)
+    )
+    assert found.gradient_error == max(p.gradient_error for p in shadow_)
+    assert (found.steps, found.step) == (LONG_STEPS, None if verdict == "equal" else 0)
     assert ("after 60 steps" in found.reason) is (verdict == "equal" or after == 0.06)
 
 
@@ -126,6 +132,10 @@ def test_noise_that_moves_float32_far_excuses_what_training_takes_away(after, ve
     noisy = tuple(NoisePoint(p.step, 2.0 * 1.03, 2.0, 0.01) for p in points())
     found = judge(Evidence(points(0.08), noise=noisy, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
+    assert found.trajectory_deviation == pytest.approx(after)
+    assert found.loss_deviation == pytest.approx(0.08)
+    assert (found.loss_null, found.gradient_null) == (pytest.approx(0.03), 0.01)
+    assert (found.steps, found.step) == (LONG_STEPS, None if verdict == "equal" else LONG_STEPS)
     assert "after 60 steps" in found.reason
     short = judge(evidence(run(), shadow=points(0.08), noise=noisy), DEFAULT)
     assert short.accepted  # too short a run to say

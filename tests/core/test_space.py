@@ -180,7 +180,12 @@ def test_what_is_no_batch_size_is_refused(text):
 
 @given(knobs)
 def test_knobs_of_a_point_are_what_a_recipe_may_hold(values):
-    space = Space((Policy.FLOAT32,), (8,), knobs={name: (v,) for name, v in values.items()})
-    (point,) = space.points()
-    assert {**point, "policy": "float32"} == point
-    assert space.recipe(point) == Recipe(batch_size=8)
+    """The first level is the default, which a recipe leaves out; any other stands in it."""
+    space = Space((Policy.FLOAT32,), (8,), knobs={name: (None, v) for name, v in values.items()})
+    points = space.points()
+    assert len(points) == 2 ** len(values)
+    assert space.recipe(points[0]) == Recipe(batch_size=8)
+    recipe = space.recipe(points[-1])
+    assert recipe == Recipe(batch_size=8, knobs=values)
+    assert {name: points[-1][name] for name in values} == values
+    assert from_plain(Recipe, to_plain(recipe)) == recipe

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import resource
 import subprocess
 import sys
 import time
@@ -16,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
-#: Two seconds are promised on an idle machine; a test machine may be busy with much else.
-#: AUTOPREC_PROBE_SECONDS=2 in the environment holds the probe to its promise.
-SECONDS = float(os.environ.get("AUTOPREC_PROBE_SECONDS", "30"))
+#: What is promised, in seconds of processor time: what else a test machine is busy with is no part
+#: of it. Counting calls would not do: most of it is imports and other programs that are asked.
+SECONDS = 2.0
+
+#: Who only waits uses no processor; no probe waits so long.
+PATIENCE_SECONDS = 30.0
 
 FAKE_NVML = """
 class NVMLError(Exception):
@@ -39,19 +42,20 @@ def probe(*words: str, wrap: tuple[str, ...] = (), **environment: str | None) ->
     env = {**os.environ, **{k: v for k, v in environment.items() if v is not None}}
     for name in [name for name, value in environment.items() if value is None]:
         env.pop(name, None)
-    began = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [*wrap, sys.executable, *words, "-m", "autoprec", "probe", "--json"],
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         env=env,
         check=False,
     )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     assert b"Traceback" not in done.stderr
-    assert time.monotonic() - began < SECONDS
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
     text = done.stdout.decode()
-    assert json.loads(text)["devices"]
+    assert json.loads(text)["devices"][-1]["facts"]["observation"]["kind"] == "cpu"
     return text
 
 
@@ -86,14 +90,28 @@ def test_without_sys(namespace: tuple[str, ...]) -> None:
 
 
 def test_without_both(namespace: tuple[str, ...]) -> None:
-    assert len(notes(covered(namespace, "/proc", "/sys"))) >= 2
+    said = notes(covered(namespace, "/proc", "/sys"))
+    assert any("/proc cannot be read" in note for note in said)
+    assert any("/sys cannot be read" in note for note in said)
 
 
-@pytest.mark.skipif(
-    sys.prefix.startswith("/tmp/"), reason="the environment itself is in the folder to be hidden"
-)
-def test_without_a_temporary_folder(namespace: tuple[str, ...]) -> None:
-    wrap = (*namespace, "sh", "-c", 'mount -t tmpfs -o ro none /tmp && exec "$@"', "sh")
+def test_without_a_temporary_folder(
+    namespace: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every folder that Python would take is there, but nothing can be written in it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    places = ("/tmp", "/var/tmp", "/usr/tmp", str(tmp_path))
+    frozen = "".join(
+        f"mount --bind {place} {place} && mount -o remount,bind,ro {place} && "
+        for place in places
+        if os.path.isdir(place)
+    )
+    wrap = (*namespace, "sh", "-c", frozen + 'cd "$PWD" && exec "$@"', "sh")
+    asked = [*wrap, sys.executable, "-c", "import tempfile; tempfile.gettempdir()"]
+    answer = subprocess.run(asked, capture_output=True, check=False)
+    assert b"No usable temporary directory" in answer.stderr
     probe(wrap=wrap)
 
 
@@ -175,7 +193,12 @@ def half_a_core() -> Iterator[Path]:
 def test_a_container_of_half_a_core(half_a_core: Path) -> None:
     joined = f'echo $$ > {half_a_core}/cgroup.procs && exec "$@"'
     text = probe(wrap=("sh", "-c", joined, "sh"))
-    assert "0.5" in text
+    (cpu,) = [
+        each["facts"]["observation"]
+        for each in json.loads(text)["devices"]
+        if each["facts"]["observation"]["kind"] == "cpu"
+    ]
+    assert cpu["core_quota"] == 0.5
 
 
 def test_the_table_too(namespace: tuple[str, ...]) -> None:
@@ -183,12 +206,10 @@ def test_the_table_too(namespace: tuple[str, ...]) -> None:
     done = subprocess.run(
         [*wrap, sys.executable, "-m", "autoprec", "probe"],
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
-    assert done.returncode == 0
-    assert done.stdout.strip()
-
-
-def test_the_words_used_here_exist() -> None:
-    assert shutil.which("sh")
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    printed = done.stdout.decode()
+    for wanted in ("cpu", "float32", "bfloat16", "/proc cannot be read", "/sys cannot be read"):
+        assert wanted in printed, printed

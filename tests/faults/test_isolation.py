@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -218,8 +219,11 @@ def test_what_a_task_prints_does_not_fill_the_disk(write_task, start, monkeypatc
         import os, time
         for _ in range(160):
             os.write(1, b'x' * (1 << 20) + b'\\n')
-        time.sleep(1.0)
-        print('the last words', flush=True)
+        for _ in range(1000):
+            if os.fstat(1).st_size < 64 << 20:
+                break
+            time.sleep(0.05)
+        print('the last words:', os.fstat(1).st_size >> 20, 'MiB are left', flush=True)
         os._exit(3)
         """
     )
@@ -227,7 +231,9 @@ def test_what_a_task_prints_does_not_fill_the_disk(write_task, start, monkeypatc
     log = worker._log
     with pytest.raises(WorkerFailure) as info:
         worker.load()
-    assert "the last words" in info.value.frames
+    left = re.search(r"the last words: (\d+) MiB are left", info.value.frames)
+    assert left is not None, info.value.frames
+    assert int(left[1]) < 64, "of 160 MiB"
     assert log.closed
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,8 +67,29 @@ def tune(task: Path, mark: str, **settings: object) -> tuple[int, str]:
 
 
 def trials(err: str) -> list[str]:
-    lines = [line.strip() for line in err.splitlines() if line.startswith("  trial ")]
-    return [line.split(None, 2)[2].split(": ")[0] for line in lines]
+    """The recipes whose trials were said to be finished."""
+    return re.findall(r"^  trial +\d+  (.+?): ", err, re.MULTILINE)
+
+
+def tried(err: str) -> list[str]:
+    """The recipes in the table at the end, which holds what earlier runs measured too."""
+    table = err.partition("\nwhat was tried")[2]
+    found = re.findall(r"^(float32|mixed_bfloat16) +(\d+) ", table, re.MULTILINE)
+    return sorted(f"{policy}, batch {size}" for policy, size in found)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The recipes that a tuning tries which nothing disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "here"
+    folder.mkdir()
+    task = folder / "task.py"
+    task.write_text(TASK)
+    code, err = tune(task, "undisturbed")
+    assert code == 0, err
+    assert len(tried(err)) >= 4
+    assert sorted(trials(err)) == tried(err)
+    return tried(err)
 
 
 def written(folder: Path) -> list[str]:
@@ -103,7 +124,9 @@ def fill(place: Path, leave: int) -> Path:
     return ballast
 
 
-def test_a_disk_that_fills_up_loses_nothing_that_was_measured(small_disk: Path, mark: str) -> None:
+def test_a_disk_that_fills_up_loses_nothing_that_was_measured(
+    small_disk: Path, mark: str, undisturbed: list[str]
+) -> None:
     task = small_disk / "task.py"
     task.write_text(TASK)
     ballast = fill(small_disk, leave=12 * 1024)
@@ -113,10 +136,11 @@ def test_a_disk_that_fills_up_loses_nothing_that_was_measured(small_disk: Path, 
     assert "Traceback" not in err
     assert written(small_disk) == []
     done = trials(err)
+    assert 0 < len(done) < len(undisturbed), "the disk is full before the end, and not at once"
     ballast.unlink()
     code, err = tune(task, mark)
     assert code == 0, err
-    assert not set(done) & set(trials(err))
+    assert sorted(done + trials(err)) == tried(err) == undisturbed
     assert load_profile(small_disk / "task.profile.yaml")
     assert survivors(mark) == []
 
@@ -153,7 +177,9 @@ def test_a_profile_is_the_old_one_or_the_new_one(small_disk: Path) -> None:
     assert {p.name for p in small_disk.iterdir()} == {"p.yaml", "ballast"}
 
 
-def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path, mark: str) -> None:
+def test_a_limit_on_file_sizes_is_a_full_disk(
+    tmp_path: Path, mark: str, undisturbed: list[str]
+) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     task = folder / "task.py"
@@ -161,38 +187,55 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path, mark: str) -> None
 
     def limited() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
 
     code, err = tune(task, mark, preexec_fn=limited)
     assert code == 2, err
     assert "File too large" in err
     assert "Traceback" not in err
     done = trials(err)
+    assert 0 < len(done) < len(undisturbed), "the limit is met before the end, and not at once"
     code, err = tune(task, mark)
     assert code == 0, err
-    assert not set(done) & set(trials(err))
+    assert sorted(done + trials(err)) == tried(err) == undisturbed
 
 
-def test_kills_at_random_moments_lose_nothing(tmp_path: Path, mark: str) -> None:
-    """The long form of this is benchmarks/soak.py."""
+def run_until(child: subprocess.Popen[str], word: str, number: int) -> str:
+    """Read what a tuning says up to a line with this word, send the signal; return all it said."""
+    assert child.stderr is not None
+    said = ""
+    with child.stderr:
+        while word not in said:
+            line = child.stderr.readline()
+            assert line, f"it ended before it said {word!r}: {said}"
+            said += line
+        child.send_signal(number)
+        child.wait(timeout=60)
+        return said + child.stderr.read()
+
+
+MOMENTS = ("  trial ", "  trial ", "proof: ", "confirmation: ")
+
+
+def test_kills_at_every_stage_lose_nothing(
+    tmp_path: Path, mark: str, undisturbed: list[str]
+) -> None:
+    """The long form of this, at random moments, is benchmarks/soak.py."""
     rng = random.Random(1)
     folder = tmp_path / "here"
     folder.mkdir()
     task = folder / "task.py"
     task.write_text(TASK)
     done: list[str] = []
-    for _ in range(5):
-        child = begin(task, mark)
-        time.sleep(rng.uniform(0.3, 3.0))
-        child.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
-        err = child.communicate(timeout=60)[1]
-        assert not set(done) & set(trials(err))
+    for word in MOMENTS:
+        err = run_until(begin(task, mark), word, rng.choice([signal.SIGKILL, signal.SIGTERM]))
         done += trials(err)
         assert survivors(mark) == []
         for name in written(folder):
             load_profile(folder / name)
+    assert done
     code, err = tune(task, mark)
     assert code == 0, err
-    assert not set(done) & set(trials(err))
+    assert sorted(done + trials(err)) == tried(err) == undisturbed
     recipe = load_profile(folder / "task.profile.yaml").recipe
     assert (recipe.policy, recipe.batch_size) == ("mixed_bfloat16", 64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-import time
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -195,22 +195,60 @@ class CatalogueReader:
         return "accepted"
 
 
+#: What reading anything may cost besides what its length does, in calls of functions.
+MOST_CALLS = 100_000
+
+
+class TooMuchWork(BaseException):
+    """More calls than allowed."""
+
+
+class Calls:
+    """Counts calls of Python's and C's functions within a block, and ends it at too many."""
+
+    def __init__(self, most: float) -> None:
+        self.most, self.count = most, 0
+
+    def __enter__(self) -> Calls:
+        sys.setprofile(self._seen)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        sys.setprofile(None)
+
+    def _seen(self, frame: object, event: str, argument: object) -> None:
+        if event in ("call", "c_call"):
+            self.count += 1
+            if self.count > self.most:
+                sys.setprofile(None)
+                raise TooMuchWork
+
+
 @dataclass
 class Findings:
     """What a run of a target over many inputs found."""
 
     inputs: int = 0
     accepted: int = 0
-    slowest_seconds: float = 0.0
-    slowest_input: str = ""
+    most_calls: int = 0
+    dearest_input: str = ""
     failures: list[tuple[str, str]] = field(default_factory=list)
 
-    def run(self, target: Callable[[str], str], text: str, *, seconds: float = 1.0) -> None:
-        """Try one input: anything but acceptance or an AutoprecError, or slowness, is a failure."""
-        began = time.perf_counter()
+    def run(
+        self, target: Callable[[str], str], text: str, *, calls: float = MOST_CALLS, each: int = 10
+    ) -> None:
+        """Try one input: anything but acceptance or an AutoprecError, or much work, is a failure.
+
+        Work is counted in calls of functions, `each` of which a character may cost, and `calls` in
+        all besides: a count is the same on every machine, however busy.
+        """
+        made = Calls(calls + each * len(text))
         try:
-            target(text)
+            with made:
+                target(text)
             self.accepted += 1
+        except TooMuchWork:
+            pass
         except AutoprecError as error:
             if len(str(error)) > 2000:
                 self.failures.append((text, f"a message of {len(str(error))} characters"))
@@ -218,19 +256,18 @@ class Findings:
             if isinstance(error, KeyboardInterrupt):
                 raise
             self.failures.append((text, f"{type(error).__name__}: {error}"[:300]))
-        took = time.perf_counter() - began
         self.inputs += 1
-        if took > self.slowest_seconds:
-            self.slowest_seconds, self.slowest_input = took, text
-        if took > seconds:
-            self.failures.append((text, f"took {took:.1f} s"))
+        if made.count > made.most:
+            self.failures.append((text, f"more than {made.most:.0f} calls"))
+        if made.count > self.most_calls:
+            self.most_calls, self.dearest_input = made.count, text
 
 
 def peak_memory(target: Callable[[str], str], text: str) -> int:
     """The most memory, in bytes, that Python held while the target read the text."""
     tracemalloc.start()
     try:
-        Findings().run(target, text, seconds=float("inf"))
+        Findings().run(target, text, calls=float("inf"))
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

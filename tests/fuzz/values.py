@@ -10,15 +10,11 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from autoprec.core import codec
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import KNOBS, Recipe
-
-settings.register_profile("patient", deadline=None)  # a busy machine fails no test
-settings.load_profile("patient")
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

@@ -8,11 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import MARK, survivors
 
 from autoprec.core.dtypes import Policy
 from autoprec.profiles import load_profile
@@ -156,7 +156,7 @@ def test_a_killed_tuning_goes_on_where_it_stopped(rehearse: Any) -> None:
     command = [sys.executable, "-m", "autoprec", "tune", TASKS / "mlp.py", *words]
     with subprocess.Popen(
         [str(word) for word in command],
-        env=machine.variables(),
+        env={**machine.variables(), MARK: str(machine.folder)},
         cwd=machine.folder,
         stderr=subprocess.PIPE,
         text=True,
@@ -165,7 +165,7 @@ def test_a_killed_tuning_goes_on_where_it_stopped(rehearse: Any) -> None:
             if "trial  2" in line:
                 first.send_signal(signal.SIGKILL)
                 break
-    time.sleep(1)
+    assert survivors(str(machine.folder)) == []
     done = machine.autoprec("tune", TASKS / "mlp.py", *words)
     assert done.returncode == 0, done.stderr
     assert re.search(r"[2-9] finished trials are known", done.stderr)

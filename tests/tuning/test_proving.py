@@ -25,7 +25,7 @@ from tests.tuning.test_proof import BFLOAT16, FakeTracer
 TASK = TaskFacts("torch", {}, 32, 32, 1000)
 OUTCOME = Outcome({}, Status.OK, Measurement(0.1, 0.1, 0.1, 5, 1.0))
 STUDY = SimpleNamespace(recall=lambda *_: None, remember=lambda *_: None, notes=dict)
-WORK = SimpleNamespace(options=Options(), listener=silent, deadline=Deadline())
+WORK = SimpleNamespace(options=Options(), listener=silent, deadline=Deadline(), checkpoint=None)
 
 
 class Tracer(FakeTracer):

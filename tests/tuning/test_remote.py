@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -152,7 +151,6 @@ def test_a_hang_after_quick_steps_is_seen_by_their_time(simulated, start, monkey
     monkeypatch.setattr(remote, "STEP_FACTOR", 2.0)
     worker = start(simulated(sleep=0.02, hang_after=30))
     worker.load()
-    began = time.monotonic()
     with pytest.raises(WorkerFailure) as info:
         worker.call(
             "measure",
@@ -162,7 +160,9 @@ def test_a_hang_after_quick_steps_is_seen_by_their_time(simulated, start, monkey
         )
     assert info.value.kind == FailureKind.TIMEOUT
     assert info.value.phase == "steps"
-    assert time.monotonic() - began < 60
+    allowed = max(1.0, 2.0 * worker._slowest_step)
+    assert allowed < remote.STEP_SECONDS
+    assert f"no progress for {allowed:.0f} s" in info.value.message
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf"])

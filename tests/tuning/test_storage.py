@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -95,7 +94,9 @@ def test_a_journal_that_is_damaged_in_the_middle_is_said_so(tmp_path: Path) -> N
 
 
 @posix
-def test_a_line_that_another_process_is_writing_is_not_torn(tmp_path: Path) -> None:
+def test_a_line_that_another_process_is_writing_is_not_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The repair waits for the lock, so that it never cuts what is being written."""
     path = tmp_path / "j"
     path.write_bytes(b'{"half')
@@ -104,15 +105,26 @@ def test_a_line_that_another_process_is_writing_is_not_torn(tmp_path: Path) -> N
         with contextlib.suppress(UsageError):  # the line is whole in the end, but no study's
             open_storage(path)
 
+    repaired: list[bytes] = []
+    denied = threading.Event()
+
+    def repair(journal: Path) -> int:
+        repaired.append(journal.read_bytes())
+        return repair_journal(journal)
+
+    monkeypatch.setattr(storage, "repair_journal", repair)
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: denied.set())  # between two attempts
     lock = storage._KernelLock(path)
     lock.acquire()
     opener = threading.Thread(target=open_and_complain)
     opener.start()
-    time.sleep(0.3)
-    assert path.read_bytes() == b'{"half'
+    assert denied.wait(timeout=60), "it never asked for the lock"
+    assert repaired == []
     path.write_bytes(b'{"half":0}\n')
     lock.release()
-    opener.join(timeout=30)
+    opener.join(timeout=60)
+    assert not opener.is_alive()
+    assert repaired == [b'{"half":0}\n']
     assert path.read_bytes() == b'{"half":0}\n'
 
 
@@ -204,18 +216,21 @@ def test_the_lock_is_free_again(tmp_path: Path) -> None:
 
 
 _HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from autoprec.tuning.storage import DeviceLock
 with DeviceLock("cpu", wait=False, folder=Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(float(sys.argv[2]))
+    sys.stdin.read()
+    Path(sys.argv[1], "leaving").touch()
 """
 
 
-def holder(folder: Path, seconds: float) -> subprocess.Popen[str]:
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds the lock until its stdin is closed."""
     child = subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(folder), str(seconds)],
+        [sys.executable, "-c", _HOLDER, str(folder)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -226,7 +241,7 @@ def holder(folder: Path, seconds: float) -> subprocess.Popen[str]:
 
 @posix
 def test_a_lock_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
-    child = holder(tmp_path, 3600)
+    child = holder(tmp_path)
     with pytest.raises(DeviceBusy), DeviceLock("cpu", wait=False, folder=tmp_path):
         pass
     child.kill()
@@ -236,12 +251,27 @@ def test_a_lock_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
 
 
 @posix
-def test_waiting_says_for_whom_and_then_goes_on(tmp_path: Path) -> None:
-    child = holder(tmp_path, 1.0)
+def test_waiting_says_for_whom_and_then_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder is let go only when the lock is asked for again, after what was said."""
+    import fcntl
+
+    child = holder(tmp_path)
     said: list[str] = []
+    flock = fcntl.flock
+
+    def asked(handle: int, how: int) -> None:
+        if said and child.stdin is not None:
+            child.stdin.close()
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", asked)
     with DeviceLock("cpu", wait=True, folder=tmp_path, on_wait=said.append):
-        assert child.wait(timeout=30) == 0
-    child.communicate()
+        assert (tmp_path / "leaving").exists(), "it goes on when the other one has ended"
+        assert child.wait(timeout=60) == 0
+    assert child.stdout is not None
+    child.stdout.close()
     assert said == [f"waiting for another tuning on cpu (process {child.pid}) to end"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from autoprec.core.outcomes import Status
 from autoprec.core.profile import Profile
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.profiles import load_profile
-from autoprec.tuning.events import Event, Finished, Note, TrialFinished
+from autoprec.tuning.events import Event, Finished, Judged, Note, TrialFinished
 
 FASTER = (
     "overhead={'float32': .002, 'mixed_bfloat16': .003}, "
@@ -106,16 +107,34 @@ def test_a_policy_that_brings_nothing_is_refused_with_its_number(
     task: Callable[..., Path],
 ) -> None:
     slow = "per_sample={'float32': .0005, 'mixed_bfloat16': .001}"
-    profile, _ = run(task(slow))
+    profile, events = run(task(slow))
     assert profile.recipe.policy is Policy.FLOAT32
     reasons = {r.candidate: r.reason for r in profile.evidence.refusals}
-    assert "the speed of the best float32 recipe" in reasons["mixed_bfloat16"]
+    said = re.fullmatch(
+        r"measured ([\d.]+)x the speed of the best float32 recipe", reasons["mixed_bfloat16"]
+    )
+    assert said is not None, reasons
+    best = {trial.recipe.policy: 0.0 for trial in trials(events)}
+    for trial in trials(events):
+        best[trial.recipe.policy] = max(best[trial.recipe.policy], trial.outcome.rate)
+    measured = best[Policy.MIXED_BFLOAT16] / best[Policy.FLOAT32]
+    assert float(said[1]) == pytest.approx(measured, abs=0.02)
+    assert measured == pytest.approx(0.5, abs=0.03)
 
 
 def test_a_policy_that_breaks_training_is_never_chosen(task: Callable[..., Path]) -> None:
-    profile, _ = run(task(FASTER + ", broken=('mixed_bfloat16',)"))
+    profile, events = run(task(FASTER + ", broken=('mixed_bfloat16',)"))
     assert profile.recipe.policy is Policy.FLOAT32
-    assert any("float32" in r.reason for r in profile.evidence.refusals)
+    fastest = max(trials(events), key=lambda trial: trial.outcome.rate)
+    assert fastest.recipe.policy is Policy.MIXED_BFLOAT16
+    judged = [event for event in events if isinstance(event, Judged)]
+    assert {event.recipe.policy for event in judged} == {Policy.MIXED_BFLOAT16}
+    assert {event.verdict for event in judged} == {"rejected"}
+    reasons = {r.candidate: r.reason for r in profile.evidence.refusals}
+    said = re.match(r"after 30 steps its loss is (\d+) % away from float32's", judged[0].reason)
+    assert said is not None, judged[0]
+    assert float(said[1]) == pytest.approx(43, abs=2)
+    assert reasons["mixed_bfloat16"].startswith(judged[0].reason)
 
 
 def test_an_island_mends_a_policy(task: Callable[..., Path]) -> None:

@@ -55,18 +55,18 @@ def end(run: Any) -> float:
     return sum(loss if loss is not None else float("inf") for loss in last) / len(last)
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, steps: int = STEPS, seeds: tuple[int, ...] = SEEDS) -> dict[str, Any]:
     traced = tracer(name)
     recipes = {"float32": Recipe(batch_size=BATCH)}
     for policy in (Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16):
         recipes[policy.value] = tuned(policy, traced)
     ends: dict[str, list[float]] = {}
-    for seed in SEEDS:
+    for seed in seeds:
         for key, recipe in recipes.items():
-            run = traced.trajectory(recipe=recipe, seed=seed, steps=STEPS)
-            frozen = len(run.skipped) > STEPS // 2
+            run = traced.trajectory(recipe=recipe, seed=seed, steps=steps)
+            frozen = len(run.skipped) > steps // 2
             ends.setdefault(key, []).append(float("inf") if frozen else end(run))
-        noisy = traced.trajectory(recipe=recipes["float32"], seed=seed, steps=STEPS, noisy=True)
+        noisy = traced.trajectory(recipe=recipes["float32"], seed=seed, steps=steps, noisy=True)
         ends.setdefault("noisy", []).append(end(noisy))
     means = {key: sum(values) / len(values) for key, values in ends.items()}
     allowed = max(0.1 * means["float32"], 3 * abs(means["noisy"] - means["float32"]))

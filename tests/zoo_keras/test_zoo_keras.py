@@ -6,7 +6,7 @@ import json
 
 import keras
 import pytest
-from measure_truth import BATCH, NAMES, TRUTH, expected, tracer, tuned
+from measure_truth import BATCH, NAMES, TRUTH, expected, measure, tracer, tuned
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.judge import Tolerance, shadow
@@ -25,6 +25,16 @@ def test_every_task_has_its_truth_measured():
 def test_what_the_author_said_is_what_long_runs_show(name):
     found = {policy.value: MEASURED[name][policy.value]["truth"] for policy in POLICIES}
     assert found == expected(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cosine_similarity"])
+def test_what_was_measured_is_measured_again(name):
+    """For a fifth of the steps: one policy breaks its training, the other does not."""
+    keras.utils.clear_session(free_memory=False)
+    found = measure(name, steps=40, seeds=(0,))
+    assert {policy.value: found[policy.value]["truth"] for policy in POLICIES} == expected(name)
+    assert set(expected(name).values()) == {"broken", "healthy"}
 
 
 @pytest.mark.slow

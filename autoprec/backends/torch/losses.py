@@ -23,11 +23,10 @@ class FiniteWatch:
 
     def see(self, loss: torch.Tensor, step: int) -> None:
         """Look at the loss of optimizer step `step`."""
-        value = loss.detach()
-        if value.device.type != "cpu":
-            bad = (~torch.isfinite(value)).sum()
+        if not loss.is_cpu:
+            bad = (~torch.isfinite(loss.detach())).sum()
             self._on_device = bad if self._on_device is None else self._on_device + bad
-        elif value.dim() == 0 and not math.isfinite(value.item()):
+        elif loss.dim() == 0 and not math.isfinite(loss.item()):
             self._add(1, step)
 
     def count(self, step: int) -> int:

@@ -48,6 +48,7 @@ from autoprec.errors import AutoprecWarning, UsageError
 Batch = TypeVar("Batch")
 
 _NONE: Any = object()
+_NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
 
 _AUTOCAST_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -143,13 +144,19 @@ class Precision:
         the tuning does with `loss_fn`. Inside it a loss's own matrix products would be 16-bit, and
         CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
-        cast = torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
+        cast = self._cast()
         if self.accumulation_steps == 1 or not self._mid_way_next():
             return cast
         stack = contextlib.ExitStack()
         stack.enter_context(self.no_sync())
         stack.enter_context(cast)
         return stack
+
+    def _cast(self) -> AbstractContextManager[Any]:
+        """Autocast by the policy; nothing at all in float32 outside of somebody's autocast."""
+        if self._dtype is None and not torch.is_autocast_enabled(self._device_type):
+            return _NOTHING
+        return torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under `autocast()`; its outputs are float32."""
@@ -202,9 +209,13 @@ class Precision:
             loss = self._raised(loss)
         if accumulates:
             loss = loss / self.accumulation_steps
-        in_buckets = any(ddp.gradient_as_bucket_view for ddp in self._ddps)
-        with put_aside(self._others(chosen), copied=in_buckets):
-            self.scaler.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
+        scaled = self.scaler.scale(loss) if self.scaler.is_enabled() else loss
+        if len(chosen) == len(self.optimizers):
+            scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
+        else:
+            in_buckets = any(ddp.gradient_as_bucket_view for ddp in self._ddps)
+            with put_aside(self._others(chosen), copied=in_buckets):
+                scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
         self._seen_backward = True
         if last:
             self._accumulation.add(chosen)

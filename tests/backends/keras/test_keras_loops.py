@@ -20,10 +20,10 @@ def batches():
     return [(x[8 * i : 8 * i + 8], y[8 * i : 8 * i + 8]) for i in range(STEPS)]
 
 
-def model_of(kind, initial=None):
+def model_of(kind, initial=None, **compile_arguments):
     model = kind()
     model(batches()[0][0])
-    compiled(model)
+    compiled(model, **compile_arguments)
     if initial is not None:
         model.set_weights(initial)
     return model
@@ -119,22 +119,25 @@ def test_a_model_changed_in_place_trains_as_one_built_under_the_global_policy(po
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
 def test_accumulation_updates_once_for_several_batches_with_their_mean(policy):
+    """With plain gradient descent: Adam's first steps are the same size for any gradient."""
     recipe = RECIPES[policy]
     scale = recipe.loss_scale
     accumulated = Recipe(policy=recipe.policy, loss_scale=scale, accumulation_steps=2)
     initial = model_of(Subclassed).get_weights()
-    halves = model_of(Subclassed, initial)
+    halves = model_of(Subclassed, initial, optimizer=keras.optimizers.SGD(0.5))
     precision = KerasSurgeon().apply(accumulated, model=halves)
     x, y = data(32)
     halves.fit(x, y, batch_size=8, shuffle=False, verbose=0)
-    whole = model_of(Subclassed, initial)
+    whole = model_of(Subclassed, initial, optimizer=keras.optimizers.SGD(0.5))
     KerasSurgeon().apply(recipe, model=whole)
     whole.fit(x, y, batch_size=16, shuffle=False, verbose=0)
     assert precision.steps == 2
     assert int(halves.optimizer.iterations) == 2, "schedules must not run ahead"
-    tolerance = 2e-2 if recipe.policy.mixed else 1e-5
-    for a, b in zip(halves.weights, whole.weights, strict=True):
-        assert np.allclose(a.numpy(), b.numpy(), atol=tolerance)
+    tolerance = 3e-2 if recipe.policy.mixed else 1e-5
+    for a, b, before in zip(halves.get_weights(), whole.get_weights(), initial, strict=True):
+        moved = np.linalg.norm(b - before)
+        assert moved > 0.01
+        assert np.linalg.norm(a - b) <= tolerance * moved
 
 
 def test_flush_ends_an_epoch_between_two_updates():

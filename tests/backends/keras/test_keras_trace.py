@@ -44,7 +44,9 @@ def test_float32_is_its_own_shadow(model):
     assert reference.finite
     assert len(reference.losses) == 4
     assert reference.reproducible
-    for point in traced.shadow(recipe=FLOAT32):
+    points = traced.shadow(recipe=FLOAT32)
+    assert [point.step for point in points] == [0, 3]
+    for point in points:
         assert point.loss == pytest.approx(point.reference, rel=1e-6)
         assert point.gradient_error < 1e-5
     again = traced.trajectory(recipe=FLOAT32, seed=0, steps=4)
@@ -101,7 +103,9 @@ def test_float16_shadows_say_how_large_the_forward_pass_gets(factor, fits):
     traced = tracer(model, build_data=lambda n: ones)
     traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
     float16 = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**10))
-    for point in traced.shadow(recipe=float16):
+    points = traced.shadow(recipe=float16)
+    assert [point.step for point in points] == [0, 1]
+    for point in points:
         assert point.overflowed is not fits
         assert point.largest == (factor if fits else None)
     assert all(point.largest is None for point in traced.shadow(recipe=BF16))
@@ -168,35 +172,51 @@ def test_the_largest_backward_magnitude_is_found_exactly(exponent):
     assert found.finite
 
 
-def test_large_gradients_inside_functional_code_and_loops_are_seen():
+def amplified(loop=1.0, layer=1.0):
+    """A recurrent net whose gradients are so many times as large in its loop, or in a layer."""
+
+    class Cell(keras.layers.SimpleRNNCell):
+        def call(self, inputs, states, training=False):
+            output, states = super().call(inputs, states, training=training)
+            return (output / loop) * loop, states
+
     class Amplified(keras.layers.Layer):
         def call(self, x):
-            return (x * 1024.0) / 1024.0
+            return (x / layer) * layer
 
-    def model():
-        return compiled(
-            keras.Sequential(
-                [
-                    keras.layers.Input((3, 4)),
-                    keras.layers.GRU(4),
-                    Amplified(),
-                    keras.layers.Dense(4, activation="softmax"),
-                ]
-            )
+    return lambda: compiled(
+        keras.Sequential(
+            [
+                keras.layers.Input((3, 4)),
+                keras.layers.RNN(Cell(4), name="loop"),
+                Amplified(name="layer"),
+                keras.layers.Dense(4, activation="softmax", name="dense"),
+            ]
         )
+    )
 
+
+@pytest.mark.parametrize("where", ["loop", "layer"])
+def test_large_gradients_inside_functional_code_and_loops_are_seen(where):
     inputs = np.random.default_rng(0).normal(size=(8, 3, 4)).astype("float32")
-    build = lambda n: [(inputs, np.zeros(8, "int32"))]  # noqa: E731
-    found = tracer(model, build).backward_exponents(recipe=BF16, batches=1)
-    assert found.largest is not None
-    plain = tracer(softmax_net).backward_exponents(recipe=BF16, batches=1)
-    assert plain.largest < 0
-    units = {unit.path: unit for unit in tracer(model, build).unit_magnitudes(recipe=BF16)}
-    assert {"gru", "amplified", "dense"} <= set(units)
-    assert units["amplified"].backward_largest is not None
-    assert units["gru"].backward_largest is not None
-    assert units["dense"].forward_largest <= 0
-    assert all(0.0 <= unit.underflow <= 1.0 for unit in units.values())
+
+    def seen(factor):
+        model = amplified(**{where: factor})
+        traced = tracer(model, lambda n: [(inputs, np.zeros(8, "int32"))])
+        found = traced.backward_exponents(recipe=BF16, batches=1).largest
+        return found, {unit.path: unit for unit in traced.unit_magnitudes(recipe=BF16)}
+
+    small, units = seen(2.0**6)
+    large, larger = seen(2.0**12)
+    assert (small, large) == (units[where].backward_largest, larger[where].backward_largest)
+    assert {"loop", "layer", "dense"} <= set(units)
+    for path, unit in units.items():
+        grown = 6 if path == where else 0
+        assert larger[path].backward_largest == unit.backward_largest + grown
+        assert larger[path].forward_largest == unit.forward_largest
+        assert (unit.underflow, larger[path].underflow) == (0.0, 0.0)
+    assert units["dense"].forward_largest < 0, "the exponent of a chance below 1"
+    assert units["dense"].backward_largest < 0
 
 
 def test_an_infinite_backward_pass_is_reported():

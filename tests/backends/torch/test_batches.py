@@ -99,7 +99,7 @@ def test_it_serves_a_loaders_workers() -> None:
     collate = Collate(multiple=4)
     assert pickle.loads(pickle.dumps(collate)) == collate
     data = [(torch.ones(2), i) for i in range(6)]
-    loader = torch.utils.data.DataLoader(data, batch_size=4, collate_fn=collate)
+    loader = torch.utils.data.DataLoader(data, batch_size=4, collate_fn=collate, num_workers=1)
     assert [batch.samples.tolist() for batch in loader] == [[True] * 4, [True, True, False, False]]
 
 

@@ -69,15 +69,25 @@ def test_a_model_on_the_device_trains_with_a_scaler() -> None:
     assert precision.skipped == 0
 
 
-def test_events_time_steps_like_the_clock() -> None:
+def test_events_time_steps_like_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same steps, timed by events and by the clock: a factor of milliseconds would show."""
     backend = registry.load("torch")
     session = backend.open(
         TASK, Recipe(batch_size=64), device="cuda", seed=0, report=lambda phase, step: None
     )
+    made: list[object] = []
+    maker = devices.event_maker(torch.device("cuda"))
+    assert maker is not None
+    monkeypatch.setattr(devices, "event_maker", lambda device: lambda: made.append(1) or maker())
     measured = session.time_steps(QUICK)
+    monkeypatch.setattr(devices, "event_maker", lambda device: None)
+    clocked = session.time_steps(QUICK)
     session.close()
-    assert 0 < measured.step_seconds < 1
-    assert measured.peak_memory_bytes > 0
+    assert len(made) > measured.steps >= QUICK.min_steps
+    assert len(made) >= measured.steps + measured.warmup_steps - 1
+    assert 0.1 < measured.step_seconds / clocked.step_seconds < 10
+    assert measured.low <= measured.step_seconds <= measured.high
+    assert measured.peak_memory_bytes > 2**16
 
 
 def train(recipe: Recipe, steps: int = 8) -> tuple[list[float], nn.Module]:

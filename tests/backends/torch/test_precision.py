@@ -60,6 +60,28 @@ def test_the_loop_trains_like_the_hand_written_one(name: str) -> None:
     assert (precision.steps, precision.skipped) == (6, 0)
 
 
+def test_a_step_in_float32_makes_no_autocast_and_puts_no_gradient_aside(monkeypatch) -> None:
+    model = mlp()
+    precision = apply(FLOAT32, model, adam(model))
+
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a step in float32 asked for it")
+
+    monkeypatch.setattr(torch, "autocast", never)
+    monkeypatch.setattr("autoprec.backends.torch.precision.put_aside", never)
+    assert all(train(precision, model, batches(2)))
+
+
+def test_float32_switches_off_an_autocast_that_is_on_around_it() -> None:
+    model = mlp()
+    precision = apply(FLOAT32, model, adam(model))
+    inputs = batches(1)[0][0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(inputs).dtype is torch.bfloat16
+        with precision.autocast():
+            assert model(inputs).dtype is torch.float32
+
+
 def test_an_existing_amp_loop_keeps_its_lines() -> None:
     data = batches(4)
     ours, theirs = mlp(), mlp()

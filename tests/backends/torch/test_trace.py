@@ -85,6 +85,7 @@ def test_the_shadow_starts_from_the_weights_of_its_step():
     trace = tracer()
     reference = trace.reference(batch_size=8, steps=4, checkpoints=(0, 3))
     points = trace.shadow(recipe=BFLOAT16)
+    assert [point.step for point in points] == [0, 3]
     for point in points:
         assert point.reference == pytest.approx(reference.losses[point.step], rel=1e-6)
         assert 0 < point.gradient_error < 0.1
