@@ -84,15 +84,23 @@ gpu-evidence:  ## What a CUDA GPU brings, in ten minutes; installs nothing.
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu_evidence.py $(EVIDENCE)
 
 .PHONY: bench
-bench: $(VENV)/.all-installed  ## Start-up, replays, the oracle, and the overhead of a step (40 minutes or more).
+bench: $(VENV)/.all-installed  ## Start-up, replays, the oracle, and the overhead of a step (hours).
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/oracle.py
 	$(BIN)/python benchmarks/overhead.py
 
 .PHONY: oracle
-oracle: $(VENV)/.all-installed  ## The tuner against an exhaustive search, every grid measured anew (hours).
-	$(BIN)/python benchmarks/oracle.py --grid-again
+oracle: $(VENV)/.all-installed  ## The tuner against an exhaustive search, measured at this commit (hours).
+	$(BIN)/python benchmarks/oracle.py
+
+.PHONY: overhead
+overhead: $(VENV)/.all-installed  ## What apply_profile costs a step, in PyTorch and Keras (an hour).
+	$(BIN)/python benchmarks/overhead.py
+
+.PHONY: holdout
+holdout: $(VENV)/.all-installed  ## Six tasks that no change was developed on; once for a release.
+	$(BIN)/python benchmarks/holdout.py
 
 .PHONY: peers
 peers: $(VENV)/.all-installed  ## The tuner beside Lightning, accelerate and pytorch-autotune (long).
@@ -116,7 +124,7 @@ growth: $(VENV)/.all-installed  ## How tuning time grows with the model, the kno
 	$(BIN)/python benchmarks/growth.py
 
 .PHONY: soak
-soak: $(VENV)/.all-installed  ## Tunings under 220 injected faults; the table of what was lost (long).
+soak: $(VENV)/.all-installed  ## Tunings under 220 injected faults, four seeds; what was lost (long).
 	$(BIN)/python benchmarks/soak.py
 
 .PHONY: fuzz

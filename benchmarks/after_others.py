@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oracle import RESULTS, TASKS, machine
+from provenance import RESULTS, TASKS, machine
 
 from autoprec.api import probe
 from autoprec.core.codec import to_plain

@@ -18,7 +18,8 @@ from statistics import median
 from typing import Any
 
 from alternation import contest_of
-from oracle import RESULTS, TASKS, machine, make_work
+from grids import make_work
+from provenance import RESULTS, TASKS, machine
 
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy

@@ -4,18 +4,23 @@
 
 Half of the inputs are a valid file with one change. Whatever raises something other than autoprec's
 own errors, takes more than a second, or is accepted but does not read back is printed and kept in
---keep, and the exit code is 1. The same seed gives the same inputs.
+--keep, and the exit code is 1. The same seed gives the same inputs. What came of it is written as
+JSON to --output.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from provenance import RESULTS, commit, today
 
 # In place of this folder, whose fuzz.py would hide the tests' folder of that name.
 sys.path[0] = str(Path(__file__).resolve().parent.parent / "tests")
@@ -37,8 +42,8 @@ _MOST_BYTES = 50_000_000
 
 def fuzz(
     name: str, target: Callable[[str], str], valid: list[str], *, count: int, seed: int, keep: Path
-) -> bool:
-    """Run `count` mutants through a target, print what happened; return whether all went well."""
+) -> dict[str, Any]:
+    """Run `count` mutants through a target, print what happened, and return it."""
     findings = Findings()
     largest = 0
     for text in valid:
@@ -58,7 +63,20 @@ def fuzz(
         place = keep / f"{name}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
         place.write_bytes(text.encode("utf-8", "surrogatepass"))
         print(f"  {place}: {problem}")
-    return not findings.failures and largest < _MOST_BYTES
+    return {
+        "name": name,
+        "inputs": findings.inputs,
+        "accepted": findings.accepted,
+        "failures": [problem for _, problem in findings.failures],
+        "slowest_seconds": findings.slowest_seconds,
+        "most_bytes": largest,
+        "seconds": took,
+    }
+
+
+def well(row: dict[str, Any]) -> bool:
+    """Whether nothing failed and no input took too much memory."""
+    return not row["failures"] and row["most_bytes"] < _MOST_BYTES
 
 
 def main() -> int:
@@ -68,10 +86,11 @@ def main() -> int:
     parser.add_argument("--catalogue", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--output", type=Path, default=RESULTS / f"fuzz-{today()}.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         devices = profiles_folder() / "devices"
-        well = [
+        rows = [
             fuzz(name, target, valid, count=count, seed=arguments.seed, keep=arguments.keep)
             for name, target, valid, count in (
                 ("profiles", read_profile, valid_profiles(), arguments.profiles),
@@ -83,7 +102,9 @@ def main() -> int:
                 ),
             )
         ]
-    return 0 if all(well) else 1
+    found = {"date": today(), "commit": commit(), "seed": arguments.seed, "rows": rows}
+    arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(map(well, rows)) else 1
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ HOW = (
 )
 
 try:
-    from oracle import RESULTS, ROOT, machine
+    from provenance import RESULTS, ROOT, machine
 
     from autoprec.api import probe
     from autoprec.core.device import DeviceFacts, DeviceKind

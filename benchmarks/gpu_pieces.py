@@ -25,7 +25,8 @@ from xml.etree import ElementTree
 
 import torch  # noqa: F401  # in this thread: a pretended device is that of who imports it
 from alternation import contest_of
-from oracle import ROOT, TASKS, tune_from_scratch
+from oracle import tune_from_scratch
+from provenance import ROOT, TASKS
 
 from autoprec.api import probe
 from autoprec.backends.products import measure_products
@@ -46,7 +47,7 @@ DRY = "tiny"
 POLICIES = (Policy.FLOAT32, Policy.TF32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
 
 TUNING = {"search_limit": 12.0, "proof_seconds": 10.0, "rounds": 3, "extras": True, "knobs": {}}
-DRY_TUNING = {"trials": 2, "rounds": 1, "proof_seconds": 2.0, "knobs": {}}
+DRY_TUNING = {"trials": 2, "rounds": 1, "proof_seconds": 2.0, "extras": False, "knobs": {}}
 ROUNDS = 6
 
 #: pytest's options where the plugin is not there whose setting pyproject.toml has.
@@ -209,7 +210,7 @@ def scaled(task: str, recipe: Recipe, where: str) -> Recipe:
 
 def overhead(setting: Setting) -> Rows:
     """What a step costs more through `apply_profile` than written by hand."""
-    from overhead import WIDTHS, measure
+    from overhead_torch import WIDTHS, measure
 
     target, rounds, budget = (0.0002, 1, 0.002) if setting.quick else (0.005, 5, 0.5)
     for policy in WIDTHS:

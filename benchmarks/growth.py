@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oracle import Clock, machine
+from oracle import Clock
+from provenance import machine
 
 from autoprec.api import tune
 from autoprec.core.recipe import KnobValue

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from alternation import alternate
-from oracle import machine
+from provenance import machine
 
 from autoprec.api import probe, tune
 from autoprec.backends.products import measure_products

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oracle import RESULTS, TASKS, machine, make_work
+from grids import make_work
+from provenance import RESULTS, TASKS, machine
 
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from statistics import mean
 from types import ModuleType
 
 import torch
+from provenance import RESULTS, commit, today
 
 from autoprec import Recipe, apply_profile
 
@@ -62,14 +64,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train the newcomer's script before and after.")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--output", type=Path, default=RESULTS / f"newcomer-{today()}.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {arguments.seeds} seeds, {arguments.epochs} epochs\n")
     print("| script | test accuracy, mean | over the seeds |\n|---|---|---|")
-    print(row("before", accuracies(load("train_before"), arguments.seeds, arguments.epochs)))
+    rows = {"before": accuracies(load("train_before"), arguments.seeds, arguments.epochs)}
+    print(row("before", rows["before"]), flush=True)
     for policy in POLICIES:
         found = accuracies(with_recipe(policy), arguments.seeds, arguments.epochs)
-        print(row(f"after, {policy}, batch 16 x 4", found), flush=True)
+        name = f"after, {policy}, batch 16 x 4"
+        rows[name] = found
+        print(row(name, found), flush=True)
+    found_by = {"seeds": arguments.seeds, "epochs": arguments.epochs, "torch": torch.__version__}
+    result = {"date": today(), "commit": commit(), **found_by, "rows": rows}
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

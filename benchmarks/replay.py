@@ -5,7 +5,7 @@ trial from it with noise of the size that trials have, then chooses among the fi
 does, with the lesser noise of alternating rounds. Regret is how much slower the choice truly is
 than the grid's best.
 
-    python benchmarks/replay.py
+    python benchmarks/replay.py --sampler cost tpe random --output results/replay-DATE.json
     python benchmarks/replay.py --sampler tpe random --seeds 50
     python benchmarks/replay.py --disturbed 0.25
 
@@ -27,6 +27,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from provenance import CURVES, commit, today
+
 from autoprec.core.codec import from_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
@@ -37,7 +39,6 @@ from autoprec.core.search import Limits, Next, Stop, next_point
 from autoprec.core.space import BATCH, Point, Space
 from autoprec.core.statistics import disturbed as seems_disturbed
 
-CURVES = Path(__file__).parent / "curves"
 SAMPLERS = ("cost", "random", "tpe")
 NOISE, FINAL_NOISE = 0.03, 0.01
 DISTURBED = 4 / 3
@@ -272,7 +273,14 @@ def main() -> None:
         share = math.exp(sum(math.log(row["share_of_time"]) for row in own) / len(own))
         print(f"{sampler}: mean regret {mean:.2%}, {share:.0%} of the grids' time (geometric mean)")
     if arguments.output:
-        arguments.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        found = {
+            "date": today(),
+            "commit": commit(),
+            "seeds": arguments.seeds,
+            "disturbed": arguments.disturbed,
+            "rows": rows,
+        }
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
 """Kill a tuning again and again, and count what was lost.
 
-    python benchmarks/soak.py                       200 faults simulated, 20 with torch
-    python benchmarks/soak.py --simulated 30 --torch 0 --seed 7
+    python benchmarks/soak.py                       200 faults simulated, 20 with torch, 4 seeds
+    python benchmarks/soak.py --simulated 30 --torch 0 --seeds 7
 
 A tuning is started by its command line and, at a random moment, hit by a fault: a signal to the
 tuner, to its worker or to the worker's guard, a full disk, a torn journal. Then the same command is
 run again, until it ends by itself; then a new tuning is begun, until all faults are spent. Counted:
 
-- trials lost: a trial that was said to be finished and is run again, or is missing at the end
-- files half-written: a profile that is not one, or what a writer left beside it
-- survivors: processes with this run's mark in their environment, 10 s after the fault
+- trials run again: a trial that was said to be finished, and is said once more
+- trials missing: a trial that was said to be finished, and is not in the journal when the tuning
+  has ended by itself
+- files half-written: a profile that is not one; when the tuning has ended by itself, any file that
+  is neither the task's, the journal's nor the profile's
+- survivors: processes with this run's mark in their environment, 10 s after the fault, and 10 s
+  after the tuning has ended by itself
 - recipe changed: the profile's recipe is not that of a tuning that nobody disturbed (simulated:
   there the same history gives the same recipe)
 
@@ -24,75 +28,28 @@ import os
 import platform
 import random
 import re
-import resource
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from provenance import RESULTS, commit
+from soak_place import (
+    FINISHED,
+    TASKS,
+    Place,
+    kept_trials,
+    missing_trials,
+    parent_of,
+    recipe_of,
+)
 
-from autoprec.errors import ProfileError
-from autoprec.profiles import load_profile
 from autoprec.tuning.guard import descendants_of
-
-MARK = "AUTOPREC_SOAK"
-RESULTS = Path(__file__).parent / "results"
-
-SIMULATED = """
-from autoprec.backends.simulated import SimulatedModel
-
-def build_model():
-    return SimulatedModel(
-        overhead={"float32": 0.004, "mixed_bfloat16": 0.006, "mixed_float16": 0.006},
-        per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002, "mixed_float16": 0.0003},
-        broken=("mixed_float16",), sleep=0.003)
-
-def build_data(batch_size):
-    return []
-"""
-
-TORCH = """
-import torch
-
-def build_model():
-    return torch.nn.Sequential(
-        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-
-def build_data(batch_size):
-    while True:
-        yield torch.randn(batch_size, 64), torch.randint(0, 10, (batch_size,))
-
-def loss_fn(outputs, targets):
-    return torch.nn.functional.cross_entropy(outputs, targets)
-"""
-
-OPTIONS = {
-    "simulated": [
-        *("--policies", "float32,mixed_bfloat16,mixed_float16"),
-        *("--batch-sizes", "8-256", "--rounds", "5"),
-    ],
-    "torch": ["--batch-sizes", "8-64", "--rounds", "5", "--proof-seconds", "10"],
-}
-TASKS = {"simulated": SIMULATED, "torch": TORCH}
-
-# Without a framework there is nothing to time this machine's matrix products with; that part of a
-# tuning is left out where torch is installed as well, so that faults do not fall into it mostly.
-UNMEASURED = """
-import sys
-from autoprec import api, cli
-api._measured = lambda facts, frameworks: facts
-sys.exit(cli.main(sys.argv[1:]))
-"""
-COMMANDS = {"simulated": ["-c", UNMEASURED], "torch": ["-m", "autoprec"]}
 
 #: How often each fault is injected, relative to the others.
 FAULTS = {
@@ -106,7 +63,9 @@ FAULTS = {
     "the disk is full": 5,
 }
 
-_FINISHED = re.compile(r"^  trial +\d+  (.+?): ", re.MULTILINE)
+
+#: What is wrong at the end of a tuning that no fault hit is counted here.
+NO_FAULT = "none"
 
 
 @dataclass
@@ -116,6 +75,7 @@ class Count:
     injected: int = 0
     survived: int = 0
     trials_lost: int = 0
+    missing: int = 0
     half_written: int = 0
     survivors: int = 0
 
@@ -124,9 +84,9 @@ class Count:
 class Soak:
     """The faults of one framework, injected one after another."""
 
-    framework: str
-    folder: Path
+    place: Place
     rng: random.Random
+    seed: int = 0
     counts: dict[str, Count] = field(default_factory=dict)
     tunings: int = 0
     recipes_changed: int = 0
@@ -134,22 +94,27 @@ class Soak:
     seconds: float = 0.0
     trials: int = 0
     problems: list[str] = field(default_factory=list)
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _last: tuple[str, bool] | None = None
+
+    @property
+    def framework(self) -> str:
+        """What the tunings train with."""
+        return self.place.framework
 
     def run(self, faults: int) -> None:
         """Inject so many faults; every tuning is let to its end after its last one."""
         began = time.monotonic()
         text = self._whole()
-        self.recipe, self.seconds = recipe_of(self._profile), time.monotonic() - began
-        self.trials = len(_FINISHED.findall(text))
+        self.recipe, self.seconds = recipe_of(self.place.profile), time.monotonic() - began
+        self.trials = len(FINISHED.findall(text))
         left = faults
         while left > 0:
             left -= self._one_tuning(left)
 
     def _whole(self) -> str:
         """A tuning that nobody disturbs."""
-        self._clean()
-        child = self._start()
+        self.place.clean()
+        child = self.place.start()
         text = child.communicate(timeout=600)[1]
         if child.returncode != 0:
             raise SystemExit(f"an undisturbed tuning ended with {child.returncode}:\n{text}")
@@ -157,16 +122,17 @@ class Soak:
 
     def _one_tuning(self, left: int) -> int:
         """One tuning under faults, to its end; return how many were injected."""
-        self._clean()
+        self.place.clean()
         finished: Counter[str] = Counter()
         injected = 0
+        self._last = None
         while True:
             fault = self._draw() if injected < left else None
             full = fault == "the disk is full"
-            child = self._start(full_after=self._journal_room() if full else None)
+            child = self.place.start(full_after=self.place.journal_room() if full else None)
             hit = self._strike(child, fault) if fault and not full else full
             text = child.communicate(timeout=600)[1]
-            finished.update(_FINISHED.findall(text))
+            finished.update(FINISHED.findall(text))
             if not hit:
                 fault = None
             if fault is not None:
@@ -207,8 +173,8 @@ class Soak:
             return False
         if "journal" in fault:
             child.wait(timeout=60)
-            if self._journal.exists():
-                with self._journal.open("ab") as file:
+            if self.place.journal.exists():
+                with self.place.journal.open("ab") as file:
                     file.write(b'{"op_code":8,"worker_id":"torn'[: self.rng.randrange(1, 30)])
         return True
 
@@ -219,135 +185,71 @@ class Soak:
         for name in again:
             finished[name] = 1
         count.trials_lost += len(again)
-        half = self._half_written()
+        half = self.place.half_written()
         count.half_written += len(half)
-        alive = self._survivors()
+        alive = self.place.survivors()
         count.survivors += len(alive)
         expected = {0, 1, 2, 130, -signal.SIGKILL, -signal.SIGHUP, -signal.SIGTERM, -signal.SIGINT}
         sound = code in expected and "Traceback (most recent call last)" not in text
         bad = again or half or alive or not sound
         count.survived += not bad
+        self._last = (fault, not bad)
         if bad:
             self.problems.append(
                 f"{fault}: again {again}, half {half}, alive {alive}, exit {code}: {text[-800:]}"
             )
 
     def _compare(self, finished: Counter[str]) -> None:
+        """Look at what a tuning that has ended by itself left."""
         again = [name for name, times in finished.items() if times > 1]
         if again:
             self.problems.append(f"run again: {again}")
-        found = recipe_of(self._profile)
+        missing = missing_trials(finished, kept_trials(self.place.journal))
+        strange, alive = self.place.strangers(), self.place.survivors()
+        if missing or strange or alive:
+            self.problems.append(
+                f"at the end: missing {missing}, half-written {strange}, processes {alive}"
+            )
+            self._count_at_the_end(len(missing), len(strange), len(alive))
+        found = recipe_of(self.place.profile)
         known = json.loads(json.dumps(found))
         if self.framework == "simulated" and known != self.recipe:
             self.recipes_changed += 1
             self.problems.append(f"recipe changed: {known} instead of {self.recipe}")
 
-    # The place -----------------------------------------------------------------------------------
-
-    @property
-    def _task(self) -> Path:
-        return self.folder / "task.py"
-
-    @property
-    def _journal(self) -> Path:
-        return self.folder / "task.study.journal"
-
-    @property
-    def _profile(self) -> Path:
-        return self.folder / "task.profile.yaml"
-
-    def _clean(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        (self.folder / "tmp").mkdir(parents=True)
-        self._task.write_text(TASKS[self.framework])
-
-    def _journal_room(self) -> int:
-        """A file size that the journal will reach while the tuning runs."""
-        size = self._journal.stat().st_size if self._journal.exists() else 0
-        return size + self.rng.randrange(1, 60_000)
-
-    def _start(self, full_after: int | None = None) -> subprocess.Popen[str]:
-        def no_more_room() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (full_after, full_after))
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-        limit: Callable[[], None] | None = no_more_room if full_after is not None else None
-        return subprocess.Popen(
-            [
-                *(sys.executable, *COMMANDS[self.framework], "tune", str(self._task)),
-                *OPTIONS[self.framework],
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=limit,  # noqa: PLW1509 - this process has one thread
-            # A folder for locks of its own: other tunings on this machine are not what is tested.
-            env={
-                **os.environ,
-                MARK: self.mark,
-                "TMPDIR": str(self.folder / "tmp"),
-                "COLUMNS": "400",
-                "PYTHONUNBUFFERED": "1",
-            },
-        )
-
-    def _half_written(self) -> list[str]:
-        bad = []
-        if self._profile.exists():
-            try:
-                load_profile(self._profile)
-            except ProfileError as error:
-                bad.append(str(error))
-        return bad
-
-    def _survivors(self) -> list[str]:
-        deadline = time.monotonic() + 10
-        while (left := self._marked()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return left
-
-    def _marked(self) -> list[str]:
-        wanted = f"{MARK}={self.mark}".encode()
-        found = []
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                try:
-                    if wanted in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                        found.append(Path(f"/proc/{name}/cmdline").read_text(errors="replace"))
-                except OSError:
-                    continue
-        return found
-
-
-def parent_of(process: int) -> int:
-    """A process's parent; 0 if it has gone."""
-    try:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def recipe_of(profile: Path) -> Any:
-    """The recipe that a profile file holds."""
-    return yaml.safe_load(profile.read_text())["recipe"]
+    def _count_at_the_end(self, missing: int, half_written: int, survivors: int) -> None:
+        """Lay what is wrong at a tuning's end to its last fault, which was not survived then."""
+        fault, survived = self._last or (NO_FAULT, False)
+        count = self.counts.setdefault(fault, Count())
+        count.missing += missing
+        count.half_written += half_written
+        count.survivors += survivors
+        count.survived -= survived
+        self._last = (fault, False)
 
 
 def table(soaks: list[Soak]) -> str:
     """The counts as text."""
-    head = f"{'':10}  {'fault':36} {'injected':>8} {'survived':>8} {'trials':>8} {'half-':>8}"
-    head += f" {'pro-':>8}\n{'':10}  {'':36} {'':8} {'':8} {'lost':>8} {'written':>8} {'cesses':>8}"
+    words = (("", "injected"), ("", "survived"), ("trials", "again"), ("trials", "missing"))
+    words += (("half-", "written"), ("pro-", "cesses"))
+    head = "\n".join(
+        f"{'':10}  {'fault' if row else '':36} " + " ".join(f"{pair[row]:>8}" for pair in words)
+        for row in (0, 1)
+    )
     lines = [head]
     for soak in soaks:
         total = Count()
-        for fault in FAULTS:
+        for fault in (*FAULTS, NO_FAULT):
             if fault in soak.counts:
                 lines.append(_line(soak.framework, fault, soak.counts[fault]))
                 for name, value in vars(soak.counts[fault]).items():
                     setattr(total, name, getattr(total, name) + value)
         lines.append(_line(soak.framework, "all", total))
         changed = "" if soak.framework != "simulated" else f", {soak.recipes_changed} other recipes"
-        lines.append(f"{soak.framework}: {soak.tunings} tunings brought to their end{changed}")
+        lines.append(
+            f"{soak.framework}, seed {soak.seed}: {soak.tunings} tunings brought to their end"
+            f"{changed}"
+        )
     return "\n".join(lines)
 
 
@@ -361,20 +263,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--simulated", type=int, default=200, metavar="FAULTS")
     parser.add_argument("--torch", type=int, default=20, metavar="FAULTS")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="the faults are shared out"
+    )
     parser.add_argument("--output", type=Path, help="where the JSON goes (default: results/)")
     arguments = parser.parse_args()
     soaks = []
     with tempfile.TemporaryDirectory(prefix="autoprec-soak-") as name:
         for framework in TASKS:
-            faults = getattr(arguments, framework)
-            if faults > 0:
-                seed = f"{arguments.seed}-{framework}"
-                soak = Soak(framework, Path(name) / framework, random.Random(seed))
-                began = time.monotonic()
-                soak.run(faults)
-                print(f"{framework}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-                soaks.append(soak)
+            faults = shared_out(getattr(arguments, framework), len(arguments.seeds))
+            for seed, count in zip(arguments.seeds, faults, strict=True):
+                if count > 0:
+                    rng = random.Random(f"{seed}-{framework}")
+                    soak = Soak(Place(framework, Path(name) / framework, rng), rng, seed)
+                    began = time.monotonic()
+                    soak.run(count)
+                    took = time.monotonic() - began
+                    print(f"{framework}, seed {seed}: {took:.0f} s", file=sys.stderr)
+                    soaks.append(soak)
     print(table(soaks))
     for soak in soaks:
         for problem in soak.problems:
@@ -382,20 +288,26 @@ def main() -> int:
     day = time.strftime("%Y-%m-%d")
     output = arguments.output or RESULTS / f"soak-{day}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report(soaks, arguments.seed), indent=2) + "\n")
+    output.write_text(json.dumps(report(soaks), indent=2) + "\n")
     return 1 if any(soak.problems for soak in soaks) else 0
 
 
-def report(soaks: list[Soak], seed: int) -> dict[str, Any]:
+def shared_out(faults: int, seeds: int) -> list[int]:
+    """So many faults in as equal parts as there are seeds."""
+    return [faults // seeds + (index < faults % seeds) for index in range(seeds)]
+
+
+def report(soaks: list[Soak]) -> dict[str, Any]:
     """What is kept of a run."""
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "seed": seed,
+        "commit": commit(),
         "soaks": [
             {
                 "framework": soak.framework,
+                "seed": soak.seed,
                 "undisturbed_seconds": round(soak.seconds, 1),
                 "trials_of_a_tuning": soak.trials,
                 "tunings": soak.tunings,

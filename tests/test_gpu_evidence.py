@@ -172,7 +172,7 @@ def test_what_is_missing_is_said_before_anything_is_measured(
     module.check_software(lambda name: "2.13.0")
     bare = tmp_path / "without-anything"
     bare.mkdir()
-    (bare / "oracle.py").write_text("import no_such_package")
+    (bare / "provenance.py").write_text("import no_such_package")
     done = subprocess.run(
         [
             sys.executable,

@@ -1,0 +1,211 @@
+"""Where the numbers of the README and the pages come from, snippet by snippet.
+
+A number is a result's, a constant's of the code, one that a program printed on the same page, or
+it stands in `REASONS` with why nothing of this repository can hold it. docs/results.md and the
+README's tables are not here: `benchmarks/report.py` makes them, which test_benchmarks.py compares.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS, CURVES = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "curves"
+MIB, GIB = 2.0**20, 2.0**30
+
+#: The numbers that a snippet shows, in its order.
+Shown = Callable[[], list[float]]
+
+
+def constant(path: str, *factors: float) -> Shown:
+    """A constant, as "core.module:NAME" or "core.module:Class.field"; each factor's multiple of it.
+
+    A tuple's members are one number each, all times the one factor.
+    """
+    module, _, names = path.partition(":")
+
+    def shown() -> list[float]:
+        value: Any = import_module(f"autoprec.{module}")
+        for name in names.split("."):
+            value = getattr(value, name)
+        if isinstance(value, tuple):
+            return [each * (factors or (1.0,))[0] for each in value]
+        return [float(value) * factor for factor in factors or (1.0,)]
+
+    return shown
+
+
+def product(*paths: str) -> Shown:
+    """The product of constants, in per cent."""
+
+    def shown() -> list[float]:
+        value = 100.0
+        for path in paths:
+            value *= constant(path)()[0]
+        return [value]
+
+    return shown
+
+
+def beyond_one(path: str) -> Shown:
+    """Factors above one, in per cent more."""
+    return lambda: [abs(100 * (each - 1)) for each in constant(path)()]
+
+
+def grid_rates() -> Iterator[dict[str, tuple[float, dict[str, Any]]]]:
+    """Each recorded grid: a point's text, its rate and itself."""
+    for path in CURVES.glob("*/*.json"):
+        rows = json.loads(path.read_text(encoding="utf-8"))["grid"]
+        yield {
+            json.dumps(row["point"], sort_keys=True): (
+                row["measurement"]["samples_per_step"] / row["measurement"]["step_seconds"],
+                row["point"],
+            )
+            for row in rows
+            if row.get("measurement")
+        }
+
+
+def bfloat16_over_float32() -> list[float]:
+    """The least and the most of all recorded grids, at the same batch and settings."""
+    found = []
+    for grid in grid_rates():
+        for rate, point in grid.values():
+            if point["policy"] == "mixed_bfloat16":
+                alike = json.dumps({**point, "policy": "float32"}, sort_keys=True)
+                found += [rate / grid[alike][0]] if alike in grid else []
+    return [min(found), max(found)]
+
+
+def kept_in_the_grids() -> list[float]:
+    """What kept memory brings a grid's fastest recipe, in per cent, where its batch is large."""
+    found = []
+    for grid in grid_rates():
+        rate, point = max(grid.values(), key=lambda pair: pair[0])
+        plain = json.dumps({**point, "keep_memory": False}, sort_keys=True)
+        if point.get("keep_memory") and point["batch_size"] >= 4 * 32 and plain in grid:
+            found.append(100 * (rate / grid[plain][0] - 1))
+    return [min(found), max(found)]
+
+
+def kept_alone() -> list[float]:
+    """The least and the most that keeping freed memory brought by itself."""
+    texts = [json.loads(p.read_text()) for p in RESULTS.glob("keep_memory-*.json")]
+    found = [row["kept_over_plain"]["ratio"] for text in texts for row in text["rows"]]
+    return [min(found), max(found)]
+
+
+def float16_products() -> list[float]:
+    """The slowest float16 products that a recorded tuning refused the policy for."""
+    text = "".join(p.read_text() for p in RESULTS.glob("oracle-*.jsonl"))
+    found = re.findall(r"float16 products are slower than float32's \(measured: ([\d.]+)x", text)
+    return [min(map(float, found))]
+
+
+def widest_interval() -> list[float]:
+    """How far the ends of a recorded tuning's interval lie apart at most."""
+    text = "".join(p.read_text() for p in RESULTS.glob("oracle-*.jsonl"))
+    found = re.findall(r"float32 as it was run \(([\d.]+)-([\d.]+), ", text)
+    return [max(float(high) / float(low) for low, high in found)]
+
+
+def truth(task: str) -> Shown:
+    """How far bfloat16 ended from float32 in long runs, in per cent."""
+
+    def shown() -> list[float]:
+        path = ROOT / "tests" / "zoo" / "field" / "truth.json"
+        row = json.loads(path.read_text())["tasks"][task]["bfloat16"]
+        return [100 * abs(row["difference"])]
+
+    return shown
+
+
+CONFIDENCE = constant("core.statistics:CONFIDENCE", 100)
+DEVIATION = "core.checks:Tolerance.trajectory"
+
+#: By page: a snippet that holds one number, or two, and what they are.
+SOURCES: dict[str, dict[str, Shown]] = {
+    "README.md": {
+        "ran at 0.34 to 3.61 times the speed": bfloat16_over_float32,
+        "products in float16 at 0.013 times": float16_products,
+        "alone brought 1.03 to 2.5 times": kept_alone,
+    },
+    "docs/method.md": {
+        "less a tenth or 512 MiB": constant("tuning.budget:RESERVE_BYTES", 1 / MIB),
+        "hold more than 1 GiB of": constant("tuning.neighbours:_HOLDS_WORK", 1 / GIB),
+        "with its 95 % interval": CONFIDENCE,
+        "is narrower than 2 %": constant("core.measurement:TimingBudget.precision", 100),
+        "A step that is 20 to 65 % slower": beyond_one("core.statistics:_DISTURBED"),
+        "grows by more than 8 MiB": constant("backends.memory:Growth._NOISE", 1 / MIB),
+        "is older than 20 s": constant("tuning.drift:_SECONDS"),
+        "difference is above 10 %": constant("tuning.drift:_CHANGE", 100),
+        "use more than 15 % of the processors": constant("tuning.neighbours:BUSY_SHARE", 100),
+        "varies by more than 25 %": constant("tuning.evidence:NOISY", 100),
+        "more than 1 % faster. The cost model": constant("core.search:Limits.gain", 100),
+        "A trial that was 20 to 65 %": beyond_one("core.statistics:_DISTURBED"),
+        "is 3 % of the step or more": constant("core.knobs:_OPTIMIZER_SHARE", 100),
+        "did not differ by 15 %": beyond_one("core.memory_mode:_CLEARLY_FASTER"),
+        "faster by more than 2 %": constant("core.choice:WORTH", 100),
+        "it then brings 5 to 274 %": kept_in_the_grids,
+        "one within 0.25 %": constant("core.choice:SAME_BATCH_SPEED", 100),
+        "ends more than 5 % away": product(DEVIATION, "core.late:WIDER", "core.late:SUSPECT"),
+        "same side, more than 10 %": product(DEVIATION, "core.late:WIDER"),
+        "it must be below 10 %": product(DEVIATION, "core.late:WIDER"),
+        "no harm ends within 5 %": product(DEVIATION),
+        "stay within 8 %": product(DEVIATION, "core.judge:LATE"),
+        "a loss more than 3.5 %": product("core.checks:Tolerance.loss", "core.shadow:EXCUSED"),
+        "stay within 0.5 %": constant("core.judge:AGREES", 100),
+        "falls by less than 35 %": constant("core.ladder:STILL_FALLS", 100),
+        "is 16 % away from float32 at step 300": truth("variance_of_rows"),
+        "the same way by more than 5 %": product(DEVIATION, "core.late:WIDER", "core.late:SUSPECT"),
+        "is 12 % away at step 500": truth("physics_informed"),
+        "luck of single timings (10 %)": constant("core.heats:LUCK", 100),
+        "and 30 s at most": constant("core.heats:_SECONDS"),
+        "by more than those 10 %": constant("core.heats:LUCK", 100),
+        "with 512 MiB more": constant("tuning.contest:_CONTEXT_BYTES", 1 / MIB),
+        "within 5 % of the fastest": lambda: [100 - constant("tuning.finish:_NEAR", 100)()[0]],
+        "an interval of 95 %": CONFIDENCE,
+        "or 5 s, besides making": constant("tuning.finish:_BESIDE_SECONDS"),
+        "brings less than 1 %": constant("core.choice:SAME_SPEED", 100),
+        "more than 15 % slower": beyond_one("tuning.contest:_DISTURBED"),
+        "more than 1.5 times apart": constant("core.doubt:WIDE"),
+        "are 1.42 times apart at most": widest_interval,
+        "takes up to 1.65 times as long": lambda: constant("core.statistics:_DISTURBED")()[1:],
+        "more than √10 times faster": lambda: [constant("core.doubt:ANOTHER_PACE")()[0] ** 2],
+        "comparison ends at 45 % of it": constant("tuning.deadline:SEARCH", 100),
+        "proofs at 80 %": constant("tuning.deadline:PROOF", 100),
+        "(4 us each)": constant("core.plan:LAUNCH_SECONDS", 1e6),
+        "some 10 us for each": constant("core.plan:FRAMEWORK_LAUNCH_SECONDS", 1e6),
+        "at least 1.1 times as fast": constant("core.rules:_SAME_SPEED"),
+    },
+}
+
+#: By page: snippets whose numbers a program printed, in a fence of the same page.
+PRINTED: dict[str, tuple[str, ...]] = {
+    "docs/method.md": ("others used to 87 %",),
+    "docs/first-hour.md": ("1.84 times the speed", "precision brings 1.81x", "0.0033 %"),
+}
+
+#: By page: snippets that nothing here can hold, and why.
+REASONS: dict[str, dict[str, str]] = {
+    "docs/method.md": {
+        "of more than 32 MiB at once": "glibc's: DEFAULT_MMAP_THRESHOLD_MAX, mallopt(3)",
+        "as in 1.48x (1.10-2.18)": "an example; tests/core/test_doubt.py judges it",
+        "13.8x in the table": "an example; tests/core/test_doubt.py judges it",
+        "0.44x in the end": "an example; tests/core/test_doubt.py judges it",
+    },
+    "docs/first-hour.md": dict.fromkeys(
+        (
+            "| before | 97.9% | 97.3% to 98.3% |",
+            "| after, float32, batch 16 x 4 | 97.8% | 97.7% to 98.0% |",
+            "| after, mixed_bfloat16, batch 16 x 4 | 98.1% | 97.7% to 98.3% |",
+            "| after, mixed_float16, batch 16 x 4 | 98.0% | 97.7% to 98.3% |",
+        ),
+        "printed by benchmarks/newcomer.py, whose file of results was not kept then",
+    ),
+}
