@@ -157,10 +157,12 @@ class SimulatedSession:
         base = recipe.accumulation_steps * self._model.step_seconds(
             recipe.policy.value, recipe.batch_size, recipe.memory_format, recipe.compile
         )
-        islands = 1.0 + 0.05 * len(recipe.float32_modules)
+        base *= 1.0 + 0.05 * len(recipe.float32_modules)
+        if self._model.wander:
+            base *= math.exp(self._random.gauss(0.0, self._model.wander))
         times: list[float] = []
         while not enough(times, budget, sum(times)):
-            times.append(base * islands * math.exp(self._random.gauss(0.0, self._model.noise)))
+            times.append(base * math.exp(self._random.gauss(0.0, self._model.noise)))
             time.sleep(self._model.sleep)
             if len(times) == self._model.hang_after:
                 time.sleep(3600)
