@@ -197,7 +197,9 @@ def summary(found: Sequence[Tuned]) -> str:
 
 def main() -> None:
     """Run, print, and fail where more than one in twenty claims a speed-up."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--simulated", type=int, default=0, metavar="COUNT")
     parser.add_argument("--torch", type=int, default=10, metavar="COUNT")
     parser.add_argument("--policies", type=int, default=2, help="how many are the same")

@@ -118,7 +118,13 @@ def test_out_of_trials_the_set_of_fewest_products_that_passed_is_taken_then_the_
 
 
 def test_all_containers_go_after_all_leaves_and_the_root_last():
-    units = (Unit("", "M"), Unit("a", "Block"), Unit("a.b", "Part"), Unit("a.b.c", "N"), Unit("d", "N"))
+    units = (
+        Unit("", "M"),
+        Unit("a", "Block"),
+        Unit("a.b", "Part"),
+        Unit("a.b.c", "N"),
+        Unit("d", "N"),
+    )
     assert next_islands(units, ()) == ("a.b.c", "d", "a", "a.b", "")
     assert next_islands(model(), ())[-2:] == ("layers", "")
 

@@ -188,9 +188,7 @@ def test_every_reason_of_a_gpus_policies_is_told_with_its_evidence():
 
 
 def test_every_objection_of_a_cpus_policies_is_told_whole():
-    known = facts(
-        DeviceKind.CPU, tf32=fact(U, reason="no flag"), bfloat16=fact(U), float16=fact(N)
-    )
+    known = facts(DeviceKind.CPU, tf32=fact(U, reason="no flag"), bfloat16=fact(U), float16=fact(N))
     claim = "on this CPU; emulated, it can be a hundred times slower"
     assert objections(known, TF32) == (f"nothing is known of tf32 {claim}: no flag",)
     assert objections(known, BF16) == (f"nothing is known of bfloat16 {claim}",)

@@ -141,7 +141,9 @@ def test_neighbours_are_told_of_unless_nothing_that_was_timed_counts(
 
 
 @pytest.mark.parametrize(("slow", "warned"), [(0.133, False), (0.134, True)])
-def test_a_baseline_that_varies_by_more_than_a_quarter_is_told_of(slow: float, warned: bool) -> None:
+def test_a_baseline_that_varies_by_more_than_a_quarter_is_told_of(
+    slow: float, warned: bool
+) -> None:
     findings = found()
     findings.finals[Recipe().key()] = [timed(0.1), timed(0.1), timed(slow)]
     findings.finals[BFLOAT16.key()] = [timed(0.1), timed(0.3)]

@@ -160,7 +160,9 @@ def test_how_a_worker_ended_is_told_from_what_it_may_have_exited_with(
     code: str, ended: dict[str, int]
 ) -> None:
     with subprocess.Popen([sys.executable, "-c", code]) as child:
-        watch = guard._Guard(child.pid, tuner=os.getppid(), lifeline=-1, status=-1, watch_bytes=None)
+        watch = guard._Guard(
+            child.pid, tuner=os.getppid(), lifeline=-1, status=-1, watch_bytes=None
+        )
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert watch._worker_ended()
         child.returncode = 0  # the guard has collected it
