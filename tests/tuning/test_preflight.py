@@ -157,6 +157,21 @@ def test_what_is_no_plain_float32_is_warned_of() -> None:
     assert said == ["this is not plain float32: bfloat16 weights", "mind the gap"]
 
 
+def test_no_knob_rounds_the_products_of_islands_that_were_asked_for() -> None:
+    native = replace(CPU, dtypes={**CPU.dtypes, DType.BFLOAT16: NATIVE})
+    units = (Unit("norm", "Norm"),)
+    assert set(built(None, native, units=units)[0].knobs) == {"implicit_bfloat16"}
+    islands = Options(float32_modules=("norm",))
+    assert built(islands, native, units=units)[0].knobs == {}
+    asked = replace(islands, knobs={"implicit_bfloat16": (False, True)})
+    found, said = built(asked, native, units=units)
+    assert found.knobs == {}
+    assert said == [
+        "--knob implicit_bfloat16 rounds every float32 product, those of --float32-modules too, "
+        "and is left out"
+    ]
+
+
 def test_islands_that_were_asked_for_are_in_every_recipe() -> None:
     found, _ = built(Options(float32_modules=("n*",)), units=(Unit("norm", "Norm"),))
     assert found.float32_modules == ("norm",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -121,6 +122,18 @@ def test_float32_whose_products_are_bfloat16_is_proven_against_float32(
     assert (found is not None) is (error == 0.0)
     assert found is None or found.verdict != REFERENCE
     assert [refusal.candidate for refusal in findings.refusals] == ["float32"] * (error > 0)
+
+
+def test_no_islands_are_sought_where_their_own_products_would_be_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The policy by itself is proven next, and islands are sought for that."""
+    tracer = FakeTracer(error=0.5, shadow=0.5)
+    rounded = replace(BFLOAT16, knobs={"implicit_bfloat16": True})
+    found, findings = prove(tracer, monkeypatch, rounded)
+    assert found is None
+    assert tracer.calls.count("shadow") == 1
+    assert "Kept in float32" not in findings.refusals[0].reason
 
 
 def test_a_second_fault_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
