@@ -231,5 +231,5 @@ def test_what_failed_is_no_rival_of_a_compiler() -> None:
     findings = found(trial(COMPILED, 0.08, 30.0))
     only = replace(findings, history=findings.history[1:])
     assert evidence._break_even(only, COMPILED) is None
-    failed = Outcome(SPACE.point(BFLOAT16), Status.CRASHED)
+    failed = Outcome(SPACE.point(BFLOAT16), Status.SHORT_DATA, timed())
     assert evidence._break_even(replace(only, history=(*only.history, failed)), COMPILED) is None
