@@ -165,7 +165,10 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
     noise = recorded_noise()
     native = DTypeFact(Support.NATIVE, Evidence.MEASURED)
     facts = DeviceFacts(
-        Observation(DeviceKind.CPU), "simulated", "simulated", dict.fromkeys(DType, native)
+        Observation(DeviceKind.CPU, uuid="simulated"),  # no real tuning need wait for it
+        "simulated",
+        "simulated",
+        dict.fromkeys(DType, native),
     )
     for seed in range(count):
         wander = random.Random(seed).choice(noise)

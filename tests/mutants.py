@@ -4,8 +4,10 @@ mutmut makes the faults and runs the tests; here stand which tests are a module'
 Every module is mutated in a copy of the package under `build/mutants/`, so that nothing is left
 behind where one works. `tests/mutants.md` says which mutants are left alive, and why.
 
-    python tests/mutants.py                          # every module named below: an hour or so
-    python tests/mutants.py autoprec/core/choice.py  # minutes
+    python tests/mutants.py core/choice.py  # minutes
+    python tests/mutants.py                 # every module named below: an hour or more
+
+Constants of a module are not mutated, nor what is decorated (properties).
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def mutate(module: str, children: int) -> Result:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     run = [sys.executable, *words]
-    done = subprocess.run(run, cwd=tree, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        run, cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"mutmut failed on {module}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     mutated = tree / "mutants" / CORE / f"{module}.py"
@@ -126,7 +130,7 @@ def _changes(mutated: Path, alive: list[str]) -> dict[str, str]:
 def main() -> None:
     """Print the table, and what survived."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("modules", nargs="*", default=list(TESTS_OF), help="autoprec/core/NAME.py")
+    parser.add_argument("modules", nargs="*", default=list(TESTS_OF), help="core/NAME.py")
     parser.add_argument("--children", type=int, default=2, help="how many mutants at a time")
     options = parser.parse_args()
     modules = [Path(name).stem for name in options.modules]

@@ -31,7 +31,7 @@ def keeps_arithmetic(recipe: Recipe) -> bool:
 
 
 def rounds_float32(recipe: Recipe) -> bool:
-    """Whether float32 products are rounded throughout the process: in islands they would be, too."""
+    """Whether float32 products are rounded throughout the process, and so in islands too."""
     return recipe.knobs.get("implicit_bfloat16") is True
 
 

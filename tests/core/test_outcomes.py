@@ -166,7 +166,7 @@ def test_among_equally_fast_recipes_of_a_batch_the_simplest_is_first(other):
 
 
 def test_every_setting_counts_once_and_what_a_space_does_not_have_not_at_all():
-    """A knob weighs as much as a policy; a space without alignment, layouts or compiler has none."""
+    """A knob weighs as much as a policy; what a space has no levels of is plain."""
     knob, policy = {**at(32), "fused_optimizer": True}, at(32, "mixed_bfloat16")
     assert shortlist([measured(knob, 100.9), measured(policy, 100.1)])[0].point == knob
     assert shortlist([measured(policy, 100.9), measured(knob, 100.1)])[0].point == policy
