@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import tempfile
 import time
@@ -165,7 +166,7 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
     noise = recorded_noise()
     native = DTypeFact(Support.NATIVE, Evidence.MEASURED)
     facts = DeviceFacts(
-        Observation(DeviceKind.CPU, uuid="simulated"),  # no real tuning need wait for it
+        Observation(DeviceKind.CPU, uuid=f"simulated by {os.getpid()}"),  # nobody's to wait for
         "simulated",
         "simulated",
         dict.fromkeys(DType, native),

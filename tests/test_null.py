@@ -51,7 +51,7 @@ def test_recipes_that_are_the_same_are_seldom_claimed_to_be_faster(policies: int
 
 
 def test_a_null_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were half of a machine's noise one recipe's own, it would be found."""
+    """Where a recipe is a fifth faster, all of them claim it."""
     monkeypatch.setattr(null, "TASK", null.TASK.replace("wander=", f"{FASTER}, wander="))
     monkeypatch.setattr(null, "recorded_noise", lambda: [0.02])
     found = list(null.simulated(5, null.POLICIES[:2]))
