@@ -31,7 +31,7 @@ TREE = ROOT / "build" / "mutants"
 #: several modules decide together is tested where it is decided.
 TESTS_OF = {
     "rules": ("rules",),
-    "search": ("search", "outcomes"),
+    "search": ("search", "outcomes", "memory_mode"),
     "cost": ("cost",),
     "choice": ("choice", "outcomes"),
     "outcomes": ("outcomes", "search"),
