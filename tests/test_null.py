@@ -14,7 +14,7 @@ from autoprec.backends.simulated import backend
 from autoprec.tuning import contest
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "null.py"
-TUNINGS = 200
+TUNINGS = 60
 
 
 def load() -> Any:
@@ -44,9 +44,9 @@ def test_the_noise_is_that_of_recorded_runs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policies", [2, 4])
-def test_recipes_that_are_the_same_are_seldom_claimed_to_be_faster(policies: int) -> None:
-    found = list(null.simulated(TUNINGS, null.POLICIES[:policies]))
+def test_recipes_that_are_the_same_are_seldom_claimed_to_be_faster() -> None:
+    """Of four the luckiest is confirmed; `make null` does this 200 times."""
+    found = list(null.simulated(TUNINGS, null.POLICIES))
     assert sum(each.claimed for each in found) <= 0.05 * TUNINGS, null.summary(found)
 
 

@@ -42,10 +42,10 @@ _WARMUP_SECONDS, _OWN_WARMUP_SECONDS = 0.1, 0.5
 
 #: A turn this much slower than the recipe ran before it in this contest is disturbed: what its
 #: neighbours freed comes back from the system page by page. (Not in the search: who was lucky there
-#: would be waited for more often, and be lucky again.) It runs on, for so many seconds in a round; what is not
-#: reached by then is not reached beside the others, or the whole machine has become slower: that is
-#: the pace now, and is not waited for again. And one for which that took so long in all varies by
-#: that much of itself.
+#: would be waited for more often, and so be lucky again.) It runs on, for so many seconds in a
+#: round; what is not reached by then is not reached beside the others, or the whole machine has
+#: become slower: that is the pace now, and is not waited for again. And one for which that took so
+#: long in all varies by that much of itself.
 _DISTURBED, _WAIT_SECONDS, _PATIENCE_SECONDS = 1.15, 0.5, 1.0
 
 #: Who runs after another worker pays for it in its first step: that one's threads spin for some
