@@ -37,7 +37,7 @@ TESTS_OF = {
     "outcomes": ("outcomes", "search"),
     "islands": ("islands",),
     "judge": ("judge", "trajectories", "late", "shadow"),
-    "checks": ("judge", "trajectories", "late", "shadow"),
+    "checks": ("checks", "judge", "trajectories", "late", "shadow"),
     "shadow": ("shadow", "judge"),
     "late": ("late", "judge"),
     "trajectories": ("trajectories", "judge"),

@@ -89,6 +89,9 @@ def test_what_would_not_fit_is_ruled_out_with_the_numbers():
     assert not ruled_out(at(64), history, limits)
     assert not ruled_out(at(128), history, LIMITS)
     assert not ruled_out(at(128), [measured(at(32), 100)], limits)
+    assert not ruled_out(at(64), history, Limits(memory_bytes=8 * gib))  # just so much
+    unknown = [history[0], measured(at(64), 100, peak=0)]
+    assert ruled_out(at(128), unknown, limits) == ruled_out(at(128), history, limits)
 
 
 @settings(max_examples=30, deadline=None)

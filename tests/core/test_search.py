@@ -514,9 +514,16 @@ def test_what_failed_brings_no_larger_batch_within_reach(speed):
     """Eightfold from what ran, be that less than a sample per second."""
     space = Space((Policy.FLOAT32,), (8, 64, 512), memory_formats=("contiguous", "channels_last"))
     failed = Outcome(at(64, memory_format="channels_last"), Status.UNSUPPORTED, reason="no kernel")
-    patient = replace(EAGER, cheap_seconds=1e9, gain_per_second=0.0)
+    patient = replace(EAGER, setup_seconds=1e6, cheap_seconds=1e9, gain_per_second=0.0)
     decision = next_point(space, at(8), [*ran([8], speed=speed), failed], patient)
     assert decision.point == at(64)
+
+
+def test_where_memory_can_be_kept_the_baseline_runs_so_next():
+    space = replace(ONE, knobs={"keep_memory": (False, True)})
+    plain = at(32, keep_memory=False)
+    kept = Next({**plain, "keep_memory": True}, "the baseline with its freed memory kept")
+    assert next_point(space, plain, [measured(plain, 500)], LIMITS) == kept
 
 
 def test_where_nothing_has_run_the_reason_says_so():
