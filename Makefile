@@ -69,6 +69,11 @@ test-gpu: $(VENV)/.all-installed  ## Run the tests that need a CUDA device.
 	$(PYTEST) -m "gpu and not keras"
 	$(PYTEST) -m "gpu and keras" || [ $$? -eq 5 ]
 
+# Mutants run in build/mutants/. One module: make mutants MODULE=core/choice.py. All of them: hours.
+.PHONY: mutants
+mutants: $(VENV)/.all-installed  ## How many small faults in core/ its tests find, by module (MODULE=core/choice.py).
+	$(BIN)/python tests/mutants.py $(MODULE)
+
 .PHONY: format
 format: $(VENV)/.all-installed  ## Format the code and mend what lint can mend.
 	$(BIN)/ruff check --fix .
@@ -106,6 +111,12 @@ holdout: $(VENV)/.all-installed  ## Six tasks that no change was developed on; o
 peers: $(VENV)/.all-installed  ## The tuner beside Lightning, accelerate and pytorch-autotune (long).
 	$(INSTALL) -e '.[peers]'
 	$(BIN)/python benchmarks/peers.py
+
+.PHONY: null
+null: $(VENV)/.all-installed  ## How often a speed-up is claimed between recipes that are the same (half an hour).
+	$(BIN)/python benchmarks/null.py --simulated 200
+	$(BIN)/python benchmarks/null.py --simulated 200 --policies 4
+	$(BIN)/python benchmarks/null.py
 
 .PHONY: keep-memory
 keep-memory: $(VENV)/.all-installed  ## What keeping freed memory brings (minutes).

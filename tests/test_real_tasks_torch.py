@@ -8,6 +8,7 @@ recipes that change one thing each.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -117,6 +118,50 @@ def test_a_row_is_tuned_and_its_profile_trains_as_plain_autocast_does(
     ours, theirs = applied(task, recipe, STEPS, path), plain(task, recipe, STEPS)
     assert ours.precision.recipe == recipe
     assert ours.losses == pytest.approx(theirs.losses, rel=0.01)
+
+
+#: Trains a row with a profile, or by hand as its recipe says; prints the losses and the weights.
+TRAIN = """
+import hashlib, importlib, json, sys
+from pathlib import Path
+import torch
+from autoprec.profiles import load_profile
+from training_loops_torch import applied, plain
+
+row, path, way = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+task, recipe = importlib.import_module(row), load_profile(path).recipe
+trained = applied(task, recipe, 12, path) if way == "profile" else plain(task, recipe, 12)
+state = {name: value.numpy().tobytes().hex() for name, value in trained.model.state_dict().items()}
+digest = hashlib.sha256(json.dumps(state).encode()).hexdigest()
+print(json.dumps([[loss.hex() for loss in trained.losses], digest]))
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_profile_gives_the_weights_of_the_loop_by_hand_in_every_fresh_process(
+    tunings: Mapping[str, Future[tuple[subprocess.CompletedProcess[str], Path]]],
+) -> None:
+    """To the bit, losses too: with one thread sums are formed in one order."""
+    row = "checkpointed"
+    _, path = tunings[row].result()
+    recipe = load_profile(path).recipe
+    assert recipe.policy is Policy.MIXED_BFLOAT16
+    folders = os.pathsep.join(map(str, (ROOT, ROOT / "tests", FOLDER)))
+    environment = {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
+
+    def train(way: str) -> tuple[list[str], str]:
+        words = [sys.executable, "-c", TRAIN, row, path, way]
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=240, check=True
+        )
+        losses, digest = json.loads(done.stdout)
+        return losses, digest
+
+    with ThreadPoolExecutor(2) as pool:
+        first, again, by_hand = pool.map(train, ("profile", "profile", "by hand"))
+    assert len(set(first[0])) == 12 * recipe.accumulation_steps  # it trains
+    assert first == again == by_hand
 
 
 # Applying ----------------------------------------------------------------------------------------

@@ -41,6 +41,9 @@ LEANING = 0.5
 """The share of `Tolerance.loss` from which a loss at the same weights that leaves float32's is
 followed further. Of the zoo's healthy pairs one in ten does so, of the broken ones four in five."""
 
+GREW = 1.5
+"""By how much float16 numbers grow between the last marks of a run that are followed further."""
+
 NULL = 3.0
 """How many times as far as noise drives float32."""
 
@@ -112,7 +115,7 @@ def leans(points: Sequence[ShadowPoint], tolerance: Tolerance) -> bool:
 
 
 def grows(points: Sequence[ShadowPoint]) -> bool:
-    """Whether float16 numbers of the forward or backward pass doubled from one mark to the next.
+    """Whether float16 numbers of the forward or backward pass grew by half from mark to mark.
 
     Then float16 is followed further, alone: where it overflows needs nothing to compare with.
     """
@@ -120,7 +123,7 @@ def grows(points: Sequence[ShadowPoint]) -> bool:
         return False
     before, last = points[-2:]
     pairs = ((before.largest, last.largest), (before.backward, last.backward))
-    return any(b and a and a >= 2 * b for b, a in pairs)
+    return any(b and a and a >= GREW * b for b, a in pairs)
 
 
 def late_gate(run: Trajectory | None, tolerance: Tolerance) -> Check:

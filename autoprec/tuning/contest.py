@@ -40,11 +40,12 @@ class FinalistFailed(Exception):
 #: What a session is warmed up for, where it shares a worker and where it has its own.
 _WARMUP_SECONDS, _OWN_WARMUP_SECONDS = 0.1, 0.5
 
-#: A turn this much slower than the recipe ran before is disturbed: what its neighbours freed comes
-#: back from the system page by page. It runs on, for so many seconds in a round; what is not
-#: reached by then is not reached beside the others, or the whole machine has become slower: that is
-#: the pace now, and is not waited for again. And one for which that took so long in all varies by
-#: that much of itself.
+#: A turn this much slower than the recipe ran before it in this contest is disturbed: what its
+#: neighbours freed comes back from the system page by page. (Not in the search: who was lucky there
+#: would be waited for more often, and so be lucky again.) It runs on, for so many seconds in a
+#: round; what is not reached by then is not reached beside the others, or the whole machine has
+#: become slower: that is the pace now, and is not waited for again. And one for which that took so
+#: long in all varies by that much of itself.
 _DISTURBED, _WAIT_SECONDS, _PATIENCE_SECONDS = 1.15, 0.5, 1.0
 
 #: Who runs after another worker pays for it in its first step: that one's threads spin for some
@@ -79,10 +80,7 @@ def may_share(recipe: Recipe, framework: str) -> bool:
 
 
 class Contest:
-    """Finalists ready to run in rounds: those that may share a worker in `shared`'s.
-
-    `step_seconds` are the fastest steps that are known of them (infinity: none).
-    """
+    """Finalists ready to run in rounds: those that may share a worker in `shared`'s."""
 
     def __init__(
         self,
@@ -96,10 +94,9 @@ class Contest:
         listener: Listener,
         watch: Watch,
         at_once: bool = True,
-        step_seconds: Sequence[float] = (),
     ) -> None:
         self.recipes = tuple(recipes)
-        self._fastest = list(step_seconds) or [math.inf] * len(self.recipes)
+        self._fastest = [math.inf] * len(self.recipes)
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
         self._waited = 0.0
         self._patience = [_PATIENCE_SECONDS] * len(self.recipes)
@@ -299,7 +296,6 @@ def contest_among(
     def shares(recipe: Recipe) -> bool:
         return work.on_cpu and may_share(recipe, findings.task.framework)
 
-    trials = [findings.trial_of(recipe) for recipe in recipes]
     if not any(map(shares, recipes)):
         runner.drop()  # its memory is better used by those who run
     contest = Contest(
@@ -312,7 +308,6 @@ def contest_among(
         listener=work.listener,
         watch=work.watch,
         at_once=work.on_cpu,
-        step_seconds=[trial.step_seconds if trial else math.inf for trial in trials],
     )
     with contest:
         finals = contest.run(rounds, running)

@@ -26,6 +26,9 @@ from autoprec.tuning.work import Work
 
 SMALLEST_BATCH = 8
 
+#: Rounds every float32 product of the process, so that no module stays in float32.
+_ROUNDING = "implicit_bfloat16"
+
 #: Padding is tried where the modules off the alignment do at least this share of the products.
 _PADDED_SHARE = 0.1
 _LARGEST_BATCH = {DeviceKind.CPU: 1024}
@@ -168,7 +171,9 @@ def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Propo
     for warning in task.warnings:
         work.listener(Note(warning, warning=True))
     patterns = work.options.float32_modules
-    extras = plausible_knobs(facts, task) if work.options.extras else {}
+    extras = dict(plausible_knobs(facts, task)) if work.options.extras else {}
+    if patterns:
+        extras.pop(_ROUNDING, None)
     return Space(
         policies=tuple(policies),
         batch_sizes=_batch_sizes(work, task),
@@ -189,6 +194,13 @@ def _asked_knobs(work: Work, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]
             work.listener(Note(f"--knob {name} is not {task.framework}'s and is left out"))
         elif name == KEEP_MEMORY and not task.keepable_memory:
             work.listener(Note(f"--knob {name} needs glibc's malloc on a CPU and is left out"))
+        elif name == _ROUNDING and work.options.float32_modules:
+            work.listener(
+                Note(
+                    f"--knob {name} rounds every float32 product, those of --float32-modules too, "
+                    "and is left out"
+                )
+            )
         else:
             found[name] = levels
     return found

@@ -27,9 +27,12 @@ from autoprec.tuning.work import Work
 
 def keeps_arithmetic(recipe: Recipe) -> bool:
     """Whether a recipe changes nothing of the arithmetic besides its policy."""
-    return not (
-        recipe.compile or recipe.alignment.modules or recipe.knobs.get("implicit_bfloat16", False)
-    )
+    return not (recipe.compile or recipe.alignment.modules or rounds_float32(recipe))
+
+
+def rounds_float32(recipe: Recipe) -> bool:
+    """Whether float32 products are rounded throughout the process, and so in islands too."""
+    return recipe.knobs.get("implicit_bfloat16") is True
 
 
 def is_reference(recipe: Recipe) -> bool:
@@ -143,7 +146,8 @@ class Prover:
         verdict = self._judge(recipe)
         if verdict.accepted or self._drifts(verdict):
             return Proven(recipe, verdict, rate, seconds, scale_evidence)
-        if not recipe.policy.mixed or self._deadline.passed(PROOF):
+        no_islands = not recipe.policy.mixed or rounds_float32(recipe)
+        if no_islands or self._deadline.passed(PROOF):
             self._refuse(recipe, verdict.reason)
             return None
         return self._with_islands(recipe, verdict, space, rate, scale_evidence)

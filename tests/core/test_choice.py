@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from autoprec.core.choice import (
     Finalist,
     choose,
     complexity,
+    simplest_of_fastest,
 )
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
@@ -98,6 +101,18 @@ def test_a_gain_that_is_not_worth_it_is_not_taken():
     assert choose(steady(PLAIN, 100.0), [steady(Recipe(compile=True), 102.5)]).recipe.compile
 
 
+@pytest.mark.parametrize(
+    ("rates", "taken"),
+    [((100.0, 120.0, 120.0), False), ((100.1, 120.0, 120.0), True), ((102.0,) * 3, False)],
+)
+def test_what_is_only_as_fast_or_gains_just_what_is_not_worth_it_is_not_taken(rates, taken):
+    """Three rounds' interval is their range."""
+    choice = choose(Finalist(PLAIN, (100.0,) * 3), [Finalist(Recipe(compile=True), rates)])
+    assert choice.recipe.compile is taken
+    if taken:
+        assert choice.reason == "the fastest of those that train like float32"
+
+
 def test_with_nothing_to_compare_the_baseline_is_chosen():
     choice = choose(steady(PLAIN, 100.0), [])
     assert choice.recipe is PLAIN
@@ -113,6 +128,20 @@ def test_of_equally_fast_ones_the_smallest_batch_then_the_simplest_then_the_fast
     assert choose(steady(PLAIN, 100.0), field).recipe == small
     assert choose(steady(PLAIN, 100.0), [field[0], steady(tangled, 202.4)]).recipe == large
     assert choose(steady(PLAIN, 100.0), [field[1], steady(small, 200)]).recipe == tangled
+
+
+def test_what_is_just_near_enough_is_as_fast():
+    """The edges of both tolerances belong to them."""
+
+    def winner(*items):
+        return simplest_of_fastest(items, *(operator.itemgetter(n) for n in range(3)))
+
+    fast, edge = (100.0, 64, 1), (100.0 * (1 - SAME_BATCH_SPEED), 32, 3)
+    assert winner(fast, edge) == edge
+    mate = (100.0 * (1 - SAME_SPEED), 32, 2)
+    assert winner(fast, edge, mate) == mate
+    assert winner(fast, (edge[0] - 0.01, 32, 3)) == fast
+    assert winner(fast, edge, (mate[0] - 0.01, 32, 2)) == edge
 
 
 @pytest.mark.parametrize(

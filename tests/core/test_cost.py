@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +56,16 @@ def test_an_expected_gain_grows_with_the_mean_and_shrinks_with_the_best(mean, de
     assert Prediction(mean, dev).expected_gain(best + more) <= gain + 1e-9
 
 
+@pytest.mark.parametrize("deviation", [0.02, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("ahead", [-1.0, -0.1, 0.0, 0.1, 2.0])
+def test_an_expected_gain_is_the_mean_of_what_is_won(deviation, ahead):
+    """Of a normal distribution's part above the best."""
+    normal = NormalDist(3.0 + ahead, deviation)
+    won = ahead * (1 - normal.cdf(3.0)) + deviation**2 * normal.pdf(3.0)
+    found = Prediction(3.0 + ahead, deviation).expected_gain(3.0)
+    assert found == pytest.approx(won, abs=1e-12)
+
+
 @given(st.floats(-5, 5), st.floats(0, 3), st.floats(0, 3), st.floats(-5, 5))
 def test_doubt_raises_an_expected_gain(mean, one, other, best):
     less, more = sorted([one, other])
@@ -77,7 +89,7 @@ def test_without_doubt_the_gain_is_the_difference(deviation):
 
 
 def test_a_model_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="at least one measured point"):
+    with pytest.raises(ValueError, match=r"^a throughput model needs at least one measured point$"):
         ThroughputModel([])
 
 
@@ -151,6 +163,52 @@ def test_an_unsure_measurement_counts_for_less():
     assert predicted(0.2) < predicted(0.0)
 
 
+def prior(left, right):
+    """The prior's covariance of two points' log throughputs, term by term as the module has it."""
+    octaves = abs(math.log2(left["batch_size"] / right["batch_size"]))
+    root = math.sqrt(5) * octaves / cost._OCTAVES
+    near = (1 + root + root**2 / 3) * math.exp(-root)
+    terms = [(cost._LEVEL, cost._COMMON_DRIFT)]
+    alike = [name for name in left if name != "batch_size" and left[name] == right[name]]
+    terms += [cost._SCALES.get(name, cost._OTHER_SCALE) for name in alike]
+    if {"policy", "compile"} <= set(alike):
+        terms.append(cost._COMPILED)
+    total = sum(offset**2 + drift**2 * near for offset, drift in terms)
+    if len(alike) == len(left) - 1:
+        total += cost._ROUGHNESS**2 * math.exp(-octaves / cost._ROUGH_OCTAVES)
+    return total
+
+
+def regressed(items, asked):
+    """Mean and deviation by the textbook's formulas of Gaussian process regression."""
+    points = [item.point for item in items]
+    noise = np.diag([cost._NOISE**2 + item.deviation**2 for item in items])
+    between = np.array([[prior(a, b) for b in points] for a in points]) + noise
+    row = np.array([prior(asked, other) for other in points])
+    rates = np.array([item.log_rate for item in items])
+    means, weights = [], []
+    for half in cost._HALF_BATCHES:
+        laws = [math.log(p["batch_size"] / (p["batch_size"] + half)) for p in (*points, asked)]
+        rest = rates - rates.mean() - np.array(laws[:-1])
+        solved = np.linalg.solve(between, rest)
+        means.append(rates.mean() + laws[-1] + row @ solved)
+        weights.append(-0.5 * rest @ solved)
+    weights = np.exp(np.array(weights) - max(weights))
+    weights /= weights.sum()
+    mean = weights @ means
+    variance = prior(asked, asked) - row @ np.linalg.solve(between, row)
+    return mean, math.sqrt(variance + weights @ (np.array(means) - mean) ** 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(seen, min_size=1, max_size=6), points)
+def test_a_prediction_is_the_regression_that_the_module_describes(items, asked):
+    predicted = ThroughputModel(items).predict(asked)
+    mean, deviation = regressed(items, asked)
+    assert predicted.mean == pytest.approx(mean, abs=1e-4)
+    assert predicted.deviation == pytest.approx(deviation, rel=1e-3, abs=1e-5)
+
+
 # Memory -----------------------------------------------------------------------------------------
 
 
@@ -209,3 +267,40 @@ def test_an_arm_of_its_own_is_believed_over_others():
 def test_layouts_share_the_memory_of_their_policy():
     known = [MemorySeen(point(32, memory_format="channels_last"), 10)]
     assert predict_memory(point(32), known) == 10
+
+
+@pytest.mark.parametrize(
+    ("slopes", "expected"),
+    [
+        ((10, 4), (5000 + 2 * 10 * 32) * 1.1),  # twice as fast as in the arm where it grows most
+        ((4, 10), (5000 + 2 * 10 * 32) * 1.1),
+        ((100, 4), 10_000 * 1.1),  # but no faster than in proportion
+        ((-10, -4), 5000 * 1.1),
+    ],
+)
+def test_one_batch_of_an_arm_grows_at_most_twice_as_fast_as_others_do(slopes, expected):
+    arms = ({"policy": "mixed_bfloat16"}, {"compiled": True})
+    known = [MemorySeen(point(32), 5000)]
+    for arm, slope in zip(arms, slopes, strict=True):
+        known += [MemorySeen(point(b, **arm), 2000 + slope * b) for b in (8, 24, 16)]
+    known.append(MemorySeen(point(32, policy="mixed_float16"), 10))  # one batch has no slope
+    assert predict_memory(point(64), known) == pytest.approx(expected)
+    assert predict_memory(point(32), known) == 5000
+    own = [*known, MemorySeen(point(16), 1000)]
+    assert predict_memory(point(64), own) == pytest.approx((5000 + 250 * 32) * 1.1)
+
+
+def test_of_an_arm_that_never_ran_the_most_that_any_other_comes_to_is_expected():
+    known = [MemorySeen(point(32), 3200), MemorySeen(point(32, policy="mixed_bfloat16"), 1600)]
+    asked = point(64, policy="mixed_float16")
+    assert predict_memory(asked, known) == pytest.approx(6400 * 1.1)
+    assert predict_memory({**asked, "keep_memory": True}, known) == pytest.approx(6400 * 1.25)
+
+
+def test_memory_that_is_not_kept_is_the_arm_of_a_space_without_that_knob():
+    known = [
+        MemorySeen(point(32, keep_memory=False), 100),
+        MemorySeen(point(32, keep_memory=True), 900),
+    ]
+    assert predict_memory(point(32), known) == 100
+    assert predict_memory(point(32, keep_memory=True), known) == 900

@@ -64,9 +64,17 @@ def test_a_model_of_matrix_products_only_is_searched_too():
 @pytest.mark.parametrize("units", [model(), model(dear=0), ()])
 def test_where_not_even_all_units_help_it_is_impossible(units):
     found, history = search(units, lambda s: False)
-    assert isinstance(found, Impossible)
+    assert found == Impossible(
+        "no set of float32 modules mends it: the model casts by hand, or computes outside of its "
+        "modules' forward"
+    )
     assert len(history) <= 2
-    assert "casts by hand" in found.reason
+
+
+@given(st.sets(st.sampled_from([unit.path for unit in model()]), min_size=1, max_size=4))
+def test_no_set_names_a_unit_twice(needed):
+    _, history = search(model(), lambda s: needed <= s)
+    assert all(len(set(tried.paths)) == len(tried.paths) for tried in history)
 
 
 def test_units_without_code_of_their_own_are_never_proposed():
@@ -94,6 +102,31 @@ def test_out_of_trials_a_set_that_failed_is_never_taken_however_cheap():
     assert len(history) == MOST_TRIALS
     assert min(len(tried.paths) for tried in history) < len(history[0].paths)
     assert step == Found(history[0].paths)
+
+
+def test_out_of_trials_the_set_of_fewest_products_that_passed_is_taken_then_the_smallest():
+    """All norms passed with all products, then fewer and fewer products; names do not matter."""
+    products = [Unit(f"z{i:03}", "Linear", 0.01 * (i + 1)) for i in range(80)]
+    units = (*products, Unit("a", "Norm"), Unit("b", "Norm"))
+    found, history = search(units, lambda s: {"z079", "z060", "z040", "z020"} <= s)
+    assert len(history) == MOST_TRIALS
+    passed = [tried.paths for tried in history if tried.passed]
+    work = {unit.path: unit.products for unit in units}
+    cost = {paths: (sum(work[path] for path in paths), len(paths)) for paths in passed}
+    assert found == Found(min(passed, key=cost.__getitem__))
+    assert found.paths != min(passed)  # by its name another one would be first
+
+
+def test_all_containers_go_after_all_leaves_and_the_root_last():
+    units = (
+        Unit("", "M"),
+        Unit("a", "Block"),
+        Unit("a.b", "Part"),
+        Unit("a.b.c", "N"),
+        Unit("d", "N"),
+    )
+    assert next_islands(units, ()) == ("a.b.c", "d", "a", "a.b", "")
+    assert next_islands(model(), ())[-2:] == ("layers", "")
 
 
 def test_a_history_of_another_model_is_refused():
@@ -139,19 +172,39 @@ def test_an_exact_path_wins_over_the_pattern_it_could_be():
     assert resolve_patterns(["a?"], units) == ("a?",)
 
 
-def test_two_matches_are_an_error_that_names_them():
-    with pytest.raises(UsageError, match=r"matches 4 modules.*expected exactly one"):
+def test_two_matches_are_an_error_that_names_four():
+    expected = (
+        "--float32-modules '*.linear' matches 4 modules (layers.0.linear, layers.1.linear, "
+        "layers.2.linear, layers.3.linear), expected exactly one; give the exact path, or name each"
+    )
+    with pytest.raises(UsageError) as caught:
         resolve_patterns(["*.linear"], model())
-    with pytest.raises(UsageError, match=r", \.\.\.\)"):
-        resolve_patterns(["layers.*"], model())
+    assert str(caught.value) == expected
+    with pytest.raises(UsageError) as caught:
+        resolve_patterns(["*.linear"], model(dear=5))
+    more = expected.replace("4 modules", "5 modules").replace("3.linear)", "3.linear, ...)")
+    assert str(caught.value) == more
 
 
 def test_no_match_is_an_error_with_the_nearest_names():
-    with pytest.raises(UsageError, match=r"matches no module.*Did you mean layers\.1\.norm"):
-        resolve_patterns(["layers.1.nrm"], model())
+    units = tuple(Unit(f"norm{i}", "Norm") for i in range(5))
     with pytest.raises(UsageError) as caught:
-        resolve_patterns(["zzz"], (Unit("a", "A"),))
-    assert "Did you mean" not in str(caught.value)
+        resolve_patterns(["nrm1"], (Unit("", "M"), *units))
+    assert str(caught.value) == (
+        "--float32-modules 'nrm1' matches no module; the model has norm0, norm1, norm2, norm3, "
+        "norm4. Did you mean norm1, norm4, norm3?"
+    )
+
+
+@pytest.mark.parametrize(("count", "shown"), [(8, "abcdefgh"), (9, "abcdefgh")])
+def test_no_match_shows_the_first_eight_modules(count, shown):
+    units = [Unit(name, "Norm") for name in "abcdefghi"[:count]]
+    with pytest.raises(UsageError) as caught:
+        resolve_patterns(["zzz"], units)
+    more = ", ..." if count > 8 else ""
+    assert str(caught.value) == (
+        f"--float32-modules 'zzz' matches no module; the model has {', '.join(shown)}{more}."
+    )
 
 
 @given(st.integers(0, 4), st.integers(0, 3), st.data())

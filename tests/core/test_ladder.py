@@ -23,6 +23,27 @@ def test_the_rung_is_the_longest_that_sixty_seconds_allow(pace, steps):
     assert steps == ladder.RUNGS[0] or ladder.cost(steps) * pace <= allowed
 
 
+@pytest.mark.parametrize(
+    ("steps", "cost"),
+    [
+        (8, 2 * 8 + 5 * 3 + 4 * 8),  # float32 and the candidate, what is compared at each mark,
+        (30, 2 * 30 + 5 * 4 + 4 * 30),  # and four further runs of at most thirty steps
+        (60, 2 * 60 + 5 * 5 + 4 * 30),
+        (120, 2 * 120 + 5 * 6 + 4 * 30 + 2 * 60 + 5 * 5),  # beyond sixty both begin once more
+        (480, 2 * 480 + 5 * 8 + 4 * 30 + 2 * 60 + 5 * 5),
+    ],
+)
+def test_what_a_proof_costs_is_counted_in_steps(steps, cost):
+    assert ladder.cost(steps) == cost
+
+
+def test_a_proof_may_take_just_what_it_is_given():
+    assert ladder.rung(0.5, 0.5 * ladder.cost(120)) == 120
+    assert ladder.rung(0.5, 0.5 * ladder.cost(120) - 0.01) == 30
+    assert ladder.rung(0.75, 0.75 * ladder.cost(30) / 3) == 30
+    assert ladder.rung(0.75, 0.75 * ladder.cost(30) / 3 - 0.01) == 8
+
+
 @given(st.floats(1e-4, 10), st.floats(1, 10), st.floats(1, 1e4))
 def test_slower_steps_and_less_time_never_bring_more(pace, slower, seconds):
     assert ladder.rung(pace * slower, seconds) <= ladder.rung(pace, seconds)
@@ -76,6 +97,19 @@ def length(curve, steps=480):
 )
 def test_float32_is_followed_while_its_loss_falls(curve, steps):
     assert length(curve) == steps
+
+
+def test_a_loss_that_falls_by_just_enough_is_followed():
+    just = [20.0] * 30 + [13.0] * 30
+    assert ladder.fall(just) == ladder.STILL_FALLS
+    assert not ladder.ends(just, 480)
+    assert ladder.ends([*just[:-1], 13.1], 480)
+
+
+def test_a_fall_is_from_the_second_quarter_to_the_last():
+    assert ladder.fall([9.0] * 5 + [4.0] * 5 + [7.0] * 5 + [2.0] * 5) == 0.5
+    assert ladder.fall([1.0, -1.0, 9.0, -4.0]) == 0.75
+    assert ladder.fall([3.0, 2.0, 1.0]) == 0.0  # there are no quarters
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from autoprec.core.choice import SAME_BATCH_SPEED, SAME_SPEED
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.outcomes import Outcome, Status, key, shortlist, suspects
+from autoprec.core.outcomes import Outcome, Status, key, seen, shortlist, suspects
 from autoprec.core.recipe import Recipe
 from autoprec.core.search import Limits, ruled_out, settled_baseline
 from autoprec.core.space import BATCH, Space
@@ -65,6 +66,11 @@ def test_a_failure_between_batches_that_ran_counts_there_alone():
     assert [bool(ruled_out(at(b), history, LIMITS)) for b in (16, 32, 64)] == [False, True, False]
 
 
+def test_a_recipe_of_less_than_a_sample_per_second_ran_too():
+    history = [measured(at(32), 0.5), Outcome(at(64), Status.UNSUPPORTED)]
+    assert not ruled_out(at(16), history, LIMITS)
+
+
 def test_data_that_are_too_short_rule_out_larger_batches_everywhere():
     history = [Outcome(at(64), Status.SHORT_DATA)]
     assert ruled_out(at(64, "tf32"), history, LIMITS) == (
@@ -83,6 +89,9 @@ def test_what_would_not_fit_is_ruled_out_with_the_numbers():
     assert not ruled_out(at(64), history, limits)
     assert not ruled_out(at(128), history, LIMITS)
     assert not ruled_out(at(128), [measured(at(32), 100)], limits)
+    assert not ruled_out(at(64), history, Limits(memory_bytes=8 * gib))  # just so much
+    unknown = [history[0], measured(at(64), 100, peak=0)]
+    assert ruled_out(at(128), unknown, limits) == ruled_out(at(128), history, limits)
 
 
 @settings(max_examples=30, deadline=None)
@@ -159,6 +168,19 @@ def test_among_equally_fast_recipes_of_a_batch_the_simplest_is_first(other):
     assert shortlist(faster)[0].point == {**plain, **other}
 
 
+def test_every_setting_counts_once_and_what_a_space_does_not_have_not_at_all():
+    """A knob weighs as much as a policy; what a space has no levels of is plain."""
+    knob, policy = {**at(32), "fused_optimizer": True}, at(32, "mixed_bfloat16")
+    assert shortlist([measured(knob, 100.9), measured(policy, 100.1)])[0].point == knob
+    assert shortlist([measured(policy, 100.9), measured(knob, 100.1)])[0].point == policy
+    bare = {"policy": "mixed_bfloat16", BATCH: 32}
+    compiled = {**at(32), "compile": True, "fused_optimizer": True}
+    assert shortlist([measured(compiled, 100.9), measured(bare, 100.1)])[0].point == bare
+    assert shortlist([measured(at(32, compile=True), 100.9), measured(bare, 100.1)])[0].point == (
+        at(32, compile=True)
+    )
+
+
 @pytest.mark.parametrize(("rate", "batch"), [(100.3, 32), (100.0, 64)])
 def test_a_smaller_batch_is_taken_only_where_nothing_is_lost(rate, batch):
     """In the heats a per cent is less than two batches' ratio is known to."""
@@ -186,6 +208,69 @@ def test_the_largest_batch_is_in_doubt_if_a_neighbour_may_have_slowed_it(factor,
     assert suspects(history) == ((history[-1],) if doubted else ())
 
 
+@pytest.mark.parametrize(("best", "doubted"), [(9000, True), (9200, False)])
+def test_only_who_is_foreseen_within_a_twentieth_of_the_fastest_is_in_doubt(best, doubted):
+    """Batch 256 is foreseen at 8685 samples per second, whoever else is the fastest."""
+    history = [*curve(b256=0.75), measured(at(32, "mixed_bfloat16"), best)]
+    assert suspects(history) == ((history[3],) if doubted else ())
+
+
+def test_of_several_in_doubt_the_one_foreseen_to_be_the_fastest_comes_first():
+    history = curve(b256=0.75)
+    faster = [
+        measured({**o.point, "policy": "mixed_bfloat16"}, 1.02 * o.rate) for o in curve(b256=0.75)
+    ]
+    assert suspects([*history, *faster]) == (faster[3], history[3])
+
+
+def test_recipes_that_are_exactly_alike_are_in_doubt_alike():
+    """Two of them are foreseen at one rate: their order is the history's."""
+    fast = [
+        measured(at(size, memory_format=form), 1000)
+        for size in (8, 16, 32, 64, 128, 256)
+        for form in ("contiguous",)
+    ]
+    twins = [measured(at(32, policy), 700) for policy in ("mixed_bfloat16", "mixed_float16")]
+    others = [
+        measured(at(size, policy), 1000)
+        for policy in ("mixed_bfloat16", "mixed_float16")
+        for size in (8, 16, 64, 128)
+    ]
+    assert suspects([*fast, *others, *twins]) == tuple(twins)
+
+
+def test_who_is_slower_than_a_sample_per_second_may_be_in_doubt_too():
+    slow = [replace(o, drift=1e5) for o in curve(b256=0.75)]
+    assert suspects(slow) == (slow[-1],)
+
+
+def test_the_fastest_is_never_in_doubt_however_fast_it_was_foreseen():
+    assert suspects([measured(at(32), 70), measured(at(64), 100)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "deviation"),
+    [
+        (0.1, 0.1, 0.0),
+        (0.0, 0.2, 0.0),  # not known
+        (0.09, 0.11, math.log(0.11 / 0.09) / 4),  # a 95 % interval is four deviations wide
+        (2.0, 2.2, math.log(1.1) / 4),
+        (0.05, 0.2, 0.2),  # at most a fifth
+    ],
+)
+def test_the_model_is_told_how_sure_a_measurement_is(low, high, deviation):
+    point = at(32)
+    outcome = Outcome(point, Status.OK, Measurement(0.1, low, high, 8, 32), drift=0.5)
+    told = seen(outcome)
+    assert told.point == point
+    assert told.log_rate == pytest.approx(math.log(640))
+    assert told.deviation == pytest.approx(deviation)
+
+
+def test_a_final_is_run_by_three():
+    assert len(shortlist(curve())) == 3
+
+
 def test_failed_trials_are_not_in_doubt():
     history = [*curve()[:-1], Outcome(at(256), Status.OUT_OF_MEMORY)]
     assert suspects(history) == ()
@@ -205,6 +290,8 @@ def test_the_baseline_settles_at_the_largest_batch_that_fits() -> None:
         ended(16, Status.OK), measurement=Measurement(1.0, 1.0, 1.0, 5, samples_per_step=16)
     )
     assert settled_baseline(space, start, [full, fits]) == {**start, BATCH: 16}
+    slow = replace(fits, measurement=Measurement(99.0, 99.0, 99.0, 5, samples_per_step=16))
+    assert settled_baseline(space, start, [full, slow]) == {**start, BATCH: 16}
     everywhere = [ended(batch, Status.KILLED) for batch in (32, 16, 8)]
     assert settled_baseline(space, start, everywhere) is None
     assert settled_baseline(space, start, [ended(32, Status.CRASHED)]) is None

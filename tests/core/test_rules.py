@@ -156,6 +156,96 @@ def test_float32_alone_can_be_requested():
     assert propose(facts(float16=fact(N)), requested=(F32,)).policies == (F32,)
 
 
+# Every sentence whole: the table, the profile and `autoprec probe` show them ----------------------
+
+
+def test_every_reason_of_a_gpus_policies_is_told_with_its_evidence():
+    proposal = propose(
+        facts(
+            float32=replace(fact(N, peak=10.0, gflops=100.0), reason=""),
+            tf32=fact(U),
+            bfloat16=fact(N, peak=40.0, gflops=250.0, reason="Tensor Cores"),
+            float16=replace(fact(A), reason="fused off"),
+        )
+    )
+    assert {c.policy: c.reasons for c in proposal.candidates} == {
+        BF16: (
+            "bfloat16 is native: Tensor Cores",
+            "peak 4x float32's",
+            "float32's range: no loss scale",
+        ),
+        F32: ("the reference everything is measured against",),
+        TF32: (
+            "tf32 is unknown (catalogue)",
+            "only a measurement can tell",
+            "float32 code unchanged",
+        ),
+    }
+    assert [r.reason for r in proposal.refusals] == ["float16 is absent: fused off"]
+    assert proposal.expectation == (
+        "matrix products run 2.5x float32's speed (measured); a whole model gains less"
+    )
+
+
+def test_every_objection_of_a_cpus_policies_is_told_whole():
+    known = facts(DeviceKind.CPU, tf32=fact(U, reason="no flag"), bfloat16=fact(U), float16=fact(N))
+    claim = "on this CPU; emulated, it can be a hundred times slower"
+    assert objections(known, TF32) == (f"nothing is known of tf32 {claim}: no flag",)
+    assert objections(known, BF16) == (f"nothing is known of bfloat16 {claim}",)
+    assert objections(known, F16) == (
+        "the CPU has float16 arithmetic, but framework libraries seldom use it in training; "
+        "measure it first",
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "expectation"),
+    [
+        (
+            facts(),
+            "no speed-up over float32 is to be expected: no faster dtype is native here",
+        ),
+        (
+            facts(bfloat16=fact(U)),
+            "not known to be faster than float32: nothing can be expected before it is measured",
+        ),
+        (
+            facts(bfloat16=fact(N)),
+            "faster than float32 where matrix products dominate; only measuring tells",
+        ),
+        (
+            facts(float32=fact(N, peak=2.0), bfloat16=fact(N, peak=6.0)),
+            "matrix products up to 3x float32 by the vendor's peaks; a whole model gains less",
+        ),
+    ],
+)
+def test_what_is_to_be_expected_is_told_whether_asked_for_or_not(known, expectation):
+    assert propose(known).expectation == expectation
+    assert propose(known, requested=(F32,)).expectation == expectation
+
+
+def test_what_is_just_as_fast_as_float32_on_a_gpu_is_tried():
+    """Slower is refused; from as fast on a whole model may gain by the smaller memory."""
+    same = facts(float32=fact(N, gflops=100.0), bfloat16=fact(N, gflops=100.0))
+    assert objections(same, BF16) == ()
+    slower = facts(float32=fact(N, gflops=100.0), bfloat16=fact(N, gflops=99.0))
+    why = "bfloat16 products are slower than float32's (measured: 0.99x float32)"
+    assert objections(slower, BF16) == (why,)
+
+
+def test_nearly_as_fast_ones_keep_their_order_and_one_step_further_does_not():
+    def order(bfloat16, float16):
+        known = facts(
+            float32=fact(N, gflops=10.0),
+            bfloat16=fact(N, gflops=bfloat16),
+            float16=fact(N, gflops=float16),
+        )
+        return propose(known).policies[:2]
+
+    assert order(100.0, 109.0) == (BF16, F16)
+    assert order(100.0, 111.0) == (F16, BF16)
+
+
 any_fact = st.builds(
     DTypeFact,
     support=st.sampled_from(Support),
@@ -251,7 +341,17 @@ def test_a_cpu_dtype_measured_as_fast_as_float32_is_not_tried():
 def test_what_the_catalogue_calls_native_is_no_measurement():
     for device in (facts(bfloat16=fact(N)), facts(DeviceKind.CPU, bfloat16=fact(N))):
         assert propose(device).recommended is BF16
-        assert measured_choice(device).policy is F32
+        choice = measured_choice(device)
+        assert choice.policy is F32
+        assert choice.reasons == (
+            "nothing that was measured says that another policy would be faster here",
+        )
+
+
+def test_when_it_was_measured_is_said_of_this_device_alone():
+    device = replace(facts(bfloat16=timed_elsewhere(2.0)), measured_on="2026-11-24")
+    why = "bfloat16 products were measured at 2x float32's (another title)"
+    assert measured_choice(device).reasons == (why,)
 
 
 @pytest.mark.parametrize(("ratio", "policy"), [(2.2, BF16), (1.1, BF16), (1.09, F32), (0.56, F32)])

@@ -11,7 +11,7 @@ import pytest
 
 from autoprec.core.device import DeviceFacts, DeviceKind, DTypeFact, Observation, Support, merge
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.measurement import Dimension, TaskFacts
+from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.core.recipe import Alignment
 from autoprec.core.rules import Refusal, propose
 from autoprec.core.space import Space
@@ -57,6 +57,125 @@ def test_a_model_that_compiles_itself_is_left_to_it(
     compiled: bool, levels: tuple[bool, ...]
 ) -> None:
     assert space([], compiled=compiled).compile == levels
+
+
+CPU = replace(FACTS, observation=Observation(DeviceKind.CPU))
+
+
+def built(
+    options: Options | None = None, facts: DeviceFacts = FACTS, **task: Any
+) -> tuple[Space, list[str]]:
+    """The space of a task of torch's, and what was noted about it."""
+    said: list[str] = []
+    options = options or Options()
+    place = cast(Place, SimpleNamespace(facts=facts))
+    work = Work(Path("task.py"), place, options, lambda event: said.append(cast(Note, event).text))
+    known = replace(TaskFacts("torch", {}, 32, 32, parameters=100), **task)
+    return build_space(work, known, facts, propose(facts, options.policies)), said
+
+
+def test_float32_is_measured_first_though_it_was_not_asked_for() -> None:
+    native = {**FACTS.dtypes, DType.BFLOAT16: NATIVE}
+    facts = replace(FACTS, dtypes=native)
+    found, _ = built(Options(policies=(Policy.MIXED_BFLOAT16,)), facts)
+    assert found.policies == (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
+    both, _ = built(Options(policies=(Policy.MIXED_BFLOAT16, Policy.FLOAT32)), facts)
+    assert both.policies == (Policy.MIXED_BFLOAT16, Policy.FLOAT32)
+
+
+def test_tf32_that_was_asked_for_is_tried_though_the_baseline_has_it() -> None:
+    found, said = built(Options(policies=(Policy.TF32,)), uses_tf32=True)
+    assert found.policies == (Policy.FLOAT32, Policy.TF32)
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "task", "sizes"),
+    [
+        (CPU, Options(), {}, (8, 16, 32, 64, 128, 256, 512, 1024)),
+        (FACTS, Options(), {}, (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)),
+        (CPU, Options(batch_sizes=(4, 99)), {}, (4, 99)),
+        (CPU, Options(), {"batch_size": 32}, (8, 16, 32)),
+        (CPU, Options(batch_sizes=(4, 32)), {"batch_size": 32}, (4, 32)),
+        (CPU, Options(batch_sizes=(4, 32)), {"batch_size": 32, "splittable": False}, (32,)),
+        (CPU, Options(), {"nominal": 32, "samples": 20}, (20,)),
+        (CPU, Options(batch_sizes=(8,)), {"nominal": 32, "samples": 20}, (8,)),
+    ],
+)
+def test_the_batches_are_those_that_the_device_the_task_and_the_user_leave(
+    facts: DeviceFacts, options: Options, task: dict[str, Any], sizes: tuple[int, ...]
+) -> None:
+    found, said = built(options, facts, **task)
+    assert found.batch_sizes == sizes
+    assert found.effective_batch == task.get("batch_size")
+    split = "BATCH_SIZE = 32 is not split: " if task.get("splittable") is False else None
+    assert said == ([split] if split else [])
+
+
+@pytest.mark.parametrize("convolutions", [True, False])
+def test_channels_last_is_tried_where_there_are_convolutions(convolutions: bool) -> None:
+    found, _ = built(convolutions=convolutions)
+    assert found.memory_formats == ("contiguous", "channels_last")[: 1 + convolutions]
+
+
+@pytest.mark.parametrize(
+    ("framework", "asked", "levels"),
+    [
+        ("torch", False, (False,)),
+        ("torch", True, (False, True)),
+        ("keras", False, (False, True)),
+    ],
+)
+def test_torch_compiles_only_when_asked_and_keras_always(
+    framework: str, asked: bool, levels: tuple[bool, ...]
+) -> None:
+    assert built(Options(compile=asked), framework=framework)[0].compile == levels
+
+
+def test_knobs_that_mean_nothing_here_are_left_out_with_a_note() -> None:
+    asked = {"steps_per_execution": (1, 8), "keep_memory": (False, True), "threads": (2, 1)}
+    found, said = built(Options(knobs=asked, extras=False))
+    assert found.knobs == {"threads": (2, 1)}
+    assert said == [
+        "--knob steps_per_execution is not torch's and is left out",
+        "--knob keep_memory needs glibc's malloc on a CPU and is left out",
+    ]
+    found, said = built(Options(knobs=asked, extras=False), CPU, keepable_memory=True)
+    assert found.knobs == {"keep_memory": (False, True), "threads": (2, 1)}
+
+
+def test_further_knobs_are_tried_unless_they_are_off_and_levels_asked_for_come_first() -> None:
+    slow = {"optimizer_share": 0.3, "keepable_memory": True}
+    assert set(built(None, CPU, **slow)[0].knobs) == {"fused_optimizer", "keep_memory"}
+    assert built(Options(extras=False), CPU, **slow)[0].knobs == {}
+    asked = Options(knobs={"fused_optimizer": (True,)})
+    assert built(asked, CPU, **slow)[0].knobs["fused_optimizer"] == (True,)
+
+
+def test_what_is_no_plain_float32_is_warned_of() -> None:
+    _, said = built(low_precision="bfloat16 weights", warnings=("mind the gap",))
+    assert said == ["this is not plain float32: bfloat16 weights", "mind the gap"]
+
+
+def test_no_knob_rounds_the_products_of_islands_that_were_asked_for() -> None:
+    native = replace(CPU, dtypes={**CPU.dtypes, DType.BFLOAT16: NATIVE})
+    units = (Unit("norm", "Norm"),)
+    assert set(built(None, native, units=units)[0].knobs) == {"implicit_bfloat16"}
+    islands = Options(float32_modules=("norm",))
+    assert built(islands, native, units=units)[0].knobs == {}
+    asked = replace(islands, knobs={"implicit_bfloat16": (False, True)})
+    found, said = built(asked, native, units=units)
+    assert found.knobs == {}
+    assert said == [
+        "--knob implicit_bfloat16 rounds every float32 product, those of --float32-modules too, "
+        "and is left out"
+    ]
+
+
+def test_islands_that_were_asked_for_are_in_every_recipe() -> None:
+    found, _ = built(Options(float32_modules=("n*",)), units=(Unit("norm", "Norm"),))
+    assert found.float32_modules == ("norm",)
+    assert built()[0].float32_modules == ()
 
 
 def of_family(name: str) -> DeviceFacts:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from autoprec.core.device import DeviceKind
+from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.outcomes import Outcome, Status
+from autoprec.core.recipe import KEEP_MEMORY, Alignment, Recipe
 from autoprec.core.space import Space
 from autoprec.errors import TrialFailure
 from autoprec.tuning import proving
@@ -18,7 +21,7 @@ from autoprec.tuning.events import silent
 from autoprec.tuning.evidence import REFERENCE, Findings, Proven
 from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import Options
-from autoprec.tuning.proving import Prover
+from autoprec.tuning.proving import Prover, is_reference
 from tests.core.test_rules import facts as device
 from tests.tuning.test_proof import BFLOAT16, FakeTracer
 
@@ -41,11 +44,23 @@ class Tracer(FakeTracer):
             raise WorkerFailure(self.failures.pop(0), "why")
 
 
-def prove(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> tuple[Proven | None, Findings]:
+class Implicit(FakeTracer):
+    """A recipe that lets oneDNN round products trains as if they were."""
+
+    def __init__(self, error: float) -> None:
+        super().__init__(error=error, shadow=error)
+
+    def _off(self, recipe: Recipe) -> bool:
+        return bool(recipe.knobs.get("implicit_bfloat16"))
+
+
+def prove(
+    tracer: FakeTracer, monkeypatch: pytest.MonkeyPatch, recipe: Recipe = BFLOAT16
+) -> tuple[Proven | None, Findings]:
     monkeypatch.setattr(proving, "RemoteTracer", lambda runner: tracer)
     findings = Findings(device(DeviceKind.CUDA), TASK, (), cast(Space, None))
     prover = Prover(cast(Any, WORK), cast(Any, STUDY), TASK, findings, cast(Any, None))
-    return prover.prove(BFLOAT16, OUTCOME, cast(Space, None)), findings
+    return prover.prove(recipe, OUTCOME, cast(Space, None)), findings
 
 
 @pytest.mark.parametrize("name", ["reference", "shadow", "mixed_bfloat16"])
@@ -61,6 +76,64 @@ def test_what_is_not_the_recipes_doing_is_proven_once_more_from_the_start(
     assert found.verdict.verdict == "equal"
     assert findings.refusals == []
     assert tracer.calls.count("reference 8x1") == 2
+
+
+IMPLICIT = Recipe(batch_size=8, knobs={"implicit_bfloat16": True})
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference"),
+    [
+        ({}, True),
+        ({"batch_size": 512, "accumulation_steps": 4}, True),
+        ({"memory_format": "channels_last"}, True),
+        ({"knobs": {"fused_optimizer": True, "threads": 2, KEEP_MEMORY: True}}, True),
+        ({"knobs": {"implicit_bfloat16": False}}, True),
+        ({"knobs": {"implicit_bfloat16": True}}, False),
+        ({"compile": True}, False),
+        ({"alignment": Alignment(8, ("head",))}, False),
+        ({"alignment": Alignment(8)}, True),
+        ({"policy": Policy.TF32}, False),
+        ({"policy": Policy.MIXED_BFLOAT16}, False),
+        ({"policy": Policy.MIXED_BFLOAT16, "float32_modules": ("",)}, False),
+    ],
+)
+def test_the_reference_is_float32_with_its_arithmetic_unchanged(
+    settings: dict[str, Any], reference: bool
+) -> None:
+    assert is_reference(Recipe(**settings)) is reference
+
+
+def test_the_reference_needs_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = Tracer("nothing")
+    found, _ = prove(tracer, monkeypatch, Recipe(knobs={"fused_optimizer": True}))
+    assert found == Proven(Recipe(knobs={"fused_optimizer": True}), REFERENCE, 10.0, 0.1)
+    assert tracer.calls == []
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5])
+def test_float32_whose_products_are_bfloat16_is_proven_against_float32(
+    error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer = Implicit(error)
+    found, findings = prove(tracer, monkeypatch, IMPLICIT)
+    assert tracer.calls.count("shadow") == 1
+    assert any(call.startswith("reference") for call in tracer.calls)
+    assert (found is not None) is (error == 0.0)
+    assert found is None or found.verdict != REFERENCE
+    assert [refusal.candidate for refusal in findings.refusals] == ["float32"] * (error > 0)
+
+
+def test_no_islands_are_sought_where_their_own_products_would_be_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The policy by itself is proven next, and islands are sought for that."""
+    tracer = FakeTracer(error=0.5, shadow=0.5)
+    rounded = replace(BFLOAT16, knobs={"implicit_bfloat16": True})
+    found, findings = prove(tracer, monkeypatch, rounded)
+    assert found is None
+    assert tracer.calls.count("shadow") == 1
+    assert "Kept in float32" not in findings.refusals[0].reason
 
 
 def test_a_second_fault_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> None:

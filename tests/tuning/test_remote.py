@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +50,33 @@ def test_the_worker_is_not_its_guard(simulated, start) -> None:
     worker.load()
     assert worker.pid not in (os.getpid(), worker._process.pid)
     os.kill(worker.pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "slowest", "patience", "seconds"),
+    [
+        ("load", 0.0, 1.0, 300.0),
+        ("compile", 5.0, 1.0, 1200.0),  # another phase's steps say nothing of it
+        ("load", 0.0, 10.0, 3000.0),
+        ("steps", 0.0, 1.0, 77.0),  # none was seen yet
+        ("steps", 0.5, 1.0, 60.0),
+        ("steps", 2.0, 1.0, 60.0),
+        ("steps", 10.0, 1.0, 300.0),
+        ("steps", 10.0, 2.0, 600.0),
+        ("trace", 10.0, 1.0, 77.0),  # its steps are not those that were timed
+        ("trace", 10.0, 3.0, 231.0),
+    ],
+)
+def test_a_phase_may_go_on_for_as_long_as_its_kind_and_its_steps_say(
+    phase: str, slowest: float, patience: float, seconds: float
+) -> None:
+    worker = SimpleNamespace(
+        settings=WorkerSettings(Path("task.py"), step_seconds=77.0),
+        _phase=phase,
+        _slowest_step=slowest,
+        _patience=patience,
+    )
+    assert Worker._allowance(worker) == seconds
 
 
 def test_closing_twice_is_once(simulated, start) -> None:

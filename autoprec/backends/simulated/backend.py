@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import platform
@@ -28,6 +29,9 @@ from autoprec.core.trace import (
     UnitTrace,
 )
 from autoprec.errors import TaskError
+
+#: Counts the sessions of this process: what disturbed one does not disturb the next alike.
+_OPENED = itertools.count()
 
 _ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
 
@@ -133,7 +137,7 @@ class SimulatedSession:
 
     def __init__(self, model: SimulatedModel, recipe: Recipe, seed: int, report: Report) -> None:
         self._model, self._recipe, self._report = model, recipe, report
-        self._random = _randomness(recipe.key(), seed)
+        self._random = _randomness(recipe.key(), seed, next(_OPENED))
         report("build", 0)
         if recipe.policy.value in model.unsupported:
             raise RuntimeError("could not create a primitive descriptor")
@@ -157,10 +161,12 @@ class SimulatedSession:
         base = recipe.accumulation_steps * self._model.step_seconds(
             recipe.policy.value, recipe.batch_size, recipe.memory_format, recipe.compile
         )
-        islands = 1.0 + 0.05 * len(recipe.float32_modules)
+        base *= 1.0 + 0.05 * len(recipe.float32_modules)
+        if self._model.wander:
+            base *= math.exp(self._random.gauss(0.0, self._model.wander))
         times: list[float] = []
         while not enough(times, budget, sum(times)):
-            times.append(base * islands * math.exp(self._random.gauss(0.0, self._model.noise)))
+            times.append(base * math.exp(self._random.gauss(0.0, self._model.noise)))
             time.sleep(self._model.sleep)
             if len(times) == self._model.hang_after:
                 time.sleep(3600)

@@ -16,7 +16,8 @@ class SimulatedModel:
     """What training would cost and do.
 
     A step of b samples takes `overhead[policy] + per_sample[policy] * b` seconds, times
-    `channels_last` and `compiled` where these are on, times a noise of relative size `noise`.
+    `channels_last` and `compiled` where these are on, times a noise of relative size `noise`; the
+    steps of one timing are together off by another of size `wander`, as machines drift.
     Memory is `base_bytes + bytes_per_sample * b`; above `capacity_bytes` the step is out of memory.
     `broken` policies train visibly worse than float32, `nonfinite` ones give NaN; either is mended
     if `culprit` is kept in float32. With `compiler_breaks` every compiled recipe trains worse.
@@ -30,6 +31,7 @@ class SimulatedModel:
     channels_last: float = 1.0
     compiled: float = 1.0
     noise: float = 0.01
+    wander: float = 0.0
     base_bytes: int = 200 * 2**20
     bytes_per_sample: int = 2**20
     capacity_bytes: int = 8 * 2**30

@@ -16,6 +16,9 @@ setting, and reads as None.
 `keep_memory` cannot be taken back, here or anywhere: who measures without it after it needs another
 process.
 
+`implicit_bfloat16` rounds every float32 product of the process, an island's forward and backward
+pass too, so it is not set for a recipe that keeps modules in float32.
+
 A `float32` policy leaves TF32 as the process has it: by default off for matrix products and on for
 cuDNN convolutions, which is what an untuned float32 run computes with.
 """
@@ -124,7 +127,8 @@ def _changes(recipe: Recipe, device_type: str) -> dict[str, Any]:
     """Return the settings `recipe` asks for, in the order in which they must be written."""
     knobs: Mapping[str, KnobValue] = recipe.knobs
     changes: dict[str, Any] = {}
-    if knobs.get("implicit_bfloat16") and device_type == "cpu":
+    rounds = knobs.get("implicit_bfloat16") and not recipe.float32_modules
+    if rounds and device_type == "cpu":
         changes["matmul_precision"] = "medium"
     if recipe.policy is Policy.TF32 and device_type == "cuda":
         changes["matmul_tf32"] = True

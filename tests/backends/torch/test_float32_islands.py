@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from autoprec.backends.torch.endings import float32_ends
+from autoprec.backends.torch.globals import restored_globals
 from autoprec.backends.torch.surgery import restore
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
@@ -396,3 +397,37 @@ def test_a_softmax_written_as_a_function_is_computed_in_float32() -> None:
         logits = F.linear(inputs, model.linear.weight, model.linear.bias)
     assert torch.equal(output, F.softmax(logits.float(), dim=-1).squeeze(0))
     assert precision.report.outputs == ("",)
+
+
+# Knobs that hold for the whole process -----------------------------------------------------------
+
+
+class Precise(nn.Linear):
+    """Notes how float32 products are computed, in its forward and in its backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.seen: list[str] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.note()
+        outputs = super().forward(inputs)
+        outputs.register_hook(self.note)
+        return outputs
+
+    def note(self, gradient: torch.Tensor | None = None) -> None:
+        self.seen.append(torch.get_float32_matmul_precision())
+
+
+@pytest.mark.parametrize(("islands", "products"), [((), "medium"), (("1",), "highest")])
+def test_no_knob_rounds_the_products_of_an_island(islands: tuple[str, ...], products: str) -> None:
+    """`implicit_bfloat16` would, in both passes: it holds for the process."""
+    model = nn.Sequential(nn.Linear(4, 4), Precise())
+    recipe = replace(BFLOAT16, float32_modules=islands, knobs={"implicit_bfloat16": True})
+    with restored_globals():
+        precision = apply(recipe, model)
+        with precision.autocast():
+            loss = model(INPUTS).sum()
+        precision.backward(loss)
+        assert model[1].seen == [products, products]
+        assert precision.report.globals_set == (() if islands else ("matmul_precision=medium",))

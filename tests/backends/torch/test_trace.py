@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,41 @@ def test_float32_under_the_surgeon_is_the_users_own_loop_dropout_included():
     reference = trace.reference(batch_size=8, steps=6, checkpoints=(0, 3))
     assert losses(trace) == reference.losses
     assert losses(tracer()) == reference.losses
+
+
+class Noting(nn.Linear):
+    """Notes how float32 products are computed in its forward pass."""
+
+    seen: list[str]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen.append(torch.get_float32_matmul_precision())
+        return super().forward(inputs)
+
+
+def test_float32_whose_products_are_bfloat16_is_never_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither float32 itself nor float32 with noise is computed as the recipe is."""
+    seen: list[str] = []
+    monkeypatch.setattr(Noting, "seen", seen, raising=False)
+    trace = tracer(build_model=lambda: nn.Sequential(Noting(6, 1), nn.Flatten(0)))
+    implicit = replace(FLOAT32, knobs={"implicit_bfloat16": True})
+
+    def computed(run: Any) -> set[str]:
+        seen.clear()
+        run()
+        return set(seen)
+
+    def reference() -> Any:
+        return trace.reference(batch_size=8, steps=3, checkpoints=(0, 2))
+
+    for _ in range(2):  # also after the recipe has run in this process
+        assert computed(reference) == {"highest"}
+        assert computed(lambda: trace.noise(draws=1)) == {"highest"}
+        assert computed(lambda: trace.shadow(recipe=implicit)) == {"medium"}
+        assert computed(lambda: losses(trace, implicit)) == {"medium"}
+        assert computed(lambda: losses(trace, noisy=True)) == {"highest"}
 
 
 def test_the_shadow_of_float32_is_float32():

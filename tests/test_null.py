@@ -1,0 +1,61 @@
+"""Where recipes are the same, a speed-up is claimed in at most one tuning of twenty."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprec.backends.simulated import backend
+from autoprec.tuning import contest
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "null.py"
+TUNINGS = 60
+
+
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("autoprec_null", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+null = load()
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same draws whatever ran in this process before, and no pauses for threads to end."""
+    monkeypatch.setattr(backend, "_OPENED", itertools.count())
+    monkeypatch.setattr(contest, "_PAUSE_SECONDS", 0.0)
+
+
+def test_the_noise_is_that_of_recorded_runs() -> None:
+    noise = sorted(null.recorded_noise())
+    assert len(noise) >= 150
+    assert 0.05 < noise[len(noise) // 2] < 0.12
+
+
+@pytest.mark.slow
+def test_recipes_that_are_the_same_are_seldom_claimed_to_be_faster() -> None:
+    """Of four the luckiest is confirmed; `make null` does this 200 times."""
+    found = list(null.simulated(TUNINGS, null.POLICIES))
+    assert sum(each.claimed for each in found) <= 0.05 * TUNINGS, null.summary(found)
+
+
+def test_a_null_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a recipe is a fifth faster, all of them claim it."""
+    monkeypatch.setattr(null, "TASK", null.TASK.replace("wander=", f"{FASTER}, wander="))
+    monkeypatch.setattr(null, "recorded_noise", lambda: [0.02])
+    found = list(null.simulated(5, null.POLICIES[:2]))
+    assert all(each.claimed for each in found)
+
+
+FASTER = "per_sample={{'float32': .0005, 'mixed_bfloat16': .0004}}"
