@@ -4,7 +4,8 @@
                                                    tests/zoo and tests/zoo_keras, and of their
                                                    field folders, tasks shaped like real code
     python benchmarks/numerics.py --truth          train every task long and write truth.json
-    python benchmarks/numerics.py --zoo FOLDER     other folders of task files (and truth.json)
+    python benchmarks/numerics.py --zoo FOLDER     other folders of task files (and truth.json);
+                                                   FOLDER=1000,2000 for seeds of its own
 
 A folder's tasks are of the framework that they import; no process imports both. What is broken is
 measured, not declared; see `zoo_truth` and `zoo_truth_keras`.
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from numerics_tables import JUDGED, confusion_table, islands_table, scales_table
+from provenance import commit
 from zoo_labels import BATCH, CANNOT_RUN, POLICIES, at_tuned_scale, names, silent
 
 from autoprec.backends import registry
@@ -249,10 +251,16 @@ def write_truth_of(folder: Path, only: list[str]) -> None:
     write_truth(folder, only)
 
 
+def _seeded(text: str, seeds: list[int]) -> tuple[Path, tuple[int, ...]]:
+    """A folder and its seeds, of FOLDER or FOLDER=1000,2000."""
+    folder, _, own = text.partition("=")
+    return Path(folder), tuple(int(seed) for seed in own.split(",")) if own else tuple(seeds)
+
+
 def main() -> int:
     """Read the arguments; print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--zoo", type=Path, nargs="+", default=FOLDERS)
+    parser.add_argument("--zoo", nargs="+", default=[str(f) for f in FOLDERS], metavar="FOLDER")
     parser.add_argument("--truth", action="store_true", help="train long and write truth.json")
     parser.add_argument("--only", nargs="*", default=[], help="names of tasks")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1000, 2000, 3000])
@@ -261,19 +269,20 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="torch's name for it, such as cuda")
     parser.add_argument("--output", type=Path, help="write the numbers here, as JSON")
     arguments = parser.parse_args()
-    folders, only = arguments.zoo, arguments.only
+    folders, only = dict(_seeded(text, arguments.seeds) for text in arguments.zoo), arguments.only
     if arguments.truth:
         for folder in folders:
             measure_truth(folder, only)
         return 0
-    seeds, tables = tuple(arguments.seeds), tuple(arguments.tables)
-    jobs = [job for f in folders for job in jobs_of(f, only, seeds, tables, arguments.device)]
+    tables, device = tuple(arguments.tables), arguments.device
+    jobs = [j for f, seeds in folders.items() for j in jobs_of(f, only, seeds, tables, device)]
     found = list(judged(jobs, arguments.jobs))
     rows = {table: [row for each in found for row in each[table]] for table in tables}
     results: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.machine()}, {arguments.jobs} processes of one thread each",
         "device": arguments.device,
+        "commit": commit(),
         "software": {
             "python": platform.python_version(),
             **{
@@ -282,7 +291,7 @@ def main() -> int:
                 for package in PACKAGES[framework]
             },
         },
-        "seeds": list(seeds),
+        "seeds": {job.zoo: job.seeds for job in jobs},
         "tasks": len(jobs),
     }
     makers = {"confusion": confusion_table, "scales": scales_table, "islands": islands_table}

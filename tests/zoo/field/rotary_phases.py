@@ -5,7 +5,7 @@ from field_parts import batches
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-TRUTH_STEPS = 200
+TRUTH_STEPS = 400
 
 
 class Phases(nn.Module):
