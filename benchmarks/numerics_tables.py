@@ -22,11 +22,12 @@ def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
             caught, flagged = share(row["broken_caught"]), share(row["healthy_flagged"])
             print(f"| {zoo} | {policy} | {caught} | {flagged} |")
     cost = _costs(rows)
-    print(
-        f"\nA proof takes as long as {200 * cost['median']:.0f} float32 steps in the median, at "
-        f"most {200 * cost['largest']:.0f} (the median over a pair's seeds); where the verdict is "
-        f"right, {200 * cost['median_where_right']:.0f}"
-    )
+    print("\nWhat a proof takes, in float32 steps (of a pair, the median over its seeds)\n")
+    print("| tasks | median | where the verdict is right | at most |\n|---|---|---|---|")
+    costs = {zoo: _costs(own) for zoo, own in zoos.items()}
+    for zoo, of in costs.items():
+        steps = (200 * of[name] for name in ("median", "median_where_right", "largest"))
+        print(f"| {zoo} | {' | '.join(f'{each:.0f}' for each in steps)} |")
     for steps, count in sorted(cost["followed"].items()):
         print(f"  followed for {steps} steps: {count}")
     told = [
@@ -41,6 +42,7 @@ def confusion_table(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "table": table,
         "by_zoo": by_zoo,
         "wrong": told,
+        "cost_by_zoo": costs,
         "proof_over_200_float32_steps": cost,
     }
 
