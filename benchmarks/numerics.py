@@ -257,6 +257,23 @@ def _seeded(text: str, seeds: list[int]) -> tuple[Path, tuple[int, ...]]:
     return Path(folder), tuple(int(seed) for seed in own.split(",")) if own else tuple(seeds)
 
 
+def _beside(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What was found, with what is known of other folders where it is of the same commit."""
+    if known.get("commit") != found["commit"]:
+        return found
+    both = known | found
+    for name in ("seeds", "software"):
+        both[name] = known[name] | found[name]
+    both["tasks"] = known["tasks"] + found["tasks"]
+    if "confusion" in known and "confusion" in found:
+        ours, theirs = known["confusion"], found["confusion"]
+        both["confusion"] = {
+            name: ours[name] + theirs[name] if name == "wrong" else ours[name] | theirs[name]
+            for name in ("by_zoo", "cost_by_zoo", "wrong")
+        }
+    return both
+
+
 def main() -> int:
     """Read the arguments; print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -267,7 +284,11 @@ def main() -> int:
     parser.add_argument("--tables", nargs="*", choices=TABLES, default=TABLES)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tasks at once")
     parser.add_argument("--device", default="cpu", help="torch's name for it, such as cuda")
-    parser.add_argument("--output", type=Path, help="write the numbers here, as JSON")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="write the numbers here, as JSON, beside those of other folders at the same commit",
+    )
     arguments = parser.parse_args()
     folders, only = dict(_seeded(text, arguments.seeds) for text in arguments.zoo), arguments.only
     if arguments.truth:
@@ -297,7 +318,8 @@ def main() -> int:
     makers = {"confusion": confusion_table, "scales": scales_table, "islands": islands_table}
     results |= {table: makers[table](rows[table]) for table in tables}
     if arguments.output:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+        known = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
+        arguments.output.write_text(json.dumps(_beside(known, results), indent=1) + "\n")
     return 0
 
 
