@@ -3,46 +3,84 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from numerics_tables import share
 from oracle_rows import ratio_text
 from reading import where
 
 
 def numerics(path: Path) -> Iterator[str]:
+    """Who is caught and flagged, folder by folder, and what is wrong, task by task."""
     found = json.loads(path.read_text())
+    if "cost_by_zoo" not in found["confusion"]:
+        yield from _numerics_until_november_22(found)
+        return
+    versions = ", ".join(f"{name} {version}" for name, version in found["software"].items())
+    yield f"{where(found)}, {found['tasks']} tasks, {versions}; {found['machine']}."
+    yield ""
+    yield "| tasks | seeds | policy | broken caught | healthy flagged |"
+    yield "|---|---|---|---|---|"
+    for zoo, counts in found["confusion"]["by_zoo"].items():
+        for policy, row in counts.items():
+            caught, flagged = share(row["broken_caught"]), share(row["healthy_flagged"])
+            yield f"| {zoo} | {len(found['seeds'][zoo])} | {policy} | {caught} | {flagged} |"
+    yield ""
+    yield "What a proof takes, in float32 steps (of a pair, the median over its seeds):"
+    yield ""
+    yield "| tasks | median | where the verdict is right | at most |"
+    yield "|---|---|---|---|"
+    for zoo, cost in found["confusion"]["cost_by_zoo"].items():
+        steps = (200 * cost[name] for name in ("median", "median_where_right", "largest"))
+        yield f"| {zoo} | {' | '.join(f'{each:.0f}' for each in steps)} |"
+    yield ""
+    yield "Judged wrong:"
+    yield ""
+    for said, seeds in _wrong(found["confusion"]["wrong"]).items():
+        yield f"- {said} (seeds {', '.join(seeds)})"
+    if "scales" in found:
+        yield ""
+        yield _skips(found["scales"])
+
+
+def _wrong(lines: Sequence[str]) -> dict[str, list[str]]:
+    """The seeds of each pair that was judged wrong, with what it is in truth."""
+    pairs: dict[str, list[str]] = {}
+    for line in lines:
+        zoo, task, policy, _, seed, verdict = [*line.partition(": ")[0].split(), line]
+        truth = re.search(r"truth (\w+) \(([^)]*)\)", verdict)
+        label = f"{truth[1]} ({truth[2]})" if truth else ""
+        pairs.setdefault(f"{zoo} {task} {policy}, in truth {label}", []).append(seed)
+    return pairs
+
+
+def _skips(scales: Mapping[str, Any]) -> str:
+    """How many steps each initial loss scale throws away."""
+    counts = ", ".join(f"{name}: {count}" for name, count in scales["skipped"].items())
+    return f"Skipped steps in 100 over {len(scales['tasks'])} float16-healthy tasks: {counts}."
+
+
+def _numerics_until_november_22(found: Mapping[str, Any]) -> Iterator[str]:
+    """The first form: one folder, and the islands found for its broken pairs."""
     scope = f"{found['tasks']} tasks, {len(found['seeds'])} seeds"
-    note = f" Note: {found['note']}." if "note" in found else ""
-    yield f"{found['date']}, {found['machine']}, {scope}.{note}"
+    yield f"{found['date']}, {found['machine']}, {scope}, with the proof of that time."
     yield ""
     yield "| policy | broken caught | healthy flagged |"
     yield "|---|---|---|"
     for policy, r in found["confusion"]["table"].items():
         caught, flagged = r["broken_caught"], r["healthy_flagged"]
-        yield f"| {policy} | {share_of(caught)} | {share_of(flagged)} |"
-    yield ""
-    yield "Aimed at: 97 % caught, 2 % flagged. What was judged wrong is listed in the data."
-    for unseen in found.get("unseen", ()):
-        caught, flagged = unseen["table"]["both"].values()
-        yield ""
-        yield f"Unseen: {share_of(caught)} caught, {share_of(flagged)} flagged: {unseen['note']}."
+        yield f"| {policy} | {share(caught)} | {share(flagged)} |"
     cost = found["confusion"]["proof_over_200_float32_steps"]
-    proofs = sum(count for _, count in found["confusion"]["table"]["both"].values())
     yield ""
     yield (
-        f"A proof takes {cost['median']:.2f} times 200 float32 steps in the median, at most "
-        f"{cost['largest']:.2f} times (the median over a pair's seeds); of {proofs} single proofs "
-        f"{len(cost['above_one'])} took more than once: "
-        f"{', '.join(cost['above_one']) or 'none'}."
+        f"A proof took {200 * cost['median']:.0f} float32 steps in the median, at most "
+        f"{200 * cost['largest']:.0f} (the median over a pair's seeds)."
     )
     yield ""
-    skipped = found["scales"]["skipped"]
-    yield (
-        f"Skipped steps in 100 over {len(found['scales']['tasks'])} float16-healthy tasks: "
-        + ", ".join(f"{name}: {count}" for name, count in skipped.items())
-        + "."
-    )
+    yield _skips(found["scales"])
     islands = [r for r in found["islands"].values() if r["mendable"]]
     mended = [r for r in islands if r["mended"]]
     products = sum(r["products"] for r in mended) / len(mended)
@@ -71,10 +109,6 @@ def islands(path: Path) -> Iterator[str]:
             f"{ratio_text(r['mended_over_float32'])} | "
             f"{ratio_text(r['plain_over_float32'])} | {r['speed_up_kept']:.0%} |"
         )
-
-
-def share_of(pair: list[int]) -> str:
-    return f"{pair[0]} of {pair[1]} ({pair[0] / pair[1]:.1%})"
 
 
 def soak(path: Path) -> Iterator[str]:
