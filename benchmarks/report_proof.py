@@ -73,6 +73,10 @@ def _numerics_until_november_22(found: Mapping[str, Any]) -> Iterator[str]:
     for policy, r in found["confusion"]["table"].items():
         caught, flagged = r["broken_caught"], r["healthy_flagged"]
         yield f"| {policy} | {share(caught)} | {share(flagged)} |"
+    for unseen in found.get("unseen", ()):
+        caught, flagged = unseen["table"]["both"].values()
+        yield ""
+        yield f"Unseen: {share(caught)} caught, {share(flagged)} flagged: {unseen['note']}."
     cost = found["confusion"]["proof_over_200_float32_steps"]
     yield ""
     yield (
