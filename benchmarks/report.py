@@ -61,6 +61,7 @@ SECTIONS: tuple[tuple[str, str, str, str, Section], ...] = (
     ("Samplers replayed", "replay", "json", "benchmarks/replay.py", replay),
     ("How tuning time grows", "growth", "json", "benchmarks/growth.py", growth),
     ("Numerics: the zoo", "numerics", "json", "benchmarks/numerics.py", numerics),
+    ("Numerics: Keras", "numerics_keras", "json", "benchmarks/numerics.py", numerics),
     ("Speed kept by islands", "islands", "json", "benchmarks/islands_speed.py", islands),
     ("Faults: the soak", "soak", "json", "benchmarks/soak.py", soak),
     ("Files that are none: the fuzzers", "fuzz", "json", "benchmarks/fuzz.py", fuzz),

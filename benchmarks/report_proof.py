@@ -20,7 +20,8 @@ def numerics(path: Path) -> Iterator[str]:
         yield from _numerics_until_november_22(found)
         return
     versions = ", ".join(f"{name} {version}" for name, version in found["software"].items())
-    yield f"{where(found)}, {found['tasks']} tasks, {versions}; {found['machine']}."
+    place = f"{found['machine']}; {versions}; commit {found['commit']}"
+    yield f"{found['date']}, {found['tasks']} tasks; {place}."
     yield ""
     yield "| tasks | seeds | policy | broken caught | healthy flagged |"
     yield "|---|---|---|---|---|"
