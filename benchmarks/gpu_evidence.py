@@ -167,16 +167,17 @@ def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> En
         given = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")}
         interrupted = False
         with errors.open("wb") as log:
-            child = subprocess.Popen(
-                [str(word) for word in command],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, **alone(facts.observation).environment, **given},
-            )
             try:
+                with put_off_interrupts():
+                    child = subprocess.Popen(
+                        [str(word) for word in command],
+                        cwd=ROOT,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                        env={**os.environ, **alone(facts.observation).environment, **given},
+                    )
                 code = child.wait(seconds)
                 failed = f"ended with code {code}" if code else ""
             except subprocess.TimeoutExpired:
@@ -188,6 +189,21 @@ def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> En
         last = errors.read_text(errors="replace").strip().splitlines()[-1:]
         said = f"{failed}: {last[0][:300]}" if failed and last else failed
         return Ended(tuple(read_rows(rows)), said, interrupted)
+
+
+@contextlib.contextmanager
+def put_off_interrupts() -> Iterator[None]:
+    """Let what is inside be done before an interrupt counts: a process that started is known."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    kept = {each: signal.signal(each, lambda number, _: came.append(number)) for each in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

@@ -154,6 +154,22 @@ def test_an_interrupted_run_keeps_what_it_saw_and_says_how_to_go_on(
     assert (row["seen"], row["failed_piece"].split(":")[0]) == (1, "interrupted")
 
 
+def test_an_interrupt_while_a_piece_starts_counts_when_it_has_started(benchmark: Any) -> None:
+    put_off = benchmark("gpu_evidence").put_off_interrupts
+    before = signal.getsignal(signal.SIGTERM)
+    done = []
+
+    def start() -> None:
+        with put_off():
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert done == ["started"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_what_is_missing_is_said_before_anything_is_measured(
     tmp_path: Path, benchmark: Any, monkeypatch: Any
 ) -> None:

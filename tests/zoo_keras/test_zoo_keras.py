@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import keras
@@ -23,6 +24,12 @@ FIELD = HERE / "field"
 POLICIES = {"bfloat16": Policy.MIXED_BFLOAT16, "float16": Policy.MIXED_FLOAT16}
 
 
+@cache
+def loaded(path):
+    """A task; its module is imported once."""
+    return load_task(path)
+
+
 def names(folder):
     return sorted(p.stem for p in folder.glob("*.py") if "\ndef build_model(" in p.read_text())
 
@@ -34,7 +41,7 @@ def measured(folder):
 
 def tracer(path):
     keras.utils.clear_session(free_memory=False)
-    return KerasBackend().tracer(load_task(path), device="cpu", seed=0, report=lambda *_: None)
+    return KerasBackend().tracer(loaded(path), device="cpu", seed=0, report=lambda *_: None)
 
 
 def tuned(policy, traced):
@@ -53,7 +60,7 @@ def test_every_task_has_its_truth_measured(folder):
 
 @pytest.mark.parametrize("name", names(HERE))
 def test_what_the_author_said_is_what_long_runs_show(name):
-    load_task(HERE / f"{name}.py")
+    loaded(HERE / f"{name}.py")
     found = {POLICIES[each].value: measured(HERE)[name][each]["label"] for each in POLICIES}
     assert found == sys.modules[name].TRUTH
 
