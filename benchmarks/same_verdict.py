@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -75,6 +76,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the verdicts here, as JSON")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)  # a line for every loss that is not finite
     torch.set_num_threads(1)
     cores = os.cpu_count() or 1
     rows = []
