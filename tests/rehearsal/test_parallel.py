@@ -61,7 +61,7 @@ for policy in (Policy.FLOAT32, Policy.MIXED_FLOAT16):
 print(json.dumps(found), flush=True)
 if world > 1:
     dist.barrier()
-    os._exit(0)  # gloo's threads may abort a process that ends while they still run
+os._exit(0)  # torch's threads (gloo's, the pretended device's) may abort a process as it ends
 """
 
 
