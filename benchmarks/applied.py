@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ import torch
 sys.path.insert(0, sys.argv[1])
 task = __import__(sys.argv[2])
 path, batch, warm, seconds = sys.argv[3], int(sys.argv[4]), float(sys.argv[5]), float(sys.argv[6])
+dtype = getattr(torch, sys.argv[7])
 
 torch.manual_seed(0)
 model = task.build_model()
@@ -51,7 +53,9 @@ batches = itertools.cycle(list(itertools.islice(task.build_data(batch), 4)))
 def step():
     inputs, targets = next(batches)
     if precision is None:
-        task.loss_fn(model(inputs), targets).backward()
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            outputs = model(inputs)
+        task.loss_fn(outputs.float(), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
     else:
@@ -72,12 +76,23 @@ print(run(seconds))
 """
 
 
-def rate(task: Path, profile: Path | None, batch: int, seconds: float) -> float:
-    """Samples per second of one fresh process."""
-    words = [str(task.parent), task.stem, str(profile or ""), str(batch), "2", str(seconds)]
+def rate(
+    task: Path,
+    profile: Path | None,
+    batch: int,
+    seconds: float,
+    *,
+    dtype: str = "float32",
+    variables: Mapping[str, str] | None = None,
+) -> float:
+    """Samples per second of one fresh process, with these environment variables from its start.
+
+    Without a profile the loop is written by hand: autocast in `dtype`, none in float32.
+    """
+    words = [str(task.parent), task.stem, str(profile or ""), str(batch), "2", str(seconds), dtype]
     done = subprocess.run(
         [sys.executable, "-c", LOOP, *words],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), **(variables or {})},
         capture_output=True,
         text=True,
         check=True,

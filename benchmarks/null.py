@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument("--simulated", type=int, default=0, metavar="COUNT")
     parser.add_argument("--torch", type=int, default=10, metavar="COUNT")
     parser.add_argument("--policies", type=int, default=2, help="how many are the same")
+    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.simulated:
         runs = simulated(arguments.simulated, POLICIES[: arguments.policies])
@@ -228,7 +229,22 @@ def main() -> None:
                 + (", inconclusive" if each.inconclusive else ""),
                 flush=True,
             )
-    print(f"{summary(found)}; {time.monotonic() - began:.0f} s")
+    seconds = time.monotonic() - began
+    print(f"{summary(found)}; {seconds:.0f} s")
+    if found:
+        simulated_as = f"simulated, {arguments.policies} policies"
+        keep(simulated_as if arguments.simulated else "torch", found, seconds, arguments.output)
+
+
+def keep(kind: str, found: Sequence[Tuned], seconds: float, output: Path | None) -> None:
+    """Write a run into the day's result, beside those of the other kinds."""
+    from provenance import RESULTS, machine
+
+    head = machine()
+    path = output or RESULTS / f"null-{head['date']}-{head['family']}.json"
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else {}
+    runs[kind] = {"seconds": seconds, "summary": summary(found), "rows": [vars(t) for t in found]}
+    path.write_text(json.dumps({**head, "runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

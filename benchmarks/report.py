@@ -16,7 +16,18 @@ from provenance import RESULTS, ROOT
 from reading import latest
 from report_proof import fuzz, islands, numerics, soak
 from report_search import SHOWN, holdout, machines, oracle, oracle_summary, peers
-from report_speed import compiled, growth, keep_memory, overhead, replay, startup
+from report_speed import (
+    ablation,
+    applied,
+    compiled,
+    growth,
+    keep_memory,
+    null,
+    overhead,
+    regret,
+    replay,
+    startup,
+)
 
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
@@ -55,6 +66,10 @@ SECTIONS: tuple[tuple[str, str, str, str, Section], ...] = (
     ("Start-up", "startup", "json", "benchmarks/startup.py", startup),
     ("Against an exhaustive search", "oracle", "jsonl", "benchmarks/oracle.py", oracle),
     ("Tasks held out", "holdout", "json", "benchmarks/holdout.py", holdout),
+    ("Profiles in fresh processes", "applied", "json", "benchmarks/applied.py", applied),
+    ("What an LSTM's settings bring", "ablation", "json", "benchmarks/ablation.py", ablation),
+    ("Beside processes that come and go", "regret", "json", "benchmarks/regret.py", regret),
+    ("Recipes that are the same", "null", "json", "benchmarks/null.py", null),
     ("Freed memory kept", "keep_memory", "json", "benchmarks/keep_memory.py", keep_memory),
     ("torch.compile", "compiled", "json", "benchmarks/compiled.py", compiled),
     ("Beside the peers", "peers", "jsonl", "benchmarks/peers.py", peers),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from oracle_rows import contests, mean, proof, ratio_text
+from oracle_rows import contests, mean, proof, ratio_text, words
 from provenance import staleness_in_words
 from reading import where
 
@@ -59,6 +59,66 @@ def microseconds(interval: Mapping[str, float]) -> str:
     """A cost of seconds with its interval."""
     values = (1e6 * interval[name] for name in ("middle", "low", "high"))
     return "{:+.0f} us ({:+.0f} to {:+.0f})".format(*values)
+
+
+def ablation(path: Path) -> Iterator[str]:
+    """What each setting of the LSTM's profile brings."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield (
+        f"{where(found)}, torch {found['torch']}. An LSTM language model was tuned to "
+        f"{words(found['recipe'])}, said to be {ratio_text(found['claimed'], 2)} the float32 as it "
+        f"was run; each row trained for {found['seconds']:g} s in a fresh process, "
+        f"{found['rounds']} times in alternation."
+    )
+    yield ""
+    yield "| way | its throughput over the profile's |"
+    yield "|---|---|"
+    for row in found["rows"][1:]:
+        yield f"| {row['way']} | {ratio_text(row['over_profile'])} |"
+
+
+def applied(path: Path) -> Iterator[str]:
+    """What a profile claims, and what it brings in processes of its own."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield (
+        f"{where(found)}, torch {found['torch']}: each profile's speed-up as the tuning measured "
+        "it, and in fresh processes, README's loop with the profile over the plain loop."
+    )
+    yield ""
+    yield "| task | chosen | claimed | in fresh processes |"
+    yield "|---|---|---|---|"
+    for row in found["rows"]:
+        claimed, seen = (ratio_text(row[name], 2) for name in ("claimed", "applied"))
+        yield f"| {row['task']} | {words(row['recipe'])} | {claimed} | {seen} |"
+
+
+def regret(path: Path) -> Iterator[str]:
+    """What a tuning loses when other processes come and go."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield (
+        f"{where(found)}, torch {found['torch']}: what a tuning chose while a process kept a core "
+        "busy now and then, over what it chose on the idle machine; both measured there, in "
+        "alternation."
+    )
+    yield ""
+    yield "| task | idle choice | disturbed choice | a core was busy | disturbed/idle |"
+    yield "|---|---|---|---|---|"
+    for row in found["rows"]:
+        busy = f"{row['busy_seconds']:.0f} of {row['tuning_seconds']:.0f} s"
+        unsure = " (inconclusive)" if row["inconclusive"] else ""
+        yield (
+            f"| {row['task']} | {words(row['idle'])} | {words(row['disturbed'])}{unsure} | {busy} "
+            f"| {ratio_text(row['disturbed_over_idle'])} |"
+        )
+
+
+def null(path: Path) -> Iterator[str]:
+    """How often a speed-up is claimed between recipes that are the same."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield f"{where(found)}."
+    yield ""
+    for kind, run in found["runs"].items():
+        yield f"- {kind}: {run['summary']}."
 
 
 def startup(path: Path) -> Iterator[str]:

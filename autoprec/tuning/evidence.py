@@ -323,6 +323,7 @@ def _warnings(
         )
     found += _noise(findings, plain)
     found += _slower(findings, recipe)
+    found += _at_the_edge(findings.space, recipe)
     if measured.data_seconds > measured.step_seconds:
         found.append(
             f"the loader needs {measured.data_seconds * 1e3:.1f} ms for a step of "
@@ -381,6 +382,25 @@ def _slower(findings: Findings, recipe: Recipe) -> list[str]:
     return [
         f"{recipe.policy} is slower than float32 here ({gain.ratio:.2g}x) and was taken because "
         "nothing else was asked for: add float32 to --policies, or leave --policies out"
+    ]
+
+
+def _at_the_edge(space: Space, recipe: Recipe) -> list[str]:
+    """Say so where the range of batches ends with the chosen one, so that a better one may follow.
+
+    Only where batches were free to choose: a task's own BATCH_SIZE is an end that the user set.
+    """
+    smallest, largest = min(space.batch_sizes), max(space.batch_sizes)
+    if space.effective_batch is not None or smallest == largest:
+        return []
+    ends = {smallest: ("smallest", "smaller"), largest: ("largest", "larger")}
+    if recipe.batch_size == 1 or recipe.batch_size not in ends:
+        return []
+    end, beyond = ends[recipe.batch_size]
+    return [
+        f"batch {recipe.batch_size} is the {end} of those that were to be tried "
+        f"({smallest}-{largest}): a {beyond} one may be faster still; widen the range with "
+        "--batch-sizes"
     ]
 
 

@@ -137,19 +137,20 @@ class Finish:
     def _confirm(self, winner: Proven) -> None:
         """Measure the winner against the baseline, and against what lies between the two.
 
-        In those one thing after another is switched off, and where that is in doubt itself the
-        winner runs without kept memory. What of them is float32 needs no proof to be chosen.
+        In those one thing after another is switched off. Beside them runs what is simpler than the
+        winner by one setting and may be chosen for it: a setting is kept only where it wins by
+        itself. What of them is float32 needs no proof to be chosen.
         """
         searched = searched_ratio(self.findings, winner.recipe, self.plain)
         if searched is not None and self._forced and searched.ratio < _SURELY_SLOWER:
             self._take_as_searched(winner, searched)
             return
-        giving = self._giving_back(winner.recipe)
-        finals = () if self._late() else self._finals(winner, giving)
+        simpler = self._simpler(winner.recipe)
+        finals = () if self._late() else self._finals(winner, simpler)
         if not finals or len(finals[0].rates) < min(FEWEST, self.work.options.rounds):
             self._leave_unconfirmed(winner, searched)
             return
-        may_win = {r.key() for r in (winner.recipe, giving) if r is not None}
+        may_win = {recipe.key() for recipe in (winner.recipe, *simpler)}
         rivals = [f for f in finals[1:] if f.recipe.key() in may_win or self._needs_no_proof(f)]
         if self._decide(finals[0], rivals):
             self._credit(winner, finals)
@@ -162,9 +163,9 @@ class Finish:
     def _needs_no_proof(self, final: Finalist) -> bool:
         return self.work.float32_allowed and is_reference(final.recipe)
 
-    def _finals(self, winner: Proven, giving: Recipe | None) -> tuple[Finalist, ...]:
+    def _finals(self, winner: Proven, simpler: Sequence[Recipe]) -> tuple[Finalist, ...]:
         self.work.listener(Stage("finish", "the winner against float32"))
-        beside = self._beside(winner.recipe, winner.step_seconds, giving)
+        beside = self._beside(winner.recipe, winner.step_seconds, simpler)
         try:
             return self._against(winner, beside)
         except FinalistFailed as failed:
@@ -215,13 +216,13 @@ class Finish:
             ratio = winner.rate / self.findings.measurement_of(self.plain).samples_per_second
             self._take_as_searched(winner, searched or Ratio(ratio, ratio, ratio, 1))
 
-    def _beside(self, winner: Recipe, seconds: float, giving: Recipe | None) -> list[Recipe]:
+    def _beside(self, winner: Recipe, seconds: float, simpler: Sequence[Recipe]) -> list[Recipe]:
         """What runs beside baseline and winner, of so many seconds a step, as far as may be.
 
         Float32 at the winner's batch comes first: it says what precision brings, and runs where the
         memory does not suffice for all at once, too.
         """
-        rivals = [winner, *([giving] if giving is not None else [])]
+        rivals = [winner, *simpler]
         between = [step for rival in rivals for step in switched_off(rival, self.plain)]
         between.sort(key=lambda step: step.what != PRECISION)
         found = {recipe.key(): recipe for recipe in (self.plain, *rivals)}
@@ -251,12 +252,22 @@ class Finish:
         larger = float32.effective_batch / self.plain.effective_batch
         return 0.0 if plain is None else larger * plain.step_seconds
 
-    def _giving_back(self, recipe: Recipe) -> Recipe | None:
-        """The recipe without kept memory, where nobody knows yet whether that pays."""
-        if not recipe.keeps_memory or self.memory_pays(recipe.batch_size):
-            return None
-        without = replace(recipe, knobs={k: v for k, v in recipe.knobs.items() if k != KEEP_MEMORY})
-        return None if without.key() == self.plain.key() else without
+    def _simpler(self, recipe: Recipe) -> list[Recipe]:
+        """The recipe without each of its knobs, and without all.
+
+        Kept memory is left out where it is known to pay. What was proven of the recipe holds for
+        these: no knob makes anything more exact. Policies, layouts, compilation and padding the
+        search has compared one by one already.
+        """
+        known = recipe.keeps_memory and self.memory_pays(recipe.batch_size)
+        knobs = [name for name in recipe.knobs if name != KEEP_MEMORY]
+        off = [{name} for name in knobs] + [{KEEP_MEMORY}] * (recipe.keeps_memory and not known)
+        off += [set(knobs)] * (len(knobs) > 1)
+        without = [
+            replace(recipe, knobs={k: v for k, v in recipe.knobs.items() if k not in names})
+            for names in off
+        ]
+        return [simpler for simpler in without if simpler.key() != self.plain.key()]
 
     def _against(self, winner: Proven, beside: Sequence[Recipe]) -> tuple[Finalist, ...]:
         """The baseline, the winner and those beside it in alternation."""

@@ -59,7 +59,7 @@ def test_a_profile_says_to_what_size_its_own_recipe_pads(
 # Warnings ----------------------------------------------------------------------------------------
 
 BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16)
-SPACE = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), (32, 64), compile=(False, True))
+SPACE = Space((Policy.FLOAT32, Policy.MIXED_BFLOAT16), (8, 16, 32, 64, 128), compile=(False, True))
 TASK = TaskFacts("torch", {}, 32, 32, 1000)
 
 
@@ -123,6 +123,31 @@ def test_a_larger_batch_is_advised_where_16_bits_freed_the_memory_for_it(
     said = warnings(found(), recipe, timed(peak=peak))
     wanted = "mixed_bfloat16 needs 30% less memory than float32: a batch of twice the size is "
     assert said == ((f"{wanted}likely to fit; try BATCH_SIZE * 2",) if warned else ())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "effective", "batch", "said"),
+    [
+        ((16, 32, 64), None, 64, "largest of those that were to be tried (16-64): a larger one"),
+        (
+            (32, 64, 128),
+            None,
+            32,
+            "smallest of those that were to be tried (32-128): a smaller one",
+        ),
+        ((16, 32, 64), None, 32, ""),
+        ((32,), None, 32, ""),  # nothing was to choose
+        ((1, 32), None, 1, ""),  # there is no smaller one
+        ((16, 32, 64), 64, 64, ""),  # the user's own batch
+    ],
+)
+def test_a_batch_at_the_end_of_the_range_is_said_to_be_there(
+    sizes: tuple[int, ...], effective: int | None, batch: int, said: str
+) -> None:
+    space = Space((Policy.FLOAT32,), sizes, effective)
+    warned = " ".join(evidence._at_the_edge(space, Recipe(batch_size=batch)))
+    assert said in warned
+    assert bool(warned) == bool(said)
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.15, False), (0.16, True)])

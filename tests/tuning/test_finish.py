@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -271,6 +272,47 @@ def test_where_the_baseline_left_no_doubt_the_winner_is_not_run_without_it(
     assert findings.proven is not None
     assert findings.proven.recipe == KEPT
     assert FAST[64].key() not in findings.finals
+
+
+class Knobs(Stage):
+    """A contest in which the knobs have a worth of their own each."""
+
+    worth: ClassVar[dict[str, float]] = {}
+
+    @classmethod
+    def rate(cls, recipe: Recipe) -> float:  # type: ignore[override]
+        gains = [cls.worth.get(name, 1.0) for name, value in recipe.knobs.items() if value]
+        return Stage.rate(recipe) * math.prod(gains)
+
+
+@pytest.mark.parametrize(
+    ("fused", "implicit", "kept"),
+    [
+        (1.1, 1.1, {"fused_optimizer", "implicit_bfloat16"}),
+        (0.95, 1.1, {"implicit_bfloat16"}),  # the search had taken it for faster
+        (1.1, 0.8, {"fused_optimizer"}),
+        (1.005, 1.1, {"implicit_bfloat16"}),  # it brings nothing
+        (0.95, 0.95, set()),
+    ],
+)
+@pytest.mark.parametrize("policy", [Policy.MIXED_BFLOAT16, Policy.FLOAT32])
+def test_a_knob_is_kept_only_where_it_wins_by_itself(
+    findings: Findings,
+    monkeypatch: pytest.MonkeyPatch,
+    fused: float,
+    implicit: float,
+    kept: set[str],
+    policy: Policy,
+) -> None:
+    monkeypatch.setattr(module, "Contest", Knobs)
+    monkeypatch.setattr(Knobs, "worth", {"fused_optimizer": fused, "implicit_bfloat16": implicit})
+    knobs = {"fused_optimizer": True, "implicit_bfloat16": True}
+    finish(findings, [proven(Recipe(policy, 64, knobs=knobs))])
+    assert findings.proven is not None
+    assert set(findings.proven.recipe.knobs) == kept
+    assert findings.speedup is not None
+    worth = math.prod({"fused_optimizer": fused, "implicit_bfloat16": implicit}[k] for k in kept)
+    assert findings.speedup.ratio == pytest.approx(Stage.rate(Recipe(policy, 64)) / 32 * worth)
 
 
 @pytest.mark.parametrize("size", [64, 32])
