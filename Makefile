@@ -69,9 +69,9 @@ test-gpu: $(VENV)/.all-installed  ## Run the tests that need a CUDA device.
 	$(PYTEST) -m "gpu and not keras"
 	$(PYTEST) -m "gpu and keras" || [ $$? -eq 5 ]
 
-# Mutants run in build/mutants/. One module: make mutants MODULE=core/choice.py. All of them: hours.
+# Mutants run in build/mutants/. One module: make mutants MODULE=core/speed/selection.py. All of them: hours.
 .PHONY: mutants
-mutants: $(VENV)/.all-installed  ## How many small faults in core/ its tests find, by module (MODULE=core/choice.py).
+mutants: $(VENV)/.all-installed  ## How many small faults in core/ its tests find, by module (MODULE=core/speed/selection.py).
 	$(BIN)/python tests/mutants.py $(MODULE)
 
 .PHONY: format

@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from autoprec import cache
-from autoprec.core.device import (
+from autoprec.core.device.facts import (
     DeviceFacts,
     DeviceKind,
     Fingerprint,
     merge,
     with_measurements,
 )
+from autoprec.core.device.policies import measured_choice, propose
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.probe import (
+from autoprec.core.probe_result import (
     DeviceReport,
     ProbeResult,
 )
 from autoprec.core.profile import Fit, Profile, fit
 from autoprec.core.recipe import Recipe
-from autoprec.core.rules import measured_choice, propose
-from autoprec.core.space import parse_batch_sizes
+from autoprec.core.speed.space import parse_batch_sizes
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
 from autoprec.fitting import missed, recalled, recipe_for
 from autoprec.hardware.catalogue import load_catalogue
@@ -41,10 +41,10 @@ from autoprec.hardware.observe import select as select_devices
 from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
-    from autoprec.backends.base import Backend
-    from autoprec.backends.keras.precision import Precision as KerasPrecision
-    from autoprec.backends.torch.precision import Precision as TorchPrecision
-    from autoprec.core.plan import Plan
+    from autoprec.backends.keras.apply.precision import Precision as KerasPrecision
+    from autoprec.backends.protocol import Backend
+    from autoprec.backends.torch.apply.precision import Precision as TorchPrecision
+    from autoprec.core.speed.plan import Plan
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options
 
@@ -115,7 +115,7 @@ def _measured(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
     """Time the device's products with the first framework that can; remember what that gave."""
     if facts.observation.rehearsal:
         return facts  # nothing timed there means anything
-    from autoprec.backends.products import measure
+    from autoprec.backends.shared.matmul_timing import measure
 
     measured = measure(facts, list(software))
     float32 = measured.product(DType.FLOAT32)
@@ -156,10 +156,10 @@ def tune(
     """
     from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
+    from autoprec.tuning.context import Place, Work
     from autoprec.tuning.events import Note, silent
-    from autoprec.tuning.storage import default_journal, no_journal_of_a_wrong_task
-    from autoprec.tuning.taskfile import check_task_path
-    from autoprec.tuning.work import Place, Work
+    from autoprec.tuning.study_storage import default_journal, no_journal_of_a_wrong_task
+    from autoprec.workers.task_file import check_task_path
 
     chosen = _chosen(options, settings)
     path = check_task_path(task)
@@ -203,10 +203,10 @@ def plan(
     that need not be here, of the catalogue ("v100"); without it the first device here is taken.
     Nothing is written. `settings` are those of `tune`. Raises as `tune` and `probe` do.
     """
-    from autoprec.tuning import planning
+    from autoprec.tuning import plan
+    from autoprec.tuning.context import Place, Work
     from autoprec.tuning.events import Note, silent
-    from autoprec.tuning.taskfile import check_task_path
-    from autoprec.tuning.work import Place, Work
+    from autoprec.workers.task_file import check_task_path
 
     path, chosen = check_task_path(task), _chosen(options, settings)
     tell = listener or silent
@@ -222,7 +222,7 @@ def plan(
     software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
     unusable = () if device else seen.unusable
     work = Work(path, Place(cpu, software, lambda known: known, unusable), chosen, tell)
-    made = planning.plan(work, known, _figures)
+    made = plan.plan(work, known, _figures)
     told = () if family is not None else (*seen.notes, *(each.text for each in unusable))
     return replace(made, notes=(*made.notes, *told))
 
@@ -303,7 +303,7 @@ def check_output(path: Path, task: Path | None = None) -> Path:
 
 def _places(task: Path | None) -> str:
     """The options that choose another place: one where the study finds its own."""
-    from autoprec.tuning.storage import can_be_written, default_journal
+    from autoprec.tuning.study_storage import can_be_written, default_journal
 
     both = task is not None and not can_be_written(default_journal(task))
     return f"with --output FILE.yaml{' and --storage FILE' if both else ''}"

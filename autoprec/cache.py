@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
-from autoprec.core.device import Fingerprint, Measurements
+from autoprec.core.device.facts import Fingerprint, Measurements
 from autoprec.documents import LARGEST_FILE_BYTES, write_text
 
 #: Names the folder instead of the system's place for caches; empty, nothing is kept.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from autoprec import cache
-from autoprec.core.device import (
+from autoprec.core.device.facts import (
     DeviceFacts,
     DeviceKind,
     Observation,
@@ -21,18 +21,18 @@ from autoprec.core.device import (
     merge,
     with_measurements,
 )
+from autoprec.core.device.policies import measured_choice, propose
 from autoprec.core.dtypes import Policy
-from autoprec.core.probe import FrameworkFact, MachineObservation, Unusable
+from autoprec.core.probe_result import FrameworkFact, MachineObservation, Unusable
 from autoprec.core.profile import Profile, carry_over, fit, select
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.rules import measured_choice, propose
 from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.observe import observe
 from autoprec.profiles import load_folder, load_profile
 
 if TYPE_CHECKING:
-    from autoprec.backends.base import Backend
+    from autoprec.backends.protocol import Backend
 
 
 def recipe_for(

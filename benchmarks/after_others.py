@@ -28,9 +28,9 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.statistics import paired_ratio
+from autoprec.tuning.context import Place, Work
 from autoprec.tuning.options import Options
-from autoprec.tuning.trials import Runner
-from autoprec.tuning.work import Place, Work
+from autoprec.workers.runner import Runner
 
 MEASURED = Recipe(batch_size=32)
 OTHERS = (

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.contest import Contest
-from autoprec.tuning.neighbours import Watch
-from autoprec.tuning.work import Work
+from autoprec.tuning.context import Work
+from autoprec.tuning.interleaved_timing import Contest
+from autoprec.workers.cpu_contention import Watch
 
 #: Processes of each recipe, at least.
 PROCESSES = 6

@@ -25,11 +25,11 @@ from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.core.space import Space
+from autoprec.core.speed.space import Space
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.contest import FinalistFailed
-from autoprec.tuning.trials import Runner, run_trial
-from autoprec.tuning.work import Work
+from autoprec.tuning.context import Work
+from autoprec.tuning.interleaved_timing import FinalistFailed
+from autoprec.workers.runner import Runner, run_trial
 
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
 
@@ -62,7 +62,7 @@ def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any
 
 def warm_up(work: Work, space: Space, recipe: Recipe) -> float:
     """The seconds before a recipe's first steady step, in a fresh process."""
-    with Runner(work.settings(), lambda event: None) as runner:
+    with Runner(work.settings(), work.on_progress) as runner:
         runner.load()
         outcome = run_trial(
             runner, space.point(recipe), recipe, seed=0, budget=TimingBudget(seconds=1.0)

@@ -17,10 +17,10 @@ from rivals import KEPT
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.core.space import Space
-from autoprec.tuning.failures import WorkerFailure
-from autoprec.tuning.trials import Runner
-from autoprec.tuning.work import Work
+from autoprec.core.speed.space import Space
+from autoprec.tuning.context import Work
+from autoprec.workers.failures import WorkerFailure
+from autoprec.workers.runner import Runner
 
 #: How long each way to set a rival's free settings is timed before one is taken.
 BUDGET = TimingBudget(seconds=1.0, min_steps=3, max_steps=100_000, precision=0.0)
@@ -65,7 +65,7 @@ class KeptWork(Work):
 
     def runner(self) -> Runner:
         """A runner with a worker of its own."""
-        return KeptRunner(self.settings(), self.listener, self.start)
+        return KeptRunner(self.settings(), self.on_progress, self.start)
 
 
 def kept_work(work: Work) -> KeptWork:

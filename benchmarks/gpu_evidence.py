@@ -42,8 +42,8 @@ try:
     from provenance import RESULTS, ROOT, machine
 
     from autoprec.api import probe
-    from autoprec.core.device import DeviceFacts, DeviceKind
-    from autoprec.core.placement import alone
+    from autoprec.core.device.facts import DeviceFacts, DeviceKind
+    from autoprec.core.device.placement import alone
     from autoprec.documents import write_text
     from autoprec.errors import AutoprecError
 except ImportError as missing:

@@ -29,17 +29,17 @@ from oracle import tune_from_scratch
 from provenance import ROOT, TASKS
 
 from autoprec.api import probe
-from autoprec.backends.products import measure_products
+from autoprec.backends.shared.matmul_timing import measure_products
 from autoprec.core.codec import to_plain
-from autoprec.core.device import DeviceFacts, DeviceKind, Support
+from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
+from autoprec.core.device.placement import alone
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.placement import alone
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.statistics import paired_ratio
 from autoprec.hardware.record import record
-from autoprec.tuning.contest import FinalistFailed
+from autoprec.tuning.context import Place, Work
+from autoprec.tuning.interleaved_timing import FinalistFailed
 from autoprec.tuning.options import Options
-from autoprec.tuning.work import Place, Work
 
 #: The tasks of which a GPU is busy, at these batches; and one for a dry run.
 BATCHES: Mapping[str, int] = {"mlp": 4096, "encoder": 1024, "gpt": 256, "unet": 512}
@@ -203,7 +203,7 @@ def scaled(task: str, recipe: Recipe, where: str) -> Recipe:
     from zoo_truth import tracer
 
     from autoprec.tuning.proof import Proof
-    from autoprec.tuning.taskfile import load_task
+    from autoprec.workers.task_file import load_task
 
     return at_tuned_scale(Proof(tracer(load_task(TASKS / f"{task}.py"), device=where)), recipe)
 

@@ -19,19 +19,19 @@ from typing import Any
 from provenance import DIRTY, UNKNOWN
 
 from autoprec.api import probe
-from autoprec.backends.products import measure_products
+from autoprec.backends.shared.matmul_timing import measure_products
 from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TimingBudget
-from autoprec.core.outcomes import Outcome, key
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
-from autoprec.core.rules import propose
-from autoprec.core.space import Point, Space
+from autoprec.core.speed.space import Point, Space
+from autoprec.core.speed.trial_results import Outcome, key
 from autoprec.documents import write_text
+from autoprec.tuning.context import Place, Work
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import build_space, preflight
 from autoprec.tuning.study import Study
-from autoprec.tuning.trials import Runner, run_trial
-from autoprec.tuning.work import Place, Work
+from autoprec.workers.runner import Runner, run_trial
 
 #: Tried at every point of a grid, besides policy, batch, layout and XLA.
 KNOBS: Mapping[str, tuple[KnobValue, ...]] = {KEEP_MEMORY: (False, True)}
@@ -134,7 +134,7 @@ def measure_grid(
 
 
 def _apart(work: Work, space: Space, point: Point, budget: TimingBudget) -> Outcome:
-    with Runner(work.settings(), lambda event: None) as runner:
+    with Runner(work.settings(), work.on_progress) as runner:
         runner.load()
         outcome = run_trial(runner, point, space.recipe(point), seed=0, budget=budget)
     rate = f"{outcome.rate:.0f} samples/s" if outcome.rate else outcome.status.value

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec import apply_profile, load_profile
-from autoprec.tuning.taskfile import load_task
+from autoprec.workers.task_file import load_task
 
 BATCHES = 4
 

@@ -21,13 +21,13 @@ from alternation import alternate
 from provenance import machine
 
 from autoprec.api import probe, tune
-from autoprec.backends.products import measure_products
+from autoprec.backends.shared.matmul_timing import measure_products
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.statistics import paired_ratio
+from autoprec.tuning.context import Place, Work
 from autoprec.tuning.options import Options
-from autoprec.tuning.work import Place, Work
 
 TASKS = Path(__file__).parent / "islands"
 RESULTS = Path(__file__).parent / "results"

@@ -24,8 +24,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.trials import Runner
-from autoprec.tuning.work import Work
+from autoprec.tuning.context import Work
+from autoprec.workers.runner import Runner
 
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
 BUDGET = TimingBudget(seconds=2.0, min_steps=1, max_steps=100_000, precision=0.0)

@@ -29,13 +29,13 @@ from torch.utils._pytree import tree_map
 from zoo_labels import BATCH, POLICIES, at_tuned_scale
 from zoo_truth import tracer
 
-from autoprec.backends.torch.trace import TorchTracer
-from autoprec.backends.torch.trace_state import NOISE, gradient_error, put_back
-from autoprec.core.checks import Tolerance
-from autoprec.core.shadow import shadow
-from autoprec.core.trace import NoisePoint
+from autoprec.backends.torch.trace.model_state import NOISE, gradient_error, put_back
+from autoprec.backends.torch.trace.tracer import TorchTracer
+from autoprec.core.numerics.records import NoisePoint
+from autoprec.core.numerics.single_step import shadow
+from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.tuning.proof import NOISE_DRAWS, Proof
-from autoprec.tuning.taskfile import load_task
+from autoprec.workers.task_file import load_task
 
 NULLS = ("weights", "products")
 MARKS = (0, 2, 8, 29)

@@ -27,14 +27,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoprec.core.device import DeviceFacts, DeviceKind, DTypeFact, Evidence, Observation, Support
+from autoprec.core.device.facts import (
+    DeviceFacts,
+    DeviceKind,
+    DTypeFact,
+    Evidence,
+    Observation,
+    Support,
+)
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.profile import Profile
+from autoprec.tuning.context import Place, Work
 from autoprec.tuning.options import Options
-from autoprec.tuning.remote import WorkerSettings
-from autoprec.tuning.service import Loaded, Service
 from autoprec.tuning.tuner import tune
-from autoprec.tuning.work import Place, Work
+from autoprec.workers.client import WorkerSettings
+from autoprec.workers.handlers import Loaded, Service
 
 HERE = Path(__file__).parent
 TASKS = ("mlp", "tiny", "lstm", "encoder", "resnet")

@@ -39,10 +39,10 @@ from provenance import commit
 from zoo_labels import BATCH, CANNOT_RUN, POLICIES, at_tuned_scale, names, silent
 
 from autoprec.backends import registry
-from autoprec.backends.base import Task, Tracer
+from autoprec.backends.protocol import Task, Tracer
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.proof import Proof
-from autoprec.tuning.taskfile import load_task
+from autoprec.workers.task_file import load_task
 
 ZOO = Path(__file__).parent.parent / "tests" / "zoo"
 FIELD = ZOO / "field"

@@ -42,14 +42,14 @@ from provenance import CURVES, RESULTS, TASKS, lines_of, machine
 from autoprec.api import tune
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.outcomes import Status
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
-from autoprec.core.space import Space
+from autoprec.core.speed.space import Space
+from autoprec.core.speed.trial_results import Status
 from autoprec.core.statistics import paired_ratio
 from autoprec.documents import write_text
+from autoprec.tuning.context import Work
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
-from autoprec.tuning.work import Work
 
 
 class Clock:

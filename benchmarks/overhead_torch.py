@@ -27,8 +27,8 @@ from overhead_fit import Pair
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from autoprec.backends.torch.devices import synchronize
-from autoprec.backends.torch.surgeon import TorchSurgeon
+from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.measure.devices import synchronize
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.statistics import paired_ratio

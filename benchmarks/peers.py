@@ -51,7 +51,7 @@ from rivals import (
 
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.recipe import Recipe
-from autoprec.core.space import Space
+from autoprec.core.speed.space import Space
 from autoprec.core.statistics import paired_ratio
 
 Found = dict[str, dict[str, Any]]

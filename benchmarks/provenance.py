@@ -26,19 +26,19 @@ DIRTY = "-dirty"
 #: The code that a result speaks of, by benchmark: a change of it makes the result stale.
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "replay": (
-        "autoprec/core/search.py",
-        "autoprec/core/cost.py",
-        "autoprec/core/outcomes.py",
-        "autoprec/core/memory_mode.py",
+        "autoprec/core/speed/acquisition.py",
+        "autoprec/core/speed/cost_model.py",
+        "autoprec/core/speed/trial_results.py",
+        "autoprec/core/speed/kept_memory.py",
         "benchmarks/replay.py",
     ),
     "overhead": (
-        "autoprec/backends/torch/precision.py",
-        "autoprec/backends/torch/surgeon.py",
-        "autoprec/backends/torch/scaler.py",
-        "autoprec/backends/keras/precision.py",
-        "autoprec/backends/keras/surgeon.py",
-        "autoprec/backends/keras/train_function.py",
+        "autoprec/backends/torch/apply/precision.py",
+        "autoprec/backends/torch/apply/surgeon.py",
+        "autoprec/backends/torch/apply/loss_scaler.py",
+        "autoprec/backends/keras/apply/precision.py",
+        "autoprec/backends/keras/apply/surgeon.py",
+        "autoprec/backends/keras/apply/train_function.py",
     ),
 }
 

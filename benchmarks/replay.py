@@ -32,11 +32,11 @@ from provenance import CURVES, commit, today
 from autoprec.core.codec import from_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.memory_mode import surely_pays
-from autoprec.core.outcomes import Outcome, key, shortlist, suspects
 from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
-from autoprec.core.search import Limits, Next, Stop, next_point
-from autoprec.core.space import BATCH, Point, Space
+from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
+from autoprec.core.speed.kept_memory import surely_pays
+from autoprec.core.speed.space import BATCH, Point, Space
+from autoprec.core.speed.trial_results import Outcome, key, shortlist, suspects
 from autoprec.core.statistics import disturbed as seems_disturbed
 
 SAMPLERS = ("cost", "random", "tpe")

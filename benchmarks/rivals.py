@@ -33,7 +33,7 @@ from provenance import TASKS
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
-from autoprec.tuning.taskfile import load_task
+from autoprec.workers.task_file import load_task
 
 USERS_BATCH, LARGEST = 32, 1024
 STEPS = 3

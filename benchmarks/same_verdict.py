@@ -28,10 +28,10 @@ from numerics_tables import JUDGED, share
 from zoo_labels import POLICIES, at_tuned_scale, names
 from zoo_truth import tracer
 
-from autoprec.backends.base import Task
+from autoprec.backends.protocol import Task
 from autoprec.core.codec import to_plain
 from autoprec.tuning.proof import Proof
-from autoprec.tuning.taskfile import load_task
+from autoprec.workers.task_file import load_task
 
 TASKS = 24
 

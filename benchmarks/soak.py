@@ -49,7 +49,7 @@ from soak_place import (
     recipe_of,
 )
 
-from autoprec.tuning.guard import descendants_of
+from autoprec.workers.supervisor import descendants_of
 
 #: How often each fault is injected, relative to the others.
 FAULTS = {

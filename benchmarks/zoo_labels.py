@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.records import Trajectory
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.trace import Trajectory
 from autoprec.tuning.proof import Proof
 
 BATCH = 32

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from autoprec.backends.base import Task
-from autoprec.core.trace import Trajectory
+from autoprec.backends.protocol import Task
+from autoprec.core.numerics.records import Trajectory
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NOISE = 2.0**-9

@@ -17,8 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from autoprec.backends.base import Task
-from autoprec.core.trace import Trajectory
+from autoprec.backends.protocol import Task
+from autoprec.core.numerics.records import Trajectory
 
 POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 NOISE = 2.0**-9

@@ -35,12 +35,12 @@ from zoo_labels import (
 )
 from zoo_loops import DTYPES, train
 
-from autoprec.backends.base import Task
-from autoprec.backends.torch.trace import TorchTracer
+from autoprec.backends.protocol import Task
+from autoprec.backends.torch.trace.tracer import TorchTracer
+from autoprec.core.numerics.records import Trajectory
 from autoprec.core.recipe import Recipe
-from autoprec.core.trace import Trajectory
 from autoprec.tuning.proof import Proof
-from autoprec.tuning.taskfile import load_task
+from autoprec.workers.task_file import load_task
 
 SEEDS, MORE_SEEDS = 5, 20
 

@@ -31,10 +31,10 @@ from zoo_labels import (
 )
 from zoo_loops_keras import Loop, scale_by_hand
 
-from autoprec.backends.base import Task
+from autoprec.backends.protocol import Task
+from autoprec.core.numerics.records import Trajectory
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.trace import Trajectory
-from autoprec.tuning.taskfile import load_task
+from autoprec.workers.task_file import load_task
 
 JUDGED = ("bfloat16", "float16")
 

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
     from autoprec.core.recipe import Recipe
+    from autoprec.workers.client import Worker
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greeting is no test output
 os.environ["AUTOPREC_CATALOGUE"] = ""  # device rows of whoever runs the tests are no part of them
@@ -34,6 +35,15 @@ settings.load_profile("patient")
 TESTS = Path(__file__).parent
 MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}
 OTHER_MARKERS = ("gpu", "slow")
+SIMULATED_TASK = """
+from autoprec.backends.simulated import SimulatedModel
+
+def build_model():
+    return SimulatedModel({arguments})
+
+def build_data(batch_size):
+    return []
+"""
 LOADED = pytest.StashKey[dict[str, Path]]()  # the first file loaded for each framework
 
 
@@ -155,7 +165,7 @@ def write_profile(tmp_path: Path) -> Callable[[Recipe, str], Path]:
     """Return a function that writes a recipe as a profile of this machine's CPU."""
     from autoprec.api import device_fingerprint
     from autoprec.core.dtypes import Policy
-    from autoprec.core.judge import Verdict
+    from autoprec.core.numerics.parity import Verdict
     from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
     from autoprec.core.statistics import Ratio
     from autoprec.profiles import save_profile
@@ -187,3 +197,32 @@ def write_profile(tmp_path: Path) -> Callable[[Recipe, str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Callable[..., Path]:
+    """Write a task file whose model has these fields."""
+
+    def write(**fields: Any) -> Path:
+        path = tmp_path / "simulated_task.py"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        path.write_text(SIMULATED_TASK.format(arguments=arguments), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Worker]]:
+    """Start workers that are ended after the test."""
+    from autoprec.workers.client import Worker, WorkerSettings
+
+    made: list[Worker] = []
+
+    def begin(task: Path, **settings: Any) -> Worker:
+        made.append(Worker(WorkerSettings(task, **settings)))
+        return made[-1]
+
+    yield begin
+    for worker in made:
+        worker.kill()

@@ -1,7 +1,7 @@
 """What every backend must do: one suite, run against the simulated one, PyTorch and Keras.
 
 A backend's test module makes a `Subject` and subclasses `BackendContract`. The tests call only what
-`autoprec.backends.base` names.
+`autoprec.backends.protocol` names.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from autoprec.backends.base import Backend, Task
-from autoprec.core import ladder
+from autoprec.backends.protocol import Backend, Task
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device import DeviceKind
+from autoprec.core.device.facts import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts, TimingBudget
+from autoprec.core.numerics import proof_steps
 from autoprec.core.recipe import LossScale, Recipe
 
 QUICK = TimingBudget(seconds=0.2, min_steps=3, max_steps=5)
@@ -143,7 +143,7 @@ class BackendContract:
         tracer = self.tracer(subject)
         whole = tracer.reference(batch_size=8, steps=33, checkpoints=())
         settled = tracer.reference(batch_size=8, steps=33, checkpoints=(0, 32), settle=True)
-        made = next(n for n in range(1, 34) if ladder.ends(whole.losses[:n], 33))
+        made = next(n for n in range(1, 34) if proof_steps.ends(whole.losses[:n], 33))
         assert settled.losses == whole.losses[:made]
         assert made in (30, 33)
         steps = [point.step for point in tracer.shadow(recipe=FLOAT32)]

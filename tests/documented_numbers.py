@@ -126,7 +126,8 @@ def truth(task: str) -> Shown:
 
 
 CONFIDENCE = constant("core.statistics:CONFIDENCE", 100)
-DEVIATION = "core.checks:Tolerance.trajectory"
+MEMORY = "backends.shared.process_memory"
+DEVIATION = "core.numerics.tolerance:Tolerance.trajectory"
 
 #: By page: a snippet that holds one number, or two, and what they are.
 SOURCES: dict[str, dict[str, Shown]] = {
@@ -136,52 +137,64 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "alone brought 1.03 to 2.5 times": kept_alone,
     },
     "docs/method.md": {
-        "less a tenth or 512 MiB": constant("tuning.budget:RESERVE_BYTES", 1 / MIB),
-        "hold more than 1 GiB of": constant("tuning.neighbours:_HOLDS_WORK", 1 / GIB),
+        "less a tenth or 512 MiB": constant("workers.memory_limit:RESERVE_BYTES", 1 / MIB),
+        "hold more than 1 GiB of": constant("workers.cpu_contention:_HOLDS_WORK", 1 / GIB),
         "with its 95 % interval": CONFIDENCE,
         "is narrower than 2 %": constant("core.measurement:TimingBudget.precision", 100),
         "A step that is 20 to 65 % slower": beyond_one("core.statistics:_DISTURBED"),
-        "grows by more than 8 MiB": constant("backends.memory:Growth._NOISE", 1 / MIB),
-        "is older than 20 s": constant("tuning.drift:_SECONDS"),
-        "difference is above 10 %": constant("tuning.drift:_CHANGE", 100),
-        "use more than 15 % of the processors": constant("tuning.neighbours:BUSY_SHARE", 100),
-        "varies by more than 25 %": constant("tuning.evidence:NOISY", 100),
-        "more than 1 % faster. The cost model": constant("core.search:Limits.gain", 100),
+        "grows by more than 8 MiB": constant(
+            "backends.shared.process_memory:Growth._NOISE", 1 / MIB
+        ),
+        "is older than 20 s": constant("tuning.drift_correction:_SECONDS"),
+        "difference is above 10 %": constant("tuning.drift_correction:_CHANGE", 100),
+        "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),
+        "varies by more than 25 %": constant("tuning.profile_builder:NOISY", 100),
+        "more than 1 % faster. The cost model": constant("core.speed.acquisition:Limits.gain", 100),
         "A trial that was 20 to 65 %": beyond_one("core.statistics:_DISTURBED"),
-        "is 3 % of the step or more": constant("core.knobs:_OPTIMIZER_SHARE", 100),
-        "did not differ by 15 %": beyond_one("core.memory_mode:_CLEARLY_FASTER"),
-        "faster by more than 2 %": constant("core.choice:WORTH", 100),
+        "is 3 % of the step or more": constant("core.speed.knobs:_OPTIMIZER_SHARE", 100),
+        "did not differ by 15 %": beyond_one("core.speed.kept_memory:_CLEARLY_FASTER"),
+        "faster by more than 2 %": constant("core.speed.selection:WORTH", 100),
         "it then brings 5 to 274 %": kept_in_the_grids,
-        "one within 0.25 %": constant("core.choice:SAME_BATCH_SPEED", 100),
-        "ends more than 5 % away": product(DEVIATION, "core.late:WIDER", "core.late:SUSPECT"),
-        "same side, more than 10 %": product(DEVIATION, "core.late:WIDER"),
-        "it must be below 10 %": product(DEVIATION, "core.late:WIDER"),
+        "one within 0.25 %": constant("core.speed.selection:SAME_BATCH_SPEED", 100),
+        "ends more than 5 % away": product(
+            DEVIATION, "core.numerics.late_breaks:WIDER", "core.numerics.late_breaks:SUSPECT"
+        ),
+        "same side, more than 10 %": product(DEVIATION, "core.numerics.late_breaks:WIDER"),
+        "it must be below 10 %": product(DEVIATION, "core.numerics.late_breaks:WIDER"),
         "no harm ends within 5 %": product(DEVIATION),
-        "stay within 8 %": product(DEVIATION, "core.judge:LATE"),
-        "a loss more than 3.5 %": product("core.checks:Tolerance.loss", "core.shadow:EXCUSED"),
-        "stay within 0.5 %": constant("core.judge:AGREES", 100),
-        "falls by less than 35 %": constant("core.ladder:STILL_FALLS", 100),
+        "stay within 8 %": product(DEVIATION, "core.numerics.parity:LATE"),
+        "a loss more than 3.5 %": product(
+            "core.numerics.tolerance:Tolerance.loss", "core.numerics.single_step:EXCUSED"
+        ),
+        "stay within 0.5 %": constant("core.numerics.parity:AGREES", 100),
+        "falls by less than 35 %": constant("core.numerics.proof_steps:STILL_FALLS", 100),
         "is 16 % away from float32 at step 300": truth("variance_of_rows"),
-        "the same way by more than 5 %": product(DEVIATION, "core.late:WIDER", "core.late:SUSPECT"),
+        "the same way by more than 5 %": product(
+            DEVIATION, "core.numerics.late_breaks:WIDER", "core.numerics.late_breaks:SUSPECT"
+        ),
         "is 12 % away at step 500": truth("physics_informed"),
-        "luck of single timings (10 %)": constant("core.heats:LUCK", 100),
-        "and 30 s at most": constant("core.heats:_SECONDS"),
-        "by more than those 10 %": constant("core.heats:LUCK", 100),
-        "with 512 MiB more": constant("tuning.contest:_CONTEXT_BYTES", 1 / MIB),
-        "within 5 % of the fastest": lambda: [100 - constant("tuning.finish:_NEAR", 100)()[0]],
+        "luck of single timings (10 %)": constant("core.speed.reranking:LUCK", 100),
+        "and 30 s at most": constant("core.speed.reranking:_SECONDS"),
+        "by more than those 10 %": constant("core.speed.reranking:LUCK", 100),
+        "with 512 MiB more": constant("tuning.interleaved_timing:_CONTEXT_BYTES", 1 / MIB),
+        "within 5 % of the fastest": lambda: [
+            100 - constant("tuning.confirmation:_NEAR", 100)()[0]
+        ],
         "an interval of 95 %": CONFIDENCE,
-        "or 5 s, besides making": constant("tuning.finish:_BESIDE_SECONDS"),
-        "brings less than 1 %": constant("core.choice:SAME_SPEED", 100),
-        "more than 15 % slower": beyond_one("tuning.contest:_DISTURBED"),
-        "more than 1.5 times apart": constant("core.doubt:WIDE"),
+        "or 5 s, besides making": constant("tuning.confirmation:_BESIDE_SECONDS"),
+        "brings less than 1 %": constant("core.speed.selection:SAME_SPEED", 100),
+        "more than 15 % slower": beyond_one("tuning.interleaved_timing:_DISTURBED"),
+        "more than 1.5 times apart": constant("core.speed.consistency:WIDE"),
         "are 1.42 times apart at most": widest_interval,
         "takes up to 1.65 times as long": lambda: constant("core.statistics:_DISTURBED")()[1:],
-        "more than √10 times faster": lambda: [constant("core.doubt:ANOTHER_PACE")()[0] ** 2],
-        "comparison ends at 45 % of it": constant("tuning.deadline:SEARCH", 100),
-        "proofs at 80 %": constant("tuning.deadline:PROOF", 100),
-        "(4 us each)": constant("core.plan:LAUNCH_SECONDS", 1e6),
-        "some 10 us for each": constant("core.plan:FRAMEWORK_LAUNCH_SECONDS", 1e6),
-        "at least 1.1 times as fast": constant("core.rules:_SAME_SPEED"),
+        "more than √10 times faster": lambda: [
+            constant("core.speed.consistency:ANOTHER_PACE")()[0] ** 2
+        ],
+        "comparison ends at 45 % of it": constant("tuning.time_limit:SEARCH", 100),
+        "proofs at 80 %": constant("tuning.time_limit:PROOF", 100),
+        "(4 us each)": constant("core.speed.plan:LAUNCH_SECONDS", 1e6),
+        "some 10 us for each": constant("core.speed.plan:FRAMEWORK_LAUNCH_SECONDS", 1e6),
+        "at least 1.1 times as fast": constant("core.device.policies:_SAME_SPEED"),
     },
 }
 
@@ -195,9 +208,9 @@ PRINTED: dict[str, tuple[str, ...]] = {
 REASONS: dict[str, dict[str, str]] = {
     "docs/method.md": {
         "of more than 32 MiB at once": "glibc's: DEFAULT_MMAP_THRESHOLD_MAX, mallopt(3)",
-        "as in 1.48x (1.10-2.18)": "an example; tests/core/test_doubt.py judges it",
-        "13.8x in the table": "an example; tests/core/test_doubt.py judges it",
-        "0.44x in the end": "an example; tests/core/test_doubt.py judges it",
+        "as in 1.48x (1.10-2.18)": "an example; tests/core/speed/test_consistency.py judges it",
+        "13.8x in the table": "an example; tests/core/speed/test_consistency.py judges it",
+        "0.44x in the end": "an example; tests/core/speed/test_consistency.py judges it",
     },
     "docs/first-hour.md": dict.fromkeys(
         (

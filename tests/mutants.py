@@ -4,7 +4,7 @@ mutmut makes the faults and runs the tests; here stand which tests are a module'
 Every module is mutated in a copy of the package under `build/mutants/`, so that nothing is left
 behind where one works. `tests/mutants.md` says which mutants are left alive, and why.
 
-    python tests/mutants.py core/choice.py  # minutes
+    python tests/mutants.py core/speed/selection.py  # minutes
     python tests/mutants.py                 # every module named below: an hour or more
 
 Constants of a module are not mutated, nor what is decorated (properties).
@@ -27,21 +27,27 @@ ROOT = Path(__file__).resolve().parent.parent
 CORE = Path("autoprec/core")
 TREE = ROOT / "build" / "mutants"
 
-#: The test files of a module of `core/`, by their names in `tests/core/` without `test_`. What
-#: several modules decide together is tested where it is decided.
+#: The test files of a module of `core/`, as the module is named, without `test_`. What several
+#: modules decide together is tested where it is decided.
 TESTS_OF = {
-    "rules": ("rules",),
-    "search": ("search", "outcomes", "memory_mode"),
-    "cost": ("cost",),
-    "choice": ("choice", "outcomes"),
-    "outcomes": ("outcomes", "search"),
-    "islands": ("islands",),
-    "judge": ("judge", "trajectories", "late", "shadow"),
-    "checks": ("checks", "judge", "trajectories", "late", "shadow"),
-    "shadow": ("shadow", "judge"),
-    "late": ("late", "judge"),
-    "trajectories": ("trajectories", "judge"),
-    "ladder": ("ladder",),
+    "device/policies": ("device/policies",),
+    "speed/acquisition": ("speed/acquisition", "speed/trial_results", "speed/kept_memory"),
+    "speed/cost_model": ("speed/cost_model",),
+    "speed/selection": ("speed/selection", "speed/trial_results"),
+    "speed/trial_results": ("speed/trial_results", "speed/acquisition"),
+    "numerics/islands": ("numerics/islands",),
+    "numerics/parity": (
+        *("numerics/parity", "numerics/loss_curves"),
+        *("numerics/late_breaks", "numerics/single_step"),
+    ),
+    "numerics/tolerance": (
+        *("numerics/tolerance", "numerics/parity", "numerics/loss_curves"),
+        *("numerics/late_breaks", "numerics/single_step"),
+    ),
+    "numerics/single_step": ("numerics/single_step", "numerics/parity"),
+    "numerics/late_breaks": ("numerics/late_breaks", "numerics/parity"),
+    "numerics/loss_curves": ("numerics/loss_curves", "numerics/parity"),
+    "numerics/proof_steps": ("numerics/proof_steps",),
 }
 
 #: How mutmut names a function's versions in the file that holds all of them.
@@ -88,7 +94,7 @@ def _copy(module: str, tree: Path) -> None:
     for name in ("autoprec", "tests/core", "profiles"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "tests" / "conftest.py", tree / "tests")
-    tests = [f"tests/core/test_{name}.py" for name in TESTS_OF[module]]
+    tests = [f"tests/core/{'/test_'.join(name.split('/'))}.py" for name in TESTS_OF[module]]
     arguments = ["-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     _, _, options = project.partition("[tool.pytest.ini_options]")
@@ -130,10 +136,10 @@ def _changes(mutated: Path, alive: list[str]) -> dict[str, str]:
 def main() -> None:
     """Print the table, and what survived."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("modules", nargs="*", default=list(TESTS_OF), help="core/NAME.py")
+    parser.add_argument("modules", nargs="*", default=list(TESTS_OF), help="core/FOLDER/NAME.py")
     parser.add_argument("--children", type=int, default=2, help="how many mutants at a time")
     options = parser.parse_args()
-    modules = [Path(name).stem for name in options.modules]
+    modules = [name.removeprefix("core/").removesuffix(".py") for name in options.modules]
     unknown = [name for name in modules if name not in TESTS_OF]
     if unknown:
         parser.error(f"no tests are known of {', '.join(unknown)}; known: {', '.join(TESTS_OF)}")
@@ -142,11 +148,11 @@ def main() -> None:
         results.append(mutate(module, options.children))
         for name, change in results[-1].survivors.items():
             print(f"{name}\n{change}", flush=True)
-    print(f"{'module':<14}{'mutants':>8}{'killed':>8}{'survived':>9}{'share':>8}")
+    print(f"{'module':<24}{'mutants':>8}{'killed':>8}{'survived':>9}{'share':>8}")
     for result in results:
         left = len(result.survivors)
         numbers = f"{result.mutants:>8}{result.mutants - left:>8}{left:>9}{result.share:>8.1%}"
-        print(f"{result.module:<14}{numbers}")
+        print(f"{result.module:<24}{numbers}")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from torch import nn
 from autoprec import Profile, Recipe, api, apply_profile, cache
 from autoprec.api import device_fingerprint
 from autoprec.backends.torch.backend import TorchBackend
-from autoprec.core.device import DeviceKind, Fingerprint, Measurements, Product, merge
+from autoprec.core.device.facts import DeviceKind, Fingerprint, Measurements, Product, merge
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.judge import Verdict
+from autoprec.core.numerics.parity import Verdict
 from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, TaskRecord
 from autoprec.core.recipe import LossScale
 from autoprec.core.statistics import Ratio

@@ -23,8 +23,9 @@ import autoprec
 
 PACKAGE = Path(autoprec.__file__).parent
 
-# cli -> api -> reporting | tuning -> backends | hardware -> core -> errors. A layer may import
-# itself and what is listed; "" is the package's own __init__, which nothing inside may import.
+# cli -> api -> reporting | tuning -> workers -> backends | hardware -> core -> errors. A layer
+# may import itself and what is listed; "" is the package's own __init__, which nothing inside may
+# import.
 # fitting chooses the recipe that api applies.
 # documents (YAML files), profiles (profile files, with their comments) and cache (what can be made
 # again) do for the layers above what core may not do; version holds one constant.
@@ -39,11 +40,15 @@ LAYERS = {
     "profiles": {"profile_comments", "documents", "core", "errors"},
     "hardware": {"documents", "core", "errors"},
     "backends": {"core", "errors"},
-    "tuning": {"backends", "hardware", "core", "errors", *FILES},
+    "workers": {"backends", "core", "errors"},
+    "tuning": {"workers", "backends", "hardware", "core", "errors", *FILES},
     "reporting": {"tuning", "core", "errors"},
     "fitting": {"backends", "hardware", "core", "errors", *FILES},
-    "api": {"fitting", "reporting", "tuning", "backends", "hardware", "core", "errors", *FILES},
-    "cli": {"api", "reporting", "tuning", "core", "errors", *FILES},
+    "api": {
+        *("fitting", "reporting", "tuning", "workers", "backends", "hardware", "core", "errors"),
+        *FILES,
+    },
+    "cli": {"api", "reporting", "tuning", "workers", "core", "errors", *FILES},
     "__main__": {"cli"},
     "": {"api", "core", "errors", "version"},
 }
@@ -116,7 +121,7 @@ def top(imported: str) -> str:
 
 
 def inside(imported: str) -> str:
-    """Return a module's name without the package's: "autoprec.core.rules" is "core.rules"."""
+    """Return a module's name without the package's: "autoprec.core.recipe" is "core.recipe"."""
     return imported.partition(".")[2]
 
 
@@ -200,24 +205,24 @@ def test_the_package_keeps_the_rule(rule: Callable[[list[Import]], list[str]]) -
 # -- each rule can fail ---------------------------------------------------------------------------
 
 BREAKS = [
-    (layer_violations, {"core/rules.py": "from autoprec.tuning import study"}),
-    (layer_violations, {"backends/base.py": "import autoprec.hardware.observe"}),
+    (layer_violations, {"core/device/policies.py": "from autoprec.tuning import study"}),
+    (layer_violations, {"backends/protocol.py": "import autoprec.hardware.observe"}),
     (layer_violations, {"hardware/observe.py": "from ..backends import base"}),
-    (layer_violations, {"core/rules.py": "from autoprec import api"}),
-    (layer_violations, {"core/rules.py": "from autoprec import Policy"}),
+    (layer_violations, {"core/device/policies.py": "from autoprec import api"}),
+    (layer_violations, {"core/device/policies.py": "from autoprec import Policy"}),
     (layer_violations, {"tuning/study.py": "def show():\n    from autoprec import reporting"}),
     (layer_violations, {"cli/tune.py": "from autoprec.backends import base"}),
     (layer_violations, {"helpers.py": "from autoprec import errors"}),
     (framework_violations, {"tuning/study.py": "def run():\n    import torch.nn"}),
-    (framework_violations, {"backends/base.py": "from keras import Model"}),
-    (framework_violations, {"backends/torch/session.py": "import tensorflow as tf"}),
+    (framework_violations, {"backends/protocol.py": "from keras import Model"}),
+    (framework_violations, {"backends/torch/measure/session.py": "import tensorflow as tf"}),
     (framework_violations, {"backends/torchlike.py": "import torch"}),
-    (core_violations, {"core/rules.py": "import numpy as np"}),
-    (core_violations, {"core/rules.py": "from time import perf_counter"}),
-    (core_violations, {"core/rules.py": "import os.path"}),
+    (core_violations, {"core/device/policies.py": "import numpy as np"}),
+    (core_violations, {"core/device/policies.py": "from time import perf_counter"}),
+    (core_violations, {"core/device/policies.py": "import os.path"}),
     (
         backend_violations,
-        {"backends/keras/session.py": "from autoprec.backends.torch import apply"},
+        {"backends/keras/measure/session.py": "from autoprec.backends.torch import apply"},
     ),
     (cycle_violations, {"core/a.py": "from . import b", "core/b.py": "import autoprec.core.a"}),
     (
@@ -229,11 +234,11 @@ BREAKS = [
 KEEPS = {
     "__init__.py": "from autoprec.api import tune",
     "api.py": "from autoprec.tuning import study\nfrom autoprec.hardware import observe",
-    "backends/base.py": "from autoprec.core import rules",
-    "backends/torch/session.py": "import torch\nfrom ..base import Session",
-    "backends/keras/session.py": "import keras, tensorflow, torch\nfrom .. import base",
+    "backends/protocol.py": "from autoprec.core import rules",
+    "backends/torch/measure/session.py": "import torch\nfrom ..base import Session",
+    "backends/keras/measure/session.py": "import keras, tensorflow, torch\nfrom .. import base",
     "cli/tune.py": "def run():\n    from autoprec.api import tune",
-    "core/rules.py": "import math\nfrom autoprec.errors import AutoprecError",
+    "core/device/policies.py": "import math\nfrom autoprec.errors import AutoprecError",
     "errors.py": "",
     "hardware/observe.py": "import os, pynvml\nfrom autoprec.core import rules",
     "tuning/study.py": "import optuna\nfrom autoprec.backends import base",

@@ -17,9 +17,9 @@ import pytest
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.space import Space
+from autoprec.core.speed.space import Space
+from autoprec.core.speed.trial_results import Outcome, Status
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 BF16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64)
@@ -398,7 +398,7 @@ def test_knobs_apart_changes_neither_policy_nor_batch_nor_what_products_are_comp
 
 def test_a_rivals_process_keeps_its_memory_from_the_start_and_ours_does_not(load: Any) -> None:
     entrants = load("entrants")
-    from autoprec.tuning.remote import WorkerSettings
+    from autoprec.workers.client import WorkerSettings
 
     started = []
 
@@ -418,7 +418,7 @@ def test_a_rivals_process_keeps_its_memory_from_the_start_and_ours_does_not(load
             pass
 
     settings = WorkerSettings(Path("mlp.py"), environment={"A": "1"})
-    runner = entrants.KeptRunner(settings, lambda event: None, Fake)
+    runner = entrants.KeptRunner(settings, lambda phase, step: None, Fake)
     for kept in (False, True, True, False):
         runner.call("open", recipe=entrants.Entrant(BF16, kept).marked)
     kept_too = {"A": "1", **entrants.KEPT}

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from autoprec.core.codec import from_plain
-from autoprec.core.device import DeviceFacts, DeviceKind, Observation
-from autoprec.core.probe import DeviceReport, ProbeResult
-from autoprec.core.rules import propose
+from autoprec.core.device.facts import DeviceFacts, DeviceKind, Observation
+from autoprec.core.device.policies import propose
+from autoprec.core.probe_result import DeviceReport, ProbeResult
 from autoprec.hardware.recording import Recording
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

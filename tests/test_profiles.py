@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from autoprec import documents, profile_comments
 from autoprec.core.codec import to_plain
-from autoprec.core.device import Fingerprint
+from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import Policy
-from autoprec.core.judge import Verdict
+from autoprec.core.numerics.parity import Verdict
 from autoprec.core.profile import (
     Baseline,
     Chosen,
@@ -42,7 +42,7 @@ from autoprec.profiles import (
     save_profile,
     to_mapping,
 )
-from autoprec.tuning.evidence import REFERENCE
+from autoprec.tuning.profile_builder import REFERENCE
 
 PROFILE = FULL
 SEED = dump_profile(PROFILE)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from autoprec.core.cost import MemorySeen, Seen, ThroughputModel, predict_memory
-from autoprec.core.outcomes import key
-from autoprec.core.search import Limits
-from autoprec.core.space import BATCH
+from autoprec.core.speed.acquisition import Limits
+from autoprec.core.speed.cost_model import MemorySeen, Seen, ThroughputModel, predict_memory
+from autoprec.core.speed.space import BATCH
+from autoprec.core.speed.trial_results import key
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "replay.py"
 

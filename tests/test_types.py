@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from autoprec import apply_profile
-from autoprec.backends.keras.precision import Precision as KerasPrecision
-from autoprec.backends.torch.precision import Precision as TorchPrecision
+from autoprec.backends.keras.apply.precision import Precision as KerasPrecision
+from autoprec.backends.torch.apply.precision import Precision as TorchPrecision
 
 
 class Net(nn.Module):

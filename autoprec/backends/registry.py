@@ -11,7 +11,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import cast
 
-from autoprec.backends.base import Backend
+from autoprec.backends.protocol import Backend
 from autoprec.errors import FrameworkMissing, TaskError
 
 

@@ -229,7 +229,7 @@ def run(arguments: argparse.Namespace) -> int:
     from autoprec.api import check_output, tune
     from autoprec.profiles import default_path, to_mapping
     from autoprec.reporting.tune import Quiet, Terminal
-    from autoprec.tuning.taskfile import check_task_path
+    from autoprec.workers.task_file import check_task_path
 
     options = _options(arguments)
     if arguments.plan:
@@ -289,7 +289,7 @@ def _plan(arguments: argparse.Namespace, options: Any) -> int:
 
 
 def _how_to_go_on(task: Path, storage: str | None) -> str:
-    from autoprec.tuning.storage import default_journal
+    from autoprec.tuning.study_storage import default_journal
 
     place = storage or default_journal(task)
     return f"interrupted; finished trials are kept in {place}. Run the same command to go on"
@@ -313,7 +313,7 @@ def _stoppable() -> Iterator[None]:
 
 def _options(arguments: argparse.Namespace) -> Any:
     from autoprec.core.dtypes import Policy
-    from autoprec.core.space import parse_batch_sizes
+    from autoprec.core.speed.space import parse_batch_sizes
     from autoprec.tuning.options import Options
 
     names = (arguments.policies or "").split(",")

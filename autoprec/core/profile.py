@@ -12,13 +12,13 @@ from html import escape
 from typing import Any, Literal
 
 from autoprec.core.codec import bounded
-from autoprec.core.device import DeviceKind, Fingerprint
+from autoprec.core.device.facts import DeviceKind, Fingerprint
+from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
-from autoprec.core.judge import Verdict
+from autoprec.core.numerics.parity import Verdict
 from autoprec.core.recipe import KNOBS, Alignment, Recipe
-from autoprec.core.rules import Refusal
+from autoprec.core.speed.attribution import Part, in_words
 from autoprec.core.statistics import Ratio
-from autoprec.core.waterfall import Part, in_words
 
 SCHEMA = 1
 

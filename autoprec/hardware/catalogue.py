@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autoprec.core.codec import DecodeError, bounded, from_plain, nearest, show
-from autoprec.core.device import DeviceKind, DTypeRow, Family, Match, Observation
+from autoprec.core.device.facts import DeviceKind, DTypeRow, Family, Match, Observation
 from autoprec.core.dtypes import DType
 from autoprec.documents import read_yaml
 from autoprec.errors import CatalogueError

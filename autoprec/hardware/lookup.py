@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from autoprec.core.codec import show
-from autoprec.core.device import DeviceKind, Family, Observation
+from autoprec.core.device.facts import DeviceKind, Family, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import Catalogue

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 
-from autoprec.core.device import Family, Match, Observation
+from autoprec.core.device.facts import Family, Match, Observation
 
 
 def matches(family: Family, seen: Observation) -> bool:

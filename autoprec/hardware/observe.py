@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from autoprec.core.device import DeviceKind, Observation
-from autoprec.core.probe import FrameworkFact, MachineObservation, Unusable
+from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.probe_result import FrameworkFact, MachineObservation, Unusable
 from autoprec.errors import UsageError
 from autoprec.hardware.machine import LocalMachine, Machine
 from autoprec.hardware.probes import Seen

@@ -12,9 +12,9 @@ import json
 import sys
 
 from autoprec.core.codec import to_plain
-from autoprec.core.device import merge
+from autoprec.core.device.facts import merge
+from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
-from autoprec.core.rules import propose
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.machine import LocalMachine
 from autoprec.hardware.observe import observe

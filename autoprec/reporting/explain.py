@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.dtypes import DType
+from autoprec.core.numerics.records import UnitTrace
 from autoprec.core.recipe import Recipe
-from autoprec.core.trace import UnitTrace
 from autoprec.reporting.text import percent_text, printable
 
 NEAR = 2

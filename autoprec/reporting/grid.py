@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from autoprec.core.outcomes import Outcome, Status
-from autoprec.core.space import BATCH
+from autoprec.core.speed.space import BATCH
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.text import printable, seconds_text, settings_text, status_text
 
 

@@ -12,9 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from autoprec.core.device import GIB, DeviceFacts, DTypeFact, Support
+from autoprec.core.device.facts import GIB, DeviceFacts, DTypeFact, Support
 from autoprec.core.dtypes import DType
-from autoprec.core.probe import DeviceReport, ProbeResult
+from autoprec.core.probe_result import DeviceReport, ProbeResult
 
 _STYLES = {
     Support.NATIVE: "green",

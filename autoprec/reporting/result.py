@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autoprec.core.choice import WORTH
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import batch_in_words
-from autoprec.core.waterfall import PRECISION
+from autoprec.core.speed.attribution import PRECISION
+from autoprec.core.speed.selection import WORTH
 from autoprec.reporting.text import ratio_text, recipe_text
 
 

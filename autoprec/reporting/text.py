@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.outcomes import Status
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe, batch_in_words
-from autoprec.core.space import BATCH, Point
+from autoprec.core.speed.space import BATCH, Point
+from autoprec.core.speed.trial_results import Status
 from autoprec.core.statistics import Ratio
 
 

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.profile import REHEARSED, Profile
-from autoprec.core.space import BATCH
+from autoprec.core.speed.space import BATCH
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.explain import explain_table
 from autoprec.reporting.grid import grid_table
 from autoprec.reporting.now import Now

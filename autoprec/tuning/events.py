@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autoprec.core.device import DeviceFacts
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.policies import Proposal
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.outcomes import Outcome
+from autoprec.core.numerics.records import UnitTrace
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
-from autoprec.core.rules import Proposal
-from autoprec.core.trace import UnitTrace
+from autoprec.core.speed.trial_results import Outcome
 
 
 @dataclass(frozen=True)

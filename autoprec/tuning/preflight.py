@@ -6,23 +6,23 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from autoprec.core.device import DeviceFacts, DeviceKind, Support
+from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
+from autoprec.core.device.policies import Proposal, Refusal
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.islands import resolve_patterns
-from autoprec.core.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.measurement import Dimension, TaskFacts
-from autoprec.core.probe import Unusable
+from autoprec.core.numerics.islands import resolve_patterns
+from autoprec.core.probe_result import Unusable
 from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
-from autoprec.core.rules import Proposal, Refusal
-from autoprec.core.space import BATCH, Point, Space, micro_batches, powers_of_two
+from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
+from autoprec.core.speed.space import BATCH, Point, Space, micro_batches, powers_of_two
 from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError, UserCodeError
+from autoprec.tuning.context import Work
 from autoprec.tuning.events import Note, Stage
-from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import BASELINE_BATCH
-from autoprec.tuning.service import Loaded
 from autoprec.tuning.study import Study
-from autoprec.tuning.trials import Runner, raise_user_error
-from autoprec.tuning.work import Work
+from autoprec.workers.failures import FailureKind, WorkerFailure
+from autoprec.workers.handlers import Loaded
+from autoprec.workers.runner import Runner, raise_user_error
 
 SMALLEST_BATCH = 8
 

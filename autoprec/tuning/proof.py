@@ -2,7 +2,7 @@
 
 A `Proof` holds what is the same for every recipe at one batch (the float32 runs and what noise does
 to them), so that a second recipe costs less. The tracer lives in a worker; only plain values come
-back. The ladder says how many steps there are, once for each batch (`core.ladder`): once the first
+back. The ladder says how many steps there are, once for each batch (`proof_steps`): once the first
 ones have passed, float32 goes on for as long as its loss falls, and the candidate goes as far.
 Where the first 30 steps are all, one recipe costs 170: the reference and four runs of 30 (five with
 a metric), four times a shadow, its float32 twin and three noisy ones, which take no optimizer step.
@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autoprec.backends.base import Tracer
-from autoprec.core import judge as judging
-from autoprec.core import ladder
-from autoprec.core.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.judge import (
+from autoprec.backends.protocol import Tracer
+from autoprec.core.measurement import Unit
+from autoprec.core.numerics import parity as judging
+from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.islands import Found, Impossible, Tried, next_islands
+from autoprec.core.numerics.loss_scale import ScaleEvidence, near_the_limit
+from autoprec.core.numerics.parity import (
     AT_THE_SAME_WEIGHTS,
     LONG_STEPS,
     Evidence,
@@ -27,13 +29,11 @@ from autoprec.core.judge import (
     Tolerance,
     Verdict,
 )
-from autoprec.core.loss_scale import ScaleEvidence, near_the_limit
-from autoprec.core.measurement import Unit
+from autoprec.core.numerics.records import NoisePoint, ShadowPoint, Trajectory
 from autoprec.core.recipe import LossScale, Recipe, batch_in_words
-from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import AutoprecError, TaskError
-from autoprec.tuning import scaling
-from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.tuning import loss_scale_tuning
+from autoprec.workers.failures import FailureKind, WorkerFailure
 
 OnEvent = Callable[[str, int], None]
 
@@ -68,7 +68,7 @@ class _Known:
 
         That it was must not change a verdict.
         """
-        return ladder.settled(self.reference.losses, most)
+        return proof_steps.settled(self.reference.losses, most)
 
     def compared(self, evidence: Evidence, steps: int) -> Evidence:
         """The evidence with the comparisons at the marks within so many steps."""
@@ -79,10 +79,10 @@ class _Known:
             missing.append("gradients (the training step shows none)")
         return replace(
             evidence,
-            shadow=tuple(p for p in points if p.step < ladder.SHORT),
-            far=tuple(p for p in points if p.step >= ladder.SHORT),
-            noise=tuple(p for p in noise if p.step < ladder.SHORT),
-            far_noise=tuple(p for p in noise if p.step >= ladder.SHORT),
+            shadow=tuple(p for p in points if p.step < proof_steps.SHORT),
+            far=tuple(p for p in points if p.step >= proof_steps.SHORT),
+            noise=tuple(p for p in noise if p.step < proof_steps.SHORT),
+            far_noise=tuple(p for p in noise if p.step >= proof_steps.SHORT),
             not_covered=tuple(missing),
             notes=_notes(self.reference),
         )
@@ -123,7 +123,7 @@ class Proof:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
         self._steps, self._until, self._start = steps, until, start
-        self._most_seconds = ladder.SECONDS if seconds is None else seconds
+        self._most_seconds = proof_steps.SECONDS if seconds is None else seconds
         self._chosen: MutableMapping[str, int] = {} if chosen is None else chosen
         self._known: dict[tuple[int, int], _Known] = {}
         self._deadline = math.inf
@@ -173,10 +173,10 @@ class Proof:
         """What is known after each stage of a proof: shadow, first steps, and what comes late."""
         known = self._reference(recipe)
         self._compare(recipe, known)
-        first = min(ladder.FIRST, known.settled(evidence.most))
+        first = min(proof_steps.FIRST, known.settled(evidence.most))
         evidence = known.compared(evidence, first)
         yield evidence
-        missing, steps = list(evidence.not_covered), min(ladder.SHORT, first)
+        missing, steps = list(evidence.not_covered), min(proof_steps.SHORT, first)
         shadowed = judging.calibrated_shadow(
             evidence.shadow, evidence.noise, self._tolerance, evidence.roundoff
         )
@@ -184,7 +184,7 @@ class Proof:
             missing.append("trainings (the loss is not finite already)")
             seeds = ()
         elif seeds and shadowed.doubt in judging.LONG_LOOK:
-            seeds, steps = seeds[-1:], LONG_STEPS * steps // ladder.SHORT
+            seeds, steps = seeds[-1:], LONG_STEPS * steps // proof_steps.SHORT
         elif until_failure and not shadowed.passed and not shadowed.doubt:
             missing.append("trainings (it differs at the same weights already)")
             seeds = ()
@@ -211,16 +211,16 @@ class Proof:
         """
         if not judging.judge(evidence, self._tolerance).accepted:
             return
-        steps, most = min(ladder.FIRST, known.settled(evidence.most)), evidence.most
+        steps, most = min(proof_steps.FIRST, known.settled(evidence.most)), evidence.most
         if recipe.loss_scale is not None:
-            alone = max(steps, scaling.confirming(most))
+            alone = max(steps, loss_scale_tuning.confirming(most))
             run = self._candidate(recipe, known, SEEDS[0], alone)
             grows = judging.grows((*evidence.shadow, *evidence.far))
             if run.skipped or grows or near_the_limit(recipe.loss_scale):
                 run = self._candidate(recipe, known, SEEDS[0], most)
             evidence = replace(evidence, onward=run)
             yield evidence
-        if not ladder.ends(known.reference.losses, most):
+        if not proof_steps.ends(known.reference.losses, most):
             self._extend(recipe, known, settle=True)
         steps = known.settled(most)
         evidence = known.compared(evidence, steps)
@@ -229,7 +229,7 @@ class Proof:
                 self._extend(recipe, known, settle=False)
             steps = min(most, len(known.reference.losses))
             evidence = known.compared(evidence, steps)
-        if steps <= ladder.SHORT:
+        if steps <= proof_steps.SHORT:
             return
         long = self._long_run(recipe, known, SEEDS[0], steps, noisy=False)
         evidence = replace(evidence, late=(long,))
@@ -270,7 +270,7 @@ class Proof:
         steps = self._chosen.get(batch)
         if steps is None:
             run = self._tracer.trajectory(recipe=_plain(recipe), seed=SEEDS[0], steps=PACE_STEPS)
-            steps = self._chosen[batch] = ladder.rung(run.pace, self._seconds)
+            steps = self._chosen[batch] = proof_steps.rung(run.pace, self._seconds)
         return steps
 
     def _reference(self, recipe: Recipe) -> _Known:
@@ -279,7 +279,7 @@ class Proof:
         known = self._known.get(key)
         if known is None:
             self._known.clear()
-            reference = self._follow(recipe, min(ladder.FIRST, self._most(recipe)))
+            reference = self._follow(recipe, min(proof_steps.FIRST, self._most(recipe)))
             _check_reference(reference, recipe)
             known = self._known[key] = _Known(reference, plain={SEEDS[0]: reference})
         return known
@@ -290,12 +290,12 @@ class Proof:
             batch_size=recipe.batch_size,
             accumulation_steps=recipe.accumulation_steps,
             steps=steps,
-            checkpoints=ladder.marks(steps),
+            checkpoints=proof_steps.marks(steps),
             seconds=self._left(),
             settle=settle,
         )
         made = len(reference.losses)
-        if not (ladder.ends(reference.losses, steps) if settle else made == steps):
+        if not (proof_steps.ends(reference.losses, steps) if settle else made == steps):
             raise _OutOfTime("everything", made)
         return reference
 
@@ -316,7 +316,9 @@ class Proof:
         """One seed's first `steps`; the candidate makes the `longest` run of it at once."""
         # What noise does to a loss is much the same for every seed; a metric of few samples jumps.
         calibrating = not known.noisy or seed in known.noisy
-        calibrating = known.reference.metric is not None or (calibrating and steps <= ladder.SHORT)
+        calibrating = known.reference.metric is not None or (
+            calibrating and steps <= proof_steps.SHORT
+        )
         run = self._candidate(recipe, known, seed, max(steps, longest))
         plain = self._float32(known.plain, recipe, seed, steps, noisy=False)
         noisy = self._float32(known.noisy, recipe, seed, steps, noisy=True) if calibrating else None
@@ -376,12 +378,16 @@ class Proof:
         """
         known, most = self._reference(recipe), self._most(recipe)
         try:
-            scale, evidence, run = scaling.tune_loss_scale(recipe, self._tracer, most=most)
+            scale, evidence, run = loss_scale_tuning.tune_loss_scale(
+                recipe, self._tracer, most=most
+            )
         except Exception as error:
             if not _raised_by_recipe(error):
                 raise
             self.forget()
-            return scaling.unmeasured(f"the task's own code raises under it: {_first_line(error)}")
+            return loss_scale_tuning.unmeasured(
+                f"the task's own code raises under it: {_first_line(error)}"
+            )
 
         if not run.skipped:  # then the floor and the growth of the scale had no part in it
             known.candidate, known.runs = replace(recipe, loss_scale=scale), {SEEDS[0]: run}
@@ -424,7 +430,7 @@ class Proof:
             return mended
         self._reference(recipe)
         try:
-            return replace(mended, loss_scale=scaling.analytic(mended, self._tracer))
+            return replace(mended, loss_scale=loss_scale_tuning.analytic(mended, self._tracer))
         except Exception as error:
             if not _raised_by_recipe(error):
                 raise
@@ -517,7 +523,7 @@ def _raises(error: Exception, seconds: float) -> Verdict:
 def _unkept(points: Sequence[ShadowPoint], steps: int) -> list[str]:
     """What to say of checkpoints that the tracer had no memory for."""
     seen = {point.step for point in points}
-    unkept = [str(step) for step in ladder.marks(steps) if step not in seen]
+    unkept = [str(step) for step in proof_steps.marks(steps) if step not in seen]
     return [
         f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(unkept)} (no memory to keep the weights)"
     ] * bool(unkept)

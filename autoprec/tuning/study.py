@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
-from autoprec.core.outcomes import Outcome, Status, key
 from autoprec.core.recipe import KnobValue
-from autoprec.core.space import Point, Space
+from autoprec.core.speed.space import Point, Space
+from autoprec.core.speed.trial_results import Outcome, Status, key
 from autoprec.errors import UsageError
-from autoprec.tuning.storage import cannot_keep, open_storage
+from autoprec.tuning.study_storage import cannot_keep, open_storage
 from autoprec.version import __version__
 
 T = TypeVar("T")

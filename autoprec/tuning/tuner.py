@@ -13,25 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoprec.backends.base import DeviceMemory
-from autoprec.core.device import DeviceFacts
+from autoprec.backends.protocol import DeviceMemory
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.policies import Proposal, Refusal, propose
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.memory_mode import surely_pays
-from autoprec.core.outcomes import Outcome, Status, shortlist
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
-from autoprec.core.rules import Proposal, Refusal, propose
-from autoprec.core.search import settled_baseline
-from autoprec.core.space import BATCH, Point, Space
+from autoprec.core.speed.acquisition import settled_baseline
+from autoprec.core.speed.kept_memory import surely_pays
+from autoprec.core.speed.space import BATCH, Point, Space
+from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe, TaskError
-from autoprec.tuning.contest import may_share
-from autoprec.tuning.deadline import PROOF, Deadline
+from autoprec.tuning.confirmation import Finish
+from autoprec.tuning.context import Work
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
-from autoprec.tuning.evidence import Findings, Proven, build_profile
-from autoprec.tuning.finish import Finish
-from autoprec.tuning.heats import known_heats, run_heats
-from autoprec.tuning.neighbours import said_of_others
+from autoprec.tuning.interleaved_timing import may_share
 from autoprec.tuning.preflight import (
     baseline_point,
     build_space,
@@ -41,14 +38,17 @@ from autoprec.tuning.preflight import (
     refusals_of,
     refuse_absent_tf32,
 )
-from autoprec.tuning.proving import Prover, is_reference, keeps_arithmetic
-from autoprec.tuning.searching import Search, find
-from autoprec.tuning.spares import Spares
-from autoprec.tuning.storage import DeviceLock, default_journal
+from autoprec.tuning.profile_builder import Findings, Proven, build_profile
+from autoprec.tuning.proof_stage import Prover, is_reference, keeps_arithmetic
+from autoprec.tuning.reranking import known_heats, run_heats
+from autoprec.tuning.search_loop import Search, find
 from autoprec.tuning.study import Study, study_name
-from autoprec.tuning.taskfile import task_digest
-from autoprec.tuning.trials import Runner
-from autoprec.tuning.work import Work
+from autoprec.tuning.study_storage import DeviceLock, default_journal
+from autoprec.tuning.time_limit import PROOF, Deadline
+from autoprec.workers.cpu_contention import said_of_others
+from autoprec.workers.prestart import Spares
+from autoprec.workers.runner import Runner
+from autoprec.workers.task_file import task_digest
 
 #: What was measured this near the best may be faster yet, for machines drift: the second-best
 #: recipe of a policy is a finalist too, and a policy is proven though float32 seemed faster.

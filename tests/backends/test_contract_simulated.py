@@ -8,7 +8,7 @@ import pytest
 from contract import BackendContract, Subject
 
 from autoprec.backends import registry
-from autoprec.backends.base import Task
+from autoprec.backends.protocol import Task
 from autoprec.backends.simulated import SimulatedModel
 from autoprec.errors import FrameworkMissing, TaskError
 

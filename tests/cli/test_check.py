@@ -12,9 +12,9 @@ import yaml
 
 from autoprec import api, cache
 from autoprec.cli import main
-from autoprec.core.device import Measurements, Product
+from autoprec.core.device.facts import Measurements, Product
 from autoprec.core.dtypes import DType
-from autoprec.core.probe import FrameworkFact
+from autoprec.core.probe_result import FrameworkFact
 from autoprec.core.recipe import Recipe
 from autoprec.hardware.catalogue import profiles_folder
 from autoprec.hardware.observe import observe

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autoprec.core.judge import Evidence, SeedRun, Tolerance
-from autoprec.core.trace import NoisePoint, ShadowPoint, Trajectory
+from autoprec.core.numerics.parity import Evidence, SeedRun, Tolerance
+from autoprec.core.numerics.records import NoisePoint, ShadowPoint, Trajectory
 
 DEFAULT = Tolerance()
 FALLING = tuple(2.0 * 0.95**step for step in range(30))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from autoprec.core.judge import (
+from autoprec.core.numerics.parity import (
     Evidence,
     headroom,
     judge,
     wants_later_look,
 )
-from autoprec.core.trace import ShadowPoint
+from autoprec.core.numerics.records import ShadowPoint
 from tests.core.evidence import DEFAULT
 
 

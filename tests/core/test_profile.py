@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
-from autoprec.core.device import DeviceKind, Fingerprint
+from autoprec.core.device.facts import DeviceKind, Fingerprint
 from autoprec.core.dtypes import Policy
-from autoprec.core.judge import Verdict
+from autoprec.core.numerics.parity import Verdict
 from autoprec.core.profile import (
     Baseline,
     Chosen,
@@ -28,8 +28,8 @@ from autoprec.core.profile import (
     without_speeds,
 )
 from autoprec.core.recipe import KNOBS, Recipe
+from autoprec.core.speed.attribution import Part
 from autoprec.core.statistics import Ratio
-from autoprec.core.waterfall import Part
 
 HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 PROFILE = Profile(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from processes import MARK, survivors
 
-from autoprec.tuning.remote import Worker, WorkerSettings
+from autoprec.workers.client import Worker, WorkerSettings
 
 SOUND = """
 from autoprec.backends.simulated import SimulatedModel

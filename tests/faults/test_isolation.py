@@ -16,8 +16,8 @@ from processes import MARK, survivors
 
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.tuning import remote
-from autoprec.tuning.failures import FailureKind, WorkerFailure
+from autoprec.workers import client
+from autoprec.workers.failures import FailureKind, WorkerFailure
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
 
@@ -209,7 +209,7 @@ def test_an_exception_shows_the_users_frames_and_not_ours(write_task, start) -> 
         start(task).load()
     frames = info.value.frames
     assert frames.index("in build_model") < frames.index("in inner") < frames.index("KeyError")
-    assert str(Path(remote.__file__).parents[1]) not in frames
+    assert str(Path(client.__file__).parents[1]) not in frames
 
 
 def test_what_a_task_prints_does_not_fill_the_disk(write_task, start, monkeypatch) -> None:
@@ -269,7 +269,7 @@ HANGS = {
 @linux
 @pytest.mark.parametrize("fault", HANGS.values(), ids=HANGS)
 def test_a_hang_ends_with_its_allowance(fault: str, write_task, start, monkeypatch) -> None:
-    monkeypatch.setitem(remote.PHASE_SECONDS, "build", 1.0)
+    monkeypatch.setitem(client.PHASE_SECONDS, "build", 1.0)
     worker = start(write_task(fault))
     began = time.monotonic()
     with pytest.raises(WorkerFailure) as info:
@@ -281,7 +281,7 @@ def test_a_hang_ends_with_its_allowance(fault: str, write_task, start, monkeypat
 
 
 def test_a_hang_shows_where_it_hangs(write_task, start, monkeypatch) -> None:
-    monkeypatch.setitem(remote.PHASE_SECONDS, "build", 1.0)
+    monkeypatch.setitem(client.PHASE_SECONDS, "build", 1.0)
     task = write_task("wait_for_ever()", head="def wait_for_ever():\n    while True: pass\n")
     with pytest.raises(WorkerFailure) as info:
         start(task).load()
@@ -290,8 +290,8 @@ def test_a_hang_shows_where_it_hangs(write_task, start, monkeypatch) -> None:
 
 
 def test_patience_multiplies_every_allowance(write_task, start, monkeypatch) -> None:
-    monkeypatch.setitem(remote.PHASE_SECONDS, "build", 0.2)
-    monkeypatch.setenv(remote.PATIENCE, "100")
+    monkeypatch.setitem(client.PHASE_SECONDS, "build", 0.2)
+    monkeypatch.setenv(client.PATIENCE, "100")
     assert start(write_task("import time; time.sleep(1)")).load()
 
 
@@ -300,7 +300,7 @@ def test_patience_multiplies_every_allowance(write_task, start, monkeypatch) -> 
 TUNER = """
 import sys, time
 from pathlib import Path
-from autoprec.tuning.remote import Worker, WorkerSettings
+from autoprec.workers.client import Worker, WorkerSettings
 worker = Worker(WorkerSettings(Path(sys.argv[1])))
 print("started", flush=True)
 worker.load()

@@ -16,12 +16,12 @@ import pytest
 
 from autoprec import api
 from autoprec.core.measurement import TimingBudget
-from autoprec.core.outcomes import Status
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.trial_results import Status
 from autoprec.errors import TaskError
 from autoprec.tuning.events import Event, TrialFinished
-from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import Options
+from autoprec.workers.failures import FailureKind, WorkerFailure
 
 pytestmark = [
     pytest.mark.torch,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from autoprec.core.device import DeviceKind, Fingerprint
+from autoprec.core.device.facts import DeviceKind, Fingerprint
+from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
-from autoprec.core.judge import Verdict
+from autoprec.core.numerics.parity import Verdict
 from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
 from autoprec.core.recipe import Alignment, LossScale, Recipe
-from autoprec.core.rules import Refusal
+from autoprec.core.speed.attribution import Part
 from autoprec.core.statistics import Ratio
-from autoprec.core.waterfall import Part
 
 _HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 

@@ -193,7 +193,7 @@ import json, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/tests"]
 from autoprec.errors import AutoprecError
-from autoprec.tuning.taskfile import load_task, task_digest
+from autoprec.workers.task_file import load_task, task_digest
 from fuzz.mutation import MOST_CALLS, Calls
 problems = []
 for path in sorted(Path(sys.argv[1]).glob("*.py")):

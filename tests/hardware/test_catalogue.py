@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from autoprec.core.device import UNIFIED, DeviceKind, Family, Match, Observation, Support, merge
+from autoprec.core.device.facts import (
+    UNIFIED,
+    DeviceKind,
+    Family,
+    Match,
+    Observation,
+    Support,
+    merge,
+)
+from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.rules import propose
 from autoprec.errors import CatalogueError
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
 from autoprec.hardware.matching import matches

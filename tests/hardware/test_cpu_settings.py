@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from autoprec.core.device import Support, merge
+from autoprec.core.device.facts import Support, merge
+from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.rules import propose
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
 from autoprec.hardware.probes.cpu import probe_cpu
 from autoprec.hardware.recording import RecordedMachine, read_recording

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.device import DeviceKind, Evidence, Support, merge
+from autoprec.core.device.facts import DeviceKind, Evidence, Support, merge
+from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.rules import propose
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import by_name, hypothetical, named

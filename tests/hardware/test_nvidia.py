@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autoprec.core.device import DeviceKind, merge
+from autoprec.core.device.facts import DeviceKind, merge
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.probes import Seen

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device import DeviceKind, Observation
+from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
-from autoprec.core.probe import Unusable
+from autoprec.core.probe_result import Unusable
 from autoprec.errors import UsageError
 from autoprec.hardware import observe as observing
 from autoprec.hardware.machine import LocalMachine

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from autoprec.cli import main
-from autoprec.core.device import DeviceKind, Observation
+from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.errors import CatalogueError
 from autoprec.hardware.catalogue import OWN_FOLDER, load_catalogue, own_folder
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.device import DeviceKind, merge
+from autoprec.core.device.facts import DeviceKind, merge
+from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import Policy
-from autoprec.core.probe import FrameworkFact
-from autoprec.core.rules import propose
+from autoprec.core.probe_result import FrameworkFact
 from autoprec.errors import CatalogueError
 from autoprec.hardware import others
 from autoprec.hardware.catalogue import load_catalogue

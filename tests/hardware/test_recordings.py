@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device import DeviceKind, Evidence, Support, merge
+from autoprec.core.device.facts import DeviceKind, Evidence, Support, merge
+from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.rules import propose
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
 from autoprec.hardware.observe import observe
 from autoprec.hardware.recording import RecordedMachine, Recording, read_recording

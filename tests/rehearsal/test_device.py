@@ -19,7 +19,7 @@ import json, sys
 import torch
 from torch import nn
 from torch.nn import functional as F
-from autoprec.backends.torch.scaler import LossScaler
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.core.recipe import LossScale
 
 device, found = sys.argv[1], {}
@@ -64,7 +64,7 @@ found["recommended"] = torch.mps.recommended_max_memory() if device == "mps" els
 
 # Their generators are put back, too.
 RANDOM = """
-from autoprec.backends.torch.rng import RngState, preserved, seed_everything
+from autoprec.backends.torch.train.rng import RngState, preserved, seed_everything
 
 module = getattr(torch, device)
 torch.ones(1, device=device)
@@ -348,10 +348,10 @@ def test_several_gpus_are_shown_as_the_variable_says(rehearse: Any) -> None:
 PLACED = """
 import json, sys
 from autoprec.api import probe
-from autoprec.backends import products
+from autoprec.backends.shared import matmul_timing as products
 
 products._command = lambda framework, device, dtypes: [sys.executable, "-c", (
-    "import json, torch; from autoprec.backends.torch.devices import resolve_device; "
+    "import json, torch; from autoprec.backends.torch.measure.devices import resolve_device; "
     "device = torch.device('%s'); resolve_device(device); found = torch.get_device_module(device); "
     "name = found.get_device_name(torch.empty(1, device=device).device); "
     "print(json.dumps({'error': f'{found.device_count()} {name}'}))" % device)]
@@ -382,7 +382,7 @@ def test_products_are_timed_on_the_gpu_that_the_probe_means(rehearse: Any, kind:
 
 def test_products_are_timed_on_it_without_a_failure(rehearse: Any) -> None:
     machine = rehearse("xpu")
-    words = ["-m", "autoprec.backends.products", "torch", "xpu:0", "float32"]
+    words = ["-m", "autoprec.backends.shared.matmul_timing", "torch", "xpu:0", "float32"]
     done = machine.run([sys.executable, *words], seconds=120)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line for line in lines if "error" in line] == []

@@ -127,7 +127,7 @@ def test_a_gpu_that_nvml_does_not_show_is_taken_by_torchs_word(tuned: Any) -> No
 
 OWN_CACHE = """
 import torch
-from autoprec.backends.torch import devices
+from autoprec.backends.torch.measure import devices
 
 device, mib = torch.device("cuda:0"), 2**20
 held = torch.empty(150 * mib, dtype=torch.uint8, device=device)
@@ -151,7 +151,7 @@ def test_what_a_process_has_cached_counts_as_free_for_it(rehearse: Any) -> None:
 
 READ_BACK = """
 import torch
-from autoprec.backends.torch.running import move
+from autoprec.backends.torch.train.task_runner import move
 
 device = torch.device("cuda:0")
 batch = {"images": torch.arange(12.0).reshape(3, 4), "ids": [torch.arange(3)]}

@@ -10,8 +10,8 @@ import pytest
 
 from autoprec import api
 from autoprec.core.measurement import Measurement, TaskFacts
-from autoprec.core.outcomes import Outcome, Status
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.notebook import Line, Notebook, in_notebook
 from autoprec.reporting.now import Now, left_text
 from autoprec.tuning.events import (

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from autoprec.core.device import (
+from autoprec.core.device.facts import (
     DeviceKind,
     DTypeRow,
     Family,
@@ -17,9 +17,9 @@ from autoprec.core.device import (
     Support,
     merge,
 )
+from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
-from autoprec.core.probe import DeviceReport, FrameworkFact, ProbeResult
-from autoprec.core.rules import propose
+from autoprec.core.probe_result import DeviceReport, FrameworkFact, ProbeResult
 from autoprec.reporting.probe import print_probe, visible_text
 
 ROWS = {

@@ -9,8 +9,8 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Baseline, Profile
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.speed.attribution import Part
 from autoprec.core.statistics import Ratio
-from autoprec.core.waterfall import Part
 from autoprec.reporting.result import headline, part_lines
 from autoprec.reporting.tune import closing_sentence
 from tests.fuzz.example import FULL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from autoprec.tuning.failures import FailureKind
+from autoprec.workers.failures import FailureKind
 
 OOM = FailureKind.OUT_OF_MEMORY
 FAULT = FailureKind.DEVICE_FAULT
@@ -304,7 +304,7 @@ RECORDED = [
         UNSUPPORTED,
         "NotCompiled: Keras does not compile a model with turn (RandomRotation); layers that only "
         "prepare the inputs may go into the data pipeline",
-        "autoprec/backends/keras/compiling.py; the same of torch's Dynamo",
+        "autoprec/backends/keras/train/compiling.py; the same of torch's Dynamo",
     ),
     (
         UNSUPPORTED,

@@ -9,20 +9,27 @@ from typing import Any, cast
 
 import pytest
 
-from autoprec.core.device import DeviceFacts, DeviceKind, DTypeFact, Observation, Support, merge
+from autoprec.core.device.facts import (
+    DeviceFacts,
+    DeviceKind,
+    DTypeFact,
+    Observation,
+    Support,
+    merge,
+)
+from autoprec.core.device.policies import Refusal, propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.core.recipe import Alignment
-from autoprec.core.rules import Refusal, propose
-from autoprec.core.space import Space
+from autoprec.core.speed.space import Space
 from autoprec.errors import UserCodeError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical
+from autoprec.tuning.context import Place, Work
 from autoprec.tuning.events import Event, Note
-from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import build_space, describe, refusals_of
-from autoprec.tuning.work import Place, Work
+from autoprec.workers.failures import FailureKind, WorkerFailure
 
 NATIVE = DTypeFact(Support.NATIVE)
 FACTS = DeviceFacts(

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from autoprec.core import ladder
 from autoprec.core.dtypes import Policy
-from autoprec.core.judge import LONG_STEPS, Tolerance
 from autoprec.core.measurement import Unit
+from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.parity import LONG_STEPS, Tolerance
+from autoprec.core.numerics.records import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.trace import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory
 from autoprec.errors import Interrupted, TaskError
 from autoprec.tuning import proof as proving
-from autoprec.tuning.failures import FailureKind, WorkerFailure
 from autoprec.tuning.proof import Proof
+from autoprec.workers.failures import FailureKind, WorkerFailure
 
 BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16, 8)
 FLOAT16 = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale())
@@ -91,7 +91,7 @@ class FakeTracer:
         self._note(f"reference {batch_size}x{accumulation_steps}")
         if settle:
             losses = [self.curve(step) for step in range(steps)]
-            steps = next(n for n in range(1, steps + 1) if ladder.ends(losses[:n], steps))
+            steps = next(n for n in range(1, steps + 1) if proof_steps.ends(losses[:n], steps))
         run = self._run(0.0, steps, seconds)
         self.checkpoints = [step for step in checkpoints if step < len(run.losses)]
         return run
@@ -146,7 +146,7 @@ class FakeTracer:
 def test_a_good_recipe_is_equal_and_everything_was_covered():
     verdict = Proof(FakeTracer()).prove(BFLOAT16)
     assert verdict.accepted
-    assert verdict.steps == ladder.FIRST
+    assert verdict.steps == proof_steps.FIRST
     assert verdict.not_covered == ()
 
 
@@ -460,7 +460,7 @@ def test_a_followed_proof_costs_no_more_than_the_ladder_says():
     for steps in (30, 120, 480):
         tracer = FakeTracer(curve=falls)
         Proof(tracer, steps=steps).prove(BFLOAT16)
-        assert tracer.steps <= ladder.cost(steps)
+        assert tracer.steps <= proof_steps.cost(steps)
 
 
 def test_the_time_of_the_whole_tuning_bounds_a_proof_however_long_it_may_take():

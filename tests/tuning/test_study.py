@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.outcomes import Outcome, Status
-from autoprec.core.space import Point, Space
+from autoprec.core.speed.space import Point, Space
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
 from autoprec.tuning import study as study_module
 from autoprec.tuning.options import Options
-from autoprec.tuning.proving import KeptSteps
+from autoprec.tuning.proof_stage import KeptSteps
 from autoprec.tuning.study import SAMPLERS, Study, study_name
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))

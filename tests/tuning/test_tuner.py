@@ -13,10 +13,10 @@ import pytest
 
 from autoprec.api import tune
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device import DeviceFacts
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.dtypes import Policy
-from autoprec.core.outcomes import Status
 from autoprec.core.profile import Profile
+from autoprec.core.speed.trial_results import Status
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.profiles import load_profile
 from autoprec.tuning.events import Event, Finished, Judged, Note, TrialFinished

@@ -14,18 +14,19 @@ import pytest
 from rich.console import Console
 
 from autoprec import api, fitting
-from autoprec.core.device import DeviceFacts, DeviceKind, Observation
-from autoprec.core.probe import MachineObservation, Unusable
+from autoprec.core.device.facts import DeviceFacts, DeviceKind, Observation
+from autoprec.core.probe_result import MachineObservation, Unusable
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
 from autoprec.reporting.plan import print_plan
-from autoprec.tuning import planning, tuner
+from autoprec.tuning import plan as planning
+from autoprec.tuning import tuner
+from autoprec.tuning.context import Place, Work
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import load
-from autoprec.tuning.service import Loaded
-from autoprec.tuning.trials import Runner
-from autoprec.tuning.work import Place, Work
+from autoprec.workers.handlers import Loaded
+from autoprec.workers.runner import Runner
 
 CPU = Observation(DeviceKind.CPU, name="a CPU")
 MISMATCH = Unusable(DeviceKind.CUDA, "an NVIDIA GPU is here but its driver is not")

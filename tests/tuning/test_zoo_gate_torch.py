@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from autoprec.backends.base import Task
+from autoprec.backends.protocol import Task
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.proof import Proof
-from autoprec.tuning.taskfile import load_task
+from autoprec.workers.task_file import load_task
 
 pytestmark = [
     pytest.mark.torch,

@@ -13,11 +13,11 @@ import pytest
 
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.core.dtypes import Policy
-from autoprec.core.judge import Tolerance, shadow
+from autoprec.core.numerics.parity import Tolerance, shadow
 from autoprec.core.recipe import LossScale, Recipe
+from autoprec.tuning.loss_scale_tuning import analytic
 from autoprec.tuning.proof import Proof
-from autoprec.tuning.scaling import analytic
-from autoprec.tuning.taskfile import load_task
+from autoprec.workers.task_file import load_task
 
 HERE = Path(__file__).parent
 FIELD = HERE / "field"

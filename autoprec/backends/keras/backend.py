@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import keras
 
-from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
-from autoprec.core.device import DeviceKind, Observation
+from autoprec.backends.protocol import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
@@ -27,7 +27,7 @@ def require_backend() -> None:
 
 
 class KerasBackend:
-    """See `autoprec.backends.base.Backend`; Keras 3 on TensorFlow, or on torch."""
+    """See `autoprec.backends.protocol.Backend`; Keras 3 on TensorFlow, or on torch."""
 
     name = "keras"
     builds = "pip install 'tensorflow[and-cuda]' for NVIDIA GPUs"
@@ -53,20 +53,20 @@ class KerasBackend:
 
     def devices(self) -> Iterable[str]:
         """TPUs and GPUs the library below Keras can use here, then the CPU."""
-        from autoprec.backends.keras.running import devices
+        from autoprec.backends.keras.train.task_runner import devices
 
         return devices()
 
     def trains_on(self) -> Iterable[DeviceKind]:
         """CPUs, NVIDIA's and AMD's GPUs, and, on TensorFlow, TPUs."""
-        from autoprec.backends.keras.running import on_tensorflow
+        from autoprec.backends.keras.train.task_runner import on_tensorflow
 
         tpu = (DeviceKind.TPU,) if on_tensorflow() else ()
         return (DeviceKind.CPU, DeviceKind.CUDA, DeviceKind.ROCM, *tpu)
 
     def built_for(self) -> Iterable[DeviceKind]:
         """The kinds of GPU that the library below Keras was built for."""
-        from autoprec.backends.keras.running import built_for
+        from autoprec.backends.keras.train.task_runner import built_for
 
         return built_for()
 
@@ -88,7 +88,7 @@ class KerasBackend:
 
     def device_of(self, model: object) -> str:
         """The device of the model's first weight; without any, the one TensorFlow prefers."""
-        from autoprec.backends.keras.running import device_of
+        from autoprec.backends.keras.train.task_runner import device_of
 
         return device_of(model)
 
@@ -96,7 +96,7 @@ class KerasBackend:
         self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
     ) -> TaskFacts:
         """See `Backend.describe`."""
-        from autoprec.backends.keras.describe import describe
+        from autoprec.backends.keras.measure.describe import describe
 
         return describe(
             task,
@@ -111,18 +111,18 @@ class KerasBackend:
         self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
     ) -> Session:
         """See `Backend.open`."""
-        from autoprec.backends.keras.session import KerasSession
+        from autoprec.backends.keras.measure.session import KerasSession
 
         return KerasSession(task, recipe, device=device, seed=seed, report=report)
 
     def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
         """See `Backend.tracer`."""
-        from autoprec.backends.keras.trace import KerasTracer
+        from autoprec.backends.keras.trace.tracer import KerasTracer
 
         return KerasTracer(task, device=device, seed=seed, report=report)
 
     def surgeon(self) -> Surgeon:
         """See `Backend.surgeon`."""
-        from autoprec.backends.keras.surgeon import KerasSurgeon
+        from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 
         return KerasSurgeon()

@@ -13,21 +13,21 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.protocol import DeviceMemory, Report, Session, Surgeon, Task, Tracer
 from autoprec.backends.simulated.model import SimulatedModel
-from autoprec.core import ladder
-from autoprec.core.device import DeviceKind, Observation
+from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
-from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
-from autoprec.core.trace import (
+from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.records import (
     ExponentHistogram,
     NoisePoint,
     ShadowPoint,
     Trajectory,
     UnitTrace,
 )
+from autoprec.core.recipe import Recipe
+from autoprec.core.statistics import enough, summarize
 from autoprec.errors import TaskError
 
 #: Counts the sessions of this process: what disturbed one does not disturb the next alike.
@@ -37,7 +37,7 @@ _ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
 
 
 class SimulatedBackend:
-    """See `autoprec.backends.base.Backend`."""
+    """See `autoprec.backends.protocol.Backend`."""
 
     name = "simulated"
     builds = ""
@@ -218,7 +218,7 @@ class SimulatedTracer:
         losses = self._losses(0, steps, 1.0)
         made = range(1, steps + 1)
         if settle:
-            steps = next(n for n in made if ladder.ends(losses[:n], steps))
+            steps = next(n for n in made if proof_steps.ends(losses[:n], steps))
         self._checkpoints = tuple(step for step in checkpoints if step < steps)
         return Trajectory(losses[:steps], seed=0)
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from autoprec.backends.base import DeviceMemory, Report, Session, Surgeon, Task, Tracer
-from autoprec.backends.torch import xpu
-from autoprec.core.device import DeviceKind, Observation
+from autoprec.backends.protocol import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.torch.measure import xpu
+from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 
 
 class TorchBackend:
-    """See `autoprec.backends.base.Backend`."""
+    """See `autoprec.backends.protocol.Backend`."""
 
     name = "torch"
     builds = "https://pytorch.org/get-started/locally"
@@ -50,19 +50,19 @@ class TorchBackend:
 
     def built_for(self) -> Iterable[DeviceKind]:
         """See `Backend.built_for`."""
-        from autoprec.backends.torch.devices import built_for
+        from autoprec.backends.torch.measure.devices import built_for
 
         return built_for()
 
     def observe(self, device: str) -> Observation | None:
         """The properties torch knows of a CUDA, ROCm or Intel GPU."""
-        from autoprec.backends.torch import devices
+        from autoprec.backends.torch.measure import devices
 
         return devices.observe(devices.resolve_device(device))
 
     def memory(self, device: str) -> DeviceMemory | None:
         """What is free on an accelerator, by its own module of torch."""
-        from autoprec.backends.torch import devices
+        from autoprec.backends.torch.measure import devices
 
         found = devices.resolve_device(device)
         free = devices.free_bytes(found)
@@ -85,7 +85,7 @@ class TorchBackend:
         self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
     ) -> TaskFacts:
         """See `Backend.describe`."""
-        from autoprec.backends.torch.describe import describe
+        from autoprec.backends.torch.measure.describe import describe
 
         return describe(
             task,
@@ -100,18 +100,18 @@ class TorchBackend:
         self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
     ) -> Session:
         """See `Backend.open`."""
-        from autoprec.backends.torch.session import TorchSession
+        from autoprec.backends.torch.measure.session import TorchSession
 
         return TorchSession(task, recipe, device=device, seed=seed, report=report)
 
     def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
         """See `Backend.tracer`."""
-        from autoprec.backends.torch.trace import TorchTracer
+        from autoprec.backends.torch.trace.tracer import TorchTracer
 
         return TorchTracer(task, device=device, seed=seed, report=report)
 
     def surgeon(self) -> Surgeon:
         """See `Backend.surgeon`."""
-        from autoprec.backends.torch.surgeon import TorchSurgeon
+        from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 
         return TorchSurgeon()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoprec.core.device import Observation
-from autoprec.core.probe import Unusable
+from autoprec.core.device.facts import Observation
+from autoprec.core.probe_result import Unusable
 
 
 @dataclass(frozen=True)

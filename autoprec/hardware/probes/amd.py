@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoprec.core.device import DeviceKind, Observation
-from autoprec.core.probe import Unusable
+from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.probe_result import Unusable
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
 from autoprec.hardware.probes.amd_visibility import gpu_name, left_by_hip, left_by_rocr

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autoprec.core.device import DeviceKind, Observation
-from autoprec.core.probe import Unusable
+from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.probe_result import Unusable
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from autoprec.core.probe import FrameworkFact
+from autoprec.core.probe_result import FrameworkFact
 from autoprec.hardware.machine import Machine
 
 

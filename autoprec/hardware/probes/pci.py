@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoprec.core.device import DeviceKind
-from autoprec.core.probe import Unusable
+from autoprec.core.device.facts import DeviceKind
+from autoprec.core.probe_result import Unusable
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoprec.core.device import DeviceKind, Observation
+from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Seen
 from autoprec.hardware.probes.pci import PciDevice, nothing_shown, pci_devices, visible

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from keras_models import compiled, data, softmax_net
 
-from autoprec.backends.base import Task
 from autoprec.backends.keras.backend import KerasBackend
+from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras_models import data, softmax_net
 
-from autoprec.backends.keras.surgeon import KerasSurgeon
+from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError

@@ -12,7 +12,7 @@ import pytest
 from contract import BackendContract, Subject
 
 from autoprec.backends import registry
-from autoprec.backends.base import Task
+from autoprec.backends.protocol import Task
 
 
 def build_model() -> keras.Model:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.backends.torch.precision import Precision
-from autoprec.backends.torch.surgeon import TorchSurgeon
+from autoprec.backends.torch.apply.precision import Precision
+from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 

@@ -11,7 +11,7 @@ from contract import BackendContract, Subject
 from torch import nn
 
 from autoprec.backends import registry
-from autoprec.backends.base import Task
+from autoprec.backends.protocol import Task
 
 
 def build_model() -> nn.Module:

@@ -1,0 +1,1 @@
+"""Applies a recipe to a Keras model, and the `Precision` that its script holds."""

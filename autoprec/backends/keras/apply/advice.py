@@ -1,0 +1,126 @@
+"""What the guides teach about mixed precision, said about the user's own model.
+
+Advice is data: sentences that say what, why and what to do. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from autoprec.backends.keras.apply.layer_names import Placed
+from autoprec.backends.keras.apply.policies import low_precision
+from autoprec.backends.protocol import Task
+from autoprec.core.recipe import Recipe
+
+#: Below this many weights a step is mostly overhead: TensorFlow's mixed precision guide makes its
+#: example model 4096 wide for this reason.
+TINY_WEIGHTS = 100_000
+
+#: What a dimension should be a multiple of: 8 on Tensor Cores (NVIDIA's and TensorFlow's mixed
+#: precision guides), 128 on TPUs (Cloud TPU performance guide).
+_MULTIPLES = {"cuda": 8, "gpu": 8, "rocm": 8, "tpu": 128}
+
+
+def advise(
+    recipe: Recipe, placed: Sequence[Placed], device: str, islands: Sequence[Placed] = ()
+) -> list[str]:
+    """Everything worth telling about `recipe` on a model, each with what to do."""
+    if not recipe.policy.mixed:
+        return []
+    model = placed[0].layer
+    notes = []
+    weights = sum(_size(v) for v in model.weights)
+    if model.built and weights < TINY_WEIGHTS:
+        notes.append(
+            f"the model has only {weights:,} weights: too small to benefit from {recipe.policy}; "
+            "measure before keeping it, or use float32"
+        )
+    notes += _off_alignment(placed, device)
+    notes += _sixteen_bit_inputs(model)
+    if any(policy in low_precision(placed) for policy in ("16-bit weights", "quantised")):
+        notes.append(f"left as it is: {low_precision(placed)}")
+    return notes
+
+
+def _off_alignment(placed: Sequence[Placed], device: str) -> list[str]:
+    multiple = _MULTIPLES.get(device.partition(":")[0].lower())
+    if multiple is None:
+        return []
+    off = [
+        f"{unit.path}.{name}={size}"
+        for unit in placed
+        for name, size in dimensions(unit.layer)
+        if size % multiple
+    ]
+    if not off:
+        return []
+    shown = ", ".join(off[:8]) + (f" and {len(off) - 8} more" if len(off) > 8 else "")
+    return [
+        f"these dimensions are not multiples of {multiple}, which this device's matrix units want: "
+        f"{shown}; round them up, or let the profile pad them"
+    ]
+
+
+def _sixteen_bit_inputs(model: Any) -> list[str]:
+    inputs = getattr(model, "inputs", None) or []
+    named = [t.name for t in inputs if str(t.dtype) in ("float16", "bfloat16")]
+    if not named:
+        return []
+    return [
+        f"the inputs {', '.join(named)} are 16-bit: keep the input pipeline in float32 on the CPU "
+        "and let the first layer cast"
+    ]
+
+
+def sixteen_bit_data(batch: Any) -> list[str]:
+    """Advice about a batch that holds 16-bit values; empty where it does not."""
+    found = {
+        str(getattr(leaf, "dtype", ""))
+        for leaf in keras.tree.flatten(batch)
+        if any(name in str(getattr(leaf, "dtype", "")) for name in ("float16",))
+    }
+    if not found:
+        return []
+    return [
+        "build_data yields 16-bit floats: input pipelines run on the CPU, where they are slower "
+        "and lose precision; yield float32 and let the first layer cast"
+    ]
+
+
+def unused_functions(task: Task) -> list[str]:
+    """Functions of a task file that mean something to PyTorch only, each with where it belongs."""
+    instead = {
+        "loss_fn": "compile(loss=...)",
+        "training_step": "the model's train_step",
+        "build_optimizer": "compile(optimizer=...)",
+    }
+    return [
+        f"{name} is not used: a Keras model trains by its own compile; put it into {place}, or "
+        "delete it"
+        for name, place in instead.items()
+        if getattr(task, name) is not None
+    ]
+
+
+def dimensions(layer: Any) -> list[tuple[str, int]]:
+    """The dimensions of a layer's matrix products that padding could reach: (name, size)."""
+    kernel = getattr(layer, "kernel", None) if getattr(layer, "built", False) else None
+    if isinstance(layer, keras.layers.Embedding):
+        return [("output_dim", int(layer.output_dim))]
+    if kernel is None or len(kernel.shape) < 2 or isinstance(layer, keras.layers.EinsumDense):
+        return []
+    if isinstance(layer, keras.layers.Dense):
+        return [("inputs", int(kernel.shape[0])), ("units", int(layer.units))]
+    if hasattr(layer, "filters") and layer.filters:
+        return [("channels", int(kernel.shape[-2])), ("filters", int(layer.filters))]
+    return []
+
+
+def _size(variable: Any) -> int:
+    size = 1
+    for length in variable.shape:
+        size *= int(length)
+    return size

@@ -1,0 +1,256 @@
+"""Keeps a model's outputs, and the arithmetic of its last activation, in float32.
+
+A 16-bit softmax loses what the loss is computed from, so the last activation runs in float32 even
+where it is part of a Dense layer whose matrix product runs in 16 bits. Only the call of a layer is
+wrapped; its attributes, weights and configuration stay. Wrappers are callable objects, so that
+copying a layer copies them with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from autoprec.backends.keras.apply.hooks import Hook, Wraps
+from autoprec.backends.keras.apply.layer_names import (
+    PASSIVE,
+    Placed,
+    children,
+    has_graph,
+    snake_case,
+)
+from autoprec.backends.keras.apply.policies import LayerPolicies
+
+#: Layers whose `activation` is the last thing they do, after their matrix product.
+_PRODUCT_THEN_ACTIVATION = (
+    keras.layers.Dense,
+    keras.layers.EinsumDense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+    keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+)
+
+
+def to_float32(value: Any) -> Any:
+    """Cast every floating tensor in a nested `value` to float32; leave the rest."""
+    return keras.tree.map_structure(_tensor_to_float32, value)
+
+
+def _tensor_to_float32(value: Any) -> Any:
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or keras.backend.standardize_dtype(dtype) not in ("bfloat16", "float16"):
+        return value
+    mask = getattr(value, "_keras_mask", None)
+    result = keras.ops.cast(value, "float32")
+    if mask is not None:
+        result._keras_mask = mask
+    return result
+
+
+class Float32Outputs(Hook):
+    """A layer's `call`, giving float32; with `split`, its activation is computed in float32 too."""
+
+    def __init__(self, layer: Any, original: Callable[..., Any], split: bool = False) -> None:
+        super().__init__(original)
+        self.layer = layer
+        self.split = split
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the layer."""
+        if not self.split:
+            return to_float32(self.original(*args, **kwargs))
+        activation = self.layer.activation
+        object.__setattr__(self.layer, "activation", keras.activations.linear)
+        try:
+            result = self.original(*args, **kwargs)
+        finally:
+            object.__setattr__(self.layer, "activation", activation)
+        return activation(to_float32(result))
+
+
+class OutputsInFloat32:
+    """Makes one model's outputs float32; `islands` says what that put into float32, and how."""
+
+    def __init__(self, policies: LayerPolicies, wraps: Wraps) -> None:
+        self._policies = policies
+        self._wraps = wraps
+        self._places: dict[int, Placed] = {}
+        self._lifted: set[int] = set()
+        self.islands: list[str] = []
+
+    def apply(self, placed: tuple[Placed, ...]) -> None:
+        """Find what ends the model `placed[0]`, and lift it."""
+        model = placed[0].layer
+        self.know(placed)
+        if has_graph(model):
+            for tensor in keras.tree.flatten(model.outputs):
+                self._walk(tensor)
+            return
+        self.lift_softmax(placed)
+        if _activation_name(unit := placed[-1].layer) not in ("", "linear"):
+            self.lift(unit)
+        self._wraps.install(model, "call", OpaqueOutputs(model, model.call, self))
+
+    def know(self, placed: Sequence[Placed]) -> None:
+        """Take in where layers stand; those made later too."""
+        self._places.update((id(unit.layer), unit) for unit in placed)
+
+    def lift_softmax(self, placed: Sequence[Placed]) -> None:
+        """Lift every layer that ends in a softmax, wherever it is."""
+        for unit in placed:
+            if _activation_name(unit.layer) in ("softmax", "log_softmax"):
+                self.lift(unit.layer)
+
+    def _walk(self, tensor: Any) -> None:
+        history = getattr(tensor, "_keras_history", None)
+        if history is None:
+            return
+        operation = history.operation
+        if isinstance(operation, keras.Model) and has_graph(operation):
+            inner = keras.tree.flatten(operation.outputs)
+            self._walk(inner[min(history.tensor_index, len(inner) - 1)])
+        elif isinstance(operation, keras.layers.Layer) and not isinstance(operation, PASSIVE):
+            self.lift(operation)
+        else:
+            if id(operation) in self._places:
+                self._policies.set(self._places[id(operation)], "float32")
+            for source in operation._inbound_nodes[history.node_index].input_tensors:
+                self._walk(source)
+
+    def lift(self, layer: Any) -> None:
+        """Make one layer's output float32: all of it where it has no weights, else its end."""
+        unit = self._places.get(id(layer))
+        if unit is None or id(layer) in self._lifted or layer.compute_dtype == "float32":
+            return
+        self._lifted.add(id(layer))
+        if _only_arithmetic(layer):
+            self._policies.set(unit, "float32")
+            self.islands.append(unit.path)
+            return
+        split = _activation_name(layer) not in ("", "linear")
+        activation = self._places.get(id(getattr(layer, "activation", None)))
+        if split and activation is not None:
+            self._policies.set(activation, "float32")
+        self._wraps.install(layer, "call", Float32Outputs(layer, layer.call, split))
+        if split:
+            self.islands.append(f"{unit.path} (activation)")
+
+
+def _only_arithmetic(layer: Any) -> bool:
+    """Whether a layer has neither weights nor layers, now or once it is built."""
+    return not (layer.weights or children(layer) or isinstance(layer, _PRODUCT_THEN_ACTIVATION))
+
+
+def _activation_name(layer: Any) -> str:
+    """The name of what a product layer does last; empty where it cannot be told apart."""
+    activation = getattr(layer, "activation", None)
+    if not isinstance(layer, _PRODUCT_THEN_ACTIVATION) or activation is None:
+        return ""
+    if isinstance(activation, keras.layers.Layer):
+        return snake_case(type(activation).__name__)
+    return str(getattr(activation, "__name__", type(activation).__name__))
+
+
+class OpaqueOutputs(Hook):
+    """The `call` of a model without a graph: what ends it is seen when it is first run.
+
+    On TensorFlow the first call traces the model once into a scratch graph, which runs nothing, to
+    see which layer made the output. Elsewhere only the layers that end in a softmax are known.
+    """
+
+    def __init__(self, model: Any, original: Callable[..., Any], outputs: OutputsInFloat32) -> None:
+        super().__init__(original)
+        self.model = model
+        self.outputs = outputs
+        self.resolved = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, having looked once at what ends it."""
+        if not self.resolved and self.model.built:
+            self.resolved = True
+            if keras.config.backend() == "tensorflow":
+                for layer in _last_layers(self.model, self.original, args, kwargs):
+                    self.outputs.lift(layer)
+        return to_float32(self.original(*args, **kwargs))
+
+
+def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:
+    """The layers whose outputs a model returns, or that its own code begins with: all of them.
+
+    Code that gets one tensor in float32 and another in 16 bits would mix dtypes, which may raise.
+    """
+    import tensorflow as tf
+
+    calls: list[tuple[Any, list[Any]]] = []
+    results: list[Any] = []
+    watch = Wraps()
+    for layer in model._flatten_layers(include_self=False):
+        watch.install(layer, "call", _Watched(layer, calls))
+
+    def run() -> None:
+        results.extend(keras.tree.flatten(call(*args, **kwargs)))
+
+    try:
+        with _losses_kept(model):
+            tf.function(run, autograph=False).get_concrete_function()
+    finally:
+        watch.restore()
+    direct = {id(layer) for layer in children(model)}
+    made = {_key(t): layer for layer, tensors in calls if id(layer) in direct for t in tensors}
+    for result in results:
+        makers = [layer for layer, tensors in calls if any(result is tensor for tensor in tensors)]
+        yield from makers[:1] or _sources(result, made)
+
+
+def _sources(result: Any, made: Mapping[str, Any]) -> Iterator[Any]:
+    """The layers whose outputs `result` was computed from, by nothing but a model's own code."""
+    waiting, seen = [result], set()
+    while waiting:
+        tensor = waiting.pop()
+        if (key := _key(tensor)) in seen:
+            continue
+        seen.add(key)
+        if key in made:
+            yield made[key]
+        elif hasattr(tensor, "op"):
+            waiting += tensor.op.inputs
+
+
+def _key(tensor: Any) -> str:
+    return str(getattr(tensor, "name", id(tensor)))
+
+
+@contextlib.contextmanager
+def _losses_kept(model: Any) -> Iterator[None]:
+    """Forget the losses that layers add inside: they are tensors of the scratch graph."""
+    before = [(each, list(each._losses), set(each._loss_ids)) for each in model._flatten_layers()]
+    try:
+        yield
+    finally:
+        for layer, losses, ids in before:
+            layer._losses[:] = losses
+            layer._loss_ids.clear()
+            layer._loss_ids.update(ids)
+
+
+class _Watched(Hook):
+    """A layer's `call` that notes its outputs."""
+
+    def __init__(self, layer: Any, calls: list[tuple[Any, list[Any]]]) -> None:
+        super().__init__(layer.call)
+        self.layer, self.calls = layer, calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.original(*args, **kwargs)
+        self.calls.append((self.layer, keras.tree.flatten(result)))
+        return result

@@ -1,0 +1,176 @@
+"""Loss scaling that cannot collapse unnoticed: Keras's, with a floor, a fixed mode and counts.
+
+`keras.optimizers.LossScaleOptimizer` halves its scale without end and says nothing (tf-keras #644:
+a scale stuck at 1 for a million steps). `ScaledOptimizer` stops at a floor and remembers the step
+at which it got there; what it counts are variables. Inside a compiled step no one can warn of that;
+`Precision.check` reads the variables and does.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from autoprec.backends.keras.apply.hooks import Hook
+from autoprec.backends.keras.apply.saved_form import Numbers, SavedAsGiven, innermost
+from autoprec.core.recipe import LossScale
+from autoprec.errors import AutoprecWarning
+
+#: What a `ScaledOptimizer` counts, besides Keras's own scale and growth counter.
+COUNTS = ("attempted", "skips", "drops", "growths", "floor_step")
+
+#: Everything that says where a loss scale stands.
+STATE = ("dynamic_scale", "step_counter", *COUNTS)
+
+#: Beyond it the scale itself would become infinite, and half of infinity is infinity.
+CEILING = 2.0**126
+
+
+@keras.saving.register_keras_serializable(package="autoprec")
+class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # type: ignore[misc]
+    """A loss-scaling wrapper around `inner_optimizer`; it is the inner one that holds all state.
+
+    `mode` "dynamic" doubles the scale after `dynamic_growth_steps` finite steps and halves it when
+    a gradient is not finite; "fixed" keeps it. Either way a step with such a gradient is skipped.
+    `floor` is the smallest scale. Its own variables are, in this order, those of Keras's wrapper,
+    then counts: steps attempted and skipped, halvings and doublings of the scale, and the first
+    step that reached the floor (0: none).
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        floor: float = 1.0,
+        mode: str = "dynamic",
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        inner = innermost(inner_optimizer)
+        factor = inner.loss_scale_factor
+        super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
+        inner.loss_scale_factor = None  # or the gradients would be unscaled twice
+        self.factor = factor
+        self.floor = floor
+        self.mode = mode
+        self._scales = self._warned = False
+
+    @classmethod
+    def of(cls, inner_optimizer: Any, scale: LossScale) -> ScaledOptimizer:
+        """Wrap `inner_optimizer` by a recipe's loss scale."""
+        return cls(inner_optimizer, scale.initial, scale.growth_interval, scale.floor, scale.mode)
+
+    def build(self, var_list: Sequence[Any]) -> None:
+        """Make the variables; those of an inner optimizer that is already built stay."""
+        super().build(var_list)
+        self.attempted = self._counter("attempted_steps")
+        self.skips = self._counter("skipped_steps")
+        self.drops = self._counter("scale_drops")
+        self.growths = self._counter("scale_growths")
+        self.floor_step = self._counter("floor_step")
+        self.saved_scale = Numbers([getattr(self, name) for name in STATE])
+
+    def _counter(self, name: str) -> Any:
+        return self.add_variable(shape=(), dtype="int", initializer="zeros", name=name)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Scale the loss; gradients are unscaled from now on."""
+        self._scales = True
+        return super().scale_loss(loss)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Unscale and update, unless a gradient is not finite; unscaled gradients stay as they are.
+
+        A training step that never calls `scale_loss` has nothing to unscale.
+        """
+        if not self._scales and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{innermost(self).name} is given gradients of a loss that was never scaled: small "
+                "ones are zero in float16, and training may stall. In train_step or the loop, "
+                "scale the loss before its gradient is taken: loss = optimizer.scale_loss(loss), "
+                "or use mixed_bfloat16",
+                AutoprecWarning,
+                stacklevel=2,
+            )
+        super().apply(grads, trainable_variables)
+
+    def check_finite(self, grads: Any) -> Any:
+        """Whether every gradient is finite, on every replica.
+
+        Keras asks the first replica only, before gradients are summed over them: what overflows on
+        another one would reach the weights of all.
+        """
+        finite = super().check_finite(grads)
+        if keras.config.backend() != "tensorflow":
+            return finite
+        import tensorflow as tf
+
+        replica = tf.distribute.get_replica_context()
+        if replica is None or replica.num_replicas_in_sync == 1:
+            return finite
+        broken = tf.cast(tf.logical_not(finite), tf.float32)
+        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, broken), 0.0)
+
+    def _stateful_handle_finite_grads(self, grads: Any, trainable_variables: Any) -> None:
+        scale = ops.convert_to_tensor(self.dynamic_scale)
+        divisor = scale if self._scales else ops.ones_like(scale)
+        self.attempted.assign_add(1)
+        variables = trainable_variables or self._trainable_variables
+        unscaled = [
+            gradient
+            if gradient is None or self._overwrite_variable_with_gradient(variable)
+            else ops.divide(gradient, divisor)
+            for gradient, variable in zip(grads, variables, strict=True)
+        ]
+        self.inner_optimizer.apply(unscaled, trainable_variables=trainable_variables)
+        if self.mode == "fixed":
+            return
+        due = ops.equal(self.step_counter, self.dynamic_growth_steps - 1)
+        doubled = ops.minimum(ops.multiply(scale, 2.0), CEILING)
+        self.dynamic_scale.assign(ops.where(due, doubled, scale))
+        self.growths.assign_add(ops.cast(due, self.growths.dtype))
+        count = ops.convert_to_tensor(self.step_counter)
+        self.step_counter.assign(ops.where(due, ops.zeros_like(count), count + 1))
+
+    def _stateful_handle_non_finite_grads(self) -> None:
+        self.attempted.assign_add(1)
+        self.skips.assign_add(1)
+        if self.mode == "fixed":
+            return
+        self.step_counter.assign(0)
+        scale = ops.convert_to_tensor(self.dynamic_scale)
+        halved = ops.minimum(scale, ops.maximum(ops.multiply(scale, 0.5), self.floor))
+        self.drops.assign_add(ops.cast(ops.less(halved, scale), self.drops.dtype))
+        self.dynamic_scale.assign(halved)
+        first = ops.logical_and(ops.less_equal(halved, self.floor), ops.equal(self.floor_step, 0))
+        step = ops.convert_to_tensor(self.attempted)
+        self.floor_step.assign(ops.where(first, step, ops.convert_to_tensor(self.floor_step)))
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {**super().get_config(), "floor": self.floor, "mode": self.mode}
+
+
+class CountedLoss(Hook):
+    """An optimizer's `scale_loss` that counts, inside the step, losses that are not finite."""
+
+    def __init__(self, original: Any, counter: Any) -> None:
+        super().__init__(original)
+        self.counter = counter
+
+    def __call__(self, loss: Any) -> Any:
+        """Count the loss, then scale it as before."""
+        broken = ops.logical_not(ops.all(ops.isfinite(loss)))
+        self.counter.assign_add(ops.cast(broken, self.counter.dtype))
+        return self.original(loss)
+
+
+def value_of(variable: Any) -> Any:
+    """The value of a scalar variable, as a number of numpy's."""
+    return ops.convert_to_numpy(ops.convert_to_tensor(variable))

@@ -1,0 +1,388 @@
+"""One recipe at work on one model: what is changed in it, kept up, and put back.
+
+Layers get their policies at once; what a later `compile` brings (another optimizer, other settings)
+and what a later `build` makes (layers) is taken in as it comes, so that the order in which a script
+builds, compiles and applies does not matter.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import keras
+
+from autoprec.backends.keras.apply import optimizer_wrapping, saved_form
+from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer, Finalizes
+from autoprec.backends.keras.apply.advice import advise
+from autoprec.backends.keras.apply.float32_outputs import Float32Outputs, OutputsInFloat32
+from autoprec.backends.keras.apply.follow_model import Builds, Changes, Compiles, stop_waiting
+from autoprec.backends.keras.apply.hooks import Wraps
+from autoprec.backends.keras.apply.layer_names import Placed, children, place, resolve
+from autoprec.backends.keras.apply.layer_policies import own
+from autoprec.backends.keras.apply.loss_scale import CountedLoss
+from autoprec.backends.keras.apply.metrics import OfRealSamples, installable
+from autoprec.backends.keras.apply.optimizers import exchanged, holding, optimizers_of
+from autoprec.backends.keras.apply.padding import PaddedLayer, pad_layers
+from autoprec.backends.keras.apply.policies import LayerPolicies
+from autoprec.backends.keras.apply.precision import Applied, Precision
+from autoprec.backends.keras.apply.train_function import compile_settings, remake, watch
+from autoprec.errors import AutoprecWarning, UsageError
+
+#: Where a model holds the recipe that is at work on it.
+PLACE = "_autoprec"
+
+#: How a note begins that says what a model to which a recipe came by itself does not carry.
+_NOT_CARRIED = "not carried to "
+
+
+class ModelOperation:
+    """A recipe at work on `model`; held by the model itself, so that it lives as long.
+
+    `given` are optimizers of the script that the model does not hold. With `tolerant`, islands
+    that the model does not have are warned of rather than refused: a policy that was set for every
+    model to come meets models it was not tuned for.
+    """
+
+    def __init__(
+        self,
+        precision: Precision,
+        model: Any,
+        device: str,
+        *,
+        given: Sequence[Any] = (),
+        tolerant: bool = False,
+    ) -> None:
+        if not isinstance(model, keras.Layer):
+            raise UsageError(
+                f"model: {type(model).__name__} given, expected a keras.Model or keras.Layer"
+            )
+        self.model = model
+        self.optimizers: tuple[Any, ...] = ()
+        self.nonfinite: Any = None
+        self._precision, self._recipe = precision, precision.recipe
+        self._device, self._given, self._tolerant = device, tuple(given), tolerant
+        self._wraps, self._compiled = Wraps(), Wraps()
+        self._policies = LayerPolicies(self._wraps)
+        self._undo: list[Callable[[], None]] = []
+        self._placed: tuple[Placed, ...] = ()
+        self._islands: tuple[Placed, ...] = ()
+        self._kept: list[Placed] = []
+        self._padded: list[PaddedLayer] = []
+        self._not_padded: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._warned: set[str] = set()
+        self._advice: list[str] = []
+
+    def apply(self) -> ModelOperation:
+        """Undo what was applied before to the model or a part of it, and do it all."""
+        release(self.model)
+        try:
+            with _scope_of(self.model):
+                self._change_layers()
+                self._take_in_compile()
+        except BaseException:
+            self.restore()
+            raise
+        vars(self.model)[PLACE] = self
+        return self
+
+    @property
+    def report(self) -> Applied:
+        """What was changed."""
+        named = tuple(unit.path for unit in self._islands)
+        there = {unit.path for unit in self._placed}
+        missing = (
+            (path, "this model has no layer of that name")
+            for path in self._recipe.alignment.modules
+            if path not in there
+        )
+        return Applied(
+            self._recipe.policy,
+            layers=len(self._placed),
+            islands=(*named, *(path for path in self._outputs.islands if path not in named)),
+            kept=tuple(unit.path for unit in self._kept),
+            padded=tuple(self._padded),
+            not_padded=(*self._not_padded.items(), *missing),
+            warnings=(*self._notes, *self._advice),
+        )
+
+    def warn(self) -> None:
+        """Warn, once each, of what this model does not carry."""
+        for note in self._notes:
+            if note.startswith(_NOT_CARRIED) and note not in self._warned:
+                self._warned.add(note)
+                warnings.warn(note, AutoprecWarning, stacklevel=3)
+
+    def restore(self) -> None:
+        """Put the model back as it was, but for what the script has changed itself since."""
+        self._leave_compile()
+        self._wraps.restore()
+        self._policies.restore()
+        if vars(self.model).get(PLACE) is self:
+            del vars(self.model)[PLACE]
+
+    # Layers --------------------------------------------------------------------------------------
+
+    def _change_layers(self) -> None:
+        """Give layers their policies, and outputs float32; look at later ones when they come."""
+        policy = self._recipe.policy
+        placed = self._placed = place(self.model)
+        for unit in placed:
+            if unit.layer is not self.model and not getattr(unit.layer, "compiled", False):
+                release(unit.layer)
+            stop_waiting(unit.layer)
+        self._outputs = OutputsInFloat32(self._policies, self._wraps)
+        self._islands = self._resolve() if policy.mixed else ()
+        self._pad(placed)
+        self._kept += self._policies.apply(placed, policy, self._islands)
+        for island in self._islands:
+            _lift_own_code(island, self._islands, self._wraps)
+        if policy.mixed:
+            self._outputs.apply(self._placed)
+            _add_losses_in_float32(self.model, self._wraps)
+        self._wait_for(placed)
+        self._follow(placed)
+        self._advice = advise(self._recipe, self._placed, self._device, self._islands)
+
+    def _follow(self, placed: Sequence[Placed]) -> None:
+        """Be told of `compile`, and of a Sequential's `add` and `pop`."""
+        if hasattr(self.model, "compile"):
+            self._wraps.install(self.model, "compile", Compiles(self.model.compile, self))
+        for unit in placed:
+            if isinstance(unit.layer, keras.Sequential):
+                for name in ("add", "pop"):
+                    hook = Changes(getattr(unit.layer, name), self)
+                    self._wraps.install(unit.layer, name, hook)
+
+    def changed(self) -> None:
+        """Do it all anew where the model has other layers by now: one was added, or a new head."""
+        if [id(p.layer) for p in place(self.model)] == [id(p.layer) for p in self._placed]:
+            return
+        self._wraps.restore()
+        self._policies.restore()
+        self._kept, self._padded, self._not_padded = [], [], {}
+        self._notes = [note for note in self._notes if not note.startswith(_NOT_CARRIED)]
+        self._tolerant = True  # of an island whose layer is gone
+        with _scope_of(self.model):
+            self._change_layers()
+
+    def _resolve(self) -> tuple[Placed, ...]:
+        """The islands; while layers may still come, those that are there."""
+        found: list[Placed] = []
+        complete = all(unit.layer.built for unit in self._placed)
+        for pattern in self._recipe.float32_modules:
+            try:
+                found += resolve((pattern,), self._placed)
+            except UsageError as error:
+                if complete and not self._tolerant:
+                    raise
+                note = f"{_NOT_CARRIED}{self.model.name}: {error}"
+                if complete and note not in self._notes:
+                    self._notes.append(note)
+        return tuple(dict.fromkeys(found))
+
+    def _pad(self, placed: Iterable[Placed]) -> None:
+        """Pad what the recipe names among `placed`; what is not built waits for it."""
+        wanted = self._recipe.alignment.modules
+        ready = [unit for unit in placed if unit.path in wanted]
+        alignment = replace(self._recipe.alignment, modules=tuple(unit.path for unit in ready))
+        padded, skipped = pad_layers(ready, alignment, self._wraps)
+        self._padded += padded
+        self._not_padded.update(skipped)
+        for unit in padded:
+            self._not_padded.pop(unit.path, None)
+
+    def _wait_for(self, placed: Sequence[Placed]) -> None:
+        for unit in placed:
+            if not unit.layer.built:
+                self._wraps.install(unit.layer, "build", Builds(unit.layer.build, self, unit))
+
+    def built(self, unit: Placed) -> None:
+        """Take in the layers that `unit` made when it was built, and pad it."""
+        known = {id(known.layer): known for known in self._placed}
+        if any(id(child) not in known for child in children(unit.layer)):
+            self._placed = tuple(known.get(id(p.layer), p) for p in place(self.model))
+            self._take_in([p for p in self._placed if id(p.layer) not in known])
+        elif len(self._islands) < len(self._recipe.float32_modules) and self._recipe.policy.mixed:
+            self._resolve()  # says what is missing, once nothing more can come
+        if unit.path in self._recipe.alignment.modules:
+            self._pad([unit])
+
+    def _take_in(self, new: Sequence[Placed]) -> None:
+        """Do to layers that came later what was done to the first."""
+        policy = self._recipe.policy
+        self._outputs.know(new)
+        self._pad(new)
+        before, self._islands = self._islands, self._resolve() if policy.mixed else ()
+        self._kept += self._policies.extend(new, policy, self._islands)
+        for island in set(self._islands) - set(before):
+            _lift_own_code(island, self._islands, self._wraps)
+        if policy.mixed:
+            self._outputs.lift_softmax(new)
+        self._wait_for(new)
+
+    # What compile sets ---------------------------------------------------------------------------
+
+    def compiling(self) -> None:
+        """Know that the model is about to be compiled anew: what is there now is the past."""
+        self._leave_compile()
+
+    def compiled(self) -> None:
+        """Carry the recipe into what `compile` has set, and to layers that are new."""
+        self.changed()
+        with _scope_of(self.model):
+            self._take_in_compile()
+        self.warn()
+
+    def _take_in_compile(self) -> None:
+        self._wrap_optimizers()
+        metrics = installable(self.model)
+        if metrics is not None:
+            hook = OfRealSamples(metrics.update_state, metrics)
+            self._compiled.install(metrics, "update_state", hook)
+        if getattr(self.model, "compiled", False):
+            self._set_train_function()
+
+    def _leave_compile(self) -> None:
+        self._compiled.restore()
+        while self._undo:
+            self._undo.pop()()
+
+    def _wrap_optimizers(self) -> None:
+        held = [self._as_compiled(optimizer) for optimizer in optimizers_of(self.model)]
+        wrapped: dict[int, Any] = {}
+        for optimizer in (*self._given, *held):
+            inner = id(saved_form.innermost(optimizer))
+            wrapped[inner] = wrapped.get(inner) or self._precision.wrapped(optimizer)
+        self.optimizers = tuple(wrapped.values())
+        self._count_losses()
+        for name in holding(self.model):
+            self._hold(name, wrapped)
+        self._flush_when_fit_ends()
+
+    def _as_compiled(self, optimizer: Any) -> Any:
+        """What the user gave to `compile`, without the loss scale that Keras may have added.
+
+        Keras adds one where the model's policy is mixed_float16, and files name it only where the
+        user did; their state must be what they name.
+        """
+        config = getattr(self.model, "_compile_config", None)
+        said = None if config is None else config.config.get("optimizer")
+        added = (
+            optimizer is getattr(self.model, "optimizer", None)
+            and type(optimizer) is keras.optimizers.LossScaleOptimizer
+            and said is not optimizer
+        )
+        return optimizer.inner_optimizer if added else optimizer
+
+    def _hold(self, name: str, wrapped: Mapping[int, Any]) -> None:
+        """Make the model hold wrapped optimizers where it held the user's."""
+        ours = own(self.model).name != "mixed_float16"
+        back: dict[int, tuple[Any, Any]] = {}
+
+        def wrap(held: Any) -> Any:
+            found = wrapped[id(saved_form.innermost(held))]
+            if found is not held:
+                back[id(found)] = found, self._as_compiled(held) if ours else held
+            return found
+
+        def undo() -> None:
+            for ours, given in back.values():
+                optimizer_wrapping.unwrap(ours, given)
+            self._exchange(name, lambda held: back.get(id(held), (held, held))[1])
+
+        self._exchange(name, wrap)
+        if back:
+            self._undo.append(undo)
+
+    def _exchange(self, name: str, change: Callable[[Any], Any]) -> None:
+        """Exchange the optimizers in an attribute of the model."""
+        held = vars(self.model).get(name)
+        now = exchanged(held, change)
+        if now is not held:
+            setattr(self.model, name, now)
+            remake(self.model)
+
+    def _flush_when_fit_ends(self) -> None:
+        """Flush every optimizer where Keras finalizes the compiled one alone."""
+        compiled = getattr(self.model, "optimizer", None)
+        found = (
+            optimizer_wrapping.find(o, AccumulatingOptimizer)
+            for o in self.optimizers
+            if o is not compiled
+        )
+        others = [each for each in found if each is not None]
+        if compiled is not None and others:
+            hook = Finalizes(compiled.finalize_variable_values, others)
+            self._compiled.install(compiled, "finalize_variable_values", hook)
+
+    def _count_losses(self) -> None:
+        """Count losses that are not finite; on several replicas a variable could not be shared."""
+        if _replicas() > 1 or not self.optimizers:
+            return
+        if self.nonfinite is None:
+            self.nonfinite = keras.Variable(0, dtype="int64", trainable=False, name="broken_losses")
+        for optimizer in self.optimizers:
+            counted = CountedLoss(optimizer.scale_loss, self.nonfinite)
+            self._compiled.install(optimizer, "scale_loss", counted)
+
+    def _set_train_function(self) -> None:
+        model, recipe = self.model, self._recipe
+        before = (model.jit_compile, model.steps_per_execution)
+        steps = recipe.knobs.get("steps_per_execution", model.steps_per_execution)
+        note = "steps_per_execution was left at 1: Keras on torch has no other"
+        if keras.config.backend() == "torch" and steps != 1:
+            steps = 1
+            self._notes += [note] if note not in self._notes else []
+        compiles = model.jit_compile or (recipe.compile and not model.run_eagerly)
+        compile_settings(model, compiles, steps)
+        watch(self._precision, model)
+        after = (model.jit_compile, model.steps_per_execution)
+
+        def undo() -> None:
+            if (model.jit_compile, model.steps_per_execution) == after:
+                compile_settings(model, *before)
+
+        self._undo.append(undo)
+
+
+def release(layer: Any) -> None:
+    """Undo the recipe that is at work on `layer`, if one is."""
+    former = vars(layer).get(PLACE)
+    if former is not None:
+        former.restore()
+
+
+def _lift_own_code(island: Placed, islands: Sequence[Placed], wraps: Wraps) -> None:
+    """Let a container compute its own code in float32 on what its 16-bit layers give it."""
+    if len(island.members) > 1:
+        return
+    inside = {id(other.layer) for other in islands}
+    for child in children(island.layer):
+        if id(child) not in inside and child.compute_dtype != "float32":
+            wraps.install(child, "call", Float32Outputs(child, child.call))
+
+
+def _add_losses_in_float32(model: Any, wraps: Wraps) -> None:
+    """Cast what layers add to the loss: Keras cannot sum 16-bit terms with the float32 loss."""
+    if hasattr(model, "_aggregate_additional_loss"):
+        aggregate = model._aggregate_additional_loss
+        wraps.install(model, "_aggregate_additional_loss", Float32Outputs(model, aggregate))
+
+
+def _replicas() -> int:
+    if keras.config.backend() != "tensorflow":
+        return 1
+    import tensorflow as tf
+
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def _scope_of(model: Any) -> AbstractContextManager[Any]:
+    """The strategy's scope that `model` was made under, for the variables that wrappers add."""
+    strategy = getattr(model, "_distribute_strategy", None)
+    return nullcontext() if strategy is None else strategy.scope()

@@ -1,0 +1,99 @@
+"""Puts around an optimizer what a recipe asks for: accumulation, then a loss scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
+from autoprec.backends.keras.apply.loss_scale import COUNTS, ScaledOptimizer, value_of
+from autoprec.backends.keras.apply.saved_form import (
+    chain,
+    given_to,
+    hand_back_scale,
+    innermost,
+)
+from autoprec.core.recipe import LossScale
+
+
+def find(optimizer: Any, kind: type) -> Any:
+    """The wrapper of class `kind` around the user's optimizer, or None."""
+    return next((each for each in chain(optimizer) if isinstance(each, kind)), None)
+
+
+def wrap(optimizer: Any, scale: LossScale | None, accumulation_steps: int) -> Any:
+    """Put what the recipe asks for around the user's optimizer, and take off what it does not.
+
+    A wrapper that is already there and still wanted is kept, with its state.
+    """
+    given, inner = given_to(optimizer), innermost(optimizer)
+    variables = list(inner._trainable_variables) if inner.built else None
+    result = inner
+    if accumulation_steps > 1 or (scale is None and given is not inner):
+        result = _accumulating(optimizer, accumulation_steps)
+    if scale is not None:
+        result = _scaled(optimizer, result, scale)
+    if result is not inner:
+        # Not by setattr: TensorFlow would save what it holds in its checkpoints too.
+        vars(result)["given"] = given
+    if variables is not None and not result.built:
+        result.build(variables)
+        result.built = True
+        _carry(optimizer, result)
+    return result
+
+
+def unwrap(optimizer: Any, back: Any = None) -> Any:
+    """The user's optimizer as it was before, with the state it would have by now.
+
+    That is `back`, or else what was given to `wrap`.
+    """
+    back = given_to(optimizer) if back is None else given_to(back)
+    scaled = find(optimizer, ScaledOptimizer)
+    if isinstance(back, keras.optimizers.LossScaleOptimizer):
+        hand_back_scale(optimizer, back)
+    elif scaled is not None:
+        innermost(back).loss_scale_factor = scaled.factor
+    return back
+
+
+def updates_of(optimizer: Any) -> Any:
+    """How often the user's optimizer has changed the weights, as a tensor."""
+    return keras.ops.convert_to_tensor(innermost(optimizer).iterations)
+
+
+def _accumulating(before: Any, steps: int) -> Any:
+    """An accumulating wrapper; over one step, it only takes a loss scale's place in files."""
+    present = find(before, AccumulatingOptimizer)
+    if present is None or (present.steps == 1) != (steps == 1):
+        return AccumulatingOptimizer(innermost(before), steps)
+    present.steps = steps
+    return present
+
+
+def _scaled(before: Any, inner: Any, scale: LossScale) -> Any:
+    present = find(before, ScaledOptimizer)
+    if present is None or present.inner_optimizer is not inner:
+        return ScaledOptimizer.of(inner, scale)
+    user = innermost(inner)
+    if user.loss_scale_factor is not None:
+        present.factor, user.loss_scale_factor = user.loss_scale_factor, None
+    present.floor, present.mode = scale.floor, scale.mode
+    present.dynamic_growth_steps = scale.growth_interval
+    return present
+
+
+def _carry(before: Any, after: Any) -> None:
+    """Take over the state of a loss scale that had already been trained with."""
+    old = find(before, keras.optimizers.LossScaleOptimizer)
+    new = find(after, ScaledOptimizer)
+    if old is None or new is None or old is new or not old.built:
+        return
+    if int(value_of(old.iterations)) == 0:
+        return
+    new.step_counter.assign(old.step_counter)
+    new.dynamic_scale.assign(old.dynamic_scale)
+    for name in COUNTS:
+        if hasattr(old, name):
+            getattr(new, name).assign(getattr(old, name))

@@ -1,0 +1,383 @@
+"""What a Keras training script holds after a recipe was applied to its model.
+
+`fit`, a custom `train_step` and a hand-written loop all go through the optimizer that `Precision`
+wrapped; the loop also asks it for the scaled loss. Nothing here measures or chooses.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Protocol
+
+import keras
+from keras import ops
+
+from autoprec.backends.keras.apply import optimizer_wrapping, saved_form
+from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
+from autoprec.backends.keras.apply.loss_scale import STATE, ScaledOptimizer, value_of
+from autoprec.backends.keras.apply.padding import PaddedLayer
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.recipe import LossScale, Recipe, batch_in_words
+from autoprec.errors import AutoprecWarning, UsageError
+
+logger = logging.getLogger("autoprec")
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What a training run did so far: updates made and skipped, and changes of the loss scale.
+
+    `floor_hits` are skips that would have taken the scale under its floor; `nonfinite_losses`
+    are counted since the recipe was applied, wherever the loss passes through `scale_loss`.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    scale_drops: int = 0
+    scale_growths: int = 0
+    floor_hits: int = 0
+    nonfinite_losses: int = 0
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What applying a recipe changed, and what it has to say.
+
+    `islands` are the layers computed in float32: the recipe's, then those the outputs need
+    ("dense_2 (activation)" where only the end of a layer is). `kept` are float32 layers left as
+    they are: the user's own, and those that only prepare the model's inputs. `padded` are layers
+    computed at aligned sizes, `not_padded` those that cannot be, with the reason. `warnings` each
+    say what to do.
+    """
+
+    policy: Policy
+    layers: int = 0
+    islands: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    padded: tuple[PaddedLayer, ...] = ()
+    not_padded: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class OnModel(Protocol):
+    """A recipe at work on one model, as `Precision` sees it."""
+
+    model: Any
+    nonfinite: Any
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """The user's optimizers, wrapped where the recipe needs it."""
+
+    @property
+    def report(self) -> Applied:
+        """What was changed in the model."""
+
+    def restore(self) -> None:
+        """Put the model back as it was."""
+
+
+@dataclass(repr=False)
+class Precision:
+    """A recipe at work. Made by `KerasSurgeon.apply`.
+
+    Applied to a model it knows that one; applied before there was any, it knows every model that
+    was compiled or called since, the latest first, for as long as the script itself keeps them.
+    """
+
+    recipe: Recipe
+    attach_to: Callable[[Precision, Any, Sequence[Any]], OnModel] | None = None
+    notes: list[str] = field(default_factory=list)
+    _models: list[Callable[[], OnModel | None]] = field(default_factory=list)
+    _loose: list[Any] = field(default_factory=list)
+    _starts: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+    _warned: set[int] = field(default_factory=set)
+    _logged: StepCounts = field(default_factory=StepCounts)
+
+    def __repr__(self) -> str:
+        recipe = self.recipe
+        batch = batch_in_words(recipe.batch_size, recipe.accumulation_steps)
+        return f"Precision({recipe.policy}, {batch})"
+
+    @property
+    def policy(self) -> Policy:
+        """The policy; `policy.compute_dtype` and `policy.variable_dtype` can be asked."""
+        return self.recipe.policy
+
+    @property
+    def compute_dtype(self) -> DType:
+        """The dtype matrix products run in."""
+        return self.policy.compute_dtype
+
+    @property
+    def variable_dtype(self) -> DType:
+        """The dtype weights, gradients and optimizer state are kept in."""
+        return self.policy.variable_dtype
+
+    @property
+    def batch_size(self) -> int:
+        """The samples of one step, to feed `fit` or a dataset with."""
+        return self.recipe.batch_size
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """How the loss is scaled: always under float16, never otherwise."""
+        if not self.policy.needs_loss_scale:
+            return None
+        return self.recipe.loss_scale or LossScale()
+
+    @property
+    def model(self) -> Any:
+        """The model the recipe is at work on; the latest one, or None while there is none."""
+        return next((each.model for each in self._at_work()), None)
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """The user's optimizers, wrapped where the recipe needs it, in the order they were given.
+
+        Those of the latest model go first.
+        """
+        found: dict[int, Any] = {}
+        for optimizer in (*(o for each in self._at_work() for o in each.optimizers), *self._loose):
+            found.setdefault(id(saved_form.innermost(optimizer)), optimizer)
+        return tuple(found.values())
+
+    @property
+    def report(self) -> Applied:
+        """What was changed, with the warnings; for a subclassed model, complete once it ran."""
+        found = next((each.report for each in self._at_work()), Applied(self.policy))
+        return replace(found, warnings=(*self.notes, *found.warnings))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know about this recipe on this model."""
+        return self.report.warnings
+
+    @property
+    def optimizer(self) -> Any:
+        """The wrapped optimizer, for `compile` and for loops."""
+        if not self.optimizers:
+            raise UsageError(
+                "this Precision has no optimizer: give `optimizers=` or a compiled model to "
+                "apply, or wrap one with `precision.wrap(optimizer)`"
+            )
+        return self.optimizers[0]
+
+    def attach(self, model: Any, optimizers: Sequence[Any] = ()) -> Precision:
+        """Do to `model`, built after the policy was set, what is done to one built before.
+
+        A model that is compiled or called is attached by itself; this is for one that should be
+        earlier, or that was built before.
+        """
+        if self.attach_to is None:
+            raise UsageError("this Precision already has its model")
+        self.at_work_on(self.attach_to(self, model, optimizers), keep=False)
+        return self
+
+    def at_work_on(self, applied: OnModel, *, keep: bool) -> None:
+        """Know a model; unless it is to be kept, only while something else holds it."""
+        self._models = [known for known in self._models if known() not in (None, applied)]
+        self._models.append((lambda: applied) if keep else weakref.ref(applied))
+
+    def _at_work(self) -> list[OnModel]:
+        """The models that are still there, the latest first."""
+        return [found for known in reversed(self._models) if (found := known()) is not None]
+
+    def wrap(self, optimizer: Any) -> Any:
+        """Return `optimizer` with what the recipe needs around it, and remember it."""
+        wrapped = self.wrapped(optimizer)
+        if not any(known is wrapped for known in self.optimizers):
+            self._loose.append(wrapped)
+        return wrapped
+
+    def wrapped(self, optimizer: Any) -> Any:
+        """Return `optimizer` with what the recipe needs around it; counting starts here."""
+        inner = saved_form.innermost(optimizer)
+        known = [o for o in self.optimizers if saved_form.innermost(o) is inner]
+        steps = self.recipe.accumulation_steps
+        wrapped = optimizer_wrapping.wrap((known or [optimizer])[0], self.loss_scale, steps)
+        if not known:
+            self._starts[inner] = int(value_of(optimizer_wrapping.updates_of(optimizer)))
+        return wrapped
+
+    def count_from_here(self) -> None:
+        """Count the updates of optimizers that are new from now on."""
+        for optimizer in self.optimizers:
+            inner = saved_form.innermost(optimizer)
+            self._starts.setdefault(inner, int(value_of(optimizer_wrapping.updates_of(inner))))
+
+    def scale_loss(self, loss: Any, optimizer: Any = None) -> Any:
+        """Scale `loss` for the backward pass; call inside the tape."""
+        return self._chosen(optimizer).scale_loss(loss)
+
+    def apply_gradients(self, grads_and_vars: Iterable[Any], optimizer: Any = None) -> Any:
+        """Unscale, accumulate, and update unless a gradient is not finite.
+
+        Returns whether the weights changed: a bool, or inside a tf.function a boolean tensor.
+        """
+        chosen = self._chosen(optimizer)
+        before = ops.copy(optimizer_wrapping.updates_of(chosen))
+        chosen.apply_gradients(list(grads_and_vars))
+        changed = ops.not_equal(optimizer_wrapping.updates_of(chosen), before)
+        if not _concrete(changed):
+            return changed
+        self.check()
+        return bool(ops.convert_to_numpy(changed))
+
+    def flush(self) -> bool:
+        """Update with gradients accumulated since the last update; whether there were any."""
+        changed = False
+        for optimizer in self.optimizers:
+            accumulating = optimizer_wrapping.find(optimizer, AccumulatingOptimizer)
+            if accumulating is not None:
+                changed = accumulating.flush() or changed
+        return changed
+
+    @property
+    def scale(self) -> float:
+        """The loss scale now; 1 where the policy needs none."""
+        scaled = self._scaled()
+        if scaled is None:
+            return 1.0
+        return (
+            float(value_of(scaled.dynamic_scale)) if scaled.built else float(scaled.initial_scale)
+        )
+
+    @property
+    def steps(self) -> int:
+        """Updates made since the recipe was applied, the skipped ones left out.
+
+        Of several optimizers it is those of the one that made most.
+        """
+        return max((self._steps_of(optimizer) for optimizer in self.optimizers), default=0)
+
+    def _steps_of(self, optimizer: Any) -> int:
+        start = self._starts.get(saved_form.innermost(optimizer), 0)
+        return int(value_of(optimizer_wrapping.updates_of(optimizer))) - start
+
+    @property
+    def skipped(self) -> int:
+        """Updates thrown away because a gradient was not finite, over the whole training."""
+        return _total([scaled for scaled in self._all_scaled() if scaled.built], "skips")
+
+    @property
+    def counts(self) -> StepCounts:
+        """Everything that is counted, as numbers; reading waits for the device."""
+        built = [scaled for scaled in self._all_scaled() if scaled.built]
+        drops = _total(built, "drops")
+        dynamic = _total([scaled for scaled in built if scaled.mode == "dynamic"], "skips")
+        return StepCounts(
+            steps=self.steps,
+            skipped=self.skipped,
+            scale_drops=drops,
+            scale_growths=_total(built, "growths"),
+            floor_hits=dynamic - drops,
+            nonfinite_losses=self.nonfinite_losses,
+        )
+
+    @property
+    def nonfinite_losses(self) -> int:
+        """Losses that were infinite or NaN since the recipe was applied."""
+        counters = [each.nonfinite for each in self._at_work() if each.nonfinite is not None]
+        return sum(int(value_of(counter)) for counter in counters)
+
+    def check(self) -> None:
+        """Log what was newly skipped; warn once if a loss scale has fallen to its floor."""
+        counts = self.counts
+        if counts.skipped > self._logged.skipped:
+            logger.info("%d steps skipped so far, loss scale now %g", counts.skipped, self.scale)
+        if counts.nonfinite_losses > self._logged.nonfinite_losses:
+            logger.info("%d losses were not finite so far", counts.nonfinite_losses)
+        self._logged = counts
+        for scaled in self._all_scaled():
+            step = int(value_of(scaled.floor_step)) if scaled.built else 0
+            if step and id(scaled) not in self._warned:
+                self._warned.add(id(scaled))
+                warnings.warn(
+                    f"the loss scale reached its floor of {scaled.floor:g} at step {step}: a "
+                    "gradient stays infinite or NaN at any scale, so the forward pass, not the "
+                    "scale, is at fault; keep the layers that overflow in float32, or use "
+                    "mixed_bfloat16 (silence: warnings.simplefilter('ignore', AutoprecWarning))",
+                    AutoprecWarning,
+                    stacklevel=2,
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scales' state as plain values; the optimizers save it themselves as well."""
+        return {
+            "loss_scales": [
+                {name: value_of(getattr(s, name)).item() for name in STATE}
+                for s in self._all_scaled()
+                if s.built
+            ]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take `state_dict`'s values back; a state saved without a scale changes nothing."""
+        for scaled, saved in zip(self._all_scaled(), state["loss_scales"], strict=False):
+            if not scaled.built:
+                raise UsageError(
+                    "load_state_dict was called before the optimizer was built; call "
+                    "optimizer.build(model.trainable_variables) first"
+                )
+            for name in STATE:
+                getattr(scaled, name).assign(saved[name])
+
+    def restore(self) -> None:
+        """Put back what was changed: policies, wrappers, the model's optimizer, global settings.
+
+        What the script has changed itself since then stays as it is.
+        """
+        for applied in self._at_work():
+            applied.restore()
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Precision:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.restore()
+
+    def _chosen(self, optimizer: Any) -> Any:
+        if optimizer is None:
+            return self.optimizer
+        if any(optimizer is known for known in self.optimizers):
+            return optimizer
+        for known in self.optimizers:
+            if saved_form.innermost(known) is saved_form.innermost(optimizer):
+                return known
+        raise UsageError(
+            f"{optimizer.name} is not an optimizer this Precision knows; give it to apply"
+        )
+
+    def _scaled(self) -> Any:
+        return next(iter(self._all_scaled()), None)
+
+    def _all_scaled(self) -> list[Any]:
+        found = (optimizer_wrapping.find(o, ScaledOptimizer) for o in self.optimizers)
+        return [scaled for scaled in found if scaled is not None]
+
+
+def _total(scaled: Sequence[Any], name: str) -> int:
+    return sum(int(value_of(getattr(optimizer, name))) for optimizer in scaled)
+
+
+def _concrete(tensor: Any) -> bool:
+    """Whether a tensor has a value now, rather than when a traced function runs."""
+    if keras.config.backend() != "tensorflow":
+        return True
+    import tensorflow as tf
+
+    return bool(tf.executing_eagerly())

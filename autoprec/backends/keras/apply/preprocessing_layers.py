@@ -1,0 +1,55 @@
+"""Finds the layers that only prepare a model's inputs: they stay in float32.
+
+Ids above 256 and large measurements do not survive bfloat16, and nothing is won before the first
+matrix product, which casts what it is given itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from autoprec.backends.keras.apply.layer_names import PASSIVE, Placed, has_graph
+
+_PREPROCESSING = "keras.src.layers.preprocessing."
+
+
+def preparing(placed: Sequence[Placed]) -> set[int]:
+    """The ids of Keras's preprocessing layers, and of those that move the inputs about."""
+    found = {id(unit.layer) for unit in placed if is_preprocessing(unit.layer)}
+    model = placed[0].layer
+    if has_graph(model):
+        raw = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
+        found |= _moving(model, raw)
+    return found
+
+
+def is_preprocessing(layer: Any) -> bool:
+    """Whether a layer is one of Keras's preprocessing layers, or made from one."""
+    return any(kind.__module__.startswith(_PREPROCESSING) for kind in type(layer).__mro__)
+
+
+def _moving(model: Any, raw: set[int]) -> set[int]:
+    """The ids of the layers that hand on nothing but `raw` tensors and what is made of them."""
+    found: set[int] = set()
+    others: set[int] = set()
+    for node in _nodes(model):
+        layer = node.operation
+        if not all(id(tensor) in raw for tensor in node.input_tensors):
+            others.add(id(layer))
+        elif isinstance(layer, keras.Model) and has_graph(layer):
+            found |= _moving(layer, {id(tensor) for tensor in keras.tree.flatten(layer.inputs)})
+        elif isinstance(layer, PASSIVE) or is_preprocessing(layer):
+            found.add(id(layer))
+            raw.update(id(tensor) for tensor in keras.tree.flatten(node.outputs))
+    return found - others
+
+
+def _nodes(model: Any) -> list[Any]:
+    """The calls of a model's graph in the order they are made, its inputs left out."""
+    graph = getattr(model, "_functional", None) or model
+    by_depth = graph._nodes_by_depth
+    calls = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+    return [node for node in calls if not node.is_input]

@@ -1,0 +1,49 @@
+"""How a compiled model runs its steps: XLA, steps per execution, and a look at the counters."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from autoprec.backends.keras.apply.precision import Precision
+
+
+def compile_settings(model: Any, jit_compile: bool, steps_per_execution: Any) -> None:
+    """Set how the train function is compiled; what a file says of it stays the user's own."""
+    model.jit_compile = jit_compile
+    model.steps_per_execution = steps_per_execution
+    remake(model)
+
+
+def remake(model: Any) -> None:
+    """Make Keras trace its functions again: those it has hold the old policies."""
+    if getattr(model, "compiled", False):
+        model.make_train_function(force=True)
+        model.test_function = None
+        model.predict_function = None
+
+
+def watch(precision: Precision, model: Any) -> None:
+    """Look for a scale at its floor now and then, from the host, while `fit` runs."""
+    if precision.loss_scale is not None and model.train_function is not None:
+        model.train_function = _Watched(model.train_function, weakref.ref(precision))
+
+
+@dataclass
+class _Watched:
+    """A train function that lets the precision look at its counters every few executions."""
+
+    function: Callable[[Any], Any]
+    precision: weakref.ref[Precision]
+    every: int = 16
+    calls: int = 0
+
+    def __call__(self, iterator: Any) -> Any:
+        logs = self.function(iterator)
+        self.calls += 1
+        precision = self.precision()
+        if precision is not None and (self.calls <= self.every or self.calls % self.every == 0):
+            precision.check()
+        return logs

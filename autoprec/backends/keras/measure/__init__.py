@@ -1,0 +1,1 @@
+"""Describes a Keras task and times its training steps."""

@@ -1,0 +1,221 @@
+"""Builds a Keras model by a recipe and times its training steps, by the path `fit` takes.
+
+A step is one update of the weights: the model's own train function over an iterator, once for each
+micro-batch, compiled and with as many steps per execution as the recipe says. Batches are in
+memory beforehand; the loader's own time is measured apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+
+from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.train.compiling import check_compiled
+from autoprec.backends.keras.train.data import batches, count_samples, size_in_bytes, to_tensors
+from autoprec.backends.keras.train.task_runner import (
+    Holdings,
+    build_model,
+    loss_of,
+    number,
+    on_tensorflow,
+    placed_on,
+)
+from autoprec.backends.protocol import Report, Task
+from autoprec.backends.shared.process_memory import (
+    give_back_memory,
+    peak_resident_bytes,
+    reset_peak_resident,
+)
+from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.recipe import Recipe
+from autoprec.core.statistics import enough, summarize
+
+_KEPT_BATCHES = 4
+_KEPT_BYTES = 256 * 2**20
+_CHUNK = 8
+
+
+class KerasSession:
+    """One model under one recipe, with a few full batches in memory."""
+
+    def __init__(
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+    ) -> None:
+        self._task, self._recipe, self._device, self._report = task, recipe, device, report
+        self._started = time.perf_counter()
+        self._finite = True
+        self._reset_peak()
+        try:
+            with placed_on(device):
+                self._build(seed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, seed: int) -> None:
+        self._report("data", 0)
+        found, self._data_seconds = self._fetch(seed)
+        self._samples = [count_samples(self._task, batch) for batch in found]
+        self._report("build", 0)
+        self._model = build_model(self._task, seed, found[0])
+        self._precision = KerasSurgeon().apply(self._recipe, model=self._model, device=self._device)
+        self._executions, self._updates = _round(
+            self._recipe.accumulation_steps, int(self._model.steps_per_execution)
+        )
+        self._model.make_train_function()
+        self._feed: Any = _feed(self._model, found)
+        self._report("compile" if self._recipe.compile else "warmup", 0)
+        self._steps()
+        check_compiled(self._model, self._recipe)
+
+    def _fetch(self, seed: int) -> tuple[list[Any], float]:
+        """A few full batches in memory, and the loader's seconds for one."""
+        found: list[Any] = []
+        seconds: list[float] = []
+        held = 0
+        stream = batches(self._task, self._recipe.batch_size, seed, repeat=True, workers=True)
+        with contextlib.closing(stream):
+            for _ in range(3 * _KEPT_BATCHES):
+                start = time.perf_counter()
+                batch = next(stream)
+                seconds.append(time.perf_counter() - start)
+                samples = count_samples(self._task, batch)
+                if found and samples < count_samples(self._task, found[0]):
+                    continue
+                found.append(to_tensors(batch))
+                held += size_in_bytes(batch)
+                if len(found) == _KEPT_BATCHES or held * (1 + 1 / len(found)) > _KEPT_BYTES:
+                    break
+        later = seconds[1:] or seconds
+        return found, sum(later) / len(later)
+
+    def _steps(self) -> None:
+        """Run as many executions as make whole updates, and wait for the device."""
+        logs = None
+        for _ in range(self._executions):
+            logs = self._model.train_function(next(self._feed))
+        self._finite = math.isfinite(number(loss_of(logs))) and self._finite
+
+    def time_steps(self, budget: TimingBudget) -> Measurement:
+        """Time steps until the budget says enough; see `Session.time_steps`."""
+        warmup_seconds = time.perf_counter() - self._started
+        times: list[float] = []
+        budget = _in_rounds(budget, self._updates)
+        start = time.perf_counter()
+        with placed_on(self._device):
+            while not enough(times, budget, time.perf_counter() - start):
+                for _ in range(_chunk(times)):
+                    began = time.perf_counter()
+                    self._steps()
+                    times.append((time.perf_counter() - began) / self._updates)
+                self._report("steps", len(times))
+        summary = summarize(times)
+        self._started = time.perf_counter()
+        samples = sum(self._samples) / len(self._samples)
+        return Measurement(
+            step_seconds=summary.median,
+            low=summary.low,
+            high=summary.high,
+            steps=summary.steps * self._updates,
+            samples_per_step=samples * self._recipe.accumulation_steps,
+            peak_memory_bytes=self._peak(),
+            data_seconds=self._data_seconds * self._recipe.accumulation_steps,
+            warmup_seconds=warmup_seconds + sum(times[: summary.warmup]) * self._updates,
+            warmup_steps=(1 + summary.warmup) * self._updates,
+            finite=self._finite,
+            notes=self._notes(),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(self._precision.warnings)
+
+    def _reset_peak(self) -> None:
+        gc.collect()
+        if self._accelerated():
+            import tensorflow as tf
+
+            tf.config.experimental.reset_memory_stats("GPU:0")
+        else:
+            reset_peak_resident()
+
+    def _peak(self) -> int:
+        if self._accelerated():
+            import tensorflow as tf
+
+            return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+        return peak_resident_bytes()
+
+    def _accelerated(self) -> bool:
+        return on_tensorflow() and self._device.startswith(("cuda", "gpu", "rocm"))
+
+    def close(self) -> None:
+        """Give back the memory and what was set for the process."""
+        model = self.__dict__.pop("_model", None)
+        holdings = Holdings(model) if model is not None else None
+        precision = self.__dict__.pop("_precision", None)
+        if precision is not None:
+            precision.restore()
+        self.__dict__.pop("_feed", None)
+        del model, precision
+        _clear_session()
+        gc.collect()
+        if holdings is not None:
+            holdings.give_back()
+        give_back_memory()
+
+
+def _clear_session() -> None:
+    """Forget Keras's names and graphs, but not the global policy that a task may have set."""
+    policy = keras.config.dtype_policy()
+    keras.utils.clear_session(free_memory=False)
+    keras.config.set_dtype_policy(policy)
+
+
+def _round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]:
+    """The fewest executions that end on an update, and how many updates those are."""
+    micro = math.lcm(accumulation_steps, steps_per_execution)
+    return micro // steps_per_execution, micro // accumulation_steps
+
+
+def _in_rounds(budget: TimingBudget, updates: int) -> TimingBudget:
+    """The budget where each time is that of a round of several updates."""
+    least = max(2, math.ceil(budget.min_steps / updates))
+    most = max(least, budget.max_steps // updates)
+    return replace(budget, min_steps=least, max_steps=most)
+
+
+def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
+    """What the train function is called with, again and again, as `fit` would call it."""
+    if not on_tensorflow():
+        return ([batch] for batch in itertools.cycle(found))
+    import tensorflow as tf
+
+    def without_none(batch: Any) -> Any:
+        """Put an empty Optional for None: that is how Keras feeds it to its train function."""
+        empty = tf.experimental.Optional.empty
+        return keras.tree.map_structure(lambda leaf: empty(None) if leaf is None else leaf, batch)
+
+    data = tf.data.Dataset.from_tensors(without_none(found[0]))
+    for batch in found[1:]:
+        data = data.concatenate(tf.data.Dataset.from_tensors(without_none(batch)))
+    data = data.repeat()
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync > 1:
+        data = strategy.experimental_distribute_dataset(data)
+    return itertools.repeat(iter(data))
+
+
+def _chunk(times: Sequence[float]) -> int:
+    """How many rounds to time before looking again: one while they are slow, more when fast."""
+    if not times or times[-1] > 0.05:
+        return 1
+    return min(_CHUNK, max(1, math.ceil(0.05 / max(times[-1], 1e-6))))

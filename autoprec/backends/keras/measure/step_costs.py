@@ -1,0 +1,82 @@
+"""What a training step costs: the kernels it runs, and the bytes it keeps for the gradient.
+
+Both are read from the traced step's graph, so loops and unknown shapes count for what is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+import tensorflow as tf
+
+from autoprec.backends.keras.measure.graph import StepGraph, is_backward, products
+from autoprec.core.measurement import Kernel
+
+#: What computes nothing: constants, variables' handles, names, shapes, and views of what is there.
+_NO_WORK = frozenset(
+    {
+        *("Const", "Placeholder", "Identity", "NoOp", "ReadVariableOp", "VarHandleOp", "Assert"),
+        *("Shape", "ShapeN", "Reshape", "Squeeze", "ExpandDims", "BroadcastGradientArgs"),
+        *("StopGradient", "PreventGradient"),
+    }
+)
+
+
+def kernels(
+    step: StepGraph, weights: Collection[tuple[int, ...]], samples: int
+) -> tuple[Kernel, ...]:
+    """What one forward and backward pass runs; `weights` are the shapes of the model's weights.
+
+    What is read from a variable is a weight, and what is shaped as one is its gradient, where no
+    size of it is the batch's.
+    """
+    shapes = {shape for each in weights if samples not in (shape := tuple(sorted(each)))}
+    found: Counter[tuple[int, int, int]] = Counter()
+    for operation in step.operations:
+        if operation.type in _NO_WORK:
+            continue
+        growing = fixed = 0
+        for tensor in (*operation.inputs, *operation.outputs):
+            size = _bytes(tensor)
+            read = _origin(tensor).op.type == "ReadVariableOp"
+            if size and (read or tuple(sorted(tensor.shape.as_list())) in shapes):
+                fixed += size
+            else:
+                growing += size
+        found[products(operation), growing, fixed] += 1
+    return tuple(
+        Kernel(flops / samples, growing / samples, fixed, count)
+        for (flops, growing, fixed), count in found.items()
+    )
+
+
+def saved_bytes(step: StepGraph) -> int:
+    """Count the bytes that the backward pass reads of the forward pass; weights are not among them.
+
+    A reshaped tensor is the one it was made of.
+    """
+    kept: dict[str, int] = {}
+    for operation in step.operations:
+        if not is_backward(operation.name) or operation.type in _NO_WORK:
+            continue
+        for tensor in map(_origin, operation.inputs):
+            if not is_backward(tensor.op.name) and tensor.op.type not in _NO_WORK:
+                kept[tensor.name] = _bytes(tensor)
+    return sum(kept.values())
+
+
+def _origin(tensor: Any) -> Any:
+    """The tensor that was computed, behind those that are other views of it."""
+    while tensor.op.type in ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _bytes(tensor: Any) -> int:
+    shape = tensor.shape
+    if not shape.is_fully_defined() or tensor.dtype in (tf.resource, tf.variant):
+        return 0
+    return int(math.prod(shape.as_list()) * tensor.dtype.size)

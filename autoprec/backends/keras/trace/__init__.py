@@ -1,0 +1,1 @@
+"""Records how a Keras task trains numerically."""

@@ -1,0 +1,1 @@
+"""Runs a Keras task as its author would: seeding, data, model, one training step."""

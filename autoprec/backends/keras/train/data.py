@@ -1,0 +1,224 @@
+"""The user's batches, whatever `build_data` gave: Dataset, PyDataset, arrays, or an iterable.
+
+Data are drawn from random streams of their own, so that what training consumes does not change
+what the next batch is. Batches are what `train_step` is given: (x, y[, sample_weight]) as nested
+tuples, dicts and arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+from autoprec.backends.protocol import Task
+from autoprec.errors import TaskError
+
+_END = object()
+
+
+class RandomStream:
+    """A place in Python's and numpy's random streams, entered for as long as data are drawn."""
+
+    def __init__(self) -> None:
+        self._state: Any = (random.getstate(), np.random.get_state())
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Continue this stream, and put the outer one back."""
+        outer = (random.getstate(), np.random.get_state())
+        random.setstate(self._state[0])
+        np.random.set_state(self._state[1])
+        try:
+            yield
+        finally:
+            self._state = (random.getstate(), np.random.get_state())
+            random.setstate(outer[0])
+            np.random.set_state(outer[1])
+
+
+def batches(
+    task: Task, batch_size: int, seed: int, *, repeat: bool = False, workers: bool = False
+) -> Generator[Any, None, None]:
+    """Yield the user's batches; with `repeat`, start again at their end; see `iterate`.
+
+    All generators are seeded before `build_data`. Raises `TaskError` where there is nothing to
+    train on.
+    """
+    stream = RandomStream()
+    with stream.swapped():
+        keras.utils.set_random_seed(seed)
+        data = task.build_data(batch_size)
+    while True:
+        count = 0
+        with stream.swapped():
+            iterator = iterate(task, data, batch_size, workers=workers)
+        while True:
+            with stream.swapped():
+                batch = next(iterator, _END)
+            if batch is _END:
+                break
+            if count == 0:
+                count_samples(task, batch)
+            count += 1
+            yield batch
+        if count == 0:
+            raise TaskError(
+                f"{task.name}: build_data({batch_size}) yielded no batches; expected at least one. "
+                "Is the data set smaller than the batch, with drop_remainder=True?"
+            )
+        if not repeat:
+            return
+        if hasattr(data, "__next__"):
+            with stream.swapped():
+                data = task.build_data(batch_size)
+
+
+def iterate(task: Task, data: Any, batch_size: int, *, workers: bool = False) -> Iterator[Any]:
+    """Go through `data` once, batch by batch; with `workers`, by those a PyDataset asks for.
+
+    Which worker draws which random numbers is chance, so only the loader's time wants them.
+    """
+    if isinstance(data, keras.utils.PyDataset):
+        parallel = workers and (data.workers > 1 or data.use_multiprocessing)
+        return _with_workers(data) if parallel else _py_dataset(data)
+    if _is_arrays(data):
+        return _arrays(task, data, batch_size)
+    if isinstance(data, Iterable) and not isinstance(data, dict | str):
+        return iter(data)
+    kind = "None" if data is None else f"a {type(data).__name__}"
+    raise TaskError(
+        f"{task.name}: build_data returned {kind}, expected a tf.data.Dataset, a PyDataset, "
+        "arrays (x, y) or (x, y, sample_weight), or an iterable of such batches"
+    )
+
+
+def _py_dataset(data: Any) -> Iterator[Any]:
+    data.on_epoch_begin()
+    count = data.num_batches
+    index = 0
+    while count is None or index < count:
+        yield data[index]
+        index += 1
+    data.on_epoch_end()
+
+
+def _with_workers(data: Any) -> Iterator[Any]:
+    """Go through a PyDataset as `fit` does, with its threads or processes."""
+    adapter = PyDatasetAdapter(data, class_weight=None)
+    try:
+        yield from adapter.get_numpy_iterator()
+    finally:
+        if adapter.enqueuer is not None and adapter.enqueuer.is_running():
+            adapter.enqueuer.stop()
+
+
+def _is_arrays(data: Any) -> bool:
+    """Whether `data` is one data set in memory: a tuple of arrays that agree on their samples.
+
+    It is what `fit` takes as x, y and sample_weight, each of them an array or a nest of arrays.
+    """
+    if not isinstance(data, tuple) or len(data) not in (2, 3):
+        return False
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    if not all(hasattr(leaf, "shape") and len(leaf.shape) for leaf in leaves):
+        return False
+    return len({int(leaf.shape[0]) for leaf in leaves}) == 1
+
+
+def _arrays(task: Task, data: Any, batch_size: int) -> Iterator[Any]:
+    """Shuffled batches of arrays, with floats in Keras's floatx, as `fit` makes them."""
+    floatx = keras.config.floatx()
+
+    def prepared(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        array = np.asarray(leaf)
+        return array.astype(floatx) if array.dtype == np.float64 else array
+
+    arrays = keras.tree.map_structure(prepared, data)
+    samples = next(len(leaf) for leaf in keras.tree.flatten(arrays) if leaf is not None)
+    if samples == 0:
+        raise TaskError(f"{task.name}: build_data returned arrays without samples")
+    order = np.random.permutation(samples)
+    for start in range(0, samples, batch_size):
+        chosen = order[start : start + batch_size]
+        yield keras.tree.map_structure(
+            lambda leaf, rows=chosen: None if leaf is None else leaf[rows], arrays
+        )
+
+
+def count_samples(task: Task, batch: Any) -> int:
+    """What the task counts, else the first array's leading dimension; `TaskError` without one."""
+    if task.count_samples is not None:
+        return int(task.count_samples(batch))
+    for leaf in keras.tree.flatten(batch):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and len(shape) > 0:
+            return int(shape[0])
+    raise TaskError(
+        f"{task.name}: build_data yielded a {type(batch).__name__} without any array, expected "
+        "(inputs, targets) with the samples in their first dimension"
+    )
+
+
+def to_tensors(batch: Any) -> Any:
+    """The batch as the backend's tensors, in tuples: what a train function is given."""
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    while isinstance(batch, tuple) and batch and batch[-1] is None:
+        batch = batch[:-1]
+    return keras.tree.map_structure(_to_tensor, batch)
+
+
+def _to_tensor(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, str):
+        return leaf
+    return keras.ops.convert_to_tensor(leaf)
+
+
+def size_in_bytes(batch: Any) -> int:
+    """The bytes of all arrays in a batch."""
+    return sum(_bytes(leaf) for leaf in keras.tree.flatten(batch))
+
+
+def _bytes(leaf: Any) -> int:
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+        return 0
+    item = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
+    name = keras.backend.standardize_dtype(leaf.dtype)
+    return int(np.prod([int(n) for n in shape])) * item.get(name, 4)
+
+
+def part(batch: Any, samples: int, start: int, stop: int) -> Any:
+    """The samples from `start` to `stop` of every array that holds `samples` of them."""
+
+    def cut(leaf: Any) -> Any:
+        shape = getattr(leaf, "shape", None)
+        if shape is None or not len(shape) or int(shape[0]) != samples:
+            return leaf
+        return leaf[start:stop]
+
+    return keras.tree.map_structure(cut, batch)
+
+
+def digest(batch: Any) -> str:
+    """A hash of a batch's shapes, dtypes and up to 65536 elements of every array."""
+    state = hashlib.blake2b(digest_size=16)
+    for leaf in keras.tree.flatten(batch):
+        if leaf is None:
+            continue
+        array = np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(leaf)))
+        flat = array.reshape(-1)
+        flat = np.ascontiguousarray(flat[:: max(1, flat.size // 65536)])
+        state.update(f"{array.shape}{array.dtype}".encode())
+        # Strings lie elsewhere: the bytes of their array are addresses.
+        state.update(repr(flat.tolist()).encode() if array.dtype.hasobject else flat.tobytes())
+    return state.hexdigest()

@@ -1,0 +1,300 @@
+"""How a Keras task is run, wherever it is run: placement, seeding, the model, one training step.
+
+Timing sessions, descriptions and numerical traces share these mechanics, so that all of them train
+exactly what the user trains: through the model's own train function, the one `fit` calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from autoprec.backends import registry
+from autoprec.backends.keras.apply.optimizers import exchanged, holding, optimizers_of
+from autoprec.backends.keras.train.checkpoint import load_weights
+from autoprec.backends.protocol import Task
+from autoprec.core.device.facts import DeviceKind
+from autoprec.errors import TaskError, UsageError
+
+_GPUS = (DeviceKind.CUDA, DeviceKind.ROCM)
+
+
+def on_tensorflow() -> bool:
+    """Whether Keras runs on TensorFlow here (else: on torch)."""
+    return bool(keras.config.backend() == "tensorflow")
+
+
+@contextlib.contextmanager
+def placed_on(device: str) -> Iterator[None]:
+    """Put what is built and run inside on `device`: "cpu", "cuda" (TensorFlow's GPU) or "tpu"."""
+    if device == "tpu":
+        with tpu_strategy().scope():
+            yield
+    elif on_tensorflow():
+        import tensorflow as tf
+
+        with tf.device(_tensorflow_device(device)):
+            yield
+    else:
+        with keras.device(device if device != "cuda" else "cuda:0"):
+            yield
+
+
+def _tensorflow_device(device: str) -> str:
+    kind, _, index = device.partition(":")
+    names = {"cpu": "CPU", "cuda": "GPU", "gpu": "GPU", "rocm": "GPU"}
+    if kind not in names:
+        raise UsageError(f"device {device!r} given, expected one of cpu, cuda, tpu")
+    return f"/{names[kind]}:{index or 0}"
+
+
+@functools.cache
+def tpu_strategy() -> Any:
+    """The TPUStrategy over the TPUs of this VM: to initialise them again would lose what they hold.
+
+    `tpu="local"` is TensorFlow's documented name for them; without it the resolver asks a metadata
+    server, which elsewhere never answers.
+    """
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    return tf.distribute.TPUStrategy(resolver)
+
+
+def devices() -> list[str]:
+    """The devices Keras's backend can train on here, best first."""
+    if on_tensorflow():
+        import tensorflow as tf
+
+        found = [
+            name
+            for name, kind in (("tpu", "TPU"), ("cuda", "GPU"))
+            if tf.config.list_physical_devices(kind)
+        ]
+    else:
+        import torch
+
+        found = ["cuda"] if torch.cuda.is_available() else []
+    return [*found, "cpu"]
+
+
+def built_for() -> tuple[DeviceKind, ...]:
+    """The kinds of GPU that Keras's backend was built for, whether they are here or not."""
+    if not on_tensorflow():
+        import torch
+
+        built = (torch.version.cuda is not None, torch.version.hip is not None)
+    else:
+        import tensorflow as tf
+
+        built = (tf.test.is_built_with_cuda(), tf.test.is_built_with_rocm())
+    return tuple(kind for kind, is_built in zip(_GPUS, built, strict=True) if is_built)
+
+
+def device_of(model: Any) -> str:
+    """Where a model's first weight is ("cpu", "cuda:0", "tpu"), or where it would be built."""
+    weights = model.weights if isinstance(model, keras.Layer) else []
+    if not weights:
+        return devices()[0]
+    name = str(getattr(weights[0].value, "device", "")).rpartition("device:")[2].lower()
+    kind, _, index = name.partition(":")
+    if kind in ("gpu", "cuda"):
+        return f"cuda:{index or 0}"
+    return kind or "cpu"
+
+
+def build_model(task: Task, seed: int, batch: Any) -> Any:
+    """Build the user's compiled model with all generators seeded, its variables made for `batch`.
+
+    A gradient clip the task names is given to an optimizer that clips nothing itself. The model
+    begins with the weights of the task's checkpoint, where there is one.
+    """
+    keras.utils.set_random_seed(seed)
+    model = task.build_model()
+    if not isinstance(model, keras.Model):
+        registry.refuse_keras_2(model)
+        kind = "None" if model is None else f"a {type(model).__name__}"
+        raise TaskError(
+            f"{task.name}: build_model returned {kind}, expected a compiled keras.Model; return "
+            "the model from build_model"
+        )
+    if not getattr(model, "compiled", False) or not optimizers_of(model):
+        raise TaskError(
+            f"{task.name}: build_model returned a model that is not compiled with an optimizer; "
+            "call model.compile(optimizer=..., loss=...) before returning it"
+        )
+    make_variables(model, batch)
+    if not model.trainable_variables:
+        raise TaskError(
+            f"{task.name}: build_model returned a model without trainable weights; there is "
+            "nothing to train"
+        )
+    if task.checkpoint is not None:
+        load_weights(model, task.checkpoint)
+    _clip(task, model)
+    return model
+
+
+def make_variables(model: Any, batch: Any) -> None:
+    """Make what a first `fit` would: weights, metrics, and the optimizer's variables."""
+    model._symbolic_build(data_batch=batch)
+    if not model.built:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        model(x)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def _clip(task: Task, model: Any) -> None:
+    for optimizer in optimizers_of(model):
+        clips = (optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm)
+        if task.clip_grad_norm is not None and not any(clip is not None for clip in clips):
+            optimizer.global_clipnorm = task.clip_grad_norm
+
+
+def variables(model: Any) -> list[Any]:
+    """The model's state that training changes: weights, statistics, and seeds; no metrics."""
+    metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    return [v for v in model.variables if id(v) not in metrics]
+
+
+class Holdings:
+    """The memory of a model's variables, to be given back once nothing in Python holds them.
+
+    TensorFlow keeps the graphs of a train function, and with them the buffers of every variable
+    the step has touched, long after model and variables are gone. A variable that is still alive,
+    such as a pretrained part that the task shares between its models, is left alone.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._held: list[tuple[Any, Any, Any]] = []
+        if not on_tensorflow():
+            return
+        for variable in _everything(model):
+            handle = getattr(variable.value, "handle", None)
+            if handle is not None:
+                self._held.append((weakref.ref(variable), handle, variable.value.dtype))
+
+    def give_back(self) -> None:
+        """Empty the buffers of what has died; to be called after collecting garbage."""
+        for reference, handle, dtype in self._held:
+            if reference() is None:
+                import tensorflow as tf
+
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros((0,), dtype))
+        self._held.clear()
+
+
+def _everything(model: Any) -> Iterator[Any]:
+    """Every variable of a model, its metrics and its optimizers."""
+    yield from model.variables
+    for optimizer in optimizers_of(model):
+        yield from optimizer.variables
+
+
+def loss_of(logs: Any) -> Any:
+    """The loss in what a train function returned: a dict with "loss", or the loss itself."""
+    if isinstance(logs, dict):
+        if "loss" in logs:
+            return logs["loss"]
+        named = [value for key, value in logs.items() if "loss" in key]
+        if named:
+            return sum(named)
+        raise TaskError(
+            f"train_step returned {', '.join(logs) or 'an empty dict'}, expected a 'loss' in it"
+        )
+    return keras.tree.flatten(logs)[0]
+
+
+def number(tensor: Any) -> float:
+    """A scalar tensor's value; waits for the device."""
+    return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(tensor)))
+
+
+class Recorder:
+    """Stands in for one of a model's optimizers during a train_step, and keeps what it is given.
+
+    Whatever train_step the model has, its loss comes through `scale_loss` and its gradients through
+    `apply` or `apply_gradients`. Nothing is updated. Everything else is the optimizer's own.
+    """
+
+    def __init__(self, optimizer: Any, scale: Any) -> None:
+        self._optimizer = optimizer
+        self._scale = scale
+        self.loss: Any = None
+        self.gradients: dict[int, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Keep the loss; return it scaled."""
+        self.loss = loss
+        return keras.ops.multiply(loss, keras.ops.cast(self._scale, loss.dtype))
+
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        """Keep the gradients."""
+        pairs = list(grads_and_vars)
+        self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Keep the gradients; those of a loss that was not scaled are scaled now."""
+        known = trainable_variables or self._optimizer._trainable_variables
+        for gradient, variable in zip(grads, known, strict=True):
+            if gradient is not None:
+                found = keras.ops.convert_to_tensor(gradient)
+                if self.loss is None:
+                    found = keras.ops.multiply(found, keras.ops.cast(self._scale, found.dtype))
+                self.gradients[id(variable)] = found
+
+
+def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, list[Any]]:
+    """The loss of one batch, and its gradient times `scale` for every trainable variable.
+
+    The model's own train_step computes both, with however many optimizers the model holds; an
+    absent gradient is zero, and there is none at all where no optimizer is given any. Statistics
+    and seeds move on as in training. Where train_step never calls `scale_loss`, the loss is the one
+    it returns.
+    """
+    recorders = {id(each): Recorder(each, scale) for each in optimizers_of(model)}
+    held = holding(model)
+    vars(model).update(
+        (name, exchanged(value, lambda each: recorders[id(each)])) for name, value in held.items()
+    )
+    try:
+        logs = model.train_step(batch)
+    finally:
+        vars(model).update(held)
+    losses = [each.loss for each in recorders.values() if each.loss is not None]
+    loss = sum(losses[1:], losses[0]) if losses else loss_of(logs)
+    found: dict[int, Any] = {}
+    for recorder in recorders.values():
+        found.update(recorder.gradients)
+    gradients = [
+        found.get(id(v), keras.ops.zeros(v.shape, v.dtype)) for v in model.trainable_variables
+    ]
+    return keras.ops.cast(loss, "float32"), gradients if found else []
+
+
+def gradient_function(model: Any) -> Any:
+    """`loss_and_gradients` of `model` as a function of (batch, scale), compiled as `fit` would."""
+    if not on_tensorflow():
+        return lambda batch, scale: loss_and_gradients(model, batch, scale)
+    import tensorflow as tf
+
+    def run(batch: Any, scale: Any) -> Any:
+        return loss_and_gradients(model, batch, scale)
+
+    if model.run_eagerly:
+        return run
+    compiled = tf.function(
+        run, autograph=False, reduce_retracing=True, jit_compile=bool(model.jit_compile)
+    )
+    return lambda batch, scale: compiled(batch, tf.constant(scale, tf.float32))

@@ -1,0 +1,188 @@
+"""The seam between autoprec and a framework: a task, and what a backend can do with it.
+
+A backend is four small Protocols. A `Session` builds a model by a recipe and times its steps, a
+`Tracer` records numerics (scalars and histograms; no tensor leaves it), a `Surgeon` applies a
+recipe to the user's own model, and `Backend` names the framework and hands out the three. All of
+them speak core's dataclasses only. This module imports no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
+from autoprec.core.numerics.records import (
+    ExponentHistogram,
+    NoisePoint,
+    ShadowPoint,
+    Trajectory,
+    UnitTrace,
+)
+from autoprec.core.recipe import Recipe
+
+Report = Callable[[str, int], None]
+"""Called with a phase ("build", "warmup", "steps", ...) and a step number as work goes on."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The user's task file, loaded: what to build, what to train it on, and how.
+
+    Optional functions are None where the file does not define them. `count_samples(batch)` is for
+    batches whose samples no dimension counts, such as graphs joined into one. `checkpoint` is a
+    file with the weights that every model it builds begins with.
+    """
+
+    name: str
+    build_model: Callable[[], Any]
+    build_data: Callable[[int], Any]
+    loss_fn: Callable[[Any, Any], Any] | None = None
+    training_step: Callable[[Any, Any], Any] | None = None
+    build_optimizer: Callable[[Any], Any] | None = None
+    evaluate: Callable[[Any], float] | None = None
+    count_samples: Callable[[Any], int] | None = None
+    batch_size: int | None = None
+    clip_grad_norm: float | None = None
+    checkpoint: Path | None = None
+
+
+#: Of what is free on an accelerator, the share that a process may take: the framework's context,
+#: its kernels and fragments need the rest, and so do others.
+FREE_SHARE = 0.92
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """An accelerator's memory as a process finds it, in bytes.
+
+    `free` is what the process may take, with what it holds already; `others` is what is not its
+    own: other processes, and the driver.
+    """
+
+    free: int
+    others: int
+
+
+class Session(Protocol):
+    """A model built by one recipe, warm and ready to train."""
+
+    def time_steps(self, budget: TimingBudget) -> Measurement:
+        """Time training steps until the budget says enough."""
+
+    def close(self) -> None:
+        """Give back the memory."""
+
+
+class Tracer(Protocol):
+    """Records how a task trains numerically. Keeps the float32 snapshots it needs to itself.
+
+    Everything is called with keyword arguments of plain values or core's dataclasses, so that a
+    tracer may live in another process. `seconds` ends a run early, counted from the end of its
+    first step, which builds, traces and compiles: the trajectory is then shorter.
+    """
+
+    def reference(
+        self,
+        *,
+        batch_size: int,
+        steps: int,
+        checkpoints: Sequence[int],
+        accumulation_steps: int = 1,
+        seconds: float | None = None,
+        settle: bool = False,
+    ) -> Trajectory:
+        """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`.
+
+        To `settle` is to end where `proof_steps.ends` says so: the loss no longer falls.
+        """
+
+    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+        """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
+
+    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+        """Do the same in float32 with +-2**-9 relative noise on the weights, `draws` times."""
+
+    def trajectory(
+        self,
+        *,
+        recipe: Recipe,
+        seed: int,
+        steps: int,
+        noisy: bool = False,
+        seconds: float | None = None,
+    ) -> Trajectory:
+        """Train under `recipe` from the initial weights; `noisy` perturbs them by +-2**-9."""
+
+    def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
+        """Measure the backward pass's magnitudes under bfloat16 at loss scale 1."""
+
+    def unit_magnitudes(self, *, recipe: Recipe) -> tuple[UnitTrace, ...]:
+        """Measure each unit's largest magnitudes forward and backward."""
+
+
+class Surgeon(Protocol):
+    """Applies a recipe to the user's own model and optimizers, in place."""
+
+    def apply(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
+        """Return the framework's Precision object, which the training loop uses."""
+
+    def leave(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
+        """Return a Precision object that changes nothing, of a float32 recipe.
+
+        What was applied to the model before is taken back.
+        """
+
+
+class Backend(Protocol):
+    """One framework. Built by `backends.registry`, which imports it only when asked to."""
+
+    name: str
+    builds: str
+    """Where builds of it for accelerators are found, for who has installed another."""
+
+    def versions(self) -> Mapping[str, str]:
+        """The framework's name and version, and those of what it runs on."""
+
+    def owns(self, model: object) -> bool:
+        """Whether `model` is a model of this framework."""
+
+    def devices(self) -> Iterable[str]:
+        """The devices the framework can train on here, best first, such as "cuda" or "cpu"."""
+
+    def trains_on(self) -> Iterable[DeviceKind]:
+        """The kinds of device that its models can be tuned on, whichever build is installed."""
+
+    def built_for(self) -> Iterable[DeviceKind]:
+        """The kinds of accelerator this build of the framework is for, be they here or not."""
+
+    def observe(self, device: str) -> Observation | None:
+        """What the framework itself says of an accelerator, for where no probe sees it."""
+
+    def memory(self, device: str) -> DeviceMemory | None:
+        """The device's memory now; None for the CPU, and where the framework cannot tell."""
+
+    def shortcoming(self, device: str) -> str:
+        """Why this build may lack the device's kernels for reduced dtypes; empty: it has them."""
+
+    def device_of(self, model: object) -> str:
+        """The device `model` is on, such as "cuda:0"; None asks for where it would be built."""
+
+    def describe(
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+    ) -> TaskFacts:
+        """Build the task and take one float32 step: what is this model?"""
+
+    def open(
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+    ) -> Session:
+        """Build the model by `recipe`, put full batches on the device, take the first step."""
+
+    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+        """Make ready to record numerics."""
+
+    def surgeon(self) -> Surgeon:
+        """Return what applies recipes."""

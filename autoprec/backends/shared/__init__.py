@@ -1,0 +1,1 @@
+"""What the backends share that names no framework."""

@@ -1,0 +1,309 @@
+"""Timing matrix products and a large copy on a device, in a child process of a framework.
+
+A dtype that the hardware cannot run may end the process by a signal, so each result is a line on
+the child's stdout as soon as it is known: what came before a crash is kept, and the dtype it died
+in is absent. The child is
+`python -m autoprec.backends.shared.matmul_timing FRAMEWORK DEVICE [DTYPE ...]`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from autoprec.core.codec import DecodeError, from_plain, to_plain
+from autoprec.core.device.facts import (
+    DeviceFacts,
+    DeviceKind,
+    Measurements,
+    Product,
+    Support,
+    settled,
+    with_measurements,
+)
+from autoprec.core.device.placement import Placement, alone
+from autoprec.core.dtypes import DType
+
+#: A product that takes this long is not drowned by the cost of starting it.
+LONG_ENOUGH_SECONDS = 0.05
+#: No dtype is given more time than this: a float16 product on a CPU may be 400 times too slow.
+DTYPE_SECONDS = 2.0
+#: Importing a framework and opening a device may take this long.
+START_SECONDS = 90.0
+#: One product of a badly emulated dtype, started just before its time was over.
+SILENT_SECONDS = 30.0
+
+_SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_REPEATS = 4
+
+#: Which frameworks can run which kind of device, the preferred one first.
+_RUNNERS: Mapping[DeviceKind, tuple[str, ...]] = {
+    DeviceKind.CPU: ("torch", "tensorflow"),
+    DeviceKind.CUDA: ("torch", "tensorflow"),
+    DeviceKind.ROCM: ("torch",),
+    DeviceKind.XPU: ("torch",),
+    DeviceKind.MPS: ("torch",),
+    DeviceKind.TPU: (),
+}
+_MODULES = {
+    "torch": "autoprec.backends.torch.measure.matmul_timing",
+    "tensorflow": "autoprec.backends.keras.measure.matmul_timing",
+}
+
+#: NTSTATUS codes with which Windows ends a process where others send SIGILL and SIGSEGV.
+_WINDOWS_CRASHES = {0xC000001D: "an illegal instruction", 0xC0000005: "an access violation"}
+
+
+class Arithmetic(Protocol):
+    """What a framework offers to be timed; sizes are of square matrices."""
+
+    def prepare(self, dtype: DType, size: int) -> Any:
+        """Two `size` x `size` operands in `dtype`, on the device."""
+
+    def multiply(self, operands: Any) -> None:
+        """Multiply them, and wait until the product is there."""
+
+    def prepare_copy(self, size_bytes: int) -> Any:
+        """Arrays whose copying reads and writes `size_bytes` bytes each way."""
+
+    def copy(self, operands: Any) -> None:
+        """Move the bytes, and wait until that is done."""
+
+
+def measure_products(
+    facts: DeviceFacts, frameworks: Sequence[str], dtypes: Sequence[DType] | None = None
+) -> DeviceFacts:
+    """Time products per dtype with the first suitable framework, and merge them into the facts."""
+    return with_measurements(facts, measure(facts, frameworks, dtypes))
+
+
+def measure(
+    facts: DeviceFacts, frameworks: Sequence[str], dtypes: Sequence[DType] | None = None
+) -> Measurements:
+    """Time products per dtype with the first of the frameworks that can run such a device.
+
+    Float32's, which all others are compared to, are timed again at the end.
+    """
+    framework = next((name for name in _RUNNERS[facts.kind] if name in frameworks), None)
+    if framework is None:
+        wanted = " or ".join(_RUNNERS[facts.kind]) or "a framework that autoprec can time it with"
+        return Measurements(notes=(f"not measured: {wanted} is not installed",))
+    chosen = dtypes or [d for d in _ORDER if facts.fact(d).support is not Support.ABSENT]
+    again = [DType.FLOAT32] if DType.FLOAT32 in chosen[:-1] else []
+    return settled(launch(framework, alone(facts.observation), [*chosen, *again]))
+
+
+#: The slowest last, so that running out of time costs least.
+_ORDER = (DType.FLOAT32, DType.TF32, DType.BFLOAT16, DType.FLOAT16)
+
+
+def launch(framework: str, place: Placement, dtypes: Sequence[DType]) -> Measurements:
+    """Run the child and collect its lines; a crash or a silence ends it, what came before stays."""
+    command = _command(framework, place.device, dtypes)
+    settings = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # all of the GPU's memory is taken otherwise
+        "PYTHONUNBUFFERED": "1",
+    }
+    environ = {**os.environ, **settings, **place.environment}
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
+    )
+    collected = _Collected(framework)
+    try:
+        for message in _lines(child):
+            collected.take(message)
+    except TimeoutError as error:
+        child.kill()
+        child.wait()
+        return collected.stopped(str(error), crashed=False)
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+        if child.stdout:
+            child.stdout.close()
+    return collected.ended(child.returncode)
+
+
+def _command(framework: str, device: str, dtypes: Sequence[DType]) -> list[str]:
+    module = "autoprec.backends.shared.matmul_timing"
+    return [sys.executable, "-P", "-m", module, framework, device, *(d.value for d in dtypes)]
+
+
+def _lines(child: subprocess.Popen[str]) -> Iterator[Any]:
+    """The child's messages; raises TimeoutError when it falls silent."""
+    waiting: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        for line in child.stdout or ():
+            waiting.put(line)
+        waiting.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    allowed = START_SECONDS
+    while True:
+        try:
+            line = waiting.get(timeout=allowed)
+        except queue.Empty:
+            raise TimeoutError(f"no answer in {allowed:g} seconds") from None
+        if line is None:
+            child.wait()
+            return
+        allowed = SILENT_SECONDS
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue
+
+
+class _Collected:
+    """What the child has said so far, and in which dtype it is."""
+
+    def __init__(self, framework: str) -> None:
+        self._framework = framework
+        self._products: list[Product] = []
+        self._bandwidth: float | None = None
+        self._current: DType | None = None
+        self._notes: list[str] = []
+
+    def take(self, message: Any) -> None:
+        """One line: a dtype begun, a product measured, a bandwidth, or an error."""
+        if not isinstance(message, dict):
+            return
+        try:
+            if "begin" in message:
+                self._current = DType(message["begin"])
+            elif "product" in message:
+                self._products.append(from_plain(Product, message["product"]))
+                self._current = None
+            elif "memory_bandwidth_gbps" in message:
+                self._bandwidth = from_plain(float, message["memory_bandwidth_gbps"])
+            elif "error" in message:
+                self._notes.append(f"not measured: {message['error']}")
+        except (DecodeError, ValueError) as error:
+            self._notes.append(f"the measuring process wrote what cannot be read: {error}")
+
+    def stopped(self, why: str, *, crashed: bool) -> Measurements:
+        """The measurements, where the child did not come to its end."""
+        if self._current is not None:
+            self._products.append(Product(self._current, failure=why, crashed=crashed))
+        else:
+            self._notes.append(f"measuring stopped early: {why}")
+        return self._result()
+
+    def ended(self, code: int) -> Measurements:
+        """The measurements, by how the child ended: a signal while in a dtype is a crash."""
+        if code < 0:
+            crashed = -code in (signal.SIGILL, signal.SIGSEGV, signal.SIGFPE)
+            return self.stopped(f"the process ended by {_signal_name(-code)}", crashed=crashed)
+        if code in _WINDOWS_CRASHES:
+            return self.stopped(f"the process ended by {_WINDOWS_CRASHES[code]}", crashed=True)
+        if code > 0:
+            return self.stopped(f"the process ended with code {code}", crashed=False)
+        return self._result()
+
+    def _result(self) -> Measurements:
+        return Measurements(
+            framework=self._framework,
+            products=tuple(self._products),
+            memory_bandwidth_gbps=self._bandwidth,
+            notes=tuple(self._notes),
+        )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to measure one dtype, and what a single product should take, in seconds."""
+
+    product: float = LONG_ENOUGH_SECONDS
+    dtype: float = DTYPE_SECONDS
+
+
+def time_product(arithmetic: Arithmetic, dtype: DType, budget: Budget | None = None) -> Product:
+    """Grow a product from small until one takes long enough; keep the best rate of that size."""
+    budget = budget or Budget()
+    end = time.perf_counter() + budget.dtype
+    size, best = 0, 0.0
+    try:
+        for size in _SIZES:
+            operands = arithmetic.prepare(dtype, size)
+            arithmetic.multiply(operands)
+            seconds = _timed(arithmetic, operands)
+            best = size**3 * 2 / seconds / 1e9
+            next_seconds = 8 * seconds
+            if seconds >= budget.product or time.perf_counter() + 2 * next_seconds > end:
+                break
+        for _ in range(_REPEATS):
+            if time.perf_counter() + seconds > end:
+                break
+            best = max(best, size**3 * 2 / _timed(arithmetic, operands) / 1e9)
+    except Exception as error:
+        if best == 0.0:
+            return Product(dtype, failure=f"{type(error).__name__}: {_one_line(error)}")
+    return Product(dtype, gflops=best, size=size)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _timed(arithmetic: Arithmetic, operands: Any) -> float:
+    start = time.perf_counter()
+    arithmetic.multiply(operands)
+    return max(time.perf_counter() - start, 1e-9)
+
+
+def time_copy(arithmetic: Arithmetic, size_bytes: int = 2**28) -> float:
+    """Memory bandwidth in GB/s by a large copy, counting bytes read and written."""
+    operands = arithmetic.prepare_copy(size_bytes)
+    arithmetic.copy(operands)
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        arithmetic.copy(operands)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size_bytes / best / 1e9
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure in this process, one JSON line a result: the child's side."""
+    framework, device, *names = arguments
+    try:
+        arithmetic: Arithmetic = importlib.import_module(_MODULES[framework]).open_device(device)
+    except Exception as error:
+        _say({"error": f"{framework} cannot open {device}: {_one_line(error)}"})
+        return 0
+    for name in names:
+        _say({"begin": name})
+        _say({"product": to_plain(time_product(arithmetic, DType(name)))})
+    try:
+        _say({"memory_bandwidth_gbps": time_copy(arithmetic)})
+    except Exception as error:
+        _say({"error": f"memory bandwidth: {_one_line(error)}"})
+    return 0
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

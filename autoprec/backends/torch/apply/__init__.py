@@ -1,0 +1,1 @@
+"""Applies a recipe to a PyTorch model, and the `Precision` that its loop talks to."""

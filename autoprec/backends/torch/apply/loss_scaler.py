@@ -1,0 +1,254 @@
+"""A loss scaler that says what it did: torch's GradScaler with a floor, a fixed mode and counts.
+
+torch's own scaler neither tells that it skipped a step nor stops halving: a forward pass that
+overflows drives its scale to zero, unnoticed. This one reads the `found_inf` that GradScaler
+reads anyway, so that skips are known at a fixed scale and at the floor too, and follows the scale
+on the host by the rule of `torch._amp_update_scale_`, so that counting and logging never wait for
+the device.
+
+It must not change what a training loop computes: with a dynamic scale above the floor every scale,
+growth counter and weight equals GradScaler's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import struct
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+from autoprec.backends.torch.measure.devices import has_float64
+from autoprec.core.recipe import LossScale
+from autoprec.errors import AutoprecWarning, UsageError
+
+logger = logging.getLogger("autoprec")
+
+_FLOAT32_MAX = float(torch.finfo(torch.float32).max)
+
+
+@dataclass
+class StepCounts:
+    """What a training run did so far, in optimizer steps.
+
+    `steps` changed weights, `skipped` found gradients that were not finite. With several
+    optimizers one step can be both: one optimizer stepped, another was skipped. `scale_drops` and
+    `scale_growths` are the changes of the loss scale, `floor_hits` the skips that would have
+    taken it under its floor.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    scale_drops: int = 0
+    scale_growths: int = 0
+    floor_hits: int = 0
+
+
+class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
+    """GradScaler with a floor, a fixed mode and counts; built from a recipe's `LossScale`.
+
+    `loss_scale=None` gives a disabled scaler: every method passes through and counts, so that one
+    loop serves every policy. Optimizers that unscale in their own kernel (torch's `fused=True`
+    given to the constructor) are asked whether they skipped, which waits for the device once a
+    step; all others cost no synchronisation that GradScaler itself does not make.
+    `changed_weights` says whether any optimizer stepped before the last `update()`,
+    `changed_by_last_step` whether the last `step()` did.
+    """
+
+    def __init__(self, device: str, loss_scale: LossScale | None) -> None:
+        settings = loss_scale or LossScale()
+        super().__init__(
+            device,
+            init_scale=settings.initial,
+            growth_factor=2.0,
+            backoff_factor=0.5,
+            growth_interval=settings.growth_interval,
+            enabled=loss_scale is not None,
+        )
+        self.mode = settings.mode
+        self.floor = min(settings.floor, settings.initial)
+        self.counts = StepCounts()
+        self._host_scale = settings.initial
+        self._host_growth = 0
+        self._stepped = False
+        self._skipped = False
+        self._floor_warned = False
+        self.changed_weights = self.changed_by_last_step = False
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale `optimizer`'s gradients; on a device without float64 in float32.
+
+        torch computes the scale's reciprocal in float64, which some devices have not. In float32 it
+        is exact for a power of two, which is what a loss scale is.
+        """
+        if not self.is_enabled():
+            return
+        state, scale = self._per_optimizer_states[id(optimizer)], self._scale
+        if scale is None or state["stage"] is not OptState.READY or has_float64(scale.device):
+            super().unscale_(optimizer)
+            return
+        found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
+        state["found_inf_per_device"] = self._unscale_grads_(
+            optimizer, scale.reciprocal(), found_inf, False
+        )
+        state["stage"] = OptState.UNSCALED
+
+    def unscale_once_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale `optimizer`'s gradients unless that was done since the last update."""
+        if not self.is_enabled() or not _has_gradients(optimizer):
+            return
+        if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+            self.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """Step `optimizer` unless its gradients are not finite, and remember which it was.
+
+        An optimizer none of whose parameters has a gradient is left alone; torch's scaler raises
+        an AssertionError there.
+        """
+        self.changed_by_last_step = False
+        if not self.is_enabled():
+            self._note(skipped=False)
+            return super().step(optimizer, *args, **kwargs)
+        if not _has_gradients(optimizer):
+            return None
+        if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
+            raise UsageError(
+                "an optimizer steps for the second time while another one holds gradients at the "
+                "present loss scale, which cannot change until that one has stepped too: step it, "
+                "or call its zero_grad() and precision.scaler.update()"
+            )
+        result: float | None = super().step(optimizer, *args, **kwargs)
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+            self._note(skipped=any(value.item() for value in found.values()))
+        return result
+
+    def _maybe_opt_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        optimizer_state: dict[str, Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> float | None:
+        # GradScaler's own synchronisation happens here, one .item() for each device.
+        skipped = any(v.item() for v in optimizer_state["found_inf_per_device"].values())
+        self._note(skipped=skipped)
+        return None if skipped else optimizer.step(*args, **kwargs)
+
+    def _note(self, *, skipped: bool) -> None:
+        self.changed_by_last_step = not skipped
+        self._skipped |= skipped
+        self._stepped |= not skipped
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Update the scale once after all optimizers, and count what happened.
+
+        A fixed scale stays as it is; a dynamic one never falls under the floor.
+        """
+        if self.is_enabled() and (self._stepped or self._skipped or new_scale is not None):
+            self._update_scale(new_scale)
+        self.counts.steps += self._stepped
+        self.counts.skipped += self._skipped
+        self.changed_weights = self._stepped
+        self._stepped = self._skipped = False
+
+    def _update_scale(self, new_scale: float | torch.Tensor | None) -> None:
+        if new_scale is not None:
+            super().update(new_scale)
+            self._host_scale = float(new_scale)
+        elif self.mode == "fixed":
+            self._per_optimizer_states.clear()
+            if self._skipped:
+                logger.info(
+                    "step %d skipped: gradients not finite at the fixed loss scale %g",
+                    self._step_number,
+                    self._host_scale,
+                )
+        elif self._skipped:
+            super().update()
+            self._follow_drop()
+        else:
+            super().update()
+            self._follow_growth()
+
+    @property
+    def _step_number(self) -> int:
+        """The number, from 0, of the optimizer step under way."""
+        return self.counts.steps + self.counts.skipped
+
+    def _follow_drop(self) -> None:
+        before = self._host_scale
+        after = _as_float32(before * self.get_backoff_factor())
+        self._host_growth = 0
+        if after < self.floor:
+            after = min(before, self.floor)
+            self._fill(after)
+            self.counts.floor_hits += 1
+            self._warn_floor(after)
+        self._host_scale = after
+        self.counts.scale_drops += after < before
+        logger.info(
+            "step %d skipped: gradients not finite; loss scale %g -> %g",
+            self._step_number,
+            before,
+            after,
+        )
+
+    def _follow_growth(self) -> None:
+        self._host_growth += 1
+        if self._host_growth < self.get_growth_interval():
+            return
+        before = self._host_scale
+        after = _as_float32(before * self.get_growth_factor())
+        self._host_growth = 0
+        if math.isfinite(after):
+            self._host_scale = after
+            self.counts.scale_growths += 1
+            logger.info("step %d: loss scale %g -> %g", self._step_number, before, after)
+
+    def _warn_floor(self, scale: float) -> None:
+        if self._floor_warned:
+            return
+        self._floor_warned = True
+        warnings.warn(
+            f"step {self._step_number}: gradients are not finite at the loss scale {scale:g}, its "
+            "floor. Not the scale but the forward pass is at fault: something in it overflows "
+            "float16. Keep that module in float32 (float32_modules in the profile) or use "
+            "mixed_bfloat16. To silence: warnings.filterwarnings('ignore', category="
+            "autoprec.errors.AutoprecWarning).",
+            AutoprecWarning,
+            stacklevel=5,
+        )
+
+    def _fill(self, scale: float) -> None:
+        if self._scale is not None:
+            self._scale.fill_(scale)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state saved by this class or by torch's GradScaler.
+
+        An empty state, saved where no scaler was needed, leaves the recipe's scale as it is.
+        """
+        if not self.is_enabled() or not state_dict:
+            return
+        super().load_state_dict(dict(state_dict))
+        self._host_scale = float(state_dict["scale"])
+        self._host_growth = int(state_dict["_growth_tracker"])
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def _as_float32(value: float) -> float:
+    """Round to float32, the scale's own dtype; beyond its range, to infinity."""
+    if value > _FLOAT32_MAX:
+        return math.inf
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded

@@ -1,0 +1,494 @@
+"""The object a PyTorch training loop talks to: what `apply_profile` returns.
+
+    for inputs, targets in loader:
+        with precision.autocast():
+            outputs = model(inputs)          # float32, whatever it computed in
+        loss = loss_fn(outputs, targets)     # outside autocast
+        precision.backward(loss)             # divides by accumulation_steps, scales where needed
+        precision.clip_grad_norm_(1.0)       # on the boundary; unscales first, exactly once
+        if precision.step():                 # True only if the weights changed
+            scheduler.step()
+    precision.flush()                        # ends an epoch that stopped between boundaries
+
+The same lines serve every policy: where no loss scale is needed, `scaler` is a disabled
+GradScaler. A loop written for torch.amp keeps its own lines with `precision.scaler`.
+
+An accumulation boundary is reached after `accumulation_steps` calls of `backward`. The model's
+surgery (islands, padding, layout) is not done here but in `surgery`; this module holds no model
+code and must stay cheap, because it runs in every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar, cast
+
+import torch
+
+from autoprec.backends.torch.apply.accumulation import Accumulation, Clip, put_aside
+from autoprec.backends.torch.apply.accumulation_checks import BetweenBackwards
+from autoprec.backends.torch.apply.distributed import (
+    average_gradients,
+    find_ddps,
+    is_sharded_by_fsdp1,
+    no_sync,
+)
+from autoprec.backends.torch.apply.loss_scaler import LossScaler, StepCounts
+from autoprec.backends.torch.apply.nonfinite_losses import FiniteWatch
+from autoprec.backends.torch.apply.surgery_report import SurgeryReport
+from autoprec.backends.torch.apply.tensors import to_float32
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.recipe import LossScale, Recipe, batch_in_words
+from autoprec.errors import AutoprecWarning, UsageError
+
+Batch = TypeVar("Batch")
+
+_NONE: Any = object()
+_NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
+
+_AUTOCAST_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+
+
+class Precision:
+    """Autocast, loss scaling, accumulation and clipping for one model and its optimizers."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        device: str,
+        report: SurgeryReport | None = None,
+        undo: Callable[[], None] | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.report = report or SurgeryReport()
+        self.optimizers = tuple(optimizers)
+        self._model = model
+        self._ddps = find_ddps(model)
+        self._device_type = torch.device(device).type
+        self._dtype = _AUTOCAST_DTYPES.get(recipe.policy.compute_dtype)
+        if recipe.policy.needs_loss_scale and is_sharded_by_fsdp1(model):
+            raise UsageError(
+                "mixed_float16 under FullyShardedDataParallel: each process would see the "
+                "overflows of its own part alone and skip other steps than the rest. Use "
+                "fully_shard (FSDP2), or mixed_bfloat16"
+            )
+        self.scaler = LossScaler(self._device_type, _loss_scale(recipe))
+        self._accumulation = Accumulation(recipe.accumulation_steps)
+        self._between = BetweenBackwards()
+        self._undo = undo
+        self._at_the_last = False
+        self._seen_backward = False
+        self._low_loss_warned = False
+        self._losses = FiniteWatch()
+
+    def __repr__(self) -> str:
+        return (
+            f"Precision({self.policy}, {batch_in_words(self.batch_size, self.accumulation_steps)})"
+        )
+
+    # What the recipe says ----------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        """The precision choice; `policy.compute_dtype` and `policy.variable_dtype` say more."""
+        return self.recipe.policy
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one micro-batch on one device: what the loader should yield."""
+        return self.recipe.batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches whose gradients one optimizer step averages."""
+        return self.recipe.accumulation_steps
+
+    def updates_in(self, micro_batches: int) -> int:
+        """How often the weights are updated in an epoch of so many micro-batches.
+
+        `epochs * precision.updates_in(len(loader))` is what a scheduler that counts steps wants.
+        """
+        return -(-micro_batches // self.accumulation_steps)
+
+    # Forward -----------------------------------------------------------------------------------
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield a loader's micro-batches; the last one completes an update, however many it holds.
+
+        So `step()` returns True for the last one, too, and there is nothing left to `flush()`.
+        """
+        left = iter(loader)
+        following = next(left, _NONE)
+        try:
+            while following is not _NONE:
+                batch, following = following, next(left, _NONE)
+                self._at_the_last = following is _NONE
+                yield cast(Batch, batch)
+        finally:
+            self._at_the_last = False
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """A context for the forward pass: autocast by the policy, off where that is float32.
+
+        A model under DistributedDataParallel does not synchronise gradients in the micro-batches
+        before the boundary: DDP reads that in the forward pass, so this context is enough.
+
+        The model's outputs leave it in float32; compute the loss from them after this context, as
+        the tuning does with `loss_fn`. Inside it a loss's own matrix products would be 16-bit, and
+        CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
+        """
+        cast = self._cast()
+        if self.accumulation_steps == 1 or not self._mid_way_next():
+            return cast
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.no_sync())
+        stack.enter_context(cast)
+        return stack
+
+    def _cast(self) -> AbstractContextManager[Any]:
+        """Autocast by the policy; nothing at all in float32 outside of somebody's autocast."""
+        if self._dtype is None and not torch.is_autocast_enabled(self._device_type):
+            return _NOTHING
+        return torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model under `autocast()`; its outputs are float32."""
+        with self.autocast():
+            return self._model(*args, **kwargs)
+
+    def float32(self) -> AbstractContextManager[Any]:
+        """A context in which autocast is off, for a loss or metric that needs full precision."""
+        return torch.autocast(self._device_type, self._dtype, enabled=False)
+
+    def compute_loss(self, loss_fn: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+        """Call `loss_fn(*args)` in float32: autocast off, 16-bit tensors in `args` cast up.
+
+        For a loss inside autocast, and for one of what a part of the model gave when it was called
+        alone: that is 16-bit, for only the whole model's outputs are cast up.
+        """
+        with self.float32():
+            return loss_fn(*(to_float32(arg) for arg in args))
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """The model's own `no_sync()` (DistributedDataParallel), or a context that does nothing."""
+        return no_sync(self._ddps or (self._model,))
+
+    # Backward ----------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        last: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Add the gradient of `loss`, divided by `accumulation_steps` and scaled where needed.
+
+        With an `optimizer` it is added to that one's parameters only, and counts for it alone: a
+        GAN's generator loss leaves the discriminator's gradients as they are.
+        `last=False` says that another loss of the same micro-batch follows, so that it is not
+        counted as one. `kwargs` (`retain_graph`, `inputs`) go to `Tensor.backward`.
+        Raises `UsageError` where the gradients of micro-batches that wait for their update were
+        cleared meanwhile.
+        """
+        chosen = self._chosen(optimizer)
+        accumulates = self.accumulation_steps > 1
+        if accumulates:
+            seen = self._accumulation.most(chosen)
+            self._between.find(chosen, seen, self.accumulation_steps)
+        self._losses.see(loss, self._step_number)
+        if loss.dtype in _AUTOCAST_DTYPES.values():
+            loss = self._raised(loss)
+        if accumulates:
+            loss = loss / self.accumulation_steps
+        scaled = self.scaler.scale(loss) if self.scaler.is_enabled() else loss
+        if len(chosen) == len(self.optimizers):
+            scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
+        else:
+            in_buckets = any(ddp.gradient_as_bucket_view for ddp in self._ddps)
+            with put_aside(self._others(chosen), copied=in_buckets):
+                scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
+        self._seen_backward = True
+        if last:
+            self._accumulation.add(chosen)
+        if accumulates:
+            own = _parameters(chosen) if chosen else list(self._model.parameters())
+            self._between.leave(own, chosen)
+
+    def _raised(self, loss: torch.Tensor) -> torch.Tensor:
+        """Cast a 16-bit loss up; warn of a float16 one, whose gradient is the loss scale itself."""
+        if loss.dtype is torch.float16 and not self._low_loss_warned:
+            self._low_loss_warned = True
+            warnings.warn(
+                "the loss is float16, so that every loss scale above 2**15 overflows: compute it "
+                "with precision.compute_loss(loss_fn, outputs, targets), which is float32. To "
+                "silence: filter autoprec.errors.AutoprecWarning",
+                AutoprecWarning,
+                stacklevel=3,
+            )
+        return loss.float()
+
+    @property
+    def on_boundary(self) -> bool:
+        """Whether the next `step()` updates the weights."""
+        return self._accumulation.due(self.optimizers)
+
+    def _chosen(self, optimizer: torch.optim.Optimizer | None) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizer that was named, else all of them."""
+        if optimizer is None:
+            return self.optimizers
+        if not any(each is optimizer for each in self.optimizers):
+            raise UsageError(
+                f"optimizer={type(optimizer).__name__} given, expected one of the optimizers that "
+                "apply_profile(..., optimizer=...) was given"
+            )
+        return (optimizer,)
+
+    def _others(self, chosen: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+        """Parameters of the other optimizers alone."""
+        own = {id(p) for p in _parameters(chosen)}
+        return [p for p in _parameters(self.optimizers) if id(p) not in own]
+
+    def _mid_way_next(self) -> bool:
+        """Whether the micro-batch about to run is not the last one before a boundary.
+
+        Only where `backward` counts them: an AMP loop that calls the scaler itself has boundaries
+        of its own.
+        """
+        seen = self._accumulation.most(self.optimizers)
+        return self._seen_backward and seen + 1 < self.accumulation_steps
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        parameters: Iterable[torch.nn.Parameter] | None = None,
+        error_if_nonfinite: bool = False,
+    ) -> torch.Tensor | None:
+        """Clip the total norm of the unscaled gradients; None between boundaries.
+
+        `parameters` defaults to those of all optimizers, or of the one that is named. Between
+        boundaries nothing is clipped, but `flush()` will clip what it steps with the same way.
+        """
+        if is_sharded_by_fsdp1(self._model):
+            raise UsageError(
+                "precision.clip_grad_norm_ sees this process's part of the gradients only: under "
+                "FullyShardedDataParallel call model.clip_grad_norm_, or use fully_shard (FSDP2)"
+            )
+        chosen = None if parameters is None else list(parameters)
+
+        def clip(own: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
+            return torch.nn.utils.clip_grad_norm_(
+                _parameters(own) if chosen is None else chosen,
+                max_norm,
+                norm_type,
+                error_if_nonfinite=error_if_nonfinite,
+            )
+
+        norm: torch.Tensor | None = self._clip(clip, optimizer)
+        return norm
+
+    def clip_grad_value_(
+        self,
+        clip_value: float,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        parameters: Iterable[torch.nn.Parameter] | None = None,
+    ) -> None:
+        """Clip each element of the unscaled gradients to +-clip_value, on the boundary only."""
+        chosen = None if parameters is None else list(parameters)
+
+        def clip(own: Sequence[torch.optim.Optimizer]) -> None:
+            torch.nn.utils.clip_grad_value_(
+                _parameters(own) if chosen is None else chosen, clip_value
+            )
+
+        self._clip(clip, optimizer)
+
+    def _clip(self, clip: Clip, optimizer: torch.optim.Optimizer | None) -> Any:
+        self._check_use("clip_grad_norm_")
+        chosen = self._chosen(optimizer)
+        if not self._accumulation.due(chosen):
+            self._accumulation.clip_later(optimizer, chosen, clip)
+            return None
+        self._unscale(chosen)
+        return clip(chosen)
+
+    def _unscale(self, chosen: Sequence[torch.optim.Optimizer]) -> None:
+        for optimizer in chosen:
+            self.scaler.unscale_once_(optimizer)
+
+    def _check_use(self, method: str) -> None:
+        """Raise where it is not known whose gradients there are, or of how many micro-batches."""
+        if not self._seen_backward:
+            raise UsageError(
+                f"precision.{method}() was called, but precision.backward(loss) never was: call it "
+                "instead of loss.backward(). In a loop of your own use precision.scaler: "
+                "scaler.unscale_(optimizer), then torch's own clipping, then scaler.step(optimizer)"
+            )
+        if not self.optimizers:
+            raise UsageError(
+                f"precision.{method}() needs an optimizer: give it to "
+                "apply_profile(..., optimizer=...)"
+            )
+
+    # Update ------------------------------------------------------------------------------------
+
+    def backward_and_step(self, loss: torch.Tensor, *, max_norm: float | None = None) -> bool:
+        """Call `backward`, `clip_grad_norm_` where `max_norm` is given, and `step`.
+
+        Returns whether the weights changed. For a loop with one loss and nothing of its own between
+        the three.
+        """
+        self.backward(loss)
+        if max_norm is not None:
+            self.clip_grad_norm_(max_norm)
+        return self.step()
+
+    def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """On the boundary: step the optimizers, update the scale once, zero their gradients.
+
+        The last micro-batch that `batches` yields is a boundary, too, as `flush()` makes one. With
+        an `optimizer` that one alone is stepped and its gradients zeroed; the scale is updated
+        when no other one holds gradients at the present scale. True only if weights changed: False
+        between boundaries and where every optimizer was skipped because its gradients were not
+        finite.
+        """
+        self._check_use("step")
+        chosen = self._chosen(optimizer)
+        if self._accumulation.due(chosen):
+            return self._update(chosen)
+        return self.flush(optimizer) if self._at_the_last else False
+
+    def flush(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
+        """Step with what a partial accumulation holds, and say whether weights changed.
+
+        Each micro-batch was divided by `accumulation_steps`; its gradients are multiplied by
+        `accumulation_steps / seen`, so that they are the mean over the micro-batches really seen,
+        and clipped as the last clip call asked. Under DistributedDataParallel they are averaged
+        over the processes first. Without anything accumulated: False.
+        """
+        counted = self._accumulation
+        chosen = [each for each in self._chosen(optimizer) if counted.count(each) > 0]
+        if not chosen and counted.count(None) == 0:
+            return False
+        self._check_use("flush")
+        partial = [each for each in chosen if not counted.due((each,))]
+        for each in partial:
+            self._complete(each)
+        counted.clip_now(partial)
+        return self._update(chosen)
+
+    def _complete(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make a partial accumulation's gradients the mean over its micro-batches."""
+        parameters = _parameters((optimizer,))
+        average_gradients(self._ddps, parameters)
+        self._unscale((optimizer,))
+        factor = self.accumulation_steps / self._accumulation.count(optimizer)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def _update(self, chosen: Sequence[torch.optim.Optimizer]) -> bool:
+        changed = False
+        for optimizer in chosen:
+            self.scaler.step(optimizer)
+            changed |= self.scaler.changed_by_last_step
+            optimizer.zero_grad(set_to_none=True)
+        self._accumulation.stepped(chosen)
+        if self._accumulation.most(self.optimizers) == 0:
+            self.scaler.update()
+        return changed
+
+    def restore(self) -> None:
+        """Undo what `apply_profile` did to the model, its optimizers and the process.
+
+        Memory that is kept when freed (`keep_memory`) stays kept: no process can take that back.
+        """
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def __enter__(self) -> Precision:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.restore()
+
+    # Counts and state --------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> StepCounts:
+        """Steps, skips and scale changes so far, as numbers."""
+        return self.scaler.counts
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that changed weights."""
+        return self.counts.steps
+
+    @property
+    def skipped(self) -> int:
+        """Optimizer steps thrown away because gradients were not finite."""
+        return self.counts.skipped
+
+    @property
+    def scale_changes(self) -> int:
+        """How often the loss scale was halved or doubled."""
+        return self.counts.scale_drops + self.counts.scale_growths
+
+    @property
+    def nonfinite_losses(self) -> int:
+        """Losses given to `backward` that were inf or NaN; waits for an accelerator."""
+        return self._losses.count(self._step_number)
+
+    @property
+    def _step_number(self) -> int:
+        return self.steps + self.skipped
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale, its growth counter and the counts, as plain values.
+
+        Save it on a boundary: gradients accumulated so far are not part of it.
+        """
+        return {
+            "scaler": self.scaler.state_dict(),
+            "counts": dataclasses.asdict(self.counts) | {"nonfinite_losses": self.nonfinite_losses},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state of this class, or one of torch.amp.GradScaler from before `apply_profile`.
+
+        A state saved without a scaler leaves the scale as the recipe has it; one saved with a
+        scaler loads where none is needed.
+        """
+        if "scaler" not in state:
+            self.scaler.load_state_dict(state)
+            return
+        self.scaler.load_state_dict(state["scaler"])
+        counts = dict(state.get("counts", {}))
+        self._losses = FiniteWatch(int(counts.pop("nonfinite_losses", 0)))
+        known = {field.name for field in dataclasses.fields(StepCounts)}
+        self.scaler.counts = StepCounts(**{k: int(v) for k, v in counts.items() if k in known})
+        self._accumulation.clear()
+
+
+def _parameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+    """The optimizers' parameters, each once."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return list({id(p): p for group in groups for p in group["params"]}.values())
+
+
+def _loss_scale(recipe: Recipe) -> LossScale | None:
+    """The recipe's loss scale where its policy needs one; the default where it names none."""
+    return (recipe.loss_scale or LossScale()) if recipe.policy.needs_loss_scale else None

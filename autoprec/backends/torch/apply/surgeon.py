@@ -1,0 +1,100 @@
+"""The torch backend's Surgeon: a recipe in, a `Precision` out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.backends.torch.apply.precision import Precision
+from autoprec.backends.torch.apply.process_settings import release_globals, set_globals
+from autoprec.backends.torch.apply.surgery import operate, operation_on, restore, unwrap
+from autoprec.backends.torch.measure.devices import resolve_device
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.errors import AutoprecWarning, UsageError
+
+_KEPT = f"{KEEP_MEMORY}=True"
+_NOT_KEPT = (
+    "keep_memory: freed memory cannot be kept here, for that takes glibc's malloc and a CPU; steps "
+    "may take longer than the profile says. Is jemalloc or tcmalloc loaded?"
+)
+
+
+class TorchSurgeon:
+    """Applies recipes to PyTorch models. `compile_backend` is torch.compile's, for tests."""
+
+    def __init__(self, *, compile_backend: str | Callable[..., Any] = "inductor") -> None:
+        self._compile_backend = compile_backend
+
+    def apply(
+        self,
+        recipe: Recipe,
+        *,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        device: str = "cpu",
+    ) -> Precision:
+        """Apply `recipe` in place and return what the training loop talks to.
+
+        A model that was operated on before is restored first, and with it what its recipe had set
+        for the process (TF32, threads, cuDNN's autotuner, the precision of float32 products).
+        """
+        _check(model, optimizers)
+        address = str(resolve_device(device))
+        report = operate(recipe, model, optimizers, address, compile_backend=self._compile_backend)
+        release_globals(unwrap(model))
+        done = set_globals(recipe, address, unwrap(model))
+        unkept = (_NOT_KEPT,) if recipe.keeps_memory and _KEPT not in done else ()
+        report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept))
+        for warning in report.warnings:
+            warnings.warn(warning, AutoprecWarning, stacklevel=2)
+        operation = operation_on(model)
+
+        def undo() -> None:
+            if operation_on(model) is operation:  # a later one has undone this already
+                self.remove(model)
+
+        return Precision(
+            recipe,
+            model=model,
+            optimizers=optimizers,
+            device=address,
+            report=report,
+            undo=undo,
+        )
+
+    def leave(
+        self,
+        recipe: Recipe,
+        *,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        device: str = "cpu",
+    ) -> Precision:
+        """See `Surgeon.leave`."""
+        _check(model, optimizers)
+        self.remove(model)
+        address = str(resolve_device(device))
+        return Precision(recipe, model=model, optimizers=optimizers, device=address)
+
+    def remove(self, model: nn.Module) -> None:
+        """Undo everything `apply` did to `model`, its optimizers and the process.
+
+        All but `keep_memory`, which no process can take back.
+        """
+        restore(model)
+        release_globals(unwrap(model))
+
+
+def _check(model: object, optimizers: Sequence[object]) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model: {type(model).__name__} given, expected a torch.nn.Module")
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"optimizer: {type(optimizer).__name__} given, expected a torch.optim.Optimizer"
+            )

@@ -1,0 +1,1 @@
+"""Describes a PyTorch task and times its training steps."""

@@ -1,0 +1,183 @@
+"""Takes one float32 step of a torch task and says what the task is.
+
+What is learned decides which knobs are worth trying, whether the batch may be split, what the step
+should cost, and which modules can be islands. It also finds what would make "float32" a lie: 16-bit
+weights, or an autocast the model opens itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.backends.protocol import Report, Task
+from autoprec.backends.shared.process_memory import can_keep_freed_memory
+from autoprec.backends.torch.apply.fused_optimizer import fusable
+from autoprec.backends.torch.apply.tensors import tensors_in
+from autoprec.backends.torch.measure.step_costs import (
+    attempt,
+    kernels,
+    operations,
+    saved_bytes,
+)
+from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
+from autoprec.backends.torch.train.batch_splitting import splittable
+from autoprec.backends.torch.train.first_loss import check_first_loss
+from autoprec.backends.torch.train.low_precision import (
+    LOW,
+    low_precision,
+    noted_autocasts,
+    rounded_products,
+)
+from autoprec.backends.torch.train.task_runner import (
+    batches,
+    build_model,
+    build_optimizer,
+    compute_loss,
+    materialize,
+    move,
+)
+from autoprec.backends.torch.train.units import has_own_code
+from autoprec.core.measurement import Dimension, TaskFacts, Unit
+from autoprec.errors import TaskError
+
+
+def describe(
+    task: Task,
+    *,
+    device: str,
+    seed: int,
+    batch_size: int,
+    report: Report,
+    software: Mapping[str, str],
+) -> TaskFacts:
+    """Build the task, take one float32 step, and describe it; see `Backend.describe`."""
+    report("data", 0)
+    with contextlib.closing(batches(task, batch_size, seed)) as stream:
+        batch = next(stream)
+        found = find_samples(task, batch, batch_size, seed)
+    batch = move(batch, device)
+    device_type = torch.device(device).type
+    report("build", 0)
+    model = build_model(task, device, seed)
+    materialize(task, model, batch, seed)
+    report("describe", 0)
+    check_first_loss(task, model, batch, seed)  # without hooks: only the user's own errors show
+    with noted_autocasts(model, device_type) as autocasts:
+        counted = operations(task, model, batch, seed)
+    saved, _ = attempt(lambda: saved_bytes(task, model, batch, seed))
+    may_split, why_not = splittable(task, model, batch, found, seed)
+    report("describe", 1)
+    optimizer = build_optimizer(task, model)
+    seconds, share = _one_step(task, model, optimizer, batch, device)
+    samples = found.count(batch)
+    run, _ = attempt(lambda: kernels(task, model, batch, seed, samples))
+    flops = sum(counted.values())
+    parameters = list(model.parameters())
+    return TaskFacts(
+        framework="torch",
+        software=dict(software),
+        nominal=batch_size,
+        samples=samples,
+        parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        batch_size=task.batch_size,
+        convolutions=any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules()),
+        recurrent=any(isinstance(m, nn.RNNBase) for m in model.modules()),
+        splittable=may_split,
+        split_reason=why_not,
+        flops_per_sample=flops / samples if flops else None,
+        saved_bytes_per_sample=(saved or 0) / samples,
+        trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
+        optimizer_bytes=_state_bytes(optimizer),
+        kernels=run or (),
+        low_precision=low_precision(model, autocasts, device_type),
+        uses_tf32=rounded_products(device_type) == "TF32",
+        step_seconds=seconds,
+        optimizer_share=share,
+        threads=torch.get_num_threads(),
+        keepable_memory=device_type == "cpu" and can_keep_freed_memory(),
+        has_evaluate=task.evaluate is not None,
+        dimensions=tuple(_dimensions(model)),
+        units=tuple(_units(model, counted)),
+        warnings=tuple(_warnings(model, batch, found)),
+    )
+
+
+def _one_step(
+    task: Task, model: nn.Module, optimizer: Any, batch: Any, device: str
+) -> tuple[float, float]:
+    """Seconds of a second optimizer step (the first one warms up), and the optimizer's share.
+
+    The share is 0 where fused kernels are not to be tried.
+    """
+    seconds = updating = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        loss = compute_loss(task, model, batch, None)
+        loss.backward()  # type: ignore[no-untyped-call]
+        loss.item()
+        between = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        _synchronize(device)
+        seconds = time.perf_counter() - start
+        updating = time.perf_counter() - between
+    return seconds, updating / seconds if fusable(optimizer) else 0.0
+
+
+def _state_bytes(optimizer: Any) -> int:
+    """The bytes that an optimizer keeps beside the weights, once it has stepped."""
+    kept = tensors_in([dict(state) for state in getattr(optimizer, "state", {}).values()])
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
+
+def _synchronize(device: str) -> None:
+    """Wait for the device, so that what was launched counts as done."""
+    if torch.device(device).type != "cpu":
+        torch.accelerator.synchronize(torch.device(device))
+
+
+def _dimensions(model: nn.Module) -> Iterator[Dimension]:
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        for name in ("in_features", "out_features", "embedding_dim", "hidden_size", "input_size"):
+            size = getattr(module, name, None)
+            if isinstance(size, int) and isinstance(
+                module, nn.Linear | nn.Bilinear | nn.Embedding | nn.RNNBase
+            ):
+                yield Dimension(path, kind, name, size)
+        if isinstance(module, nn.modules.conv._ConvNd):
+            yield Dimension(path, kind, "in_channels", module.in_channels)
+            yield Dimension(path, kind, "out_channels", module.out_channels)
+        if isinstance(module, nn.Embedding):
+            yield Dimension(path, kind, "num_embeddings", module.num_embeddings)
+        if isinstance(module, nn.MultiheadAttention):
+            yield Dimension(path, kind, "embed_dim", module.embed_dim)
+
+
+def _units(model: nn.Module, own: Mapping[str, int]) -> Iterator[Unit]:
+    total = sum(own.values())
+    for path, module in model.named_modules():
+        if not has_own_code(module):
+            continue
+        share = own.get(path, 0) / total if total else 0.0
+        yield Unit(path, type(module).__name__, share)
+
+
+def _warnings(model: nn.Module, batch: Any, samples: Samples) -> Iterator[str]:
+    low = {str(t.dtype) for t in tensors_in(batch) if t.dtype in LOW}
+    if low:
+        yield (
+            f"build_data yields {', '.join(sorted(low))}: keep inputs in float32 on the CPU and "
+            "let the policy cast them"
+        )
+    if samples.doubt:
+        yield samples.doubt
+    if not any(p.requires_grad for p in model.parameters()):
+        raise TaskError("build_model returned a model without trainable parameters")

@@ -1,0 +1,142 @@
+"""What a training step costs: its operations, and the bytes it keeps for the backward pass.
+
+Both look into a step with hooks that some code does not bear: gradients by inputs, torch.func,
+nested tensors. That is no fault of the task; what cannot be measured is unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autoprec.backends.protocol import Task
+from autoprec.backends.torch.apply.tensors import tensors_in
+from autoprec.backends.torch.measure.flops import by_module, counter
+from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
+from autoprec.core.measurement import Kernel
+
+Result = TypeVar("Result")
+
+
+def attempt(measure: Callable[[], Result]) -> tuple[Result | None, str]:
+    """Return what `measure` gives, or None and why it failed: out of memory is a reason too."""
+    try:
+        return measure(), ""
+    except Exception as error:
+        why = _reason(error)
+    gc.collect()  # what the failed pass held
+    return None, why
+
+
+def _reason(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
+    return "there is not enough memory for it" if full else text
+
+
+def operations(task: Task, model: nn.Module, batch: Any, seed: int) -> dict[str, int]:
+    """Count operations by module in one forward and backward pass.
+
+    Where torch cannot tell the modules apart they are all the root's own, "".
+    """
+    own, _ = attempt(lambda: _count(task, model, batch, seed, tracked=True))
+    if own is None:
+        own, _ = attempt(lambda: _count(task, model, batch, seed, tracked=False))
+    return own or {}
+
+
+def _count(task: Task, model: nn.Module, batch: Any, seed: int, *, tracked: bool) -> dict[str, int]:
+    mode = counter(by_module=tracked)
+    with mode:
+        passed(task, model, batch, seed)
+    return by_module(mode, model) if tracked else {"": mode.get_total_flops()}
+
+
+class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator that computes something: its operations and its operands' bytes."""
+
+    def __init__(self, model: nn.Module, samples: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        shapes = {tuple(sorted(p.shape)) for p in model.parameters()}
+        self._gradients = {shape for shape in shapes if samples not in shape}
+        self._formulas = counter(by_module=False).flop_registry
+        self.found: Counter[tuple[int, int, int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            formula = self._formulas.get(func.overloadpacket)
+            flops = formula(*args, **(kwargs or {}), out_val=result) if formula else 0
+            sizes = {True: 0, False: 0}
+            for tensor in tensors_in([args, kwargs, result]):
+                sizes[self._is_fixed(tensor)] += tensor.numel() * tensor.element_size()
+            self.found[int(flops), sizes[False], sizes[True]] += 1
+        return result
+
+    def _is_fixed(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a weight, or shaped as one's gradient is, no size of it the batch's."""
+        if tuple(sorted(tensor.shape)) in self._gradients:
+            return True
+        return tensor.untyped_storage().data_ptr() in self._weights
+
+
+def kernels(
+    task: Task, model: nn.Module, batch: Any, seed: int, samples: int
+) -> tuple[Kernel, ...]:
+    """What one forward and backward pass runs."""
+    watch = _Kernels(model, samples)
+    with watch:
+        passed(task, model, batch, seed)
+    return tuple(
+        Kernel(flops / samples, growing / samples, fixed, count)
+        for (flops, growing, fixed), count in watch.found.items()
+    )
+
+
+def saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:
+    """Count the bytes a forward pass keeps for the backward pass; weights are not among them."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse: it has no storage
+            storage = tensor.untyped_storage()
+            place, size = storage.data_ptr(), tensor.numel() * tensor.element_size()
+            if place not in weights:  # a batch may be a slice of all the data, or one row repeated
+                kept[place] = max(kept.get(place, 0), min(size, storage.nbytes()))
+        return tensor.detach()  # an output that kept itself would never be freed
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        passed(task, model, batch, seed)
+    return sum(kept.values())
+
+
+def passed(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
+    """Run one forward and backward pass that leaves no trace in the model."""
+    seed_everything(seed)
+    try:
+        with untouched(model):
+            compute_loss(task, model, batch, None).backward()  # type: ignore[no-untyped-call]
+    finally:
+        model.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Put buffers (BatchNorm's statistics, counters) back as they were."""
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in kept and kept[name].shape == buffer.shape:
+                    buffer.copy_(kept[name])

@@ -1,0 +1,75 @@
+"""Which of torch's Intel GPUs a probe means: by what both tell of it, never by its number alone.
+
+torch tells a device's PCI id, and a UUID that holds its address unless the driver makes it of the
+chip's own serial number. Older torch tells neither; then the number is all there is.
+Source: Intel compute-runtime, shared/source/device/device.cpp (`DeviceUUID`).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autoprec.core.device.placement import XPU_WANTED
+
+_VENDOR = 0x8086
+#: vendor, device, revision, domain, bus, device, function, four bytes of nothing, sub-device
+_UUID = struct.Struct("<HHHHBBB4xB")
+
+
+@dataclass(frozen=True)
+class XpuDevice:
+    """What torch tells of an Intel GPU: PCI id ("8086:56a0") and address, "" where it does not."""
+
+    pci: str = ""
+    address: str = ""
+
+
+def told(index: int) -> XpuDevice:
+    """What torch tells of one of its devices."""
+    found = torch.xpu.get_device_properties(index)
+    device_id = int(getattr(found, "device_id", 0))
+    uuid = bytes(getattr(getattr(found, "uuid", None), "bytes", ()))
+    pci = f"{_VENDOR:04x}:{device_id:04x}" if device_id else ""
+    return XpuDevice(pci, _address(uuid, device_id))
+
+
+def _address(uuid: bytes, device_id: int) -> str:
+    """The address in a UUID; of a tile with its number."""
+    if len(uuid) != _UUID.size:
+        return ""
+    vendor, device, _, domain, bus, slot, function, part = _UUID.unpack(uuid)
+    if (vendor, device) != (_VENDOR, device_id) or not (bus or slot):
+        return ""
+    address = f"{domain:04x}:{bus:02x}:{slot:02x}.{function}"
+    return f"{address}/{part - 1}" if part else address
+
+
+def matching(devices: Sequence[XpuDevice], wanted: str) -> int | None:
+    """Which of torch's devices is the one that a placement names; None where it is none of them."""
+    number, pci, address = (*wanted.split(), "", "")[:3]
+    index = int(number)
+    same = [i for i, each in enumerate(devices) if each.pci == pci or not (each.pci and pci)]
+    exact = [i for i in same if address and devices[i].address == address]
+    if exact:
+        return exact[0]
+    unplaced = [i for i in same if not (address and devices[i].address)]
+    return index if index in unplaced else next(iter(unplaced), None)
+
+
+def placed() -> int | None:
+    """Put this process on the GPU it was told, and return torch's number of it.
+
+    The current one where it was told none; None where torch does not list it.
+    """
+    wanted = os.environ.get(XPU_WANTED, "")
+    if not wanted:
+        return int(torch.xpu.current_device())
+    index = matching([told(i) for i in range(torch.xpu.device_count())], wanted)
+    if index is not None:
+        torch.xpu.set_device(index)
+    return index

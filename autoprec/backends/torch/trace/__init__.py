@@ -1,0 +1,1 @@
+"""Records how a PyTorch task trains numerically."""

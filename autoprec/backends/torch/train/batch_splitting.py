@@ -1,0 +1,148 @@
+"""Whether a batch may be split: do two halves' gradients average to the whole batch's?
+
+Nothing is kept beside the gradients themselves: the halves are subtracted from the whole batch's
+gradient where it stands, so that a model that trains in the memory there is can be judged in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from autoprec.backends.protocol import Task
+from autoprec.backends.torch.measure.step_costs import attempt, untouched
+from autoprec.backends.torch.trace.model_state import stored
+from autoprec.backends.torch.train.batch_dimension import Samples
+from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
+
+_TOLERANCE = 1e-4
+
+_STATE = "a forward pass changes what the next one computes (spectral norm does this)"
+_LUCK = "a step draws random numbers of its own besides dropout"
+
+Part = tuple[Any, float, int]
+"""A batch, the factor of its loss, and the seed of its random numbers."""
+
+
+def splittable(
+    task: Task, model: nn.Module, batch: Any, samples: Samples, seed: int
+) -> tuple[bool, str]:
+    """Whether two halves' averaged gradients equal the whole batch's, dropout off; why not."""
+    count = samples.count(batch)
+    if count < 2 or count % 2:
+        return False, f"a batch of {count} samples has no halves"
+    if samples.uncut:
+        return False, samples.uncut
+    halves, why = attempt(lambda: samples.halves(batch))
+    if halves is None:
+        return False, f"a batch cannot be cut in two: {why}"
+    whole: Part = (batch, 1.0, seed)
+    with untouched(model), _without_dropout(model):
+        parts = [whole, *((half, -0.5, seed) for half in halves)]
+        error, why = attempt(lambda: _difference(task, model, parts))
+        if error is None:
+            return False, f"two halves could not be compared with their batch: {why}"
+        if error <= _TOLERANCE:
+            return True, ""
+        if math.isnan(error):
+            return False, "the gradients of a batch or of its halves are not finite"
+        again = [whole, (batch, -1.0, seed)]
+        drawn_anew = [whole, (batch, -1.0, seed + 1)]
+        state, _ = attempt(lambda: _difference(task, model, again))
+        luck, _ = attempt(lambda: _difference(task, model, drawn_anew))
+    for found, why in ((state, _STATE), (luck, _LUCK)):
+        if found is not None and not found <= _TOLERANCE:
+            return False, f"{why}, so that halves cannot be compared with their batch"
+    cause = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
+    return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
+
+
+def _difference(task: Task, model: nn.Module, parts: Sequence[Part]) -> float:
+    """Return the norm of the parts' summed gradients, relative to the first's; NaN if unknown."""
+    model.zero_grad(set_to_none=True)
+    total = 0.0
+    try:
+        for index, (batch, factor, seed) in enumerate(parts):
+            seed_everything(seed)
+            (compute_loss(task, model, batch, None) * factor).backward()  # type: ignore[no-untyped-call]
+            total = total if index else _norm(model)
+        left = _norm(model)
+    finally:
+        model.zero_grad(set_to_none=True)
+    if left == 0.0:
+        return 0.0
+    if not math.isfinite(left + total):
+        return math.nan
+    return left / total if total > 0.0 else math.inf
+
+
+def _norm(model: nn.Module) -> float:
+    """Return the norm of all gradients, one after the other: devices may have no float64."""
+    return math.hypot(*(_magnitude(p.grad) for p in model.parameters() if p.grad is not None))
+
+
+def _magnitude(gradient: torch.Tensor) -> float:
+    values = stored(gradient.detach()).float()
+    largest = float(torch.linalg.vector_norm(values, math.inf)) if values.numel() else 0.0
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    # By parts of the largest: the square of a small or a large float32 is 0 or infinite.
+    return largest * float(torch.linalg.vector_norm(values / largest))
+
+
+_RATES: Sequence[tuple[type[nn.Module], str]] = (
+    (_DropoutNd, "p"),
+    (nn.RNNBase, "dropout"),
+    (nn.MultiheadAttention, "dropout"),
+)
+
+
+@contextlib.contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off, in modules and in functions, while BatchNorm stays in training mode."""
+    held = [
+        (module, name, getattr(module, name))
+        for module in model.modules()
+        for kind, name in _RATES
+        if isinstance(module, kind)
+    ]
+    for module, name, _ in held:
+        setattr(module, name, 0.0)
+    try:
+        with _NoDropout():
+            yield
+    finally:
+        for module, name, rate in held:
+            setattr(module, name, rate)
+
+
+_WITH_DROPOUT = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
+"""Functions with an argument `dropout_p`, and its position."""
+
+
+class _NoDropout(TorchFunctionMode):
+    """Makes every functional dropout the identity, attention's too."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if "dropout" in name and args and isinstance(args[0], torch.Tensor):
+            return args[0]
+        position = _WITH_DROPOUT.get(name)
+        if position is not None:
+            args = tuple(0.0 if i == position else argument for i, argument in enumerate(args))
+            kwargs = {key: 0.0 if key == "dropout_p" else value for key, value in kwargs.items()}
+        return func(*args, **kwargs)

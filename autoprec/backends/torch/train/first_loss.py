@@ -1,0 +1,126 @@
+"""The first batch's loss and gradient, which must be numbers, and depend on the weights.
+
+Against a float32 loss that is NaN nothing can be proven, and a training that moves no weight has
+nothing to tune: both are the user's to mend, so the first number that is not finite is looked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.backends.protocol import Task
+from autoprec.backends.torch.apply.tensors import items_in, tensors_in
+from autoprec.backends.torch.measure.step_costs import untouched
+from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
+from autoprec.errors import TaskError
+
+
+def check_first_loss(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
+    """Run one forward and backward pass in float32, the user's code as it is.
+
+    Raises `TaskError` where the loss is inf or NaN, with where that begins, where a gradient is,
+    and where none reaches the weights. It leaves no trace in the model.
+    """
+    seed_everything(seed)
+    try:
+        with untouched(model):
+            loss = compute_loss(task, model, batch, None)
+            loss.backward()  # type: ignore[no-untyped-call]
+            value = loss.item()
+            grads = {name: _values(p.grad) for name, p in model.named_parameters()}
+            reached = any(bool(grad.any()) for grad in grads.values() if grad is not None)
+            wrong = [name for name, grad in grads.items() if not _all_finite(grad)]
+    finally:
+        model.zero_grad(set_to_none=True)
+    if not math.isfinite(value):
+        raise TaskError(
+            f"{task.name}: the loss of the first batch is {value} in float32, so no training can "
+            f"be measured or proven: {_origin(task, model, batch, seed)}"
+        )
+    if wrong:
+        raise TaskError(
+            f"{task.name}: the loss of the first batch is {value:g}, but its gradient by "
+            f"{wrong[-1]} is inf or NaN in float32: every weight would be NaN after one step. A "
+            "square root or a norm at 0 does this: add a small number inside it"
+        )
+    if not reached:
+        raise TaskError(
+            f"{task.name}: the loss of the first batch, {value:g}, moves no weight: every gradient "
+            "is zero or missing. Is it computed from what the model returned, and not under "
+            "torch.no_grad() or from detached tensors?"
+        )
+
+
+def _values(grad: torch.Tensor | None) -> torch.Tensor | None:
+    return grad.coalesce().values() if grad is not None and grad.is_sparse else grad
+
+
+def _origin(task: Task, model: nn.Module, batch: Any, seed: int) -> str:
+    """Where inf or NaN is seen first: in the batch, in a module, or in the loss."""
+    names = ("inputs", "targets") if task.training_step is None else None
+    for path, tensor in _named(batch, names):
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            wrong = ~tensor.isfinite()
+            rows = wrong.reshape(len(tensor), -1).any(1).nonzero() if tensor.dim() else wrong
+            first = f", first in sample {int(rows[0])}" if tensor.dim() else ""
+            return (
+                f"build_data yields {int(wrong.sum())} of {wrong.numel()} numbers that are inf or "
+                f"NaN in {path}{first}. Clean the data, or leave such samples out"
+            )
+    module = _first_module(task, model, batch, seed)
+    if module:
+        return f"its inputs are finite, and {module} is the first module that returns inf or NaN"
+    where = "training_step" if task.training_step is not None else "loss_fn"
+    return (
+        f"the batch and every module's outputs are finite, so {where} makes it (a logarithm or a "
+        "square root of 0, a division by 0)"
+    )
+
+
+def _named(value: Any, names: tuple[str, ...] | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a batch with their places in it: "inputs", "batch['pixels'][0]"."""
+    if names is not None:
+        for name, item in zip(names, value, strict=True):
+            yield from _within(item, name)
+    else:
+        yield from _within(value, "batch")
+
+
+def _within(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+        return
+    for key, item in items_in(value):
+        yield from _within(item, f"{path}[{key!r}]")
+
+
+def _first_module(task: Task, model: nn.Module, batch: Any, seed: int) -> str:
+    """The first module that returns what is not finite, "" where none does."""
+    found: list[str] = []
+
+    def look(path: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            if not found and not _all_finite(outputs):
+                found.append(f"{path or 'the root'} ({type(module).__name__})")
+
+        return hook
+
+    handles = [m.register_forward_hook(look(path)) for path, m in model.named_modules()]
+    seed_everything(seed)
+    try:
+        with untouched(model):
+            compute_loss(task, model, batch, None)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else ""
+
+
+def _all_finite(value: Any) -> bool:
+    floats = (t for t in tensors_in(value) if t.is_floating_point() or t.is_complex())
+    return all(bool(t.isfinite().all()) for t in floats)

@@ -1,0 +1,182 @@
+"""The tests of whole runs: the gate, the trajectory, and the user's own metric.
+
+The trajectory is calibrated by a null, too: how far small noise in the initial weights drives
+float32 itself, so that chaotic training is not blamed on the precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from autoprec.core.numerics.records import Trajectory
+from autoprec.core.numerics.tolerance import (
+    LOSS_FLOOR,
+    Check,
+    Tolerance,
+    deviation,
+    finite,
+    mean,
+    percent,
+    root_mean_square,
+)
+
+MIN_STEPS = 5
+"""A trajectory shorter than this is not judged: its last fifth would be less than one step."""
+
+
+BY_THEN = 3.0
+"""How many times as far as noise by the end of a run a precision may be."""
+
+SPREAD = 0.5
+"""Where float32's own seeds end so far apart, a loss curve tells a smaller difference from nothing.
+"""
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One seed's runs: float32, the candidate, and float32 with noisy weights (None: not run)."""
+
+    reference: Trajectory
+    candidate: Trajectory
+    noisy: Trajectory | None = None
+
+
+def gate(runs: Iterable[Trajectory], tolerance: Tolerance) -> Check:
+    """Check that every loss is finite and that no run throws away more steps than allowed."""
+    skipped = 0
+    for run in runs:
+        skipped += len(run.skipped)
+        for step, loss in enumerate(run.losses):
+            if loss is None or not math.isfinite(loss):
+                return Check(problem=f"the loss is not finite at step {step}", step=step)
+        if len(run.skipped) > tolerance.skipped:
+            return Check(
+                problem=(
+                    f"{len(run.skipped)} of {len(run.losses)} steps were skipped because "
+                    "gradients overflowed"
+                ),
+                step=run.skipped[0],
+                skipped=skipped,
+            )
+    return Check(skipped=skipped)
+
+
+def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
+    """Check that training from the same start stays with float32.
+
+    It fails where the mean loss of the last fifth deviates by more than `tolerance.trajectory` and
+    the root mean square deviation of the whole run is more than `tolerance.trajectory_null` times
+    that of noisy float32 (plus `tolerance.trajectory_slack` of the first loss); or where the last
+    fifth is more than `BY_THEN` times as far away as noise drives the steps of the second half:
+    noise that training takes away excuses nothing that stays. Where float32's own seeds end
+    `SPREAD` apart or more, it must be further away than they are.
+    """
+    judged = [pair for pair in (_aligned(run) for run in runs) if pair is not None]
+    if not judged:
+        return Check(judged=False)
+    difference = mean(_tail_deviation(pair) for pair in judged)
+    distance = root_mean_square(_relative_distance(p.candidate, p.reference) for p in judged)
+    nulls = [_relative_distance(p.noisy, p.reference) for p in judged if p.noisy]
+    null = root_mean_square(nulls)
+    ratio = distance / (null + tolerance.trajectory_slack)
+    late = root_mean_square(_late_deviation(pair) for pair in judged)
+    numbers = Check(
+        deviation=finite(difference), ratio=finite(ratio), noise=finite(null), late=finite(late)
+    )
+    allowed = max(tolerance.trajectory, spread([pair.reference for pair in judged]))
+    stays = math.isfinite(null) and difference > BY_THEN * _null_by_then(judged)
+    if difference <= allowed or (ratio <= tolerance.trajectory_null and not stays):
+        return numbers
+    steps = min(len(pair.reference) for pair in judged)
+    problem = (
+        f"after {steps} steps its loss is {percent(difference)} away from float32's, "
+        f"{ratio:.3g} times as far as small noise drives float32"
+    )
+    if ratio <= tolerance.trajectory_null:
+        problem += f", which by then is {percent(_null_by_then(judged))} away at single steps"
+    return replace(numbers, problem=problem, step=_parting(judged, null, tolerance))
+
+
+def spread(references: Sequence[Sequence[float]]) -> float:
+    """How far float32's own seeds end apart, as a share of their mean, from `SPREAD` on; else 0."""
+    ends = [mean(losses[-max(1, len(losses) // 5) :]) for losses in references]
+    middle = abs(mean(ends))
+    apart = (max(ends) - min(ends)) / middle if middle else 0.0
+    return apart if apart >= SPREAD else 0.0
+
+
+def metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
+    """Check the user's own metric (higher is better) after an equal number of steps, over seeds."""
+    pairs = [
+        (run.reference.metric, run.candidate.metric, run.noisy.metric if run.noisy else None)
+        for run in runs
+        if len(run.reference.losses) == len(run.candidate.losses)
+    ]
+    known = [(r, c, n) for r, c, n in pairs if r is not None and c is not None]
+    if not known:
+        return Check(judged=False)
+    reference = mean(r for r, _, _ in known)
+    candidate = mean(c for _, c, _ in known)
+    null = max((abs(n - r) for r, _, n in known if n is not None), default=0.0)
+    numbers = Check(value=finite(candidate), reference=finite(reference), noise=finite(null))
+    drop = reference - candidate
+    if drop <= max(tolerance.metric * abs(reference), tolerance.metric_null * null):
+        return numbers
+    problem = f"evaluate(model) gives {candidate:.4g} where float32 reaches {reference:.4g}"
+    return replace(numbers, problem=problem, step=len(runs[0].candidate.losses))
+
+
+@dataclass(frozen=True)
+class _Aligned:
+    """One seed's losses cut to the steps all runs have, relative to the first float32 loss."""
+
+    reference: tuple[float, ...]
+    candidate: tuple[float, ...]
+    noisy: tuple[float, ...]
+
+
+def _aligned(run: SeedRun) -> _Aligned | None:
+    rows = [run.reference, run.candidate] + ([run.noisy] if run.noisy else [])
+    steps = min(len(row.losses) for row in rows)
+    if steps < MIN_STEPS:
+        return None
+    losses = [tuple(math.inf if x is None else x for x in row.losses[:steps]) for row in rows]
+    return _Aligned(losses[0], losses[1], losses[2] if run.noisy else ())
+
+
+def _tail_deviation(pair: _Aligned) -> float:
+    tail = max(1, len(pair.reference) // 5)
+    reference, candidate = mean(pair.reference[-tail:]), mean(pair.candidate[-tail:])
+    return deviation(candidate, reference, LOSS_FLOOR * abs(pair.reference[0]))
+
+
+def _late_deviation(pair: _Aligned) -> float:
+    """The root mean square of the deviations of single steps, over the second half."""
+    half = len(pair.reference) // 2
+    floor = LOSS_FLOOR * abs(pair.reference[0])
+    steps = zip(pair.candidate[half:], pair.reference[half:], strict=True)
+    return root_mean_square(deviation(ours, theirs, floor) for ours, theirs in steps)
+
+
+def _null_by_then(pairs: Sequence[_Aligned]) -> float:
+    """How far noise drives single steps of the second half; infinitely where it was not run."""
+    noisy = [replace(pair, candidate=pair.noisy) for pair in pairs if pair.noisy]
+    return root_mean_square(_late_deviation(pair) for pair in noisy) if noisy else math.inf
+
+
+def _relative_distance(losses: Sequence[float], reference: Sequence[float]) -> float:
+    first = abs(reference[0]) or 1.0
+    return root_mean_square((a - b) / first for a, b in zip(losses, reference, strict=True))
+
+
+def _parting(pairs: Sequence[_Aligned], null: float, tolerance: Tolerance) -> int:
+    """The first step from which a run is further away than allowed."""
+    for step in range(min(len(pair.reference) for pair in pairs)):
+        for pair in pairs:
+            first = abs(pair.reference[0]) or 1.0
+            distance = abs(pair.candidate[step] - pair.reference[step]) / first
+            if distance > tolerance.trajectory_null * (null + tolerance.trajectory_slack):
+                return step
+    return 0

@@ -1,0 +1,159 @@
+"""Chooses a float16 loss scale from how large and how small a task's gradients are.
+
+The largest exponent e of a backward pass at scale 1 allows scales up to 2**(15 - e): float16's
+largest finite number is just under 2**16. Below that the gradient's error is flat for many
+octaves, so head-room costs nothing; above it steps are thrown away. Nothing here trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoprec.core.dtypes import DType
+from autoprec.core.numerics.records import ExponentHistogram
+from autoprec.core.recipe import LossScale
+
+HEADROOM = 4
+"""Octaves left below the largest safe scale, for batches and steps that were not seen.
+
+The gradient's error is flat for 18 octaves and more below the largest safe scale: they are free.
+"""
+
+ROOM = 6
+"""Octaves below float16's largest number within which gradients at loss scale 1 are near it."""
+
+FLOOR_OCTAVES = 12
+"""A scale this many octaves below the largest safe one is not the scale's fault any more."""
+
+LOWEST, HIGHEST = -24, 126
+"""Exponents a scale may have: it must be a normal float32 number with room to halve."""
+
+DEFAULT_EXPONENT = 16
+"""Used where nothing was measured: torch.amp.GradScaler's initial scale is 2**16."""
+
+
+GROWTH_INTERVAL = 2000
+"""Good steps before the scale doubles, as in torch.amp.GradScaler and Keras."""
+
+_STEPS_PER_SKIP = 1000
+"""A scale that grew too far may cost at most one step in so many."""
+
+
+@dataclass(frozen=True)
+class ScaleEvidence:
+    """What the choice of a loss scale rests on; all magnitudes are exponents of two.
+
+    `largest_safe` is the largest scale at which nothing overflowed (None: not known); `underflow`
+    the share of the gradient, weighted by each tensor's norm, that float16 loses at `exponent`.
+    `overflow_exponent` is the scale at which a training that doubles it every step first skipped
+    one (None: it never did), and `skips_per_overflow` how many steps in a row that cost.
+    """
+
+    exponent: int
+    largest_safe: int | None
+    largest_gradient: int | None
+    smallest_gradient: int | None
+    underflow: float
+    skipped_steps: int = 0
+    steps: int = 0
+    trials: int = 0
+    batches: int = 0
+    note: str = ""
+    overflow_exponent: int | None = None
+    skips_per_overflow: int = 0
+    growth_interval: int = GROWTH_INTERVAL
+
+
+def largest_safe_exponent(histogram: ExponentHistogram) -> int | None:
+    """The largest k for which no tensor of the backward pass overflows at loss scale 2**k."""
+    if histogram.largest is None:
+        return None
+    return DType.FLOAT16.limits.max_exponent - histogram.largest
+
+
+def initial_exponent(histogram: ExponentHistogram, headroom: int = HEADROOM) -> int:
+    """The exponent to start from: the largest safe one less the head-room, within limits."""
+    largest = largest_safe_exponent(histogram)
+    if largest is None:
+        return DEFAULT_EXPONENT
+    return max(LOWEST, min(HIGHEST, largest - headroom))
+
+
+def underflow(histogram: ExponentHistogram, exponent: int) -> float:
+    """The share of the gradient that float16 rounds to zero at loss scale 2**exponent.
+
+    Each element counts by its magnitude: many tiny ones beside a large one are next to nothing.
+    """
+    limits = DType.FLOAT16.limits
+    smallest = limits.min_exponent - limits.mantissa_bits
+    exponents = {int(key): share for key, share in histogram.counts.items()}
+    largest = max(exponents, default=0)
+    masses = {e: share * 2.0 ** (e - largest) for e, share in exponents.items()}
+    total = sum(masses.values())
+    return sum(mass for e, mass in masses.items() if e + exponent < smallest) / (total or 1.0)
+
+
+def objective(skipped: float, lost: float) -> float:
+    """What a scale costs: the share of steps thrown away, and of the gradient lost; 0 is best."""
+    return skipped + lost
+
+
+def floor_exponent(largest_safe: int | None, exponent: int) -> int:
+    """Below this the forward pass, not the scale, is at fault."""
+    base = largest_safe if largest_safe is not None else exponent + HEADROOM
+    return max(LOWEST, min(exponent, base - FLOOR_OCTAVES))
+
+
+def near_the_limit(scale: LossScale) -> bool:
+    """Whether the chosen scale tells of gradients near float16's largest number at loss scale 1."""
+    return scale.initial <= 2.0 ** (ROOM - HEADROOM)
+
+
+def longest_run(steps: Sequence[int]) -> int:
+    """How many of these steps follow each other at most."""
+    longest = current = 0
+    previous = None
+    for step in sorted(steps):
+        current = current + 1 if previous is not None and step == previous + 1 else 1
+        longest, previous = max(longest, current), step
+    return longest
+
+
+def growth_interval(skips_per_overflow: int) -> int:
+    """The usual interval, or a longer one where an overflow costs more than two steps in a row."""
+    return max(GROWTH_INTERVAL, _STEPS_PER_SKIP * skips_per_overflow)
+
+
+def loss_scale(evidence: ScaleEvidence) -> LossScale:
+    """The recipe's loss scale, dynamic from the chosen start."""
+    return LossScale(
+        mode="dynamic",
+        initial=2.0**evidence.exponent,
+        growth_interval=evidence.growth_interval,
+        floor=2.0 ** floor_exponent(evidence.largest_safe, evidence.exponent),
+    )
+
+
+NEGLIGIBLE = 1e-3
+"""A share of the gradient that may underflow without a further trial."""
+
+
+def next_exponent(start: int, tried: Mapping[int, tuple[float, float]]) -> int | None:
+    """The exponent to try next, None where no further trial is worth it.
+
+    `tried` holds for every exponent the share of steps that were skipped and the share of the
+    gradient that was lost. Skips say that the scale is too large, lost gradient that it is too
+    small; each further trial in one direction goes twice as far.
+    """
+    if not tried:
+        return start
+    stride = 2 ** len(tried)
+    kept = [exponent for exponent, (skipped, _) in tried.items() if skipped == 0.0]
+    if not kept:
+        proposed = min(tried) - stride
+    elif tried[max(kept)][1] > NEGLIGIBLE and max(kept) == max(tried):
+        proposed = max(kept) + stride
+    else:
+        return None
+    return proposed if LOWEST <= proposed <= HIGHEST else None

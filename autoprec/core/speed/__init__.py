@@ -1,0 +1,1 @@
+"""Decides what to measure next, what is fastest and when to stop, from what was measured alone."""

@@ -1,0 +1,245 @@
+"""The cost model: what an untried recipe's throughput and memory are likely to be.
+
+A training step takes close to a + c * b for a micro-batch of b samples, so throughput follows
+log r(b) = const + log(b / (b + h)), where h = a / c is the batch at which half of the step is
+overhead. On top of that law lies a Gaussian process over log throughput: every level of every
+factor (policy, layout, compile, ...) has an offset of its own and a slow drift over octaves of the
+batch, so that a point measured at one level teaches about the others. h is not fitted but averaged
+over a grid by marginal likelihood. Only the standard library is used: histories are short.
+
+The scales below are prior knowledge in units of log throughput (0.1 is 10 %), chosen before any
+benchmark and kept wide: a policy may be five times faster or slower, a layout seldom moves more
+than a third.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue
+from autoprec.core.speed.space import BATCH, Point
+
+#: (offset, drift) of a factor's levels, as standard deviations of log throughput. `_COMPILED` is
+#: the same for policy and compiler together: a compiler may lose what a policy wins.
+_SCALES: Mapping[str, tuple[float, float]] = {
+    "policy": (0.6, 0.45),
+    "memory_format": (0.15, 0.05),
+    "compile": (0.35, 0.12),
+    "threads": (0.35, 0.08),
+    "steps_per_execution": (0.15, 0.10),
+    "alignment": (0.15, 0.05),
+    "keep_memory": (0.35, 0.10),
+}
+_OTHER_SCALE = (0.08, 0.03)
+
+#: Factors that can decide a search by themselves.
+FACTORS = ("policy", "memory_format", "compile")
+_COMMON_DRIFT = 0.12
+_OCTAVES = 4.0
+_COMPILED = (0.15, 0.15)
+_ROUGHNESS, _ROUGH_OCTAVES = 0.03, 1.5
+_NOISE = 0.015
+_LEVEL = 10.0
+#: How much faster than another arm's an arm's memory may grow with the batch.
+_OTHER_ARM = 2.0
+_MARGIN, _KEPT_MARGIN = 0.10, 0.25
+_HALF_BATCHES = (0.01, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Log throughput (samples per second) of a point: mean and standard deviation."""
+
+    mean: float
+    deviation: float
+
+    def expected_gain(self, best: float) -> float:
+        """Expected improvement over a log throughput of `best`, in log units."""
+        if self.deviation <= 0:
+            return max(0.0, self.mean - best)
+        z = (self.mean - best) / self.deviation
+        density = math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        below = 0.5 * math.erfc(-z / math.sqrt(2))
+        return max(0.0, (self.mean - best) * below + self.deviation * density)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A point with the log throughput measured there and that measurement's own deviation."""
+
+    point: Point
+    log_rate: float
+    deviation: float = 0.0
+
+
+def _law(batch: float, half: float) -> float:
+    return math.log(batch / (batch + half))
+
+
+def _covariance(left: Point, right: Point) -> float:
+    octaves = abs(math.log2(float(left[BATCH]) / float(right[BATCH])))
+    near = _smooth(octaves / _OCTAVES)
+    total = _LEVEL**2 + _COMMON_DRIFT**2 * near
+    same_arm = True
+    for name, value in left.items():
+        if name == BATCH:
+            continue
+        if right[name] == value:
+            offset, drift = _SCALES.get(name, _OTHER_SCALE)
+            total += offset**2 + drift**2 * near
+        else:
+            same_arm = False
+    if all(left[name] == right[name] for name in ("policy", "compile")):
+        total += _COMPILED[0] ** 2 + _COMPILED[1] ** 2 * near
+    rough = _ROUGHNESS**2 * math.exp(-octaves / _ROUGH_OCTAVES)
+    return total + (rough if same_arm else 0.0)
+
+
+def _smooth(distance: float) -> float:
+    """The Matern 5/2 kernel: throughput is a smooth function of the batch's logarithm."""
+    scaled = math.sqrt(5) * distance
+    return (1 + scaled + scaled**2 / 3) * math.exp(-scaled)
+
+
+def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
+    size = len(matrix)
+    lower = [[0.0] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(i + 1):
+            rest = matrix[i][j] - sum(lower[i][k] * lower[j][k] for k in range(j))
+            lower[i][j] = math.sqrt(max(rest, 1e-12)) if i == j else rest / lower[j][j]
+    return lower
+
+
+def _forward(lower: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    solved: list[float] = []
+    for i, row in enumerate(lower):
+        solved.append((values[i] - sum(row[k] * solved[k] for k in range(i))) / row[i])
+    return solved
+
+
+def _backward(lower: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    size = len(lower)
+    solved = [0.0] * size
+    for i in reversed(range(size)):
+        rest = sum(lower[k][i] * solved[k] for k in range(i + 1, size))
+        solved[i] = (values[i] - rest) / lower[i][i]
+    return solved
+
+
+class ThroughputModel:
+    """Predicts throughput everywhere in the space from the points seen so far."""
+
+    def __init__(self, seen: Sequence[Seen]) -> None:
+        if not seen:
+            raise ValueError("a throughput model needs at least one measured point")
+        self._seen = tuple(seen)
+        self._centre = sum(item.log_rate for item in seen) / len(seen)
+
+    @cached_property
+    def _lower(self) -> list[list[float]]:
+        matrix = [[_covariance(a.point, b.point) for b in self._seen] for a in self._seen]
+        for i, item in enumerate(self._seen):
+            matrix[i][i] += _NOISE**2 + item.deviation**2
+        return _cholesky(matrix)
+
+    @cached_property
+    def _laws(self) -> list[tuple[float, float, list[float]]]:
+        """For each half-batch: its value, its posterior weight, and the solved residuals."""
+        found = []
+        for half in _HALF_BATCHES:
+            residuals = [
+                item.log_rate - self._centre - _law(float(item.point[BATCH]), half)
+                for item in self._seen
+            ]
+            whitened = _forward(self._lower, residuals)
+            found.append(
+                (half, -0.5 * sum(w * w for w in whitened), _backward(self._lower, whitened))
+            )
+        top = max(weight for _, weight, _ in found)
+        total = sum(math.exp(weight - top) for _, weight, _ in found)
+        return [(half, math.exp(weight - top) / total, solved) for half, weight, solved in found]
+
+    def predict(self, point: Point) -> Prediction:
+        """The log throughput to expect at `point`."""
+        row = [_covariance(point, item.point) for item in self._seen]
+        whitened = _forward(self._lower, row)
+        variance = max(_covariance(point, point) - sum(w * w for w in whitened), 1e-12)
+        means = [
+            (
+                weight,
+                self._centre
+                + _law(float(point[BATCH]), half)
+                + sum(r * s for r, s in zip(row, solved, strict=True)),
+            )
+            for half, weight, solved in self._laws
+        ]
+        mean = sum(weight * value for weight, value in means)
+        between = sum(weight * (value - mean) ** 2 for weight, value in means)
+        return Prediction(mean, math.sqrt(variance + between))
+
+
+@dataclass(frozen=True)
+class MemorySeen:
+    """Peak memory of one measured point."""
+
+    point: Point
+    peak_bytes: int
+
+
+def predict_memory(point: Point, seen: Sequence[MemorySeen]) -> float | None:
+    """An upper estimate of a point's peak memory in bytes; None where nothing was measured.
+
+    Peak memory is affine in the micro-batch. From two batches of the same arm the line is known;
+    from one, memory grows at most in proportion to the batch, and at most twice as fast as in other
+    arms. A margin is added to what is extrapolated: a tenth, and a quarter where freed memory is
+    kept, for free blocks need not fit together.
+    """
+    margin = _KEPT_MARGIN if point.get(KEEP_MEMORY) else _MARGIN
+    batch = float(point[BATCH])
+    arm = _memory_arm(point)
+    own = _arms([item for item in seen if _memory_arm(item.point) == arm])
+    if own:
+        bound = _extrapolate(batch, own[0], margin)
+        slopes = [_slope(arm) for arm in _arms(seen) if arm[0][0] < arm[-1][0]]
+        largest, peak = own[0][-1]
+        if len(own[0]) == 1 and slopes and batch > largest:
+            # Most of one point may be what every process takes; others tell how memory grows.
+            grown = peak + _OTHER_ARM * max(slopes) * (batch - largest)
+            return min(bound, grown * (1 + margin))
+        return bound
+    return max((_extrapolate(batch, arm, margin) for arm in _arms(seen)), default=None)
+
+
+def _slope(arm: Sequence[tuple[float, int]]) -> float:
+    """Bytes for each further sample."""
+    (low, low_bytes), (high, high_bytes) = arm[0], arm[-1]
+    return max(0.0, (high_bytes - low_bytes) / (high - low))
+
+
+def _memory_arm(point: Point) -> tuple[KnobValue, ...]:
+    return (point["policy"], point["compile"], point.get(KEEP_MEMORY, False))
+
+
+def _arms(seen: Sequence[MemorySeen]) -> list[list[tuple[float, int]]]:
+    """The (batch, bytes) of every arm, by batch."""
+    arms: dict[tuple[KnobValue, ...], list[tuple[float, int]]] = {}
+    for item in seen:
+        known = arms.setdefault(_memory_arm(item.point), [])
+        known.append((float(item.point[BATCH]), item.peak_bytes))
+    return [sorted(known) for known in arms.values()]
+
+
+def _extrapolate(batch: float, known: Sequence[tuple[float, int]], margin: float) -> float:
+    above = [item for item in known if item[0] >= batch]
+    if above:
+        nearest = min(size for size, _ in above)
+        return float(max(peak for size, peak in above if size == nearest))
+    (low, low_bytes), (high, high_bytes) = known[0], known[-1]
+    if low == high:
+        return high_bytes * batch / high * (1 + margin)
+    slope = max(0.0, (high_bytes - low_bytes) / (high - low))
+    return (high_bytes + slope * (batch - high)) * (1 + margin)

@@ -1,0 +1,71 @@
+"""Whether the search runs with freed memory kept, settled at the baseline before anything else.
+
+The knob works on every recipe, hardly ever for the worse, the more the larger the tensors are, and
+a process cannot take it back. So it is no factor to be searched: where the baseline runs with it,
+all other recipes are measured with it, for two trials are too rough to say more. What it is worth
+at the chosen recipe the finish measures, unless the baseline or the recipe's batch leave no doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from autoprec.core.recipe import KEEP_MEMORY
+from autoprec.core.speed.space import BATCH, Point, Space
+
+#: Above this ratio of the baseline's two trials it is plain that the knob pays.
+_CLEARLY_FASTER = 1.15
+
+#: So many times the baseline's batch has tensors so much larger that it pays there, too: on all
+#: recorded grids (benchmarks/curves/) whose fastest recipe is that large, it brings 5 to 274 %.
+_MUCH_LARGER = 4
+
+
+class Ran(Protocol):
+    """What is needed of an outcome."""
+
+    @property
+    def point(self) -> Point:
+        """Where it was."""
+
+    @property
+    def rate(self) -> float:
+        """Samples per second, 0 where it failed."""
+
+
+def start_point(space: Space, baseline: Point, history: Sequence[Ran]) -> Point:
+    """The baseline as all further recipes are measured: with its memory kept or without."""
+    keeping = {**baseline, KEEP_MEMORY: True}
+    if True not in space.knobs.get(KEEP_MEMORY, ()) or keeping == baseline:
+        return baseline
+    kept, plain = _rate(keeping, history), _rate(baseline, history)
+    if kept is None or plain is None:
+        return keeping
+    return keeping if kept > 0 else baseline
+
+
+def surely_pays(space: Space, baseline: Point, history: Sequence[Ran], batch_size: int) -> bool:
+    """Whether keeping memory is plainly worth its cost at a batch."""
+    if batch_size >= _MUCH_LARGER * int(baseline[BATCH]):
+        return True
+    start = start_point(space, baseline, history)
+    kept, plain = _rate(start, history), _rate(baseline, history)
+    return bool(kept and plain and kept > _CLEARLY_FASTER * plain)
+
+
+def what_it_brings(baseline: Point, history: Sequence[Ran]) -> str:
+    """What the trial of the baseline with its memory kept has shown; empty where nothing ran."""
+    kept, plain = _rate({**baseline, KEEP_MEMORY: True}, history), _rate(baseline, history)
+    if not kept or not plain:
+        return ""
+    sure = kept > _CLEARLY_FASTER * plain
+    return (
+        "from here on the process keeps the memory that a step frees, for the next step to use: "
+        f"so float32 ran at {kept / plain:.2f}x its speed"
+        f"{'' if sure else '. Whether the winner needs that too is measured at the end'}"
+    )
+
+
+def _rate(point: Point, history: Sequence[Ran]) -> float | None:
+    return next((ran.rate for ran in history if dict(ran.point) == dict(point)), None)

@@ -1,0 +1,73 @@
+"""Which further knobs are worth trials: those that this device and this task make plausible.
+
+A knob that cannot pay costs trials for nothing, so each has its condition here. What is plausible
+is only tried; it stays in a recipe where it was measured to be faster, and what changes the
+arithmetic is proven like any other recipe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.measurement import TaskFacts
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue
+
+#: Fused kernels make an optimizer's step two to four times faster on a CPU or a GPU, so below this
+#: share of the whole step they cannot gain 2 %.
+_OPTIMIZER_SHARE = 0.03
+
+#: Calling a training function costs Keras a millisecond or less; longer steps hide it.
+_SHORT_STEP = 0.02
+_STEPS_PER_EXECUTION = 8
+
+
+def plausible_knobs(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tuple[KnobValue, ...]]:
+    """The knobs to try by name, each with its levels: first what holds without the knob."""
+    found: dict[str, tuple[KnobValue, ...]] = {}
+    if task.framework == "torch":
+        if task.optimizer_share >= _OPTIMIZER_SHARE:
+            found["fused_optimizer"] = (False, True)
+        if facts.kind is DeviceKind.CPU:
+            if task.keepable_memory:
+                found[KEEP_MEMORY] = (False, True)
+            fewer = _fewer_threads(facts, task.threads)
+            if fewer is not None:
+                found["threads"] = (task.threads, fewer)
+            if facts.fact(DType.BFLOAT16).support is Support.NATIVE:
+                found["implicit_bfloat16"] = (False, True)
+        if facts.kind is DeviceKind.CUDA and task.convolutions:
+            found["cudnn_benchmark"] = (False, True)
+    if task.steps_per_execution == 1 and 0 < task.step_seconds < _SHORT_STEP:
+        found["steps_per_execution"] = (1, _STEPS_PER_EXECUTION)
+    return found
+
+
+def wanted_multiples(facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:
+    """The multiples, in elements, that dimensions are worth padding to: the least, then the best.
+
+    Of the dtypes that `policies` compute in and the device has hardware for, the largest of each;
+    one where both are the same, none where padding is not plausible on such a device.
+    """
+    known = [facts.fact(policy.compute_dtype) for policy in policies]
+    native = [fact for fact in known if fact.support is Support.NATIVE]
+    if not facts.padding or not native:
+        return ()
+    least = max(fact.alignment for fact in native)
+    best = max(fact.best_alignment for fact in native)
+    return tuple(multiple for multiple in sorted({least, best}) if multiple > 1)
+
+
+def _fewer_threads(facts: DeviceFacts, threads: int) -> int | None:
+    """The processors that this process really has, where the framework starts more threads.
+
+    A quota of CPU time stops every thread of a process together, and two threads of one core share
+    its matrix unit.
+    """
+    seen = facts.observation
+    quota = None if seen.core_quota is None else max(1, math.floor(seen.core_quota))
+    known = [count for count in (quota, seen.cores, seen.usable_cores) if count]
+    fewest = min(known, default=threads)
+    return fewest if 0 < fewest < threads else None

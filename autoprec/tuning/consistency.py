@@ -1,0 +1,71 @@
+"""Holds the final rounds against the search: what does not agree is not believed."""
+
+from __future__ import annotations
+
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.attribution import in_words
+from autoprec.core.speed.consistency import ANOTHER_PACE, Pace, doubts
+from autoprec.core.speed.selection import Finalist
+from autoprec.core.speed.trial_results import Outcome, key
+from autoprec.core.statistics import Ratio, paired_ratio
+from autoprec.tuning.profile_builder import Findings
+
+
+def searched_ratio(findings: Findings, recipe: Recipe, plain: Recipe) -> Ratio | None:
+    """A recipe's ratio to the baseline as the search saw it; None where it did not."""
+    one, other = _trial(findings, recipe), _trial(findings, plain)
+    if one is None or other is None or one.measurement is None or other.measurement is None:
+        return None
+    if one.rate <= 0 or other.rate <= 0:
+        return None
+    ratio = one.rate / other.rate
+    own, base = one.measurement, other.measurement
+    low = own.step_seconds / own.high * base.low / base.step_seconds
+    high = own.step_seconds / own.low * base.high / base.step_seconds
+    return Ratio(ratio, ratio * low, ratio * high, 1)
+
+
+def doubts_of(findings: Findings, baseline: Finalist, best: Finalist | None) -> str:
+    """Why the final rounds cannot be believed; empty where they can. `best`: who may be chosen."""
+    if findings.rehearsed:
+        return ""
+    if best is None:
+        return "; ".join(doubts(None, None, [_pace(findings, baseline)]))
+    ratio = paired_ratio(best.rates, baseline.rates)
+    searched = searched_ratio(findings, best.recipe, baseline.recipe)
+    return "; ".join(doubts(ratio, searched, [_pace(findings, f) for f in (baseline, best)]))
+
+
+def far_behind(findings: Findings, plain: Recipe) -> Recipe | None:
+    """The best of the rest, where that seemed slower than the baseline by an order of magnitude."""
+    own = _trial(findings, plain)
+    rest = max((o for o in findings.history if o is not own), key=lambda o: o.rate, default=None)
+    if own is None or rest is None or findings.rehearsed:
+        return None
+    return findings.space.recipe(rest.point) if 0 < rest.rate * ANOTHER_PACE < own.rate else None
+
+
+def why_plain(findings: Findings, plain: Recipe) -> str:
+    """Why the baseline is the answer where nothing is left to run beside it."""
+    own = _trial(findings, plain)
+    rest = max((o.rate for o in findings.history if o is not own), default=0.0)
+    if not rest:
+        return "nothing else was measured"
+    passed = " that passed" if own is not None and rest > own.rate else ""
+    return f"the baseline is the fastest recipe{passed}"
+
+
+def _pace(findings: Findings, final: Finalist) -> Pace:
+    trial = _trial(findings, final.recipe)
+    measured = None if trial is None else trial.measurement
+    before = 0.0 if measured is None else measured.samples_per_second
+    return Pace(in_words(final.recipe), before, final.rates)
+
+
+def _trial(findings: Findings, recipe: Recipe) -> Outcome | None:
+    """The search's own trial of a recipe; None of one that was mended with islands after it."""
+    space = findings.space
+    point = space.point(recipe)
+    if space.recipe(point).float32_modules != recipe.float32_modules:
+        return None
+    return next((o for o in findings.history if key(o.point) == key(point)), None)

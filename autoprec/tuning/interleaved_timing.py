@@ -1,0 +1,316 @@
+"""Finalists measured in alternation, each with a session of its own.
+
+Machines drift by more than the differences that matter, so only rounds in which everybody ran count
+against each other. The order turns round in every second round (A B C, C B A). Starting a process
+takes as long as several rounds, so recipes share a worker where that does not change their times.
+Where the finalists' memory together exceeds the budget, each session is opened for its turn and
+closed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.best_arm import TURN_SECONDS
+from autoprec.core.speed.selection import Finalist
+from autoprec.tuning.context import Work
+from autoprec.tuning.events import Listener, Round
+from autoprec.tuning.profile_builder import Findings
+from autoprec.workers.cpu_contention import Watch
+from autoprec.workers.failures import WorkerFailure
+from autoprec.workers.runner import TRY_AGAIN, Runner
+
+
+class FinalistFailed(Exception):
+    """A finalist that ran before failed now; `recipe` is out."""
+
+    def __init__(self, recipe: Recipe, failure: WorkerFailure) -> None:
+        super().__init__(str(failure))
+        self.recipe, self.failure = recipe, failure
+
+
+#: What a session is warmed up for, where it shares a worker and where it has its own.
+_WARMUP_SECONDS, _OWN_WARMUP_SECONDS = 0.1, 0.5
+
+#: A turn this much slower than the recipe ran before it in this contest is disturbed: what its
+#: neighbours freed comes back from the system page by page. (Not in the search: who was lucky there
+#: would be waited for more often, and so be lucky again.) It runs on, for so many seconds in a
+#: round; what is not reached by then is not reached beside the others, or the whole machine has
+#: become slower: that is the pace now, and is not waited for again. And one for which that took so
+#: long in all varies by that much of itself.
+_DISTURBED, _WAIT_SECONDS, _PATIENCE_SECONDS = 1.15, 0.5, 1.0
+
+#: Who runs after another worker pays for it in its first step: that one's threads spin for some
+#: milliseconds before they sleep (OpenMP's wait), and the caches are cold. Training pays neither,
+#: and a step as long as a turn would count nothing else. So each such turn begins with a pause, and
+#: with a step that is not counted where it takes less than this; in a longer one it is lost.
+_PAUSE_SECONDS, _LEAD_IN_SECONDS = 0.02, 0.5
+
+StillRunning = Callable[[tuple[Finalist, ...]], Collection[int]]
+"""Who runs another round after those so far, by number; nobody: they are enough."""
+
+
+def everybody(finals: tuple[Finalist, ...]) -> Collection[int]:
+    """All of them, whatever the rounds brought."""
+    return range(len(finals))
+
+
+#: Knobs that a framework holds once for the whole process.
+_PROCESS_WIDE = ("threads", "implicit_bfloat16", "cudnn_benchmark")
+
+
+def may_share(recipe: Recipe, framework: str) -> bool:
+    """Whether other sessions in its process leave a recipe's times on a CPU as they are.
+
+    Under torch they do where freed memory is kept. Where it is not, what the others hold decides
+    how much of the heap glibc gives back after each step, which moves a step by up to a third.
+    """
+    wide = any(name in recipe.knobs for name in _PROCESS_WIDE)
+    if framework == "torch":
+        return recipe.keeps_memory and not recipe.compile and not wide
+    return not wide
+
+
+class Contest:
+    """Finalists ready to run in rounds: those that may share a worker in `shared`'s."""
+
+    def __init__(
+        self,
+        recipes: Sequence[Recipe],
+        shared: Runner,
+        make_runner: Callable[[], Runner],
+        *,
+        shares: Callable[[Recipe], bool],
+        seed: int,
+        together: bool,
+        listener: Listener,
+        watch: Watch,
+        at_once: bool = True,
+    ) -> None:
+        self.recipes = tuple(recipes)
+        self._fastest = [math.inf] * len(self.recipes)
+        self.measured: list[list[Measurement]] = [[] for _ in recipes]
+        self._waited = 0.0
+        self._patience = [_PATIENCE_SECONDS] * len(self.recipes)
+        self._seed, self._together, self._listener = seed, together, listener
+        self._at_once = at_once
+        self._watch = watch
+        self._open_now: set[int] = set()
+        self._revived: set[int] = set()
+        self._shared = shared
+        self._own: list[Runner] = []
+        self._last: Runner | None = None
+        self._runners: list[Runner] = []
+        for recipe in recipes:
+            if not shares(recipe) and (together or not self._own):
+                self._own.append(make_runner())
+            self._runners.append(shared if shares(recipe) else self._own[-1])
+
+    def __enter__(self) -> Contest:
+        if self._together:
+            try:
+                self._open_together()
+            except BaseException:
+                self.__exit__()
+                raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(Exception):
+            for index in tuple(self._open_now):
+                if self._runners[index] is self._shared and self._shared.pids:
+                    self._close(index)
+        for runner in self._own:
+            with contextlib.suppress(Exception):
+                runner.drop()
+
+    def _open_together(self) -> None:
+        """Make everybody ready: the workers side by side where that may be, for one takes seconds.
+
+        On an accelerator a session limits itself to what is free, so the workers start side by
+        side, and their sessions are opened one after the other.
+        """
+        mates: dict[Runner, list[int]] = {}
+        for index, runner in enumerate(self._runners):
+            mates.setdefault(runner, []).append(index)
+
+        def start(runner: Runner) -> None:
+            with contextlib.suppress(WorkerFailure):  # opening says it again, and for whom
+                runner.load()
+
+        def open_all(indices: list[int]) -> None:
+            for index in indices:
+                self._open(index)
+
+        with ThreadPoolExecutor(len(mates)) as pool:
+            try:
+                if self._at_once:
+                    list(pool.map(open_all, mates.values()))
+                else:
+                    list(pool.map(start, mates))
+                    open_all([index for indices in mates.values() for index in indices])
+            except KeyboardInterrupt:
+                for runner in self._runners:  # the threads wait for these
+                    runner.drop()
+                raise
+        for index in range(len(self.recipes)):
+            own = self._runners[index] is not self._shared
+            warm = self._time(index, _OWN_WARMUP_SECONDS if own else _WARMUP_SECONDS)
+            self._fastest[index] = min(self._fastest[index], warm.step_seconds)
+            self._last = self._runners[index]
+
+    def _open(self, index: int) -> None:
+        self._call(index, "open", recipe=self.recipes[index], seed=self._seed)
+        self._open_now.add(index)
+
+    def _close(self, index: int) -> None:
+        self._call(index, "close")
+        self._open_now.discard(index)
+
+    def _call(self, index: int, method: str, **arguments: Any) -> Any:
+        try:
+            try:
+                return self._runners[index].call(method, name=f"final{index}", **arguments)
+            except WorkerFailure as failure:
+                if failure.kind not in TRY_AGAIN or index in self._revived:
+                    raise
+                return self._revive(index, method, **arguments)
+        except WorkerFailure as failure:
+            raise FinalistFailed(self.recipes[index], failure) from failure
+
+    def _revive(self, index: int, method: str, **arguments: Any) -> Any:
+        """Go on in a new worker, once: that one was killed says nothing of the recipe."""
+        self._revived.add(index)
+        runner = self._runners[index]
+        for mate in sorted(self._open_now):
+            if self._runners[mate] is runner:
+                recipe = self.recipes[mate]
+                runner.call("open", name=f"final{mate}", recipe=recipe, seed=self._seed)
+        return runner.call(method, name=f"final{index}", **arguments)
+
+    def run(self, rounds: int, running: StillRunning = everybody) -> tuple[Finalist, ...]:
+        """Run the rounds, fewer where they settle it; return everybody with the rates in each.
+
+        `running` says after each who runs the next; who is out has fewer rates.
+        """
+        order = list(range(len(self.recipes)))
+        for number in range(rounds):
+            self._waited = 0.0
+            with self._watch.over(self._pids):
+                for index in order if number % 2 == 0 else reversed(order):
+                    self.measured[index].append(self._turn(index))
+            rates = [0.0] * len(self.recipes)
+            for index in order:
+                rates[index] = self.measured[index][-1].samples_per_second
+            self._listener(Round(number + 1, rounds, tuple(rates)))
+            order = sorted(running(self._finals()))
+            if not order:
+                break
+        return self._finals()
+
+    def _finals(self) -> tuple[Finalist, ...]:
+        return tuple(
+            Finalist(recipe, tuple(m.samples_per_second for m in measured))
+            for recipe, measured in zip(self.recipes, self.measured, strict=True)
+        )
+
+    def _pids(self) -> list[int]:
+        return [pid for runner in {*self._runners} for pid in runner.pids]
+
+    def _turn(self, index: int) -> Measurement:
+        """A few steps. The peak of a worker that others share is not this recipe's."""
+        if self._together:
+            measured = self._undisturbed(index)
+            shared = self._runners.count(self._runners[index]) > 1
+            return replace(measured, peak_memory_bytes=0) if shared else measured
+        self._open(index)
+        measured = self._time(index, TURN_SECONDS)
+        self._close(index)
+        return measured
+
+    def _undisturbed(self, index: int) -> Measurement:
+        """A turn, which goes on while the recipe is slower than it has been."""
+        if self._runners[index] is not self._last:
+            self._last = self._runners[index]
+            self._lead_in(index)
+        while True:
+            measured = self._time(index, TURN_SECONDS)
+            slow = measured.step_seconds > _DISTURBED * self._fastest[index]
+            if not slow or self._patience[index] <= 0:
+                self._fastest[index] = min(self._fastest[index], measured.step_seconds)
+                return measured
+            seconds = max(TURN_SECONDS, measured.steps * measured.step_seconds)
+            self._waited += seconds
+            self._patience[index] -= seconds
+            if self._waited >= _WAIT_SECONDS:
+                self._fastest[index] = measured.step_seconds
+                return measured
+
+    def _lead_in(self, index: int) -> None:
+        """Leave the worker before time to fall silent, and this one a step to warm the caches."""
+        time.sleep(_PAUSE_SECONDS)
+        if self._fastest[index] < _LEAD_IN_SECONDS:
+            self._time(index, 0.0)
+
+    def _time(self, index: int, seconds: float) -> Measurement:
+        budget = TimingBudget(seconds=seconds, min_steps=1, max_steps=1000, precision=0.0)
+        measured: Measurement = self._call(index, "time", budget=budget)
+        return measured
+
+
+#: What a process's own context takes of an accelerator, besides its tensors: some 500 MiB on CUDA.
+_CONTEXT_BYTES = 512 * 2**20
+
+
+def fit_together(work: Work, recipes: Sequence[Recipe], findings: Findings) -> bool:
+    """Whether the memory suffices for all of them at once."""
+    budget = work.memory_bytes
+    beside = 0 if work.on_cpu else _CONTEXT_BYTES
+    needed = sum(findings.peak_of(recipe) + beside for recipe in recipes)
+    return budget is None or needed <= budget
+
+
+def contest_among(
+    work: Work,
+    recipes: Sequence[Recipe],
+    rounds: int,
+    findings: Findings,
+    runner: Runner,
+    running: StillRunning = everybody,
+    make_runner: Callable[[], Runner] | None = None,
+) -> tuple[Finalist, ...]:
+    """Run recipes in alternation; `findings` keeps what it took.
+
+    `runner` is what recipes share, where they may; what they hold there is given back at the end.
+    `make_runner` makes the others' (default: the work's).
+    """
+
+    def shares(recipe: Recipe) -> bool:
+        return work.on_cpu and may_share(recipe, findings.task.framework)
+
+    if not any(map(shares, recipes)):
+        runner.drop()  # its memory is better used by those who run
+    contest = Contest(
+        recipes,
+        runner,
+        make_runner or work.runner,
+        shares=shares,
+        seed=work.options.seed,
+        together=fit_together(work, recipes, findings),
+        listener=work.listener,
+        watch=work.watch,
+        at_once=work.on_cpu,
+    )
+    with contest:
+        finals = contest.run(rounds, running)
+    for recipe, measured in zip(recipes, contest.measured, strict=True):
+        findings.finals[recipe.key()] = measured
+    return finals

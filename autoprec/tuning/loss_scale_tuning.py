@@ -1,0 +1,125 @@
+"""Tunes a float16 recipe's initial loss scale: measured, then confirmed by short trainings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoprec.backends.protocol import Tracer
+from autoprec.core.numerics.loss_scale import (
+    HIGHEST,
+    LOWEST,
+    ScaleEvidence,
+    growth_interval,
+    initial_exponent,
+    largest_safe_exponent,
+    longest_run,
+    loss_scale,
+    next_exponent,
+    objective,
+    underflow,
+)
+from autoprec.core.numerics.records import ExponentHistogram, Trajectory
+from autoprec.core.recipe import LossScale, Recipe
+
+BATCHES = 8
+STEPS = 100
+TRIALS = 4
+GROWTH_STEPS = 12
+
+
+def analytic(recipe: Recipe, tracer: Tracer, batches: int = BATCHES) -> LossScale:
+    """The loss scale that the backward pass's magnitudes allow, without a training."""
+    histogram = tracer.backward_exponents(recipe=recipe, batches=batches)
+    return loss_scale(_evidence(histogram, initial_exponent(histogram)))
+
+
+def unmeasured(note: str) -> tuple[LossScale, ScaleEvidence]:
+    """The usual scale, where nothing could be measured; `note` says why."""
+    histogram = ExponentHistogram(largest=None, smallest=None)
+    evidence = replace(_evidence(histogram, initial_exponent(histogram)), note=note)
+    return loss_scale(evidence), evidence
+
+
+def tune_loss_scale(
+    recipe: Recipe, tracer: Tracer, *, most: int = STEPS
+) -> tuple[LossScale, ScaleEvidence, Trajectory]:
+    """Choose the initial loss scale and confirm it by short trainings in float16; return the last.
+
+    Optuna holds the trials over the exponent, seeded and in memory. The analytic start is the first
+    one; where it skips no step and loses next to no gradient, it is the only one. A training takes
+    `STEPS` steps, or twice the `most` that a proof may take.
+    """
+    import optuna
+
+    histogram = tracer.backward_exponents(recipe=recipe, batches=BATCHES)
+    start = initial_exponent(histogram)
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
+        tried: dict[int, tuple[float, float]] = {}
+        runs: dict[int, Trajectory] = {}
+        while len(tried) < TRIALS and (proposed := next_exponent(start, tried)) is not None:
+            study.enqueue_trial({"exponent": proposed})
+            trial = study.ask()
+            exponent = trial.suggest_int("exponent", LOWEST, HIGHEST)
+            run = runs[exponent] = tracer.trajectory(
+                recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
+                seed=0,
+                steps=confirming(most),
+            )
+            skipped = len(run.skipped) / max(1, len(run.losses))
+            tried[exponent] = skipped, underflow(histogram, exponent)
+            study.tell(trial, objective(*tried[exponent]))
+        best = int(study.best_params["exponent"])
+    finally:
+        optuna.logging.set_verbosity(before)
+    evidence = replace(
+        _growth(recipe, tracer, _evidence(histogram, best)),
+        skipped_steps=len(runs[best].skipped),
+        steps=len(runs[best].losses),
+        trials=len(tried),
+    )
+    return loss_scale(evidence), evidence, runs[best]
+
+
+def confirming(most: int) -> int:
+    """The steps of a training that confirms a loss scale, where a proof may take `most`."""
+    return min(STEPS, 2 * most)
+
+
+def _growth(recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence) -> ScaleEvidence:
+    """Let the scale double every step, and see what growing too far costs.
+
+    In a real training it doubles every 2000 good steps, so that each overflow is as rare; a few
+    steps tell what one costs.
+    """
+    if evidence.exponent + GROWTH_STEPS > HIGHEST:
+        return evidence
+    growing = LossScale(initial=2.0**evidence.exponent, growth_interval=1)
+    run = tracer.trajectory(
+        recipe=replace(recipe, loss_scale=growing),
+        seed=0,
+        steps=GROWTH_STEPS,
+    )
+    if not run.skipped:
+        return evidence
+    skips = longest_run(run.skipped)
+    return replace(
+        evidence,
+        overflow_exponent=evidence.exponent + run.skipped[0],
+        skips_per_overflow=skips,
+        growth_interval=growth_interval(skips),
+    )
+
+
+def _evidence(histogram: ExponentHistogram, exponent: int) -> ScaleEvidence:
+    return ScaleEvidence(
+        exponent=exponent,
+        largest_safe=largest_safe_exponent(histogram),
+        largest_gradient=histogram.largest,
+        smallest_gradient=histogram.smallest,
+        underflow=underflow(histogram, exponent),
+        batches=histogram.batches,
+        note="" if histogram.finite else "the backward pass itself gives inf or NaN",
+    )

@@ -1,0 +1,87 @@
+"""The heats: the search's fastest recipes measured anew, in alternation, before any is proven.
+
+A proof takes as long as a search, so what is proven first should be what is really the fastest. Who
+runs, and what their rounds say, core decides; here they run. The baseline does not: the
+finish measures everybody against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from autoprec.core.device.policies import Refusal
+from autoprec.core.speed.reranking import ROUNDS, Heat, Heats
+from autoprec.core.speed.selection import Finalist
+from autoprec.core.speed.space import Point, Space
+from autoprec.core.speed.trial_results import Outcome, Status, key
+from autoprec.tuning.context import Work
+from autoprec.tuning.events import Stage
+from autoprec.tuning.interleaved_timing import FinalistFailed, contest_among, fit_together
+from autoprec.tuning.profile_builder import Findings
+from autoprec.tuning.study import Study
+from autoprec.tuning.time_limit import SEARCH
+from autoprec.workers.runner import Runner, raise_lost
+
+
+def known_heats(study: Study) -> Heats:
+    """What an earlier run of this tuning has kept."""
+    return study.recall("heats", Heats) or Heats()
+
+
+def run_heats(
+    work: Work,
+    study: Study,
+    space: Space,
+    baseline: Point,
+    findings: Findings,
+    before: Heats,
+    runner: Runner,
+) -> Heats:
+    """Run who may be the fastest of the history; return `before` where nobody else may be."""
+
+    def allowed(outcome: Outcome) -> bool:
+        policies = work.options.policies
+        chosen = not policies or outcome.point["policy"] in policies
+        return outcome.rate > 0 and chosen and key(outcome.point) != key(baseline)
+
+    def fit(outcomes: Sequence[Outcome]) -> bool:
+        return fit_together(work, [space.recipe(o.point) for o in outcomes], findings)
+
+    heats, history = before, findings.history
+    if work.deadline.passed(SEARCH):
+        return before
+    while heat := heats.next_heat(history, allowed, fit):
+        try:
+            rates = _run(work, space, heat, findings, runner)
+        except FinalistFailed as failed:
+            raise_lost(failed.failure)
+            reason = f"ran before but failed when it ran beside the others: {failed}"
+            findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
+            lost = failed.recipe.key()
+            out = next(o for o in heat.running if space.recipe(o.point).key() == lost)
+            gone = replace(out, status=Status.CRASHED, measurement=None, reason=reason)
+            heats = heats.failed(gone)
+        else:
+            heats = heats.finished(heat, rates, history)
+            break
+    else:
+        heats = heats.nobody_else(history)
+    study.remember("heats", heats)
+    return heats
+
+
+def _run(
+    work: Work, space: Space, heat: Heat, findings: Findings, runner: Runner
+) -> list[tuple[float, ...]]:
+    """Run a heat; return everybody's rates, round by round."""
+    work.listener(Stage("heats", "the fastest recipes in alternation"))
+
+    def still_running(finals: Sequence[Finalist]) -> Collection[int]:
+        if work.deadline.passed(SEARCH):
+            return ()
+        return heat.pace.still_running([final.rates for final in finals])
+
+    recipes = [space.recipe(outcome.point) for outcome in heat.running]
+    finals = contest_among(work, recipes, ROUNDS, findings, runner, still_running)
+    return [final.rates for final in finals]

@@ -1,0 +1,1 @@
+"""Runs the user's code in child processes: starts, calls, watches and ends them."""

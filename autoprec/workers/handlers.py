@@ -1,0 +1,205 @@
+"""What a worker can be asked to do: the methods, their arguments and their results.
+
+The tuner calls these by name over the channel; arguments and results are core's dataclasses,
+converted by the type hints here. In the worker the same class does the work with a real backend.
+"""
+
+from __future__ import annotations
+
+import gc
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autoprec.backends import registry
+from autoprec.backends.protocol import Backend, DeviceMemory, Report, Session, Task, Tracer
+from autoprec.backends.shared.process_memory import give_back_memory
+from autoprec.core.device.facts import DeviceKind
+from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
+from autoprec.core.numerics.records import (
+    ExponentHistogram,
+    NoisePoint,
+    ShadowPoint,
+    Trajectory,
+    UnitTrace,
+)
+from autoprec.core.recipe import Recipe
+from autoprec.core.statistics import disturbed
+from autoprec.errors import TaskError
+from autoprec.workers.task_file import load_task
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What loading the task file showed."""
+
+    framework: str
+    software: Mapping[str, str] = field(default_factory=dict)
+    batch_size: int | None = None
+    clip_grad_norm: float | None = None
+    has_evaluate: bool = False
+    memory: DeviceMemory | None = None
+    usable: tuple[str, ...] = ()
+    trains_on: tuple[DeviceKind, ...] = tuple(DeviceKind)
+    built_for: tuple[DeviceKind, ...] = ()
+    builds: str = ""
+
+
+class Service:
+    """Serves one task on one device with one framework."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._task: Task | None = None
+        self._backend: Backend | None = None
+        self._device = "cpu"
+        self._sessions: dict[str, Session] = {}
+        self._tracers: dict[int, Tracer] = {}
+
+    def load(self, *, path: str, device: str, checkpoint: str | None = None) -> Loaded:
+        """Run the task file and find its framework from what build_model returns."""
+        self._report("load", 0)
+        weights = None if checkpoint is None else Path(checkpoint)
+        task = replace(load_task(Path(path)), checkpoint=weights)
+        self._report("build", 0)
+        name = registry.owner(task.build_model())
+        backend = registry.load(name)
+        self._task, self._backend, self._device = task, backend, device
+        usable = tuple(backend.devices())
+        if task.loss_fn is None and task.training_step is None and name == "torch":
+            raise TaskError(
+                f"{task.name} defines neither loss_fn nor training_step; expected "
+                "loss_fn(outputs, targets) -> scalar, or training_step(model, batch) -> loss"
+            )
+        return Loaded(
+            framework=name,
+            software=dict(backend.versions()),
+            batch_size=task.batch_size,
+            clip_grad_norm=task.clip_grad_norm,
+            has_evaluate=task.evaluate is not None,
+            memory=backend.memory(device) if device in usable else None,
+            usable=usable,
+            trains_on=tuple(backend.trains_on()),
+            built_for=tuple(backend.built_for()),
+            builds=backend.builds,
+        )
+
+    def describe(self, *, batch_size: int, seed: int) -> TaskFacts:
+        """Take one float32 step and say what the task is."""
+        task, backend = self._loaded()
+        return backend.describe(
+            task, device=self._device, seed=seed, batch_size=batch_size, report=self._report
+        )
+
+    def open(self, *, name: str, recipe: Recipe, seed: int) -> None:
+        """Build the model by `recipe` and keep it under `name`, warm and ready."""
+        task, backend = self._loaded()
+        self.close(name=name)
+        self._sessions[name] = backend.open(
+            task, recipe, device=self._device, seed=seed, report=self._report
+        )
+
+    def time(self, *, name: str, budget: TimingBudget) -> Measurement:
+        """Time the steps of an open session."""
+        return self._sessions[name].time_steps(budget)
+
+    def close(self, *, name: str) -> None:
+        """Close a session, if it is open."""
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            session.close()
+
+    def measure(self, *, recipe: Recipe, seed: int, budget: TimingBudget) -> Measurement:
+        """Open, time and close: one trial. A timing that seems disturbed is done twice."""
+        try:
+            self.open(name="trial", recipe=recipe, seed=seed)
+            first = self.time(name="trial", budget=budget)
+            if not disturbed(first.step_seconds, budget.foreseen_seconds):
+                return first
+            again = self.time(name="trial", budget=budget)
+            faster = min(first, again, key=lambda measured: measured.step_seconds)
+            return replace(
+                faster,
+                peak_memory_bytes=again.peak_memory_bytes,
+                warmup_seconds=first.warmup_seconds,
+                warmup_steps=first.warmup_steps,
+            )
+        finally:
+            self.close(name="trial")
+
+    def reference(
+        self,
+        *,
+        batch_size: int,
+        steps: int,
+        checkpoints: tuple[int, ...],
+        accumulation_steps: int = 1,
+        seconds: float | None = None,
+        settle: bool = False,
+    ) -> Trajectory:
+        """See `Tracer.reference`."""
+        return self._tracer().reference(
+            batch_size=batch_size,
+            steps=steps,
+            checkpoints=checkpoints,
+            accumulation_steps=accumulation_steps,
+            seconds=seconds,
+            settle=settle,
+        )
+
+    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+        """See `Tracer.shadow`."""
+        return self._tracer().shadow(recipe=recipe)
+
+    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+        """See `Tracer.noise`."""
+        return self._tracer().noise(draws=draws)
+
+    def trajectory(
+        self,
+        *,
+        recipe: Recipe,
+        seed: int,
+        steps: int,
+        noisy: bool = False,
+        seconds: float | None = None,
+    ) -> Trajectory:
+        """See `Tracer.trajectory`."""
+        return self._tracer().trajectory(
+            recipe=recipe, seed=seed, steps=steps, noisy=noisy, seconds=seconds
+        )
+
+    def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
+        """See `Tracer.backward_exponents`."""
+        return self._tracer().backward_exponents(recipe=recipe, batches=batches)
+
+    def unit_magnitudes(self, *, recipe: Recipe) -> tuple[UnitTrace, ...]:
+        """See `Tracer.unit_magnitudes`."""
+        return self._tracer().unit_magnitudes(recipe=recipe)
+
+    def forget_traces(self) -> None:
+        """Give back the memory of the tracer's snapshots."""
+        self._tracers.clear()
+        gc.collect()
+        give_back_memory()
+
+    def _tracer(self) -> Tracer:
+        task, backend = self._loaded()
+        if 0 not in self._tracers:
+            self._tracers[0] = backend.tracer(
+                task, device=self._device, seed=0, report=self._report
+            )
+        return self._tracers[0]
+
+    def _loaded(self) -> tuple[Task, Backend]:
+        if self._task is None or self._backend is None:
+            raise RuntimeError("load must be called first")
+        return self._task, self._backend
+
+
+def hints(method: str) -> dict[str, Any]:
+    """The argument types of a method of `Service` by name, and its result's under "return"."""
+    function: Callable[..., Any] = getattr(Service, method)
+    return typing.get_type_hints(function)

@@ -1,0 +1,55 @@
+"""A worker that starts while a proof runs: starting takes seconds, and a proof minds no company."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from threading import Thread
+
+from autoprec.core.recipe import Recipe
+from autoprec.workers.runner import Runner
+
+_END_SECONDS = 10.0
+
+
+class Spares:
+    """Makes runners; after `start` the first one's worker has trained by a recipe already.
+
+    What a framework imports in its first step takes as long as importing the framework.
+    """
+
+    def __init__(self, make: Callable[[], Runner], recipe: Recipe) -> None:
+        self._make, self._recipe = make, recipe
+        self._started: tuple[Runner, Thread] | None = None
+
+    def __enter__(self) -> Spares:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._started is not None:
+            runner, thread = self._started
+            runner.drop()  # what the thread waits for
+            thread.join(_END_SECONDS)
+            runner.drop()  # what it had only just started
+
+    def start(self) -> None:
+        """Start a worker in the background; what goes wrong there its first call will tell."""
+        runner = self._make()
+        thread = Thread(target=_warm_up, args=(runner, self._recipe), daemon=True)
+        self._started = runner, thread
+        thread.start()
+
+    def __call__(self) -> Runner:
+        """A runner of one's own."""
+        if self._started is None:
+            return self._make()
+        runner, thread = self._started
+        self._started = None
+        thread.join()
+        return runner
+
+
+def _warm_up(runner: Runner, recipe: Recipe) -> None:
+    with contextlib.suppress(Exception):  # a worker that was ended meanwhile, too
+        runner.call("open", name="spare", recipe=recipe, seed=0)
+        runner.call("close", name="spare")

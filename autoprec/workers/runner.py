@@ -1,0 +1,207 @@
+"""Runs trials in a worker that is replaced when one kills it, and tells how each ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.space import Point
+from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.errors import TaskError, TrialFailure, UserCodeError
+from autoprec.workers.client import OnProgress, Worker, WorkerSettings
+from autoprec.workers.failures import FailureKind, WorkerFailure
+from autoprec.workers.handlers import Loaded
+
+_STATUS = {
+    FailureKind.OUT_OF_MEMORY: Status.OUT_OF_MEMORY,
+    FailureKind.KILLED: Status.KILLED,
+    FailureKind.TIMEOUT: Status.TIMEOUT,
+    FailureKind.SEGFAULT: Status.CRASHED,
+    FailureKind.ILLEGAL_INSTRUCTION: Status.CRASHED,
+    FailureKind.EXITED: Status.CRASHED,
+    FailureKind.DEVICE_FAULT: Status.CRASHED,
+    FailureKind.UNSUPPORTED: Status.UNSUPPORTED,
+    FailureKind.NONFINITE: Status.UNSUPPORTED,
+    FailureKind.USER_ERROR: Status.UNSUPPORTED,
+    FailureKind.INTERNAL: Status.UNSUPPORTED,
+}
+
+#: What may be the machine's doing, or another process's: tried once more in a new worker.
+TRY_AGAIN = (FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE)
+
+
+#: What opens a session to time it.
+_TIMINGS = ("measure", "open")
+
+
+class Runner:
+    """Holds one worker for the trials of one task, and starts another when it is lost."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        on_progress: OnProgress,
+        start: Callable[..., Worker] = Worker,
+    ) -> None:
+        self.settings = settings
+        self._progress = on_progress
+        self._start = start
+        self._worker: Worker | None = None
+        self._keeps_memory = False
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._worker is not None:
+            if error is None:
+                self._worker.close()
+            else:
+                self._worker.kill()
+            self._worker = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The worker's process id, if there is a worker."""
+        return () if self._worker is None else (self._worker.pid,)
+
+    def load(self) -> Loaded:
+        """Load the task in the worker, starting one if there is none.
+
+        Loading is no recipe's doing: a fault of the task in it ends the run.
+        """
+        if self._worker is None or not self._worker.alive:
+            self.drop()
+            self._worker = self._start(self.settings)
+        try:
+            return self._worker.load(self._progress)
+        except WorkerFailure as failure:
+            raise_user_error(failure)
+            raise
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Call a method of the worker's service; a worker in which something failed is dropped.
+
+        What failed may have left memory behind, or a device's context that answers no more. A
+        worker that keeps its memory is dropped too, where a recipe is to be timed without that.
+        """
+        recipe = arguments.get("recipe")
+        keeps = isinstance(recipe, Recipe) and recipe.keeps_memory
+        if self._keeps_memory and method in _TIMINGS and not keeps:
+            self.drop()
+        try:
+            self.load()
+            self._keeps_memory = self._keeps_memory or keeps
+            assert self._worker is not None
+            return self._worker.call(method, on_progress=self._progress, **arguments)
+        except WorkerFailure:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """End the worker; the next call starts another."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+        self._keeps_memory = False
+
+
+def raise_user_error(failure: WorkerFailure) -> None:
+    """Turn a failure that is the user's, or nobody's to mend, into the error that ends the run."""
+    if failure.kind is FailureKind.USER_ERROR:
+        if failure.frames:
+            raise UserCodeError(failure.message, failure.frames) from failure
+        raise TaskError(failure.message) from failure
+    raise_lost(failure)
+    if failure.kind is FailureKind.INTERNAL:
+        raise TrialFailure(failure.message) from failure
+
+
+def raise_lost(failure: WorkerFailure) -> None:
+    """End the run where the device has gone: no recipe can be measured on it."""
+    if failure.kind is FailureKind.LOST_DEVICE:
+        raise TrialFailure(
+            f"the device was lost: {failure.message}. Check it with the vendor's tool and run the "
+            "same command again; finished trials are kept"
+        ) from failure
+
+
+def run_trial(
+    runner: Runner,
+    point: Point,
+    recipe: Recipe,
+    *,
+    seed: int,
+    budget: TimingBudget,
+    baseline: bool = False,
+) -> Outcome:
+    """Measure one recipe; a failure is an outcome, for the baseline has shown that the task runs.
+
+    What fails in the `baseline` itself is the user's, and raises. A worker that was killed says
+    nothing about the recipe, and a device that faulted little: that is tried once more.
+    """
+    try:
+        try:
+            measured: Measurement = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
+        except WorkerFailure as failure:
+            if failure.kind not in TRY_AGAIN:
+                raise
+            measured = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
+    except WorkerFailure as failure:
+        if baseline:
+            raise_user_error(failure)
+            if _STATUS[failure.kind] is Status.UNSUPPORTED:
+                raise UserCodeError(failure.message, failure.frames) from failure
+        raise_lost(failure)
+        return Outcome(point, _STATUS[failure.kind], reason=failure.message[:500])
+    if measured.samples_per_step < recipe.effective_batch:
+        counted = measured.samples_per_step / recipe.accumulation_steps
+        return Outcome(
+            point,
+            Status.SHORT_DATA,
+            measured,
+            f"the data gave {counted:g} samples where {recipe.batch_size} were asked for",
+        )
+    return Outcome(point, Status.OK, measured)
+
+
+class RemoteTracer:
+    """The Tracer Protocol, answered by a worker."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _TRACES:
+            raise AttributeError(name)
+
+        def call(**arguments: Any) -> Any:
+            try:
+                return self._runner.call(name, **arguments)
+            except WorkerFailure as failure:
+                if name in _IN_FLOAT32 and failure.kind not in TRY_AGAIN:
+                    raise_user_error(failure)
+                raise
+
+        return call
+
+
+_TRACES = (
+    "reference",
+    "shadow",
+    "noise",
+    "trajectory",
+    "backward_exponents",
+    "unit_magnitudes",
+)
+
+#: What fails in these is not a recipe's doing.
+_IN_FLOAT32 = ("reference", "noise")

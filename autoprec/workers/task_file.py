@@ -1,0 +1,338 @@
+"""Reads the user's task file: a plain Python module that imports nothing of autoprec.
+
+`load_task` runs in a worker process only: the task file is code, and it runs as the user. The
+parent only hashes it (`task_digest`) without running anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import importlib.util
+import inspect
+import math
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autoprec.backends.protocol import Task
+from autoprec.core.codec import nearest
+from autoprec.errors import TaskError, UsageError, UserCodeError
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_FRAMEWORK = re.compile(r"[\\/](site|dist)-packages[\\/](torch|keras|tensorflow)[\\/]")
+_LONGEST_LINE = 200
+_FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate", "count_samples")
+
+
+def check_task_path(path: str | Path) -> Path:
+    """The absolute path of a task file, before anything runs or is written.
+
+    `UsageError` if it is not a readable Python file, `TaskError` if it is not valid Python.
+    """
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise UsageError(
+            f"there is no task file {str(path)!r}; give the path of a Python file that defines "
+            "build_model and build_data (see `autoprec tune --help`)"
+        )
+    if not file.is_file() or file.suffix != ".py":
+        raise UsageError(f"{str(path)!r} is not a Python file; a task file ends in .py")
+    try:
+        ast.parse(file.read_bytes(), filename=str(file))
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+    except SyntaxError as error:
+        raise TaskError(_syntax(file, error)) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise TaskError(f"{file.name} is not Python source: {error}") from error
+    return file.resolve()
+
+
+def task_digest(path: Path) -> str:
+    """A SHA-256 over the code of the task file and of every module it imports from its own folder.
+
+    It is the syntax trees' that is hashed: a comment, or another layout, changes nothing.
+    """
+    digest = hashlib.sha256()
+    for file in _local_files(path):
+        digest.update(file.relative_to(path.parent).as_posix().encode(errors="replace") + b"\0")
+        digest.update(_code(file) + b"\0")
+    return digest.hexdigest()
+
+
+def _code(file: Path) -> bytes:
+    """What a file does, as bytes: its syntax tree, or all of it where it has none."""
+    try:
+        source = file.read_bytes()
+    except OSError:  # the worker will say it better when the task imports it
+        return b"unreadable"
+    try:
+        return ast.dump(ast.parse(source)).encode(errors="surrogatepass")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source
+
+
+def _local_files(path: Path) -> list[Path]:
+    found: dict[Path, None] = {}
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found[file] = None
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
+            continue
+        for folder, name in _imported_names(tree, path.parent, file.parent):
+            waiting += _files_of(folder, name)
+    return [path, *sorted(file for file in found if file != path)]
+
+
+def _imported_names(tree: ast.AST, top: Path, own: Path) -> list[tuple[Path, str]]:
+    """(folder, dotted name) of every import; a relative one starts at the file's own folder."""
+    found: list[tuple[Path, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(top, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            folder = top if not node.level else _upwards(own, node.level - 1)
+            base = node.module or ""
+            names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
+            found += [(folder, name) for name in names]
+    return [(folder, name) for folder, name in found if name and folder.is_relative_to(top)]
+
+
+def _upwards(folder: Path, levels: int) -> Path:
+    return folder.parents[levels - 1] if 0 < levels <= len(folder.parents) else folder
+
+
+def _files_of(folder: Path, name: str) -> list[Path]:
+    """The files below `folder` that importing `name` runs."""
+    found = []
+    place = folder
+    for part in name.split("."):
+        place = place / part
+        found += [place.with_name(f"{part}.py"), place / "__init__.py"]
+    return [file for file in found if _is_file(file)]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def load_task(path: Path) -> Task:
+    """Run the task file and check what it defines.
+
+    Its folder goes on sys.path and the module is registered under its stem, so that imports beside
+    it and pickling work. Raises `TaskError`, or `UserCodeError` if the file's own code raises.
+    """
+    module = _run(path)
+    required = {name: _function(module, path, name) for name in ("build_model", "build_data")}
+    for name, function in required.items():
+        if function is None:
+            raise TaskError(
+                f"{path.name} defines no function {name}; expected "
+                + ("build_model() -> model" if name == "build_model" else _BUILD_DATA)
+                + nearest(name, [n for n, value in vars(module).items() if callable(value)])
+            )
+    _ask_about_near_names(module, path)
+    optional = {name: _function(module, path, name) for name in _FUNCTIONS}
+    for name, function in (required | optional).items():
+        _check_signature(path, name, function)
+    return Task(
+        name=path.name,
+        build_model=required["build_model"],
+        build_data=required["build_data"],
+        batch_size=_positive(module, path, "BATCH_SIZE", int),
+        clip_grad_norm=_positive(module, path, "CLIP_GRAD_NORM", float),
+        **optional,
+    )
+
+
+_BUILD_DATA = "build_data(batch_size) -> an iterable of (inputs, targets)"
+_SIGNATURES = {
+    "build_model": "build_model() -> model",
+    "build_data": _BUILD_DATA,
+    "loss_fn": "loss_fn(outputs, targets) -> scalar",
+    "training_step": "training_step(model, batch) -> loss",
+    "build_optimizer": "build_optimizer(model) -> optimizer",
+    "evaluate": "evaluate(model) -> float",
+    "count_samples": "count_samples(batch) -> int",
+}
+
+
+def _check_signature(path: Path, name: str, function: Any) -> None:
+    """Say now that a function cannot be called as it will be, rather than in the middle."""
+    if function is None:
+        return
+    inside = _SIGNATURES[name].partition("(")[2].partition(")")[0]
+    arguments = [each for each in inside.split(", ") if each]
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise TaskError(
+            f"{path.name}: {name} cannot be called as {_SIGNATURES[name]}: {error}"
+        ) from error
+    except ValueError:  # a function of C has no signature to look at
+        return
+
+
+#: How alike a name must be to one that is read, so that it is asked about.
+_ALIKE = 0.85
+
+
+def _ask_about_near_names(module: ModuleType, path: Path) -> None:
+    """Raise `TaskError` where a name is nearly one that is read, and would silently not be."""
+    settings = ("BATCH_SIZE", "CLIP_GRAD_NORM")
+    for name, value in vars(module).items():
+        if name.startswith("_"):
+            continue
+        if not callable(value) and not isinstance(value, ModuleType):
+            wanted = _near(name.upper(), settings, module)
+        elif getattr(value, "__module__", "") == module.__name__:
+            wanted = _near(name, _FUNCTIONS, module)
+            wanted = wanted if wanted and _can_be_called_as(wanted, value) else ""
+        else:
+            wanted = ""
+        if wanted:
+            shown = f" = {value!r}"[:60] if not callable(value) else "()"
+            raise TaskError(
+                f"{path.name}: {name}{shown} is not read; did you mean {wanted}? Rename it so, or, "
+                "if it is something else, to a name that is less like it"
+            )
+
+
+def _near(name: str, wanted: Sequence[str], module: ModuleType) -> str:
+    """The nearest of the wanted names that the module does not define; "" where none is near."""
+    missing = [each for each in wanted if not hasattr(module, each)]
+    return next(iter(difflib.get_close_matches(name, missing, n=1, cutoff=_ALIKE)), "")
+
+
+def _can_be_called_as(name: str, function: Any) -> bool:
+    """Whether a function takes what is given to the one called `name`."""
+    try:
+        _check_signature(Path(), name, function)
+    except TaskError:
+        return False
+    return True
+
+
+def _run(path: Path) -> ModuleType:
+    folder, name = str(path.parent), path.stem
+    if name in sys.modules or name in sys.stdlib_module_names:
+        raise TaskError(
+            f"{path.name}: a module named {name!r} exists already; rename the task file"
+        )
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{path.name} cannot be loaded as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, folder)
+    sys.modules[name] = module
+    sys.argv = [str(path)]
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise TaskError(_syntax(path, error)) from error
+    except SystemExit as error:
+        raise TaskError(
+            f"{path.name} called sys.exit({error.code!r}) while it was imported; a task file only "
+            "defines functions: put what runs under `if __name__ == '__main__':`"
+        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise UserCodeError(
+            f"{path.name} raised {type(error).__name__} while it was imported: {error}",
+            user_frames(error),
+        ) from error
+    return module
+
+
+def _syntax(path: Path, error: SyntaxError) -> str:
+    place = Path(error.filename).name if error.filename else path.name
+    line = (error.text or "").strip()
+    line = line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + "..."
+    shown = f": {line}" if line else ""
+    return f"{place}, line {error.lineno}: {error.msg}{shown}"
+
+
+def _function(module: ModuleType, path: Path, name: str) -> Any:
+    value = getattr(module, name, None)
+    if value is not None and not callable(value):
+        raise TaskError(
+            f"{path.name}: {name} is a {type(value).__name__}, expected a function; "
+            f"define it with `def {name}(...)`"
+        )
+    return value
+
+
+def _positive(module: ModuleType, path: Path, name: str, kind: type) -> Any:
+    value = getattr(module, name, None)
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    whole = kind is float or isinstance(value, int)
+    if not number or not whole or not 0 < value < math.inf:
+        raise TaskError(
+            f"{path.name}: {name} = {value!r}, expected a positive "
+            f"{'integer' if kind is int else 'number'}"
+        )
+    return kind(value)
+
+
+def user_frames(error: BaseException) -> str:
+    """The traceback of `error` without frames that are not the user's to change.
+
+    Left out are autoprec's own frames, the import machinery's, and those of a framework, but for
+    the last: it says which of its functions complained.
+    """
+    lines: list[str] = []
+    for part in _chain(error):
+        stack = traceback.extract_tb(part.__traceback__)
+        frames = [
+            frame
+            for frame in stack
+            if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))
+            and (frame is stack[-1] or not _FRAMEWORK.search(frame.filename))
+        ]
+        if frames and lines:
+            lines.append("\n")
+        lines += traceback.StackSummary.from_list(frames).format()
+        lines += _last_line(part)
+    return "".join(lines)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an exception was raised by a line of autoprec itself, not by what it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(_PACKAGE)
+
+
+def _last_line(error: BaseException) -> list[str]:
+    try:
+        return traceback.format_exception_only(error)
+    except Exception:  # whatever __str__ or __notes__ of the user's exception does
+        return [f"{type(error).__name__}\n"]
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The exception with what led to it, the first cause first."""
+    chain = [error]
+    while True:
+        last = chain[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or any(cause is each for each in chain):
+            return list(reversed(chain))
+        chain.append(cause)

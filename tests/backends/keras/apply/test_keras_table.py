@@ -1,0 +1,141 @@
+"""Kinds of models, ways of training, policies, moments of applying: as under Keras's own policy.
+
+Keras's own way is a global policy before the model is built, its own loss scale and its own
+gradient accumulation, set by hand. Every cell trains four batches from the same weights; each
+batch's loss and the final weights must agree to rounding. `pytest --whole-table` trains every cell.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import combinations, product
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from kinds import KINDS, STEPS, WAYS, Gan, Kind, by_batch, compile_kind
+
+from autoprec.backends.keras.apply.optimizers import holding, optimizers_of
+from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import LossScale, Recipe
+
+POLICIES = {
+    "float32": Recipe(),
+    "mixed_bfloat16": Recipe(policy=Policy.MIXED_BFLOAT16),
+    "mixed_float16": Recipe(
+        policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=256.0), accumulation_steps=2
+    ),
+}
+MOMENTS = ("before build", "after build", "after compile", "after load")
+
+
+def cells(whole: bool) -> list[tuple[str, str, str, str]]:
+    """Every three of kind, way, policy and moment together at least once; or the whole product.
+
+    The way follows from the other three, as in a Latin square: each of its values meets each pair
+    of theirs. Only the large network has float16, which a CPU emulates, in a loop alone.
+    """
+    if whole:
+        return list(product(KINDS, WAYS, POLICIES, MOMENTS))
+    ways = list(WAYS)
+    indexed = product(enumerate(KINDS), enumerate(POLICIES), enumerate(MOMENTS))
+    found = []
+    for (k, kind), (p, policy), (m, moment) in indexed:
+        slow = (kind, policy) == ("application", "mixed_float16")
+        found.append((kind, "loop" if slow else ways[(k + p + m) % len(ways)], policy, moment))
+    return found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "moment" in metafunc.fixturenames:
+        whole = metafunc.config.getoption("--whole-table")
+        metafunc.parametrize(("name", "way", "policy", "moment"), cells(whole))
+
+
+def test_every_three_of_kind_way_policy_and_moment_meet() -> None:
+    for axes in combinations(range(4), 3):
+        part, all_of_it = (
+            {tuple(cell[axis] for axis in axes) for cell in cells(whole)} for whole in (False, True)
+        )
+        assert {three for three in all_of_it - part if "application" not in three} == set()
+
+
+def made(kind: Kind) -> Any:
+    """The model built, with the kind's first weights."""
+    model = kind.build()
+    x, _ = by_batch(kind)[0]
+    model(x)
+    if isinstance(model, Gan):
+        model.generator(x[:, :4])
+    return model
+
+
+@functools.cache
+def first_weights(name: str) -> Any:
+    keras.utils.set_random_seed(11)
+    return made(KINDS[name]).get_weights()
+
+
+@functools.cache
+def by_hand(name: str, way: str, policy: str) -> tuple[list[float], list[Any]]:
+    """What Keras's own policy gives; the global one is set and put back here."""
+    kind, recipe = KINDS[name], POLICIES[policy]
+    weights = first_weights(name)
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = made(kind)
+        model.set_weights(weights)
+        more = {"gradient_accumulation_steps": 2} if recipe.accumulation_steps == 2 else {}
+        compile_kind(model, kind, **more)
+        if policy == "mixed_float16":
+            for attribute, optimizer in holding(model).items():
+                own = getattr(optimizer, "inner_optimizer", optimizer)
+                scaled = keras.optimizers.LossScaleOptimizer(own, initial_scale=256.0)
+                setattr(model, attribute, scaled)
+        return WAYS[way](model, kind), model.get_weights()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def applied(name: str, policy: str, moment: str, tmp_path: Any) -> Any:
+    kind, recipe = KINDS[name], POLICIES[policy]
+    weights = first_weights(name)
+    if moment == "before build":
+        precision = KerasSurgeon().apply(recipe)
+    model = made(kind)
+    model.set_weights(weights)
+    if moment == "before build":
+        return precision, compile_kind(model, kind)
+    if moment == "after build":
+        precision = KerasSurgeon().apply(recipe, model=model)
+        return precision, compile_kind(model, kind)
+    compile_kind(model, kind)
+    if moment == "after load":
+        path = tmp_path / "model.keras"
+        for optimizer in optimizers_of(model):
+            optimizer.build(model.trainable_variables)
+        model.save(path)
+        model = keras.saving.load_model(path)
+        if isinstance(model, Gan):
+            compile_kind(model, kind)
+    return KerasSurgeon().apply(recipe, model=model), model
+
+
+def test_every_cell_trains_as_by_hand(
+    name: str, way: str, policy: str, moment: str, tmp_path: Any
+) -> None:
+    kind = KINDS[name]
+    graph = kind.chaotic and way != "loop"
+    expected, final = by_hand(name, "train_on_batch" if graph else "loop", policy)
+    precision, model = applied(name, policy, moment, tmp_path)
+    with precision:
+        losses = WAYS[way](model, kind)
+        assert precision.steps == STEPS // precision.recipe.accumulation_steps
+        assert precision.skipped == 0
+    tolerance = 1e-5 if policy == "float32" else kind.tolerance
+    assert losses == pytest.approx(expected, rel=tolerance)
+    for mine, theirs, start in zip(model.get_weights(), final, first_weights(name), strict=True):
+        moved = np.abs(theirs - start).max()
+        assert np.allclose(mine, theirs, rtol=0, atol=1e-6 + 20 * tolerance * moved)

@@ -1,0 +1,125 @@
+"""keep_memory: what a step frees serves the next one, and is not faulted in anew.
+
+Each case runs in a process of its own, for nothing takes the setting back.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoprec.backends.protocol import Task
+from autoprec.backends.shared.process_memory import (
+    Growth,
+    can_keep_freed_memory,
+    reset_peak_resident,
+)
+from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.measure.describe import describe
+from autoprec.core.recipe import Recipe
+from autoprec.errors import AutoprecWarning
+
+needs_glibc = pytest.mark.skipif(
+    not can_keep_freed_memory(), reason="malloc is not glibc's here: there is nothing to set"
+)
+
+SCRIPT = """
+import resource
+import torch
+from autoprec.backends.torch.measure.describe import describe
+from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.core.recipe import Recipe
+
+model = torch.nn.Linear(256, 4096)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+recipe = Recipe(knobs={"keep_memory": True} if KEEP else {})
+precision = TorchSurgeon().apply(recipe, model=model, optimizers=[optimizer], device="cpu")
+inputs = torch.ones(4096, 256)  # 64 MiB of outputs: more than glibc ever keeps
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+counts = []
+for step in range(9):
+    before = faults()
+    loss = model(inputs).square().mean()
+    precision.backward(loss)
+    precision.step()
+    counts.append(faults() - before)
+print(min(counts[3:]), *precision.report.globals_set)
+"""
+
+
+def last_step(keep: bool) -> tuple[int, list[str]]:
+    """The fewest page faults of a step after the third, and what was set for the process.
+
+    Where blocks come to lie differs from process to process: the heap may still grow in one of
+    these steps, but what was kept serves most of them.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", f"KEEP = {keep}\n{SCRIPT}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    count, *settings = done.stdout.split()
+    return int(count), settings
+
+
+@needs_glibc
+def test_a_step_faults_no_pages_in_again() -> None:
+    given_back, nothing = last_step(keep=False)
+    kept, settings = last_step(keep=True)
+    assert nothing == []
+    assert settings == ["keep_memory=True"]
+    assert given_back >= 64 // 2  # one block of outputs at least, even in huge pages of 2 MiB
+    assert kept < given_back / 4
+
+
+def test_a_process_that_cannot_keep_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "autoprec.backends.torch.apply.process_settings.keep_freed_memory", lambda: False
+    )
+    with pytest.warns(AutoprecWarning, match="glibc's malloc"):
+        precision = TorchSurgeon().apply(
+            Recipe(knobs={"keep_memory": True}), model=torch.nn.Linear(2, 2)
+        )
+    assert precision.report.globals_set == ()
+
+
+def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = "7f00-7f10 r-xp 00000000 00:00 0 /usr/lib/libjemalloc.so.2\n"
+    monkeypatch.setattr(Path, "read_text", lambda self, *args, **kwargs: maps)
+    assert not can_keep_freed_memory()
+
+
+def test_a_system_without_glibc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.confstr", lambda name: None)
+    assert not can_keep_freed_memory()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak cannot be read often")
+def test_growing_memory_is_noticed_and_memory_that_stays_is_not() -> None:
+    reset_peak_resident()  # what other tests of this process held is not its peak
+    growth = Growth()
+    held = [torch.ones(2**22 * 8)]  # 128 MiB
+    assert growth.since_last()
+    assert not growth.since_last()
+    held.append(torch.ones(2**22 * 8))
+    assert growth.since_last()
+
+
+@needs_glibc
+def test_a_task_on_the_cpu_says_that_it_can_be_kept() -> None:
+    task = Task(
+        name="task.py",
+        build_model=lambda: torch.nn.Linear(2, 1),
+        build_data=lambda size: [(torch.ones(size, 2), torch.ones(size, 1))],
+        loss_fn=torch.nn.functional.mse_loss,
+    )
+    facts = describe(task, device="cpu", seed=0, batch_size=4, report=lambda *_: None, software={})
+    assert facts.keepable_memory

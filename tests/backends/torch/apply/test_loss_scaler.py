@@ -1,0 +1,258 @@
+"""The loss scaler: torch's own numbers, plus a floor, a fixed mode and counts."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
+from autoprec.core.recipe import LossScale
+from autoprec.errors import AutoprecWarning
+
+pytestmark = pytest.mark.torch
+
+INF = float("inf")
+
+
+def one_weight(value: float = 1.0) -> tuple[nn.Parameter, torch.optim.SGD]:
+    weight = nn.Parameter(torch.tensor([value]))
+    return weight, torch.optim.SGD([weight], lr=0.5)
+
+
+def drive(
+    scaler: torch.amp.GradScaler, gradients: list[float], lr: float = 0.5
+) -> list[tuple[float, int, float]]:
+    """Step through `gradients` and return scale, growth counter and weight after each."""
+    weight = nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=lr)
+    seen = []
+    for gradient in gradients:
+        loss = (weight * gradient).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        seen.append((scaler.get_scale(), scaler._get_growth_tracker(), weight.item()))
+    return seen
+
+
+GRADIENTS = [0.5, INF, 0.25, 0.5, 0.5, float("nan"), INF, 0.1, 0.1, 0.1, 0.1]
+
+
+def test_a_dynamic_scale_follows_torchs_scaler_bit_for_bit() -> None:
+    theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
+    ours = LossScaler("cpu", LossScale(initial=256.0, growth_interval=3))
+    assert drive(ours, GRADIENTS) == drive(theirs, GRADIENTS)
+    assert ours.counts.steps == 8
+    assert ours.counts.skipped == 3
+    assert ours.counts.scale_drops == 3
+    assert ours.counts.scale_growths == 2
+
+
+@pytest.mark.parametrize("factor", [2.0, 1.7])
+def test_the_scale_followed_on_the_host_is_the_devices(factor: float) -> None:
+    scaler = LossScaler("cpu", LossScale(initial=300.0, growth_interval=1))
+    scaler.set_growth_factor(factor)
+    scaler.set_backoff_factor(1 / 3)
+    for gradient in GRADIENTS:
+        drive(scaler, [gradient])
+        assert scaler._host_scale == scaler.get_scale()
+
+
+def test_the_scale_never_grows_to_infinity() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=2.0**126, growth_interval=1))
+    drive(scaler, [0.0, 0.0, 0.0])
+    assert scaler.get_scale() == 2.0**127 == scaler._host_scale
+
+
+def test_under_the_floor_the_scale_stays_and_the_warning_names_the_step() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=8.0, floor=4.0))
+    with pytest.warns(AutoprecWarning, match=r"step 2: .*Not the scale but the forward pass"):
+        seen = drive(scaler, [0.5, INF, INF])
+    assert [scale for scale, _, _ in seen] == [8.0, 4.0, 4.0]
+    assert scaler.counts.floor_hits == 1
+
+
+def test_skips_are_counted_at_the_floor_and_warned_of_once() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=4.0, floor=4.0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        drive(scaler, [INF] * 4)
+    assert scaler.counts.skipped == 4
+    assert scaler.counts.scale_drops == 0
+    assert len(caught) == 1
+
+
+def test_a_scale_below_the_floor_never_rises_by_a_skip() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=64.0, floor=16.0))
+    scaler.load_state_dict(LossScaler("cpu", LossScale(initial=2.0)).state_dict())
+    with pytest.warns(AutoprecWarning):
+        drive(scaler, [INF])
+    assert scaler.get_scale() == 2.0
+
+
+def test_a_fixed_scale_skips_but_never_changes() -> None:
+    scaler = LossScaler("cpu", LossScale(mode="fixed", initial=32.0, growth_interval=1))
+    seen = drive(scaler, [0.5, INF, 0.5, 0.5])
+    assert [scale for scale, _, _ in seen] == [32.0] * 4
+    assert seen[0][2] == seen[1][2]
+    assert scaler.counts.skipped == 1
+    assert scaler.counts.steps == 3
+
+
+def test_a_disabled_scaler_passes_through_and_counts() -> None:
+    scaler = LossScaler("cpu", None)
+    weight, optimizer = one_weight()
+    loss = weight.sum()
+    assert scaler.scale(loss) is loss
+    loss.backward()
+    scaler.unscale_(optimizer)
+    scaler.unscale_once_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.item() == 0.5
+    assert scaler.counts.steps == 1
+    assert scaler.state_dict() == {}
+    assert scaler.get_scale() == 1.0
+
+
+def test_detecting_skips_makes_no_synchronisation_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tensor.item is what waits for a device: GradScaler calls it once a step; so does ours."""
+    calls = 0
+    item = torch.Tensor.item
+
+    def counted(tensor: torch.Tensor) -> object:
+        nonlocal calls
+        calls += 1
+        return item(tensor)
+
+    def steps(scaler: torch.amp.GradScaler) -> int:
+        nonlocal calls
+        weight, optimizer = one_weight()
+        calls = 0
+        for gradient in (0.5, INF, INF, 0.5):
+            scaler.scale((weight * gradient).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return calls
+
+    monkeypatch.setattr(torch.Tensor, "item", counted)
+    theirs = steps(torch.amp.GradScaler("cpu"))
+    assert theirs == 4
+    assert steps(LossScaler("cpu", LossScale())) == theirs
+    assert steps(LossScaler("cpu", LossScale(mode="fixed"))) == theirs
+    with pytest.warns(AutoprecWarning):
+        assert steps(LossScaler("cpu", LossScale(initial=1.0, floor=1.0))) == theirs
+
+
+def test_a_fused_optimizer_that_unscales_itself_says_that_it_skipped() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=16.0))
+    weight = nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.5, fused=True)
+    changed = []
+    for gradient in (1.0, INF, 1.0):
+        scaler.scale((weight * gradient).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        changed.append(scaler.changed_weights)
+    assert changed == [True, False, True]
+    assert weight.item() == 0.0
+    assert scaler.get_scale() == 8.0
+
+
+def test_several_optimizers_one_skip_halves_once() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=16.0))
+    first, first_optimizer = one_weight()
+    second, second_optimizer = one_weight()
+    scaler.scale(first.sum() + (second * INF).sum()).backward()
+    scaler.step(first_optimizer)
+    scaler.step(second_optimizer)
+    scaler.update()
+    assert (first.item(), second.item()) == (0.5, 1.0)
+    assert scaler.get_scale() == 8.0
+    assert (scaler.counts.steps, scaler.counts.skipped) == (1, 1)
+    assert scaler.changed_weights
+
+
+def test_an_optimizer_without_gradients_is_left_alone() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=16.0))
+    first, first_optimizer = one_weight()
+    _, idle = one_weight()
+    scaler.scale(first.sum()).backward()
+    scaler.unscale_once_(idle)
+    scaler.step(idle)
+    scaler.step(first_optimizer)
+    scaler.update()
+    assert first.item() == 0.5
+
+
+def test_unscaling_happens_exactly_once() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=16.0))
+    weight, optimizer = one_weight()
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_once_(optimizer)
+    scaler.unscale_once_(optimizer)
+    assert weight.grad is not None
+    assert weight.grad.item() == 1.0
+
+
+def test_states_travel_between_this_scaler_and_torchs() -> None:
+    theirs = torch.amp.GradScaler("cpu", init_scale=512.0, growth_interval=5)
+    drive(theirs, [0.5, INF, 0.5, 0.5])
+    ours = LossScaler("cpu", LossScale())
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.state_dict() == theirs.state_dict()
+    assert drive(ours, GRADIENTS) == drive(theirs, GRADIENTS)
+    back = torch.amp.GradScaler("cpu")
+    back.load_state_dict(ours.state_dict())
+    assert back.state_dict() == ours.state_dict()
+
+
+def test_a_state_is_restored_after_the_scale_tensor_exists() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=64.0))
+    drive(scaler, [0.5, INF])
+    state = scaler.state_dict()
+    drive(scaler, [INF, 0.5])
+    scaler.load_state_dict(state)
+    assert scaler.state_dict() == state
+    assert scaler._host_scale == state["scale"]
+
+
+def test_an_empty_state_leaves_the_scale_as_it_is() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=64.0))
+    scaler.load_state_dict({})
+    assert scaler.get_scale() == 64.0
+
+
+def test_a_new_scale_given_by_hand_is_followed() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=64.0))
+    drive(scaler, [0.5])
+    scaler.update(2.0)
+    assert scaler.get_scale() == 2.0 == scaler._host_scale
+
+
+def test_it_pickles() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=64.0))
+    drive(scaler, [0.5, INF])
+    again = pickle.loads(pickle.dumps(scaler))
+    assert again.state_dict() == scaler.state_dict()
+    assert again.counts == scaler.counts
+
+
+def test_scale_changes_are_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    scaler = LossScaler("cpu", LossScale(initial=64.0, growth_interval=2))
+    with caplog.at_level(logging.INFO, logger="autoprec"):
+        drive(scaler, [INF, 0.5, 0.5])
+    assert caplog.messages == [
+        "step 0 skipped: gradients not finite; loss scale 64 -> 32",
+        "step 2: loss scale 32 -> 64",
+    ]

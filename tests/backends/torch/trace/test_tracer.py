@@ -1,0 +1,454 @@
+"""The torch tracer: the same start, batches and random numbers for everything compared."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autoprec.backends.protocol import Task
+from autoprec.backends.shared.checkpoint_budget import KEEP_BYTES, affordable
+from autoprec.backends.torch.trace.batch_stream import BatchStream, digest
+from autoprec.backends.torch.trace.model_state import (
+    add_noise,
+    gradient_error,
+    gradients,
+    put_back,
+    take,
+)
+from autoprec.backends.torch.trace.tracer import TorchTracer
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.errors import UsageError
+
+pytestmark = pytest.mark.torch
+
+FLOAT32 = Recipe(batch_size=8)
+BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16, batch_size=8)
+FLOAT16 = Recipe(Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=1024.0))
+
+
+def data(batch_size: int) -> Any:
+    for _ in range(4):
+        x = torch.randn(batch_size, 6)
+        yield x, x.sum(-1)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1), nn.Flatten(0)
+    )
+
+
+def task(**changes: Any) -> Task:
+    known: dict[str, Any] = {
+        "name": "task.py",
+        "build_model": model,
+        "build_data": data,
+        "loss_fn": nn.functional.mse_loss,
+    }
+    return Task(**(known | changes))
+
+
+def tracer(**changes: Any) -> TorchTracer:
+    return TorchTracer(task(**changes), device="cpu", seed=0, report=lambda phase, step: None)
+
+
+def losses(trace: TorchTracer, recipe: Recipe = FLOAT32, steps: int = 6, **kwargs: Any) -> Any:
+    return trace.trajectory(recipe=recipe, seed=kwargs.pop("seed", 0), steps=steps, **kwargs).losses
+
+
+def test_float32_under_the_surgeon_is_the_users_own_loop_dropout_included():
+    trace = tracer()
+    reference = trace.reference(batch_size=8, steps=6, checkpoints=(0, 3))
+    assert losses(trace) == reference.losses
+    assert losses(tracer()) == reference.losses
+
+
+class Noting(nn.Linear):
+    """Notes how float32 products are computed in its forward pass."""
+
+    seen: list[str]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen.append(torch.get_float32_matmul_precision())
+        return super().forward(inputs)
+
+
+def test_float32_whose_products_are_bfloat16_is_never_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither float32 itself nor float32 with noise is computed as the recipe is."""
+    seen: list[str] = []
+    monkeypatch.setattr(Noting, "seen", seen, raising=False)
+    trace = tracer(build_model=lambda: nn.Sequential(Noting(6, 1), nn.Flatten(0)))
+    implicit = replace(FLOAT32, knobs={"implicit_bfloat16": True})
+
+    def computed(run: Any) -> set[str]:
+        seen.clear()
+        run()
+        return set(seen)
+
+    def reference() -> Any:
+        return trace.reference(batch_size=8, steps=3, checkpoints=(0, 2))
+
+    for _ in range(2):  # also after the recipe has run in this process
+        assert computed(reference) == {"highest"}
+        assert computed(lambda: trace.noise(draws=1)) == {"highest"}
+        assert computed(lambda: trace.shadow(recipe=implicit)) == {"medium"}
+        assert computed(lambda: losses(trace, implicit)) == {"medium"}
+        assert computed(lambda: losses(trace, noisy=True)) == {"highest"}
+
+
+def test_the_shadow_of_float32_is_float32():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=4, checkpoints=(0, 3, 9))
+    points = trace.shadow(recipe=FLOAT32)
+    assert [point.step for point in points] == [0, 3]
+    assert all(point.loss == point.reference for point in points)
+    assert all(point.gradient_error == 0.0 for point in points)
+
+
+def test_the_shadow_starts_from_the_weights_of_its_step():
+    trace = tracer()
+    reference = trace.reference(batch_size=8, steps=4, checkpoints=(0, 3))
+    points = trace.shadow(recipe=BFLOAT16)
+    assert [point.step for point in points] == [0, 3]
+    for point in points:
+        assert point.reference == pytest.approx(reference.losses[point.step], rel=1e-6)
+        assert 0 < point.gradient_error < 0.1
+
+
+def test_a_scaled_gradient_is_compared_unscaled():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=1, checkpoints=(0,))
+    (point,) = trace.shadow(recipe=FLOAT16)
+    assert point.gradient_error < 0.02
+
+
+def test_noise_is_small_and_each_draw_is_another():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=3, checkpoints=(0, 2))
+    points = trace.noise(draws=3)
+    assert len(points) == 6
+    assert len({point.loss for point in points}) == 6
+    assert all(0 < point.gradient_error < 0.1 for point in points)
+
+
+def test_a_comparison_needs_a_reference():
+    with pytest.raises(UsageError, match="reference"):
+        tracer().shadow(recipe=BFLOAT16)
+
+
+def test_seeds_have_weights_and_batches_of_their_own():
+    trace = tracer()
+    assert losses(trace, seed=1) != losses(trace)
+    other = TorchTracer(task(), device="cpu", seed=7, report=lambda phase, step: None)
+    assert losses(other) != losses(trace)
+
+
+def test_a_model_that_is_built_differently_each_time_still_starts_the_same():
+    def build() -> nn.Module:
+        torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
+        return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+
+    trace = tracer(build_model=build)
+    assert losses(trace) == losses(trace)
+
+
+def test_data_that_change_between_runs_are_kept_and_replayed():
+    def build(batch_size: int) -> Any:
+        generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(4), "little"))
+        while True:
+            x = torch.randn(batch_size, 6, generator=generator)
+            yield x, x.sum(-1)
+
+    trace = tracer(build_data=build)
+    first = trace.trajectory(recipe=FLOAT32, seed=0, steps=6)
+    assert not first.reproducible
+    assert losses(trace) == first.losses
+
+
+def test_accumulation_averages_the_gradients_of_micro_batches():
+    plain = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+    start = take(plain)
+
+    def build() -> nn.Module:
+        put_back(plain, start)
+        return plain
+
+    def sgd(m: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(m.parameters(), lr=0.1)
+
+    def halves(batch_size: int) -> Any:
+        torch.manual_seed(3)
+        for _ in range(4):
+            x = torch.randn(8, 6)
+            for part in x.split(batch_size):
+                yield part, part.sum(-1)
+
+    kwargs = {"build_model": build, "build_data": halves, "build_optimizer": sgd}
+    whole = losses(tracer(**kwargs), steps=3)
+    split = losses(tracer(**kwargs), Recipe(batch_size=4, accumulation_steps=2), steps=3)
+    assert split == pytest.approx(whole, rel=1e-5)
+    trace = tracer(**kwargs)
+    reference = trace.reference(batch_size=4, accumulation_steps=2, steps=3, checkpoints=(2,))
+    assert reference.losses == pytest.approx(whole, rel=1e-5)
+
+
+def test_the_users_clipping_is_applied():
+    assert losses(tracer(clip_grad_norm=1e-6)) != losses(tracer())
+
+
+def test_the_reference_clips_what_a_recipe_clips_the_optimizers_own_parameters():
+    def the_last_layer_alone(m: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(m[3].parameters(), lr=0.1)
+
+    trace = tracer(clip_grad_norm=0.5, build_optimizer=the_last_layer_alone)
+    reference = trace.reference(batch_size=8, steps=6, checkpoints=())
+    assert reference.losses == losses(trace)
+    assert reference.losses != losses(tracer(build_optimizer=the_last_layer_alone))
+
+
+def test_skipped_steps_and_scales_are_told():
+    run = tracer().trajectory(
+        recipe=Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**40)),
+        seed=0,
+        steps=3,
+    )
+    assert run.skipped == (0, 1, 2)
+    assert run.scales == (2.0**39, 2.0**38, 2.0**37)
+
+
+def test_a_loss_that_is_not_finite_is_none():
+    bad = tracer(loss_fn=lambda outputs, targets: (outputs - targets).mean() * torch.inf)
+    run = bad.trajectory(recipe=FLOAT32, seed=0, steps=2)
+    assert run.losses == (None, None)
+    assert not run.finite
+
+
+def test_a_run_ends_when_its_time_is_up():
+    assert len(losses(tracer(), steps=50, seconds=0.0)) == 1
+
+
+def test_evaluate_is_called_after_the_last_step_and_changes_nothing():
+    def evaluate(m: nn.Module) -> float:
+        m.eval()
+        torch.rand(5)
+        random.random()
+        return 0.75
+
+    with_metric = tracer(evaluate=evaluate).trajectory(recipe=FLOAT32, seed=0, steps=4)
+    assert with_metric.metric == 0.75
+    assert with_metric.losses == losses(tracer(), steps=4)
+    assert (
+        tracer(evaluate=lambda m: float("nan")).trajectory(recipe=FLOAT32, seed=0, steps=1).metric
+        is None
+    )
+
+
+def test_what_evaluate_does_to_the_modes_is_undone():
+    built = []
+
+    def frozen() -> nn.Module:
+        built.append(model())
+        built[-1][1].eval()
+        return built[-1]
+
+    def evaluate(trained: nn.Module) -> float:
+        trained.eval()
+        return 1.0
+
+    losses(tracer(build_model=frozen, evaluate=evaluate), steps=1)
+    assert (built[-1].training, built[-1][1].training) == (True, False)
+
+
+def test_islands_of_the_recipe_are_in_the_trace():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=1, checkpoints=(0,))
+    everything = Recipe(Policy.MIXED_BFLOAT16, 8, float32_modules=("0", "1", "2", "3", "4", ""))
+    (point,) = trace.shadow(recipe=everything)
+    assert point.loss == pytest.approx(point.reference, rel=1e-6)
+    assert point.gradient_error < 1e-5
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**10, 2.0**-20])
+def test_the_largest_exponent_says_at_which_scale_float16_overflows(factor):
+    trace = tracer(loss_fn=lambda outputs, targets: factor * ((outputs - targets) ** 2).mean())
+    histogram = trace.backward_exponents(recipe=FLOAT16, batches=8)
+    assert histogram.finite
+    assert histogram.batches == 8
+    assert sum(histogram.counts.values()) == pytest.approx(1.0)
+    safe = 15 - histogram.largest
+    for exponent, skips in ((safe - 4, False), (safe + 3, True)):
+        recipe = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**exponent))
+        assert bool(trace.trajectory(recipe=recipe, seed=0, steps=1).skipped) is skips
+
+
+def test_infinite_gradients_are_told_apart_from_large_ones():
+    trace = tracer(loss_fn=lambda outputs, targets: outputs.sum() * 1e38 * 1e38)
+    assert not trace.backward_exponents(recipe=FLOAT16, batches=1).finite
+
+
+def test_every_unit_has_its_magnitudes():
+    traces = {t.path: t for t in tracer().unit_magnitudes(recipe=FLOAT16)}
+    assert {"0", "1", "2", "3", "4"} <= traces.keys()
+    assert -8 < traces["0"].forward_largest < 8
+    assert traces["0"].backward_largest < 8
+    assert 0.0 <= traces["0"].underflow <= 1.0
+
+
+def bag_trace(*, sparse: bool) -> TorchTracer:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.EmbeddingBag(32, 8, sparse=sparse), nn.Linear(8, 4))
+
+    def words(batch_size: int) -> Any:
+        for _ in range(4):
+            x = torch.randint(16, (batch_size, 6))
+            yield x, x.sum(-1) % 4
+
+    return tracer(
+        build_model=build,
+        build_data=words,
+        loss_fn=nn.functional.cross_entropy,
+        build_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+
+
+def test_sparse_gradients_are_compared_as_dense_ones_are():
+    found = []
+    for sparse in (True, False):
+        trace = bag_trace(sparse=sparse)
+        trace.reference(batch_size=8, steps=3, checkpoints=(0, 2))
+        found.append(
+            (
+                trace.shadow(recipe=BFLOAT16),
+                trace.noise(draws=1),
+                trace.backward_exponents(recipe=FLOAT16, batches=2),
+                trace.unit_magnitudes(recipe=FLOAT16),
+            )
+        )
+    of_sparse, of_dense = found
+    assert all(point.gradient_error > 0 for point in of_sparse[0] + of_sparse[1])
+    for sparse, dense in zip(of_sparse[0] + of_sparse[1], of_dense[0] + of_dense[1], strict=True):
+        assert sparse.loss == dense.loss
+        assert sparse.gradient_error == pytest.approx(dense.gradient_error, rel=1e-5)
+    assert of_sparse[2].counts == pytest.approx(of_dense[2].counts)
+    assert of_sparse[3] == of_dense[3]
+
+
+def test_a_stream_beyond_its_budget_draws_again_what_it_drew_before():
+    small = BatchStream(task(), 8, seed=0, keep_bytes=1)
+    plenty = BatchStream(task(), 8, seed=0)
+    pinned = small.batch(5, pin=True)
+    for index in (0, 3, 9, 2, 5):
+        assert digest(small.batch(index)) == digest(plenty.batch(index))
+    assert digest(pinned) == digest(small.batch(5))
+    assert small.reproducible
+    small.close()
+
+
+def test_a_stream_beyond_its_budget_cycles_where_data_do_not_repeat():
+    turns = itertools.count()
+
+    def build(batch_size: int) -> Any:
+        turn = next(turns)
+        for index in range(9):
+            yield torch.full((batch_size, 1), float(100 * turn + index)), torch.ones(batch_size)
+
+    stream = BatchStream(task(build_data=build), 2, seed=0, keep_bytes=40)
+    kept = [float(stream.batch(index)[0][0]) for index in range(6)]
+    assert not stream.reproducible
+    assert [float(stream.batch(index)[0][0]) for index in range(6)] == kept
+
+
+def ragged(values: list[list[float]], layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.tensor(v) for v in values], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda v: ragged([v, [1.0]], torch.jagged),
+        lambda v: ragged([v, [1.0]], torch.strided),
+        lambda v: torch.tensor(v).to_sparse(),
+    ],
+)
+def test_batches_of_other_layouts_are_told_apart(make):
+    first, same, other = make([0.0, 2.0]), make([0.0, 2.0]), make([0.0, 3.0])
+    assert digest((first, 1)) == digest((same, 1))
+    assert digest((first, 1)) != digest((other, 1))
+
+
+def test_a_batch_handed_out_is_a_copy():
+    stream = BatchStream(task(), 2, seed=0)
+    before = digest(stream.batch(0))
+    stream.batch(0)[0].zero_()
+    assert digest(stream.batch(0)) == before
+
+
+def test_a_snapshot_holds_weights_and_buffers_and_comes_back():
+    net = model()
+    kept = take(net)
+    net(torch.randn(4, 6))
+    add_noise(net, 1)
+    changed = take(net)
+    assert any(not torch.equal(kept[name], changed[name]) for name in kept)
+    largest = max(float((changed[n] / kept[n] - 1).abs().nan_to_num().max()) for n in ("0.weight",))
+    assert 0 < largest <= 2.0**-9 * 1.001
+    put_back(net, kept)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in take(net).items())
+
+
+def test_noise_is_the_same_whatever_device_a_task_made_the_default():
+    plain, noisy = nn.Linear(3, 2), nn.Linear(3, 2)
+    noisy.load_state_dict(plain.state_dict())
+    add_noise(plain, 7)
+    with torch.device("meta"):
+        add_noise(noisy, 7)
+    assert torch.equal(plain.weight, noisy.weight)
+
+
+def test_gradient_errors():
+    g = {"a": torch.ones(4)}
+    assert gradient_error(g, g) == 0.0
+    assert gradient_error({"a": torch.ones(4) * 1.5}, g) == pytest.approx(0.5)
+    assert gradient_error({}, g) == pytest.approx(1.0)
+    assert gradient_error({"a": torch.full((4,), torch.inf)}, g) is None
+    assert gradient_error(g, {}) is None
+
+
+def test_both_parts_of_complex_gradients_are_compared():
+    model = nn.Linear(3, 2, dtype=torch.complex64)
+    model(torch.ones(1, 3, dtype=torch.complex64)).abs().sum().backward()
+    found = gradients(model)
+    assert gradient_error(found, found) == 0.0
+    turned = {name: gradient.conj() for name, gradient in found.items()}  # the real parts agree
+    difference = math.hypot(*(2 * float(g.imag.norm()) for g in found.values()))
+    whole = math.hypot(*(float(torch.linalg.vector_norm(g)) for g in found.values()))
+    assert gradient_error(turned, found) == pytest.approx(difference / whole)
+    assert difference > 0.1 * whole
+
+
+def test_a_large_model_keeps_fewer_checkpoints_the_first_and_the_last_before_others():
+    steps = frozenset({0, 2, 8, 29})
+    assert affordable(steps, 1) == steps
+    assert affordable(steps, KEEP_BYTES // 6) == {0, 29, 8}
+    assert affordable(steps, KEEP_BYTES // 4) == {0, 29}
+    assert affordable(steps, KEEP_BYTES * 4) == {0}
+    assert affordable(frozenset(), 1) == frozenset()
+
+
+def test_batches_of_another_size_are_forgotten():
+    trace = tracer()
+    trace.reference(batch_size=8, steps=1, checkpoints=())
+    trace.reference(batch_size=4, steps=1, checkpoints=())
+    assert {size for size, _ in trace._streams} == {4}

@@ -1,0 +1,227 @@
+"""What shows late: where long runs end, error floors, and gradients that will overflow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoprec.core.numerics.late_breaks import (
+    error_floor,
+    gradient_overflow,
+    grows,
+    leans,
+    long_run,
+    wants_another_run,
+    wants_more_steps,
+)
+from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.numerics.parity import judge
+from autoprec.core.numerics.records import NoisePoint, ShadowPoint, Trajectory
+from tests.core.evidence import DEFAULT, evidence, times
+
+STEPS = 240
+CURVE = tuple(2.0 / (1 + step) for step in range(STEPS))
+
+
+def long(share: float, noisy: float | None = None, **kwargs) -> SeedRun:
+    """A run whose end is off by a share, and one whose end noise moves by another."""
+    return SeedRun(
+        Trajectory(CURVE),
+        Trajectory(tuple((1 + share) * loss for loss in CURVE), **kwargs),
+        None if noisy is None else Trajectory(tuple((1 + noisy) * loss for loss in CURVE)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "passed"),
+    [
+        ([long(0.09, 0.0), long(0.09, 0.0)], True),
+        ([long(0.12, 0.0), long(0.12, 0.0)], False),
+        ([long(-0.12, 0.0), long(-0.12, 0.0)], False),
+        ([long(0.3, 0.0), long(-0.01, 0.0)], True),  # the seeds do not agree
+        ([long(0.3, 0.11), long(0.3, 0.11)], True),  # noise does as much
+        ([long(0.3, 0.09), long(0.3, 0.09)], False),
+    ],
+)
+def test_a_long_run_is_off_where_its_seeds_agree_beyond_noise(runs, passed):
+    found = long_run(runs, DEFAULT)
+    assert found.passed is passed
+    assert passed or "over 2 seeds" in found.problem
+
+
+def test_what_ends_near_float32_needs_no_second_seed():
+    assert not wants_another_run(long(0.04), DEFAULT)
+    assert wants_another_run(long(0.06), DEFAULT)
+    assert not long_run((), DEFAULT).judged
+
+
+@pytest.mark.parametrize(
+    ("away", "leaning"),
+    [
+        ((0.0, 0.003, 0.006), True),
+        ((0.0, -0.003, -0.006), True),
+        ((0.0, -0.003, 0.006), True),  # a single batch's loss is off in any direction
+        ((0.0, 0.003, 0.004), False),  # too little
+        ((0.0, 0.008, 0.006), False),  # no more than before
+        ((0.006,), False),
+    ],
+)
+def test_a_loss_that_leaves_float32_from_mark_to_mark_leans(away, leaning):
+    points = [ShadowPoint(step, 2 * (1 + share), 2.0, 0.01) for step, share in enumerate(away)]
+    assert leans(points, DEFAULT) is leaning
+
+
+@pytest.mark.parametrize(
+    ("largest", "backward", "growing"),
+    [
+        ((100.0, 100.0, 150.0), None, True),
+        ((100.0, 100.0, 149.0), None, False),
+        ((100.0, 200.0, 200.0), None, False),  # it came to rest
+        (None, (1.0, 2.0), True),
+        (None, None, False),
+        ((100.0,), None, False),
+    ],
+)
+def test_float16_numbers_that_double_from_mark_to_mark_grow(largest, backward, growing):
+    count = len(largest or backward or (0, 0))
+    points = [
+        ShadowPoint(
+            step,
+            2.0,
+            2.0,
+            0.01,
+            largest=largest[step] if largest else None,
+            backward=backward[step] if backward else None,
+        )
+        for step in range(count)
+    ]
+    assert grows(points) is growing
+
+
+@pytest.mark.parametrize(
+    ("away", "noise", "more"), [(0.04, 0.0, False), (0.07, 0.0, True), (0.07, 0.03, False)]
+)
+def test_seeds_that_lean_the_same_way_a_little_are_followed_further(away, noise, more):
+    runs = [long(away, noise), long(away, noise)]
+    assert wants_more_steps(runs, DEFAULT) is more
+    assert not wants_more_steps([long(0.2, 0.0), long(0.2, 0.0)], DEFAULT)
+    assert not wants_more_steps([long(away, 0.0), long(-away, 0.0)], DEFAULT)
+
+
+def test_float32_that_breaks_later_on_tells_nothing():
+    lost = Trajectory((*CURVE[:-1], None))
+    assert not long_run([SeedRun(lost, Trajectory(CURVE))], DEFAULT).judged
+
+
+def test_a_long_run_must_stay_finite_and_keep_its_steps():
+    lost = replace(long(0.0), candidate=Trajectory((*CURVE[:70], None, *CURVE[71:])))
+    assert long_run([lost], DEFAULT).problem == "the loss is not finite at step 70"
+    skips = long(0.0, skipped=(60, 70, 71, 90, 95))
+    assert "5 of 240 steps were skipped" in long_run([skips], DEFAULT).problem
+    assert long_run([long(0.0, skipped=(60, 70, 71, 90))], DEFAULT).passed
+    assert not wants_another_run(skips, DEFAULT)
+
+
+def test_where_float32s_seeds_end_far_apart_no_loss_curve_tells_less():
+    other = tuple(3 * loss for loss in CURVE)
+    apart = SeedRun(
+        Trajectory(other), Trajectory(tuple(1.3 * loss for loss in other)), Trajectory(other)
+    )
+    assert long_run([long(0.3, 0.0), apart], DEFAULT).passed
+    near = [long(0.3, 0.0), long(0.3, 0.0)]
+    assert not long_run(near, DEFAULT).passed
+
+
+def test_a_break_that_shows_late_is_rejected_although_the_first_steps_passed():
+    early = evidence(times(1.001))
+    late = replace(early, late=(long(0.3, 0.0), long(0.3, 0.0)))
+    assert judge(early, DEFAULT).accepted
+    verdict = judge(late, DEFAULT)
+    assert (verdict.verdict, verdict.step, verdict.steps) == ("rejected", 240, 240)
+    passed = judge(replace(early, late=(long(0.01),)), DEFAULT)
+    assert passed.accepted
+    assert "equal over the first 240 steps" in passed.reason
+
+
+# Error floors ------------------------------------------------------------------------------------
+
+
+def marks(excess, steps=(8, 29, 59, 119)) -> tuple[ShadowPoint, ...]:
+    """Marks on the curve at which a loss is above float32's by what `excess` says of it."""
+    return tuple(ShadowPoint(s, CURVE[s] + excess(CURVE[s]), CURVE[s], 0.01) for s in steps)
+
+
+QUIET = tuple(NoisePoint(step, CURVE[step], CURVE[step]) for step in (8, 29, 59, 119))
+SHORTER = SeedRun(Trajectory(CURVE[:120]), Trajectory(tuple(loss + 1e-3 for loss in CURVE[:120])))
+
+
+@pytest.mark.parametrize(
+    ("excess", "passed"),
+    [
+        (lambda loss: 1e-3, False),  # 0.4 % of the loss at step 8, 6 % at step 119
+        (lambda loss: 1e-5, True),  # next to nothing of it
+        (lambda loss: 0.009 * loss, True),  # always the same share
+        (lambda loss: -1e-3, True),
+        (lambda loss: 1e-2 * loss**2, True),  # it goes before the loss does
+    ],
+)
+def test_an_error_that_stays_while_the_loss_falls_is_a_floor(excess, passed):
+    found = error_floor(marks(excess), QUIET, SHORTER, DEFAULT)
+    assert found.passed is passed
+    assert passed or "stays while the loss falls" in found.problem
+
+
+def test_no_floor_is_foretold_where_the_loss_has_settled_or_noise_does_as_much():
+    points = marks(lambda loss: 1e-3)
+    settled = Trajectory(tuple(2.0 for _ in range(120)))
+    assert not error_floor(points, QUIET, SeedRun(settled, settled), DEFAULT).judged
+    agrees = replace(SHORTER, candidate=SHORTER.reference)
+    assert error_floor(points, QUIET, agrees, DEFAULT).passed
+    noise = tuple(NoisePoint(p.step, p.reference + 1e-3, p.reference) for p in points)
+    assert error_floor(points, noise, SHORTER, DEFAULT).passed
+    assert not error_floor(points[:2], QUIET, SHORTER, DEFAULT).judged
+
+
+def test_a_floor_is_drift():
+    early, late = marks(lambda loss: 2e-4, (0, 2, 8, 29)), marks(lambda loss: 4e-4, (59, 119))
+    passed = evidence(times(1.0), shadow=early, noise=QUIET)
+    assert judge(passed, DEFAULT).accepted
+    verdict = judge(replace(passed, far=late, late=(SHORTER,)), DEFAULT)
+    assert verdict.verdict == "drift"
+    assert "an error that stays" in verdict.reason
+
+
+# Gradients ---------------------------------------------------------------------------------------
+
+
+def backward(*exponents, steps=(8, 29, 59)) -> tuple[ShadowPoint, ...]:
+    """Marks with the largest float16 numbers of their backward passes, as exponents of two."""
+    return tuple(
+        ShadowPoint(s, 1.0, 1.0, 0.01, backward=2.0**e)
+        for s, e in zip(steps, exponents, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("exponents", "step"),
+    [
+        ((2, 7, 12), 104),  # five octaves for each doubling, and four are left
+        ((2, 7, 15.9), 60),
+        ((-9, -4, 1), None),  # still far away at four times the steps
+        ((2, 12, 12.5), None),  # it stops
+        ((12, 7, 12), None),
+    ],
+)
+def test_gradients_that_grow_until_no_scale_helps_are_foreseen(exponents, step):
+    found = gradient_overflow(backward(*exponents))
+    assert found.passed is (step is None)
+    assert step is None or f"it will overflow at about step {step}" in found.problem
+
+
+def test_gradients_that_will_overflow_are_drift_and_few_marks_tell_nothing():
+    shadow = backward(1, 2, 7, 12, steps=(0, 2, 8, 29))
+    verdict = judge(evidence(times(1.0), shadow=shadow), DEFAULT)
+    assert verdict.verdict == "drift"
+    assert "whatever the loss scale" in verdict.reason
+    assert not gradient_overflow(shadow[-2:]).judged

@@ -1,0 +1,312 @@
+"""The judge: what is equal, what drifts, what is rejected, and that tolerance is monotonic."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.numerics.parity import (
+    LONG_STEPS,
+    Evidence,
+    SeedRun,
+    Verdict,
+    gate,
+    judge,
+    shadow,
+    trajectory,
+)
+from autoprec.core.numerics.records import NoisePoint, ShadowPoint, Trajectory
+from autoprec.errors import UsageError
+from tests.core.evidence import DEFAULT, FALLING, drifting, evidence, points, run, times
+
+
+def test_a_run_like_float32_is_equal_and_says_what_it_covers():
+    verdict = judge(evidence(times(1.001)), DEFAULT)
+    assert verdict.verdict == "equal"
+    assert verdict.accepted
+    assert verdict.covered == (
+        "loss and gradient at the same weights at steps 0, 2, 8, 29",
+        "trainings of 30, 30 steps",
+    )
+    assert "after 30 steps" in verdict.reason
+
+
+def test_equal_with_something_not_covered_says_so_where_it_says_equal():
+    left_out = ("the short training with seed 1 (no time was left)",)
+    verdict = judge(replace(evidence(times(1.001)), not_covered=left_out), DEFAULT)
+    assert verdict.verdict == "equal"
+    assert verdict.reason.endswith(
+        "(not covered: the short training with seed 1 (no time was left))"
+    )
+    assert "not covered" not in judge(evidence(times(1.001)), DEFAULT).reason
+
+
+def test_without_anything_recorded_nothing_is_accepted():
+    verdict = judge(Evidence(not_covered=("all",)), DEFAULT)
+    assert verdict.verdict == "unproven"
+    assert "--proof-steps" in verdict.reason
+    assert verdict.covered == ()
+    assert verdict.not_covered == ("all",)
+    assert verdict.loss_deviation is None
+
+
+def test_a_loss_that_is_not_finite_is_rejected_at_its_step():
+    verdict = judge(evidence(run((*FALLING[:7], None, *FALLING[8:]))), DEFAULT)
+    assert (verdict.verdict, verdict.step) == ("rejected", 7)
+    assert "not finite at step 7" in verdict.reason
+
+
+@pytest.mark.parametrize("loss", [None, math.inf])
+def test_a_shadow_that_is_not_finite_is_rejected(loss):
+    verdict = judge(Evidence(shadow=(ShadowPoint(8, loss, 1.0, None),)), DEFAULT)
+    assert (verdict.verdict, verdict.step) == ("rejected", 8)
+
+
+def test_two_skipped_steps_are_allowed_and_three_are_not():
+    assert judge(evidence(run(skipped=(0, 1))), DEFAULT).accepted
+    verdict = judge(evidence(run(skipped=(3, 4, 5))), DEFAULT)
+    assert (verdict.verdict, verdict.step, verdict.skipped_steps) == ("rejected", 3, 6)
+
+
+def test_a_shadow_that_fails_where_training_does_not_is_drift():
+    off = run(tuple(1.03 * loss for loss in FALLING))
+    verdict = judge(evidence(off, shadow=points(0.05)), DEFAULT)
+    assert (verdict.verdict, verdict.step) == ("drift", 0)
+    assert not verdict.accepted
+    assert verdict.loss_deviation == pytest.approx(0.05)
+
+
+def alternating(deviation: float, error: float = 0.01) -> tuple[ShadowPoint, ...]:
+    """Points whose loss is off as often above as below."""
+    above, below = points(deviation, error), points(-deviation, error)
+    return (above[0], below[1], above[2], below[3])
+
+
+def long_run(deviation: float) -> SeedRun:
+    """Sixty steps, off by `deviation` from the beginning, and no noise to compare with."""
+    losses = tuple(2.0 * 0.95**step for step in range(LONG_STEPS))
+    off = tuple((1 + deviation) * loss for loss in losses)
+    return SeedRun(Trajectory(losses), Trajectory(off))
+
+
+@pytest.mark.parametrize(
+    ("shadow_", "after", "verdict"),
+    [
+        (alternating(0.05), 0.02, "equal"),
+        (alternating(0.05), 0.06, "drift"),  # by then it shows
+        (alternating(0.05, error=0.9), 0.02, "drift"),  # its gradients are another's
+        (alternating(0.11), 0.02, "drift"),  # too far off at the same weights
+        (points(0.05), 0.02, "drift"),  # always above: no noise, but a bias
+    ],
+)
+def test_losses_off_in_both_directions_are_noise_where_a_longer_run_agrees(shadow_, after, verdict):
+    found = judge(Evidence(shadow=shadow_, runs=(long_run(after),)), DEFAULT)
+    assert found.verdict == verdict
+    assert found.trajectory_deviation == pytest.approx(after)
+    assert found.loss_deviation == pytest.approx(
+        max(abs(p.loss / p.reference - 1) for p in shadow_)
+    )
+    assert found.gradient_error == max(p.gradient_error for p in shadow_)
+    assert (found.steps, found.step) == (LONG_STEPS, None if verdict == "equal" else 0)
+    assert ("after 60 steps" in found.reason) is (verdict == "equal" or after == 0.06)
+
+
+@pytest.mark.parametrize(("leap", "verdict"), [(0.07, "equal"), (0.09, "drift")])
+def test_single_steps_tell_what_their_mean_does_not(leap, verdict):
+    agreed = long_run(0.0)
+    losses = [(1 + leap * (-1) ** i) * x for i, x in enumerate(agreed.reference.losses)]
+    leaping = replace(agreed, candidate=Trajectory(tuple(losses)))
+    found = judge(Evidence(shadow=alternating(0.05), runs=(leaping,)), DEFAULT)
+    assert found.verdict == verdict
+    assert found.accepted or "single steps by then 9 %" in found.reason
+
+
+@pytest.mark.parametrize(("after", "verdict"), [(0.02, "equal"), (0.06, "drift")])
+def test_noise_that_moves_float32_far_excuses_what_training_takes_away(after, verdict):
+    noisy = tuple(NoisePoint(p.step, 2.0 * 1.03, 2.0, 0.01) for p in points())
+    found = judge(Evidence(points(0.08), noise=noisy, runs=(long_run(after),)), DEFAULT)
+    assert found.verdict == verdict
+    assert found.trajectory_deviation == pytest.approx(after)
+    assert found.loss_deviation == pytest.approx(0.08)
+    assert (found.loss_null, found.gradient_null) == (pytest.approx(0.03), 0.01)
+    assert (found.steps, found.step) == (LONG_STEPS, None if verdict == "equal" else LONG_STEPS)
+    assert "after 60 steps" in found.reason
+    short = judge(evidence(run(), shadow=points(0.08), noise=noisy), DEFAULT)
+    assert short.accepted  # too short a run to say
+
+
+@pytest.mark.parametrize(
+    ("roundoff", "apart", "accepted"),
+    [(2.0**-8, 1.4, True), (2.0**-8, 1.6, False), (2.0**-11, 1.4, False), (2.0**-11, 0.1, True)],
+)
+def test_a_gradient_that_noise_of_the_formats_size_explains_is_no_drift(roundoff, apart, accepted):
+    noise = 0.01
+    noisy = tuple(loss + 2.0 * noise for loss in FALLING)
+    slack = noise + DEFAULT.trajectory_slack
+    ours = tuple(loss + 2.0 * apart * slack for loss in FALLING)
+    off = SeedRun(Trajectory(FALLING), Trajectory(ours), Trajectory(noisy))
+    found = Evidence(shadow=points(0.0, error=0.9), runs=(off,), roundoff=roundoff)
+    assert judge(found, DEFAULT).accepted is accepted
+
+
+@pytest.mark.parametrize(("after", "verdict"), [(0.02, "equal"), (0.06, "drift")])
+def test_where_noise_destroys_float32s_gradients_a_longer_run_decides(after, verdict):
+    noisy = tuple(NoisePoint(p.step, 2.0, 2.0, 0.9) for p in points())
+    near = points(0.001, error=0.9)
+    found = judge(Evidence(near, noise=noisy, runs=(long_run(after),)), DEFAULT)
+    assert found.verdict == verdict
+    far = judge(Evidence(points(0.03, error=0.9), noise=noisy, runs=(long_run(0.02),)), DEFAULT)
+    assert not far.accepted  # its losses are not near
+
+
+def test_a_trajectory_that_leaves_is_rejected_at_the_step_where_it_parts():
+    verdict = judge(evidence(drifting(0.02)), DEFAULT)
+    assert verdict.verdict == "rejected"
+    assert 0 < verdict.step < 10
+
+
+def test_float32_that_breaks_by_itself_proves_nothing():
+    broken = SeedRun(run((1.0, None)), run((1.0, 1.0)))
+    verdict = judge(Evidence(runs=(broken,)), DEFAULT)
+    assert verdict.verdict == "rejected"
+    assert "float32 itself" in verdict.reason
+
+
+def test_losses_around_zero_do_not_divide_by_nothing():
+    zeros = SeedRun(run((0.0,) * 10), run((0.0,) * 10), run((0.0,) * 10))
+    assert trajectory((zeros,), DEFAULT).passed
+    assert shadow((ShadowPoint(0, 0.0, 0.0, 0.0),), (), DEFAULT).passed
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
+def test_a_tolerance_must_be_a_positive_factor(factor):
+    with pytest.raises(UsageError, match="factor above 0"):
+        DEFAULT.scaled(factor)
+
+
+losses = st.lists(
+    st.one_of(st.none(), st.floats(-1e6, 1e6, allow_nan=False)), min_size=1, max_size=12
+)
+trajectories = st.builds(
+    run,
+    losses,
+    skipped=st.lists(st.integers(0, 11), max_size=4).map(tuple),
+    metric=st.none() | st.floats(-10, 10),
+)
+reals = st.floats(-1e6, 1e6, allow_nan=False)
+errors = st.none() | st.floats(0, 1e6)
+anything = st.builds(
+    Evidence,
+    shadow=st.lists(
+        st.builds(ShadowPoint, st.integers(0, 30), st.none() | reals, reals, errors), max_size=4
+    ).map(tuple),
+    noise=st.lists(
+        st.builds(NoisePoint, st.integers(0, 30), st.none() | reals, reals, errors), max_size=4
+    ).map(tuple),
+    runs=st.lists(
+        st.builds(SeedRun, trajectories, trajectories, st.none() | trajectories), max_size=2
+    ).map(tuple),
+)
+ORDER = ("equal", "equal at single steps", "unproven", "drift", "rejected")
+
+
+def test_a_checkpoint_whose_gradient_is_infinite_is_not_passed_through():
+    off = ShadowPoint(0, 1.0, 1.0 + 1.5 * DEFAULT.loss, None)
+    right = [ShadowPoint(step, 1.0, 1.0, 0.0) for step in (1, 9, 29)]
+    assert judge(Evidence(shadow=(off, *right)), DEFAULT).verdict != "equal"
+    passed_through = replace(off, gradient_error=0.0)
+    found = judge(Evidence(shadow=(passed_through, *right)), DEFAULT)
+    assert found.verdict == "equal at single steps"
+
+
+def test_without_a_trajectory_nothing_is_equal_but_single_steps():
+    verdict = judge(Evidence(shadow=points()), DEFAULT)
+    assert verdict.verdict == "equal at single steps"
+    assert not verdict.accepted
+    assert verdict.reason.startswith("equal at single steps, but nothing was trained: loss within")
+
+
+@pytest.mark.parametrize(
+    ("shadow_", "verdict"), [(points(), "equal at single steps"), (points(0.05), "unproven")]
+)
+def test_a_stalled_machine_is_no_fault_of_the_precision(shadow_, verdict):
+    stalled = replace(evidence(drifting(0.02), shadow=shadow_), cut=True, not_covered=("all",))
+    found = judge(stalled, DEFAULT)
+    assert found.verdict == verdict
+    assert found.not_covered == ("all",)
+    assert not found.accepted
+    lost = (ShadowPoint(2, None, 1.0, None),)
+    assert judge(replace(stalled, shadow=lost), DEFAULT).verdict == "rejected"
+
+
+def test_a_verdict_says_over_which_part_of_training_it_was_equal():
+    verdict = judge(evidence(times(1.001), most=120), DEFAULT)
+    assert (verdict.steps, verdict.most_steps) == (30, 120)
+    assert verdict.first_loss == 2.0
+    assert "equal over the first 30 steps, loss 2 to 0.52" in verdict.reason
+
+
+@given(anything, st.floats(0.01, 100), st.floats(1, 100))
+def test_more_tolerance_never_rejects_more(found, factor, more):
+    strict = judge(found, DEFAULT.scaled(factor))
+    wide = judge(found, DEFAULT.scaled(factor * more))
+    assert ORDER.index(wide.verdict) <= ORDER.index(strict.verdict)
+
+
+@given(anything)
+def test_every_verdict_is_plain_and_comes_back_as_it_was(found):
+    verdict = judge(found, DEFAULT)
+    text = json.dumps(to_plain(verdict), allow_nan=False)
+    assert from_plain(Verdict, json.loads(text)) == verdict
+    assert verdict.reason
+
+
+@given(st.integers(0, 2**31))
+def test_the_gate_of_float32_allows_any_skips(skips):
+    wide = replace(DEFAULT, skipped=2**31)
+    assert gate([run(skipped=tuple(range(min(skips, 30))))], wide).passed
+
+
+def test_where_noise_alone_breaks_every_gradient_it_excuses_nothing():
+    noise = tuple(NoisePoint(step, 3.0, 2.0, 1.0) for step in (0, 2, 8, 29))
+    excused = (NoisePoint(0, 3.0, 2.0, 0.01), NoisePoint(2, 3.0, 2.0, 0.01), *noise[2:])
+    assert not judge(evidence(run(), shadow=points(0.2), noise=noise), DEFAULT).accepted
+    assert judge(evidence(run(), shadow=points(0.2), noise=excused), DEFAULT).accepted
+
+
+def test_trajectories_alone_are_judged_too():
+    verdict = judge(Evidence(runs=(SeedRun(run(), times(1.001), times(1.001)),)), DEFAULT)
+    assert verdict.accepted
+    assert verdict.loss_deviation is None
+    assert "after 30 steps" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("off", "error", "apart", "accepted"),
+    [
+        (0.019, 0.1, 0.004, True),
+        (0.019, 0.1, 0.006, False),  # training does not agree so well
+        (0.019, 0.9, 0.004, False),  # nor do the gradients
+        (0.021, 0.1, 0.004, False),  # too far off
+    ],
+)
+def test_checkpoints_a_little_off_are_no_drift_where_trainings_agree(off, error, apart, accepted):
+    shadow_ = (*points()[:2], *points(off, error)[2:])
+    found = judge(evidence(times(1 + apart), shadow=shadow_, noise=()), DEFAULT)
+    assert found.accepted is accepted
+
+
+def test_no_rejection_rests_on_a_loss_curve_where_float32s_seeds_spread_by_half():
+    other = tuple(2 * loss for loss in FALLING)
+    apart = SeedRun(run(other), run(1.2 * x for x in other), run(other))
+    near = SeedRun(run(), times(1.2), run())
+    assert judge(Evidence(shadow=points(), runs=(near, near)), DEFAULT).verdict == "rejected"
+    assert judge(Evidence(shadow=points(), runs=(near, apart)), DEFAULT).accepted
+    shadowed = points(0.2)
+    assert judge(Evidence(shadow=shadowed, runs=(near, apart)), DEFAULT).verdict == "drift"

@@ -1,0 +1,72 @@
+"""The parts of a speed-up: one thing switched off after another, and together the whole."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import KEEP_MEMORY, Alignment, LossScale, Recipe
+from autoprec.core.speed.attribution import at_its_batch, in_words, parts, switched_off
+from autoprec.core.statistics import paired_ratio
+
+PLAIN = Recipe(batch_size=32)
+recipes = st.builds(
+    Recipe,
+    policy=st.sampled_from(Policy),
+    batch_size=st.sampled_from([8, 32, 64]),
+    compile=st.booleans(),
+    memory_format=st.sampled_from(["contiguous", "channels_last"]),
+    knobs=st.sampled_from([{}, {KEEP_MEMORY: True}, {"threads": 2, KEEP_MEMORY: True}]),
+)
+FULL = Recipe(
+    policy=Policy.MIXED_FLOAT16,
+    batch_size=16,
+    accumulation_steps=4,
+    float32_modules=("head",),
+    loss_scale=LossScale(),
+    alignment=Alignment(8, ("body",)),
+    memory_format="channels_last",
+    compile=True,
+    knobs={"threads": 2, "fused_optimizer": True, KEEP_MEMORY: True},
+)
+
+
+@given(recipes)
+def test_it_ends_at_the_baseline_and_no_step_changes_nothing(recipe: Recipe) -> None:
+    steps = switched_off(recipe, PLAIN)
+    keys = [recipe.key(), *(step.recipe.key() for step in steps)]
+    assert keys[-1] == PLAIN.key()
+    assert len(set(keys)) == len(keys)
+    assert all(step.what for step in steps)
+
+
+@given(recipes, st.randoms(use_true_random=False), st.booleans())
+def test_the_parts_multiply_to_the_whole(recipe: Recipe, random, some_missing: bool) -> None:
+    """In rounds without noise; with it, as near as medians do."""
+    everybody = [recipe, *(step.recipe for step in switched_off(recipe, PLAIN))]
+    ran = [r for r in everybody[1:-1] if not (some_missing and random.random() < 0.5)]
+    rates = {r.key(): (random.uniform(1, 9),) * 6 for r in (recipe, *ran, PLAIN)}
+    found = parts(recipe, PLAIN, rates)
+    whole = paired_ratio(rates[recipe.key()], rates[PLAIN.key()]).ratio
+    assert math.prod(part.speedup.ratio for part in found) == pytest.approx(whole)
+
+
+def test_every_setting_is_named_where_it_is_switched_off() -> None:
+    steps = [(step.what, in_words(step.recipe)) for step in switched_off(FULL, PLAIN)]
+    kept = "channels_last, compiled, padded to 8, threads=2, fused_optimizer"
+    assert steps == [
+        ("precision", f"float32, batch 64 in 4 micro-batches of 16, {kept}, memory kept"),
+        (kept, "float32, batch 64 in 4 micro-batches of 16, memory kept"),
+        ("batch", "float32, batch 32, memory kept"),
+        ("kept memory", "float32, batch 32"),
+    ]
+
+
+def test_float32_at_its_own_batch_keeps_memory_as_the_recipe_does() -> None:
+    kept = "float32, batch 64 in 4 micro-batches of 16, memory kept"
+    assert in_words(at_its_batch(FULL, PLAIN)) == kept
+    assert at_its_batch(Recipe(compile=True), PLAIN) == Recipe()

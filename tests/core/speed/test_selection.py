@@ -1,0 +1,161 @@
+"""What must hold of the choice: never what may be slower, and the smallest of what is as fast."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Alignment, Recipe
+from autoprec.core.speed.selection import (
+    SAME_BATCH_SPEED,
+    SAME_SPEED,
+    WORTH,
+    Finalist,
+    choose,
+    complexity,
+    simplest_of_fastest,
+)
+from autoprec.core.statistics import Ratio, paired_ratio
+
+PLAIN = Recipe(batch_size=32)
+ROUNDS = 7
+
+recipes = st.builds(
+    Recipe,
+    policy=st.sampled_from(Policy),
+    batch_size=st.sampled_from([8, 32, 128]),
+    compile=st.booleans(),
+    memory_format=st.sampled_from(["contiguous", "channels_last"]),
+)
+rates = st.lists(st.floats(50, 200), min_size=ROUNDS, max_size=ROUNDS).map(tuple)
+finalists = st.builds(Finalist, recipes, rates)
+fields = st.lists(finalists, max_size=4)
+
+
+def steady(recipe, rate):
+    return Finalist(recipe, (rate,) * ROUNDS)
+
+
+@given(rates, fields)
+def test_what_may_be_no_faster_than_the_baseline_is_never_taken(own, others):
+    baseline = Finalist(PLAIN, own)
+    choice = choose(baseline, others)
+    if choice.recipe is not PLAIN:
+        assert choice.ratio.low > 1.0
+        assert choice.ratio.ratio > 1.0 + WORTH
+        assert any(
+            choice.recipe is other.recipe and choice.ratio == paired_ratio(other.rates, own)
+            for other in others
+        )
+    else:
+        assert choice.ratio == Ratio(1.0, 1.0, 1.0, ROUNDS)
+
+
+@given(rates, fields, st.booleans())
+def test_nothing_allowed_is_faster_beyond_the_tolerance_or_as_fast_and_smaller(
+    own, others, allowed
+):
+    baseline = Finalist(PLAIN, own)
+    choice = choose(baseline, others, baseline_allowed=allowed)
+    assume(choice.recipe is not PLAIN)
+    ratios = [(other.recipe.batch_size, paired_ratio(other.rates, own)) for other in others]
+    worth = [(b, r) for b, r in ratios if not allowed or (r.low > 1.0 and r.ratio > 1.0 + WORTH)]
+    best = max(r.ratio for _, r in worth)
+    assert choice.ratio.ratio >= best * (1 - SAME_SPEED)
+    as_fast = [batch for batch, r in worth if r.ratio >= best * (1 - SAME_BATCH_SPEED)]
+    assert choice.recipe.batch_size == min(as_fast)
+
+
+@given(rates, st.lists(finalists, min_size=1, max_size=4))
+def test_without_float32_one_of_the_others_is_taken_whatever_its_speed(own, others):
+    choice = choose(Finalist(PLAIN, own), others, baseline_allowed=False)
+    assert any(choice.recipe is other.recipe for other in others)
+
+
+def test_drift_that_all_share_changes_nothing():
+    drift = (1.0, 0.5, 2.0, 1.5, 0.7, 1.0, 0.9)
+    fast = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=32)
+    baseline = Finalist(PLAIN, tuple(100 * d for d in drift))
+    choice = choose(baseline, [Finalist(fast, tuple(150 * d for d in drift))])
+    assert choice.recipe == fast
+    assert choice.ratio.low == pytest.approx(1.5)
+    assert choice.ratio.high == pytest.approx(1.5)
+
+
+def test_a_gain_that_is_not_sure_is_not_taken():
+    lucky = Finalist(Recipe(compile=True), (300.0,) * 5 + (90.0, 80.0))
+    choice = choose(steady(PLAIN, 100.0), [lucky])
+    assert choice.recipe is PLAIN
+    assert choice.reason == (
+        "nothing beats float32 beyond the noise: the best of the rest, float32 at batch 32, "
+        "reaches 3.00x (0.90-3.00)"
+    )
+
+
+def test_a_gain_that_is_not_worth_it_is_not_taken():
+    assert choose(steady(PLAIN, 100.0), [steady(Recipe(compile=True), 101.5)]).recipe is PLAIN
+    assert choose(steady(PLAIN, 100.0), [steady(Recipe(compile=True), 102.5)]).recipe.compile
+
+
+@pytest.mark.parametrize(
+    ("rates", "taken"),
+    [((100.0, 120.0, 120.0), False), ((100.1, 120.0, 120.0), True), ((102.0,) * 3, False)],
+)
+def test_what_is_only_as_fast_or_gains_just_what_is_not_worth_it_is_not_taken(rates, taken):
+    """Three rounds' interval is their range."""
+    choice = choose(Finalist(PLAIN, (100.0,) * 3), [Finalist(Recipe(compile=True), rates)])
+    assert choice.recipe.compile is taken
+    if taken:
+        assert choice.reason == "the fastest of those that train like float32"
+
+
+def test_with_nothing_to_compare_the_baseline_is_chosen():
+    choice = choose(steady(PLAIN, 100.0), [])
+    assert choice.recipe is PLAIN
+    assert choice.reason == "nothing else was left to compare with"
+
+
+def test_of_equally_fast_ones_the_smallest_batch_then_the_simplest_then_the_fastest_wins():
+    small = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64)
+    tangled = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64, compile=True)
+    large = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=128)
+    twin = Recipe(policy=Policy.TF32, batch_size=64)
+    field = [steady(large, 203), steady(tangled, 202.6), steady(twin, 202), steady(small, 202.1)]
+    assert choose(steady(PLAIN, 100.0), field).recipe == small
+    assert choose(steady(PLAIN, 100.0), [field[0], steady(tangled, 202.4)]).recipe == large
+    assert choose(steady(PLAIN, 100.0), [field[1], steady(small, 200)]).recipe == tangled
+
+
+def test_what_is_just_near_enough_is_as_fast():
+    """The edges of both tolerances belong to them."""
+
+    def winner(*items):
+        return simplest_of_fastest(items, *(operator.itemgetter(n) for n in range(3)))
+
+    fast, edge = (100.0, 64, 1), (100.0 * (1 - SAME_BATCH_SPEED), 32, 3)
+    assert winner(fast, edge) == edge
+    mate = (100.0 * (1 - SAME_SPEED), 32, 2)
+    assert winner(fast, edge, mate) == mate
+    assert winner(fast, (edge[0] - 0.01, 32, 3)) == fast
+    assert winner(fast, edge, (mate[0] - 0.01, 32, 2)) == edge
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"policy": Policy.TF32},
+        {"memory_format": "channels_last"},
+        {"compile": True},
+        {"knobs": {"threads": 2}},
+        {"float32_modules": ("head",)},
+        {"alignment": Alignment(8, ("body",))},
+        {"accumulation_steps": 2},
+    ],
+)
+def test_every_setting_that_differs_from_plain_training_counts_once(setting):
+    assert complexity(Recipe()) == 0
+    assert complexity(Recipe(**setting)) == 1
