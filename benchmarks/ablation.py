@@ -25,6 +25,7 @@ from rivals import KEPT
 
 from autoprec.api import tune
 from autoprec.core.codec import to_plain
+from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.statistics import paired_ratio
@@ -55,34 +56,36 @@ def ways(chosen: Recipe) -> Iterator[Way]:
     """The profile, and what differs from it in one thing or was written by hand."""
     batch = chosen.batch_size
     knobs = dict(chosen.knobs)
-    without = {name: {k: v for k, v in knobs.items() if k != name} for name in knobs}
-    dtype = chosen.policy.compute_dtype.value if chosen.policy.mixed else "float32"
     yield Way("the profile", batch, chosen)
-    for name in knobs:
-        yield Way(f"the profile without {name}", batch, replace(chosen, knobs=without[name]))
-    for name in (KEEP_MEMORY, IMPLICIT):
-        if name not in knobs:
-            more = replace(chosen, knobs={**knobs, name: True})
-            yield Way(f"the profile with {name}", batch, more)
-    given_back = replace(chosen, knobs=without.get(KEEP_MEMORY, knobs))
+    yield from _settings("the profile", chosen)
+    if not chosen.policy.mixed:
+        bfloat16 = chosen.with_policy(Policy.MIXED_BFLOAT16)
+        yield Way("mixed_bfloat16 instead", batch, bfloat16)
+        yield from _settings("mixed_bfloat16 instead", bfloat16)
+    given_back = replace(chosen, knobs={k: v for k, v in knobs.items() if k != KEEP_MEMORY})
     yield Way(
         "the profile, memory kept by the environment", batch, given_back, kept_by_environment=True
     )
     doubled = replace(chosen, batch_size=2 * batch)
     yield Way("the profile at twice the batch", 2 * batch, doubled)
-    for size in (batch, 2 * batch):
-        yield Way(
-            f"by hand, {dtype}, batch {size}, memory kept by the environment",
-            size,
-            dtype=dtype,
-            kept_by_environment=True,
-        )
-    yield Way(f"by hand, {dtype}, batch {batch}", batch, dtype=dtype)
-    yield Way(
-        f"by hand, float32, batch {batch}, memory kept by the environment",
-        batch,
-        kept_by_environment=True,
-    )
+    for dtype in ("bfloat16", "float32"):
+        for size in (batch, 2 * batch):
+            name = f"by hand, {dtype}, batch {size}"
+            yield Way(name, size, dtype=dtype)
+            kept = f"{name}, memory kept by the environment"
+            yield Way(kept, size, dtype=dtype, kept_by_environment=True)
+
+
+def _settings(name: str, recipe: Recipe) -> Iterator[Way]:
+    """A recipe without each of its knobs, and with those in question that it has not."""
+    knobs = dict(recipe.knobs)
+    for knob in knobs:
+        without = replace(recipe, knobs={k: v for k, v in knobs.items() if k != knob})
+        yield Way(f"{name}, without {knob}", recipe.batch_size, without)
+    for knob in (KEEP_MEMORY, IMPLICIT):
+        if knob not in knobs:
+            more = replace(recipe, knobs={**knobs, knob: True})
+            yield Way(f"{name}, with {knob}", recipe.batch_size, more)
 
 
 def measure(found: Sequence[Way], profile: Profile, rounds: int, seconds: float) -> Any:
