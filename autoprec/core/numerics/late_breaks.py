@@ -174,9 +174,10 @@ def error_floor(
     if still < STILL_FALLS or len(points) < MARKS:
         return Check(judged=False)
     last = points[-MARKS:]
-    excesses = [number(p.loss) - p.reference for p in last]
+    pairs = [point.losses for point in last]
+    excesses = [ours - theirs for ours, theirs in pairs]
     least = FLOOR * abs(number(reference.losses[0])) or 1.0
-    shares = [e / max(abs(p.reference), least) for e, p in zip(excesses, last, strict=True)]
+    shares = [e / max(abs(theirs), least) for e, (_, theirs) in zip(excesses, pairs, strict=True)]
     allowed = max(SEEN * tolerance.loss, NULL * _noise_at(last[-1].step, noise))
     stays = all(2 * later >= earlier for earlier, later in itertools.pairwise(excesses))
     grows = all(later > GROWS * earlier for earlier, later in itertools.pairwise(shares))

@@ -6,6 +6,7 @@ JSON and YAML can hold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -55,7 +56,8 @@ class ShadowPoint:
     not looked at), and `overflowed` says that it was infinite, so that `largest` is not known.
     `backward` is the largest magnitude of any float16 number in the backward pass, as at loss scale
     1 (None: not looked at, or infinite). `gradient_seen` is False where the training step shows no
-    gradient to compare.
+    gradient to compare. `mean_loss` and `mean_reference` are means over further batches at the same
+    weights (None: none were looked at, or the candidate's is not finite).
     """
 
     step: int
@@ -66,6 +68,15 @@ class ShadowPoint:
     overflowed: bool = False
     gradient_seen: bool = True
     backward: float | None = None
+    mean_loss: float | None = None
+    mean_reference: float | None = None
+
+    @property
+    def losses(self) -> tuple[float, float]:
+        """The candidate's loss (infinite: not finite) and float32's, as means where there are."""
+        if self.mean_loss is not None and self.mean_reference is not None:
+            return self.mean_loss, self.mean_reference
+        return math.inf if self.loss is None else self.loss, self.reference
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,19 @@ def test_an_error_that_stays_while_the_loss_falls_is_a_floor(excess, passed):
     assert passed or "stays while the loss falls" in found.problem
 
 
+def test_a_floor_is_read_from_means_where_single_batches_hide_it():
+    points = marks(lambda loss: 1e-3)
+    hidden = [replace(p, loss=p.reference + e) for p, e in zip(points, (1, -3, 2, -2), strict=True)]
+    assert error_floor(hidden, QUIET, SHORTER, DEFAULT).passed
+    means = {p.step: {"mean_loss": p.loss, "mean_reference": p.reference} for p in points}
+    shown = [replace(p, **means[p.step]) for p in hidden]
+    found = error_floor(shown, QUIET, SHORTER, DEFAULT)
+    assert found.problem == error_floor(points, QUIET, SHORTER, DEFAULT).problem
+    assert not found.passed
+    none = {"mean_loss": None}  # not finite on one of the further batches
+    assert error_floor([replace(p, **none) for p in shown], QUIET, SHORTER, DEFAULT).passed
+
+
 def test_no_floor_is_foretold_where_the_loss_has_settled_or_noise_does_as_much():
     points = marks(lambda loss: 1e-3)
     settled = Trajectory(tuple(2.0 for _ in range(120)))
