@@ -144,7 +144,8 @@ class Proof:
         """Judge `recipe` against float32 at its own micro-batch.
 
         Where the shadow leaves a doubt that only a longer run settles, one seed runs longer instead
-        of two; and one is enough where it stays close to float32. `until_failure` leaves the trajectories out where the shadow has failed already.
+        of two; and one is enough where it stays close to float32. `until_failure` leaves the
+        trajectories out where the shadow has failed already.
         Code that raises under the recipe, but not in float32, is a rejection.
         """
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
