@@ -20,7 +20,7 @@ SHORT = 30
 FIRST = 2 * SHORT
 """How far float32 is followed before a candidate has passed its first steps."""
 
-AVERAGED = 16
+AVERAGED = 32
 """Further batches over which a loss at the same weights is averaged after the first steps.
 
 An error that stays is a few per cent of a loss by then, and how one batch falls out is as much.

@@ -7,8 +7,8 @@ JSON and YAML can hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class ShadowPoint:
     `backward` is the largest magnitude of any float16 number in the backward pass, as at loss scale
     1 (None: not looked at, or infinite). `gradient_seen` is False where the training step shows no
     gradient to compare. `mean_loss` and `mean_reference` are means over further batches at the same
-    weights (None: none were looked at, or the candidate's is not finite).
+    weights (None: none were looked at, or a loss is not finite), and `mean_error` the standard
+    error of their difference.
     """
 
     step: int
@@ -70,6 +71,17 @@ class ShadowPoint:
     backward: float | None = None
     mean_loss: float | None = None
     mean_reference: float | None = None
+    mean_error: float = 0.0
+
+    def averaged(self, ours: Sequence[float], theirs: Sequence[float]) -> ShadowPoint:
+        """Return the point with the means of the losses of further batches, the same for both."""
+        pairs, count = list(zip(ours, theirs, strict=True)), len(ours)
+        if not count or not all(math.isfinite(x) for pair in pairs for x in pair):
+            return self
+        mean, reference = math.fsum(ours) / count, math.fsum(theirs) / count
+        squares = math.fsum((a - b - mean + reference) ** 2 for a, b in pairs)
+        error = math.sqrt(squares / (count - 1) / count) if count > 1 else math.inf
+        return replace(self, mean_loss=mean, mean_reference=reference, mean_error=error)
 
     @property
     def losses(self) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,12 +73,6 @@ class Trainee:
             loss, gradients = self._run(batch, scale)
         self.put_back(kept)
         return finite(number(loss)), [to_numpy(g) / np.float32(scale) for g in gradients]
-
-    def mean_loss(self, batches: Iterable[Any]) -> float | None:
-        """The mean loss of several batches; None: there are none, or one's is not finite."""
-        losses = [self.loss_and_gradient(batch)[0] for batch in batches]
-        known = [loss for loss in losses if loss is not None]
-        return math.fsum(known) / len(known) if known and len(known) == len(losses) else None
 
     def take(self) -> Snapshot:
         """Copy the state."""

@@ -78,7 +78,7 @@ def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
         model = traced._float32.model
         traced._float32.put_back(kept.state)
         losses = []
-        for index in range(16):
+        for index in range(32):
             x, y = stream.batch(index)
             losses.append(float(keras.ops.mean(model.compute_loss(x, y, model(x)))))
         assert point.mean_reference == pytest.approx(np.mean(losses), rel=1e-5)

@@ -135,12 +135,12 @@ def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
     for point, kept in zip(late, trace._checkpoints[1:], strict=True):
         model = trace._task.build_model()
         put_back(model, kept.state)
-        batches = [stream.batch(index) for index in range(16)]
+        batches = [stream.batch(index) for index in range(32)]
         theirs = [nn.functional.mse_loss(model(x), y).item() for x, y in batches]
         with torch.autocast("cpu", torch.bfloat16):
             ours = [nn.functional.mse_loss(model(x).float(), y).item() for x, y in batches]
-        assert point.mean_reference == pytest.approx(sum(theirs) / 16, rel=1e-6)
-        assert point.mean_loss == pytest.approx(sum(ours) / 16, rel=1e-6)
+        assert point.mean_reference == pytest.approx(sum(theirs) / 32, rel=1e-6)
+        assert point.mean_loss == pytest.approx(sum(ours) / 32, rel=1e-6)
 
 
 def test_a_late_loss_that_is_not_finite_on_a_further_batch_has_no_mean():
@@ -157,8 +157,7 @@ def test_a_late_loss_that_is_not_finite_on_a_further_batch_has_no_mean():
     frozen.reference(batch_size=8, steps=61, checkpoints=(60,))
     (point,) = frozen.shadow(recipe=FLOAT16)
     assert point.loss is not None
-    assert point.mean_reference is not None
-    assert point.mean_loss is None
+    assert (point.mean_loss, point.mean_reference) == (None, None)
 
 
 def still(model: nn.Module) -> torch.optim.Optimizer:
