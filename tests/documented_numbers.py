@@ -167,6 +167,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
             "core.numerics.tolerance:Tolerance.loss", "core.numerics.single_step:EXCUSED"
         ),
         "stay within 0.5 %": constant("core.numerics.parity:AGREES", 100),
+        "where it stays within 0.5 %": constant("core.numerics.parity:AGREES", 100),
         "falls by less than 35 %": constant("core.numerics.proof_steps:STILL_FALLS", 100),
         "is 16 % away from float32 at step 300": truth("variance_of_rows"),
         "the same way by more than 5 %": product(

@@ -51,6 +51,9 @@ MARKS, GROWS, SEEN = 3, 1.5, 0.25
 """An error floor shows at so many marks in a row, its share of the loss growing by this each time,
 and is at last no less than `SEEN` times `Tolerance.loss`."""
 
+SURELY = 2.0
+"""How many standard errors of a mean over further batches are granted."""
+
 HORIZON = 4
 """A loss that still falls is continued for so many times the steps that were seen."""
 
@@ -164,7 +167,8 @@ def error_floor(
     """Check that rounding does not stay while the loss falls.
 
     At the same weights, an excess over float32's loss that is no smaller at the last marks than
-    before is a floor: its share grows as the loss falls. Where the float32 loss was still falling
+    before is a floor: its share grows as the loss falls. Where it is a mean over batches, what
+    `SURELY` standard errors could explain is granted. Where the float32 loss was still falling
     when the proof's steps ended, it is continued for `HORIZON` times the steps; by then the floor
     must be no more than a long run may be away. Training must bear it out: what is rounded anew in
     every step is in the loss of a trained candidate, too.
@@ -174,16 +178,25 @@ def error_floor(
     if still < STILL_FALLS or len(points) < MARKS:
         return Check(judged=False)
     last = points[-MARKS:]
-    excesses = [number(p.loss) - p.reference for p in last]
+    pairs = [point.losses for point in last]
+    excesses = [ours - theirs for ours, theirs in pairs]
+    errors = [SURELY * point.mean_error for point in last]
     least = FLOOR * abs(number(reference.losses[0])) or 1.0
-    shares = [e / max(abs(p.reference), least) for e, p in zip(excesses, last, strict=True)]
+    levels = [max(abs(theirs), least) for _, theirs in pairs]
+    shares = [excess / level for excess, level in zip(excesses, levels, strict=True)]
+    most = [(e + error) / level for e, error, level in zip(excesses, errors, levels, strict=True)]
+    sure = (excesses[-1] - errors[-1]) / levels[-1]
     allowed = max(SEEN * tolerance.loss, NULL * _noise_at(last[-1].step, noise))
-    stays = all(2 * later >= earlier for earlier, later in itertools.pairwise(excesses))
-    grows = all(later > GROWS * earlier for earlier, later in itertools.pairwise(shares))
-    borne_out = 2 * _ending(run.candidate, reference) >= shares[-1]
-    if not (min(excesses) > 0 and stays and grows and borne_out and shares[-1] > allowed):
+    above = all(e + error > 0 for e, error in zip(excesses, errors, strict=True))
+    stays = all(
+        2 * later >= earlier - error
+        for (earlier, later), error in zip(itertools.pairwise(excesses), errors, strict=False)
+    )
+    grows = all(shares[-1] > GROWS ** (MARKS - 1 - at) * most[at] for at in range(MARKS - 1))
+    borne_out = 2 * _above(run) >= excesses[-1] - errors[-1]
+    if not (above and stays and grows and borne_out and sure > allowed):
         return Check()
-    ahead = shares[-1] / (1 - still) ** math.log2(HORIZON)
+    ahead = sure / (1 - still) ** math.log2(HORIZON)
     if ahead <= WIDER * tolerance.trajectory:
         return Check(deviation=finite(ahead))
     seen = ", ".join(percent(share) for share in shares)
@@ -193,6 +206,13 @@ def error_floor(
         f"loss by step {HORIZON * len(reference.losses)}, if that falls on"
     )
     return Check(problem=problem, step=last[-1].step, deviation=finite(ahead))
+
+
+def _above(run: SeedRun) -> float:
+    """By how much the mean loss of a candidate's last fifth is above float32's."""
+    tail = max(1, len(run.reference.losses) // 5)
+    ours = mean(number(loss) for loss in run.candidate.losses[: len(run.reference.losses)][-tail:])
+    return ours - mean(number(loss) for loss in run.reference.losses[-tail:])
 
 
 def _noise_at(step: int, noise: Sequence[NoisePoint]) -> float:

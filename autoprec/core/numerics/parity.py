@@ -54,6 +54,7 @@ __all__ = [
     "long_run",
     "metric",
     "shadow",
+    "stays_close",
     "trajectory",
     "wants_another_run",
     "wants_later_look",
@@ -257,6 +258,16 @@ def asks_for_more(evidence: Evidence, tolerance: Tolerance) -> bool:
     return bool(shadowed.doubt) or leans((*evidence.shadow, *evidence.far), tolerance)
 
 
+def stays_close(run: SeedRun, tolerance: Tolerance) -> bool:
+    """Whether one seed's training is so close to float32's that another seed would say the same."""
+    return _agrees(trajectory((run,), tolerance))
+
+
+def _agrees(driven: Check) -> bool:
+    """Whether trainings stay together, at their end and step by step in their second half."""
+    return number(driven.deviation) <= AGREES and number(driven.late) <= AGREES
+
+
 def _only_noise(
     shadowed: Check, driven: Check, steps: int, tolerance: Tolerance, roundoff: float
 ) -> bool:
@@ -272,7 +283,7 @@ def _only_noise(
     if shadowed.doubt == "long" and steps >= LONG_ENOUGH * LONG_STEPS:
         return not _leaves(driven, steps, tolerance)
     right = number(shadowed.gradient_error) <= tolerance.gradient
-    if right and driven.deviation <= AGREES and number(driven.late) <= AGREES:
+    if right and _agrees(driven):
         return True
     return driven.ratio <= WITHIN_NOISE * roundoff / NOISE_ROUNDOFF
 

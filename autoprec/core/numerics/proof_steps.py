@@ -20,6 +20,12 @@ SHORT = 30
 FIRST = 2 * SHORT
 """How far float32 is followed before a candidate has passed its first steps."""
 
+AVERAGED = 32
+"""Further batches over which a loss at the same weights is averaged after the first steps.
+
+An error that stays is a few per cent of a loss by then, and how one batch falls out is as much.
+"""
+
 MARKS = (0, 2, 8, 29, 59, 119, 239, 479)
 """The steps at which the float32 run's weights are kept for a comparison."""
 
@@ -49,9 +55,10 @@ def rung(pace: float, seconds: float = SECONDS) -> int:
 def cost(steps: int) -> int:
     """What a proof of so many steps costs at most, in float32 steps.
 
-    Beyond `FIRST` both runs, and what is compared at their marks, begin once more.
+    Beyond `FIRST` both runs, and what is compared at their marks, begin once more. A forward pass
+    alone counts as a third of a step.
     """
-    both = 2 * steps + 5 * len(marks(steps))
+    both = 2 * steps + 5 * len(marks(steps)) + sum(2 * averaged(s) // 3 for s in marks(steps))
     again = 2 * FIRST + 5 * len(marks(FIRST)) if steps > FIRST else 0
     return both + again + _PASSES * min(steps, SHORT)
 
@@ -60,6 +67,11 @@ def marks(steps: int) -> tuple[int, ...]:
     """The steps of a run at which its weights are kept: the usual ones, and its last."""
     within = [step for step in MARKS if step < steps]
     return tuple(dict.fromkeys([*within, steps - 1]))
+
+
+def averaged(step: int) -> int:
+    """Over how many further batches the loss at the mark `step` is averaged."""
+    return AVERAGED if step >= FIRST else 0
 
 
 def landings(steps: int) -> tuple[int, ...]:

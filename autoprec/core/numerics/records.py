@@ -6,8 +6,9 @@ JSON and YAML can hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ class ShadowPoint:
     not looked at), and `overflowed` says that it was infinite, so that `largest` is not known.
     `backward` is the largest magnitude of any float16 number in the backward pass, as at loss scale
     1 (None: not looked at, or infinite). `gradient_seen` is False where the training step shows no
-    gradient to compare.
+    gradient to compare. `mean_loss` and `mean_reference` are means over further batches at the same
+    weights (None: none were looked at, or a loss is not finite), and `mean_error` the standard
+    error of their difference.
     """
 
     step: int
@@ -66,6 +69,26 @@ class ShadowPoint:
     overflowed: bool = False
     gradient_seen: bool = True
     backward: float | None = None
+    mean_loss: float | None = None
+    mean_reference: float | None = None
+    mean_error: float = 0.0
+
+    def averaged(self, ours: Sequence[float], theirs: Sequence[float]) -> ShadowPoint:
+        """Return the point with the means of the losses of further batches, the same for both."""
+        pairs, count = list(zip(ours, theirs, strict=True)), len(ours)
+        if not count or not all(math.isfinite(x) for pair in pairs for x in pair):
+            return self
+        mean, reference = math.fsum(ours) / count, math.fsum(theirs) / count
+        squares = math.fsum((a - b - mean + reference) ** 2 for a, b in pairs)
+        error = math.sqrt(squares / (count - 1) / count) if count > 1 else math.inf
+        return replace(self, mean_loss=mean, mean_reference=reference, mean_error=error)
+
+    @property
+    def losses(self) -> tuple[float, float]:
+        """The candidate's loss (infinite: not finite) and float32's, as means where there are."""
+        if self.mean_loss is not None and self.mean_reference is not None:
+            return self.mean_loss, self.mean_reference
+        return math.inf if self.loss is None else self.loss, self.reference
 
 
 @dataclass(frozen=True)

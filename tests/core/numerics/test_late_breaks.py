@@ -172,6 +172,57 @@ def test_an_error_that_stays_while_the_loss_falls_is_a_floor(excess, passed):
     assert passed or "stays while the loss falls" in found.problem
 
 
+def test_a_floor_is_read_from_means_where_single_batches_hide_it():
+    points = marks(lambda loss: 1e-3)
+    hidden = [replace(p, loss=p.reference + e) for p, e in zip(points, (1, -3, 2, -2), strict=True)]
+    assert error_floor(hidden, QUIET, SHORTER, DEFAULT).passed
+    means = {p.step: {"mean_loss": p.loss, "mean_reference": p.reference} for p in points}
+    shown = [replace(p, **means[p.step]) for p in hidden]
+    found = error_floor(shown, QUIET, SHORTER, DEFAULT)
+    assert found.problem == error_floor(points, QUIET, SHORTER, DEFAULT).problem
+    assert not found.passed
+    none = {"mean_loss": None}  # not finite on one of the further batches
+    assert error_floor([replace(p, **none) for p in shown], QUIET, SHORTER, DEFAULT).passed
+
+
+@pytest.mark.parametrize(
+    ("errors", "passed"),
+    [
+        ((0.0, 0.0, 0.0, 1e-4), False),  # ten standard errors
+        ((0.0, 0.0, 0.0, 4.9e-4), True),  # two: nothing is sure of it
+        ((0.0, 1e-4, 1e-4, 1e-4), False),
+        ((0.0, 1.0, 0.0, 1e-4), True),  # as large a share may have been there at step 29
+    ],
+)
+def test_a_mean_counts_as_far_as_its_standard_error_lets_it(errors, passed):
+    points = [
+        replace(p, mean_loss=p.loss, mean_reference=p.reference, mean_error=error)
+        for p, error in zip(marks(lambda loss: 1e-3), errors, strict=True)
+    ]
+    assert error_floor(points, QUIET, SHORTER, DEFAULT).passed is passed
+
+
+def test_an_excess_below_zero_within_its_error_is_a_floor_all_the_same():
+    excess, errors = (-1e-4, 2e-4, 1e-3), (2e-4, 2e-4, 1e-4)
+    points = [
+        replace(p, mean_loss=p.reference + e, mean_reference=p.reference, mean_error=error)
+        for p, e, error in zip(marks(lambda loss: 0.0)[1:], excess, errors, strict=True)
+    ]
+    assert not error_floor(points, QUIET, SHORTER, DEFAULT).passed
+    certain = [replace(p, mean_error=0.0) for p in points]
+    assert error_floor(certain, QUIET, SHORTER, DEFAULT).passed
+
+
+def test_means_are_of_the_same_batches_and_have_the_error_of_their_difference():
+    point = ShadowPoint(119, 1.0, 1.0, 0.01)
+    found = point.averaged((1.0, 2.5, 4.0), (1.0, 2.0, 3.0))
+    assert found.losses == (2.5, 2.0)
+    assert found.mean_error == pytest.approx(0.5 / 3**0.5)  # differences 0, 0.5 and 1
+    assert point.averaged((), ()) == point
+    assert point.averaged((1.0, float("nan")), (1.0, 1.0)) == point
+    assert point.averaged((1.0,), (1.0,)).mean_error == float("inf")
+
+
 def test_no_floor_is_foretold_where_the_loss_has_settled_or_noise_does_as_much():
     points = marks(lambda loss: 1e-3)
     settled = Trajectory(tuple(2.0 for _ in range(120)))

@@ -29,12 +29,17 @@ def test_the_rung_is_the_longest_that_sixty_seconds_allow(pace, steps):
         (8, 2 * 8 + 5 * 3 + 4 * 8),  # float32 and the candidate, what is compared at each mark,
         (30, 2 * 30 + 5 * 4 + 4 * 30),  # and four further runs of at most thirty steps
         (60, 2 * 60 + 5 * 5 + 4 * 30),
-        (120, 2 * 120 + 5 * 6 + 4 * 30 + 2 * 60 + 5 * 5),  # beyond sixty both begin once more
-        (480, 2 * 480 + 5 * 8 + 4 * 30 + 2 * 60 + 5 * 5),
+        # beyond sixty both begin once more, and losses are averaged over 32 batches
+        (120, 2 * 120 + 5 * 6 + 21 + 4 * 30 + 2 * 60 + 5 * 5),
+        (480, 2 * 480 + 5 * 8 + 3 * 21 + 4 * 30 + 2 * 60 + 5 * 5),
     ],
 )
 def test_what_a_proof_costs_is_counted_in_steps(steps, cost):
     assert proof_steps.cost(steps) == cost
+
+
+def test_losses_are_averaged_after_the_first_steps():
+    assert [proof_steps.averaged(step) for step in proof_steps.MARKS] == [0] * 5 + [32] * 3
 
 
 def test_a_proof_may_take_just_what_it_is_given():

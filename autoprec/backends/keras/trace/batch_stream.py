@@ -42,6 +42,10 @@ class BatchStream:
             self._pinned[index] = found
         return to_tensors(found)
 
+    def held(self, count: int) -> Iterator[Any]:
+        """The first batches, at most so many, as far as they are kept in memory."""
+        return (to_tensors(batch) for batch in self._kept[:count])
+
     def _start(self) -> None:
         """Keep the first batch, and see whether it is the same when drawn again."""
         self._draw(0)

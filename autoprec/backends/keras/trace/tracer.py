@@ -6,6 +6,7 @@ the model's own train_step, compiled as the recipe says. Only scalars and histog
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,7 @@ class _Checkpoint:
     batch: Any
     loss: float | None = None
     gradient: Sequence[Any] | None = None
+    further: tuple[float, ...] = ()
 
 
 class KerasTracer:
@@ -93,7 +95,7 @@ class KerasTracer:
                             overflowed=seen.overflowed,
                             gradient_seen=bool(gradient),
                             backward=seen.backward,
-                        )
+                        ).averaged(self._further(trainee, kept), kept.further)
                     )
             trainee.close()
         return tuple(points)
@@ -215,7 +217,14 @@ class KerasTracer:
             for kept in self._checkpoints:
                 self._float32.put_back(kept.state)
                 kept.loss, kept.gradient = self._float32.loss_and_gradient(kept.batch)
+                kept.further = self._further(self._float32, kept)
         return self._float32
+
+    def _further(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
+        """The losses of further batches at a checkpoint's weights, which a trainee has now."""
+        batches = self._stream(self._batch_size, 0).held(proof_steps.averaged(kept.step))
+        losses = (trainee.loss_and_gradient(batch)[0] for batch in batches)
+        return tuple(math.nan if loss is None else loss for loss in losses)
 
     def _forget_float32(self) -> None:
         """Give back the memory of the float32 model that checkpoints were compared with."""

@@ -77,6 +77,10 @@ class BatchStream:
             self._pinned[index] = copy.deepcopy(batch)
         return batch
 
+    def held(self, count: int) -> Iterator[Any]:
+        """Copies of the first batches, at most so many, as far as they are kept in memory."""
+        return (copy.deepcopy(batch) for batch in self._kept[:count])
+
     def close(self) -> None:
         """End the data's iterator and its worker processes."""
         close = getattr(self._live, "close", None)

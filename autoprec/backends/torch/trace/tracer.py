@@ -65,6 +65,7 @@ class _Checkpoint:
     batch: Any
     loss: float | None = None
     gradient: Mapping[str, torch.Tensor] | None = None
+    further: tuple[float, ...] = ()
 
 
 class TorchTracer:
@@ -112,7 +113,8 @@ class TorchTracer:
                     point = ShadowPoint(kept.step, loss, kept.loss, error, largest, overflowed)
                     most = None if back is None else back.summary()[0]
                     scaled = None if most is None else most / trainee.scale
-                    points.append(replace(point, backward=scaled))
+                    point = replace(point, backward=scaled)
+                    points.append(point.averaged(self._further(trainee, kept), kept.further))
         return tuple(points)
 
     def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
@@ -242,6 +244,7 @@ class TorchTracer:
             for kept in self._checkpoints:
                 put_back(trainee.model, kept.state)
                 kept.loss, kept.gradient = self._loss_and_gradient(trainee, kept)
+                kept.further = self._further(trainee, kept)
         self._answered = True
 
     def _loss_and_gradient(
@@ -260,6 +263,15 @@ class TorchTracer:
         trainee.model.zero_grad(set_to_none=True)
         value = float(loss.detach())
         return (value if math.isfinite(value) else None), found
+
+    def _further(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
+        """The losses of further batches at a checkpoint's weights."""
+        put_back(trainee.model, kept.state)
+        batches = self._stream(self._batch_size, 0).held(proof_steps.averaged(kept.step))
+        return tuple(
+            float(trainee.loss(batch, _seed_of(0, kept.step, 1 + index)).detach())
+            for index, batch in enumerate(batches)
+        )
 
     def _float32(self) -> Recipe:
         return Recipe(batch_size=self._batch_size)

@@ -68,6 +68,24 @@ def test_bfloat16_deviates_a_little_and_noise_is_its_measure():
     assert len({point.loss for point in noise}) == 4
 
 
+def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
+    traced = tracer()
+    traced.reference(batch_size=8, steps=62, checkpoints=(59, 60, 61))
+    first, *late = traced.shadow(recipe=BF16)
+    assert (first.mean_loss, first.mean_reference) == (None, None)
+    stream = traced._stream(8, 0)
+    for point, kept in zip(late, traced._checkpoints[1:], strict=True):
+        model = traced._float32.model
+        traced._float32.put_back(kept.state)
+        losses = []
+        for index in range(32):
+            x, y = stream.batch(index)
+            losses.append(float(keras.ops.mean(model.compute_loss(x, y, model(x)))))
+        assert point.mean_reference == pytest.approx(np.mean(losses), rel=1e-5)
+        assert point.mean_loss == pytest.approx(point.mean_reference, rel=1e-2)
+        assert point.mean_loss != point.mean_reference
+
+
 def test_noise_and_seeds_change_a_trajectory_and_repeats_do_not():
     traced = tracer(with_dropout)
     first, same, noisy, other = (

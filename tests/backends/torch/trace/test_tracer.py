@@ -126,6 +126,44 @@ def test_the_shadow_starts_from_the_weights_of_its_step():
         assert 0 < point.gradient_error < 0.1
 
 
+def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
+    trace = tracer(build_model=lambda: nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)))
+    trace.reference(batch_size=8, steps=62, checkpoints=(59, 60, 61))
+    first, *late = trace.shadow(recipe=BFLOAT16)
+    assert (first.mean_loss, first.mean_reference) == (None, None)
+    stream = trace._stream(8, 0)
+    for point, kept in zip(late, trace._checkpoints[1:], strict=True):
+        model = trace._task.build_model()
+        put_back(model, kept.state)
+        batches = [stream.batch(index) for index in range(32)]
+        theirs = [nn.functional.mse_loss(model(x), y).item() for x, y in batches]
+        with torch.autocast("cpu", torch.bfloat16):
+            ours = [nn.functional.mse_loss(model(x).float(), y).item() for x, y in batches]
+        assert point.mean_reference == pytest.approx(sum(theirs) / 32, rel=1e-6)
+        assert point.mean_loss == pytest.approx(sum(ours) / 32, rel=1e-6)
+
+
+def test_a_late_loss_that_is_not_finite_on_a_further_batch_has_no_mean():
+    def data(batch_size: int) -> Any:
+        for index in range(4):
+            yield torch.full((batch_size, 6), 1e5 if index == 3 else 1.0), torch.zeros(batch_size)
+
+    def small() -> nn.Module:
+        layer = nn.Linear(6, 1, bias=False)
+        nn.init.constant_(layer.weight, 1e-3)
+        return nn.Sequential(layer, nn.Flatten(0))
+
+    frozen = tracer(build_model=small, build_data=data, build_optimizer=still)
+    frozen.reference(batch_size=8, steps=61, checkpoints=(60,))
+    (point,) = frozen.shadow(recipe=FLOAT16)
+    assert point.loss is not None
+    assert (point.mean_loss, point.mean_reference) == (None, None)
+
+
+def still(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
 def test_a_scaled_gradient_is_compared_unscaled():
     trace = tracer()
     trace.reference(batch_size=8, steps=1, checkpoints=(0,))
