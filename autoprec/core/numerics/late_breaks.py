@@ -148,11 +148,17 @@ def late_gate(run: Trajectory | None, tolerance: Tolerance) -> Check:
 
 def _ending(run: Trajectory, reference: Trajectory) -> float:
     """How far the mean loss of a run's last fifth is from float32's; above it as a positive one."""
-    tail = max(1, len(reference.losses) // 5)
-    ours = mean(number(loss) for loss in run.losses[: len(reference.losses)][-tail:])
-    theirs = mean(number(loss) for loss in reference.losses[-tail:])
+    ours, theirs = _ends(run, reference)
     away = deviation(ours, theirs, FLOOR * abs(number(reference.losses[0])))
     return -away if ours < theirs else away
+
+
+def _ends(run: Trajectory, reference: Trajectory) -> tuple[float, float]:
+    """The mean losses of the last fifth of a run, as long as float32's, and of float32's."""
+    steps = len(reference.losses)
+    tail = max(1, steps // 5)
+    ours, theirs = run.losses[:steps][-tail:], reference.losses[-tail:]
+    return mean(map(number, ours)), mean(map(number, theirs))
 
 
 # What the marks of a run foretell -----------------------------------------------------------------
@@ -193,7 +199,8 @@ def error_floor(
         for (earlier, later), error in zip(itertools.pairwise(excesses), errors, strict=False)
     )
     grows = all(shares[-1] > GROWS ** (MARKS - 1 - at) * most[at] for at in range(MARKS - 1))
-    borne_out = 2 * _above(run) >= excesses[-1] - errors[-1]
+    trained, plain = _ends(run.candidate, reference)
+    borne_out = 2 * (trained - plain) >= excesses[-1] - errors[-1]
     if not (above and stays and grows and borne_out and sure > allowed):
         return Check()
     ahead = sure / (1 - still) ** math.log2(HORIZON)
@@ -206,13 +213,6 @@ def error_floor(
         f"loss by step {HORIZON * len(reference.losses)}, if that falls on"
     )
     return Check(problem=problem, step=last[-1].step, deviation=finite(ahead))
-
-
-def _above(run: SeedRun) -> float:
-    """By how much the mean loss of a candidate's last fifth is above float32's."""
-    tail = max(1, len(run.reference.losses) // 5)
-    ours = mean(number(loss) for loss in run.candidate.losses[: len(run.reference.losses)][-tail:])
-    return ours - mean(number(loss) for loss in run.reference.losses[-tail:])
 
 
 def _noise_at(step: int, noise: Sequence[NoisePoint]) -> float:
