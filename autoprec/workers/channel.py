@@ -44,7 +44,7 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """Wait for one whole message, at most so long.
+        """Wait for one whole message, for at most `seconds`.
 
         Raises `ChannelClosed` when the other side has gone, `TimeoutError` when time is up.
         """
@@ -54,7 +54,7 @@ class Channel:
         return message
 
     def _next(self) -> dict[str, Any] | None:
-        """The first whole message in the buffer; what comes before it is dropped."""
+        """Return the first whole message in the buffer; drop what precedes it."""
         while True:
             start = self._buffer.find(self._token)
             if start < 0:
@@ -90,7 +90,7 @@ class Channel:
         self._buffer += part
 
     def shutdown(self) -> None:
-        """Tell the other side that nothing more will come."""
+        """Tell the other side that no more messages will follow."""
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ class WorkerSettings:
 
 
 def patience() -> float:
-    """The factor on every allowance, from the environment; `UsageError` if it is no number."""
+    """Read the factor on every timeout from the environment; `UsageError` if it is no number."""
     text = os.environ.get(PATIENCE, "1")
     try:
         factor = float(text)
@@ -143,12 +143,12 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process id of the worker itself; its guard's until the guard has said it."""
+        """Return the worker's process id; its guard's until the guard has reported the worker's."""
         return self._worker_process() or self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Return whether the process still runs."""
         return self._process.poll() is None
 
     def load(self, on_progress: OnProgress | None = None) -> Loaded:
@@ -206,7 +206,7 @@ class Worker:
                 on_progress(self._phase, int(step))
 
     def _allowance(self) -> float:
-        """Seconds that the phase may go on without progress."""
+        """Return the seconds that the phase may go on without progress."""
         seconds = PHASE_SECONDS.get(self._phase)
         if seconds is None:
             seconds = self.settings.step_seconds
@@ -262,7 +262,7 @@ class Worker:
         return WorkerFailure(kind, message, frames=_without_ours(printed), phase=self._phase)
 
     def _report(self) -> dict[str, Any]:
-        """What the guard has said so far, all lines together."""
+        """Merge all status lines the guard has written so far."""
         with contextlib.suppress(OSError, ValueError):
             while select.select([self._status], [], [], 0)[0]:
                 part = os.read(self._status, 1 << 16)
@@ -282,7 +282,7 @@ class Worker:
         return process if isinstance(process, int) else None
 
     def printed(self) -> str:
-        """The last lines the worker printed."""
+        """Return the last lines the worker printed."""
         if self._log is None:
             return ""
         try:
@@ -332,7 +332,7 @@ class Worker:
 
 
 def _open_log() -> IO[bytes] | None:
-    """A file for what the worker prints, None where there is no place for one."""
+    """Open a file for what the worker prints; None where none can be created."""
     import fcntl
 
     try:
@@ -345,7 +345,7 @@ def _open_log() -> IO[bytes] | None:
 
 
 def _exit_code(report: Mapping[str, Any], guard: int | None) -> int | None:
-    """How the worker ended, as subprocess says it; None if it has not."""
+    """Return the worker's exit status in subprocess's convention; None if it still runs."""
     if "signal" in report:
         return -int(report["signal"])
     if "code" in report:
@@ -354,7 +354,7 @@ def _exit_code(report: Mapping[str, Any], guard: int | None) -> int | None:
 
 
 def _without_ours(printed: str) -> str:
-    """What was printed, without the frames of autoprec in the stacks that faulthandler shows."""
+    """Drop autoprec's own frames from the stacks that faulthandler printed."""
     package = str(Path(__file__).parents[1]) + os.sep
     return "\n".join(line for line in printed.splitlines() if f'File "{package}' not in line)
 

@@ -28,11 +28,11 @@ class Neighbours:
         self._begin: tuple[float, float, float] | None = None
 
     def start(self, pids: Sequence[int]) -> None:
-        """Begin an interval; `pids` are the processes that are not others, besides this one."""
+        """Begin an interval; `pids` and this process are the tuning's own processes."""
         self._begin = self._read(pids)
 
     def share(self, pids: Sequence[int]) -> float | None:
-        """Others' share of the processors from 0 to 1 since `start`; None where it is not known."""
+        """Return others' share (0 to 1) of the processors since `start`; None where unknown."""
         begin, end = self._begin, self._read(pids)
         if begin is None or end is None or end[0] - begin[0] < 0.2:
             return None
@@ -47,7 +47,7 @@ class Neighbours:
         return time.monotonic(), busy, own
 
     def _busy(self) -> float | None:
-        """Busy seconds of the processors this process may use: user, nice, system, irq, steal."""
+        """Sum the busy seconds (user, nice, system, irq, steal) of the processors usable here."""
         wanted = {f"cpu{number}" for number in _processors()}
         total = None
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -60,7 +60,7 @@ class Neighbours:
         return total
 
     def _own(self, pid: int) -> float:
-        """A process's seconds, and those of its children that ended: none is lost with them."""
+        """Sum a process's CPU seconds and those of its children that have ended."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = (self._proc / str(pid) / "stat").read_text()
             fields = text.rpartition(")")[2].split()
@@ -73,7 +73,7 @@ _HOLDS_WORK = 2**30
 
 
 def said_of_others(memory: DeviceMemory) -> str:
-    """What to say of others on an accelerator; empty where only a desktop, or nobody, is there."""
+    """Warn of other processes on an accelerator; empty where there is a desktop at most."""
     if memory.others <= _HOLDS_WORK:
         return ""
     return (
@@ -92,7 +92,7 @@ class Watch:
 
     @contextlib.contextmanager
     def over(self, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
-        """Watch one measurement by the processes `pids`, which may start and end meanwhile."""
+        """Watch one measurement made by the processes `pids`, which may start and end meanwhile."""
         neighbours = Neighbours()
         neighbours.start(pids())
         yield

@@ -208,7 +208,7 @@ _SIGNALS = {
 
 
 def classify_exception(error: BaseException) -> FailureKind:
-    """The kind of an exception that a worker caught; `USER_ERROR` where no row fits."""
+    """Classify an exception that a worker caught; `USER_ERROR` where no pattern matches."""
     current: BaseException | None = error
     seen: set[int] = set()
     while current is not None and id(current) not in seen:
@@ -224,7 +224,7 @@ def classify_exception(error: BaseException) -> FailureKind:
 
 
 def describe_exception(error: BaseException) -> str:
-    """ "TypeName: message", also where the exception cannot say what it is."""
+    """Return "TypeName: message", even for an exception whose `str()` raises."""
     try:
         message = str(error)
     except Exception:
@@ -233,13 +233,13 @@ def describe_exception(error: BaseException) -> str:
 
 
 def match(text: str) -> FailureKind | None:
-    """The kind of the first row whose pattern occurs in `text`."""
+    """Return the kind of the first pattern that occurs in `text`."""
     row = _row(text)
     return None if row is None else row.kind
 
 
 def with_advice(text: str) -> str:
-    """A message, and what mends it where that is known."""
+    """Append the known remedy to a message, where there is one."""
     row = _row(text)
     if row is None or not row.advice:
         return text
@@ -253,7 +253,7 @@ def _row(text: str) -> Row | None:
 
 
 def classify_exit(returncode: int, printed: str) -> FailureKind:
-    """The kind of a worker's death: by its signal and the last lines it printed."""
+    """Classify a worker's death by its signal and the last lines it printed."""
     name = _signal_name(returncode)
     found = match(printed)
     if name in ("SIGABRT", "SIGSEGV", "SIGTRAP") and found in (_OOM, _FAULT, _LOST):
@@ -265,13 +265,16 @@ def classify_exit(returncode: int, printed: str) -> FailureKind:
 
 
 def describe_exit(returncode: int) -> str:
-    """How a worker ended, for people: "was ended by SIGKILL", "exited with code 3"."""
+    """Say in words how a worker ended: "was ended by SIGKILL", "exited with code 3"."""
     name = _signal_name(returncode)
     return f"was ended by {name}" if name else f"exited with code {returncode}"
 
 
 def _signal_name(returncode: int) -> str | None:
-    """The signal's name. 137 is no signal here: only a shell says SIGKILL that way."""
+    """Return the signal's name; None for an exit code.
+
+    So for 137, too, by which only a shell means SIGKILL.
+    """
     if returncode >= 0:
         return None
     try:

@@ -59,7 +59,7 @@ class Service:
         self._tracers: dict[int, Tracer] = {}
 
     def load(self, *, path: str, device: str, checkpoint: str | None = None) -> Loaded:
-        """Run the task file and find its framework from what build_model returns."""
+        """Run the task file and find its framework by what build_model returns."""
         self._report("load", 0)
         weights = None if checkpoint is None else Path(checkpoint)
         task = replace(load_task(Path(path)), checkpoint=weights)
@@ -180,7 +180,7 @@ class Service:
         return self._tracer().unit_magnitudes(recipe=recipe)
 
     def forget_traces(self) -> None:
-        """Give back the memory of the tracer's snapshots."""
+        """Free the memory of the tracer's snapshots."""
         self._tracers.clear()
         gc.collect()
         give_back_memory()
@@ -200,6 +200,6 @@ class Service:
 
 
 def hints(method: str) -> dict[str, Any]:
-    """The argument types of a method of `Service` by name, and its result's under "return"."""
+    """Return the type hints of a method of `Service`: arguments by name, and "return"."""
     function: Callable[..., Any] = getattr(Service, method)
     return typing.get_type_hints(function)

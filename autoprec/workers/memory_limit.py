@@ -16,7 +16,7 @@ _ROOT = Path("/")
 
 
 def memory_budget(limit_bytes: int | None, *, used_bytes: int = 0) -> int | None:
-    """Bytes of main memory a worker may use; None where nothing is known.
+    """Return the bytes of main memory a worker may use; None where nothing is known.
 
     `limit_bytes` is what this process may use at all (the machine's memory or a control group's
     limit). What the system says is available now counts as well, and so do what control groups have
@@ -35,7 +35,7 @@ def _less(limit: int | None, used: int) -> int | None:
 
 
 def group_room(root: Path = _ROOT) -> Iterator[int]:
-    """What every control group of this process has left: its limit less what it uses.
+    """Yield the headroom of every control group of this process: its limit minus its usage.
 
     File pages that the kernel would give back (inactive_file) count as free. Version 2 and version
     1; Linux kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
@@ -47,7 +47,7 @@ def group_room(root: Path = _ROOT) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """(folder, its limit's file, its usage's file) of the own groups and those above them."""
+    """Yield (folder, limit file, usage file) of this process's groups and their ancestors."""
     top = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
@@ -74,7 +74,7 @@ def _inactive(folder: Path) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None for "max" and for version 1's way to say so."""
+    """Read the number in a file; None for "max", and for the huge number version 1 has instead."""
     text = "".join(_lines(path)).strip()
     if not text.isascii() or not text.isdigit():
         return None
@@ -89,7 +89,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _limits() -> list[int]:
-    """Resource limits of this process that workers inherit (ulimit -v, -d)."""
+    """Return the resource limits of this process that workers inherit (ulimit -v, -d)."""
     if os.name != "posix" or not sys.platform.startswith("linux"):
         return []
     import resource

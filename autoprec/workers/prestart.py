@@ -33,14 +33,14 @@ class Spares:
             runner.drop()  # what it had only just started
 
     def start(self) -> None:
-        """Start a worker in the background; what goes wrong there its first call will tell."""
+        """Start a worker in the background; an error there surfaces in the worker's first call."""
         runner = self._make()
         thread = Thread(target=_warm_up, args=(runner, self._recipe), daemon=True)
         self._started = runner, thread
         thread.start()
 
     def __call__(self) -> Runner:
-        """A runner of one's own."""
+        """Hand over the started runner, or a new one."""
         if self._started is None:
             return self._make()
         runner, thread = self._started

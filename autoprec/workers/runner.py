@@ -70,7 +70,7 @@ class Runner:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The worker's process id, if there is a worker."""
+        """Return the worker's process id, if there is a worker."""
         return () if self._worker is None else (self._worker.pid,)
 
     def load(self) -> Loaded:
@@ -115,7 +115,7 @@ class Runner:
 
 
 def raise_user_error(failure: WorkerFailure) -> None:
-    """Turn a failure that is the user's, or nobody's to mend, into the error that ends the run."""
+    """Raise the error that ends the run where a failure is the user's, the device's or our own."""
     if failure.kind is FailureKind.USER_ERROR:
         if failure.frames:
             raise UserCodeError(failure.message, failure.frames) from failure
@@ -126,7 +126,7 @@ def raise_user_error(failure: WorkerFailure) -> None:
 
 
 def raise_lost(failure: WorkerFailure) -> None:
-    """End the run where the device has gone: no recipe can be measured on it."""
+    """End the run where the device is lost: no recipe can be measured on it."""
     if failure.kind is FailureKind.LOST_DEVICE:
         raise TrialFailure(
             f"the device was lost: {failure.message}. Check it with the vendor's tool and run the "

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _find_package() -> None:
-    """Make autoprec importable from a source tree, behind everything else."""
+    """Make autoprec importable from a source tree, last on the path."""
     import importlib.util
 
     if importlib.util.find_spec("autoprec") is None:
@@ -64,7 +64,7 @@ def _find_package() -> None:
 
 
 def _open_channel(descriptor: int, token: bytes) -> Channel:
-    """The channel, on a high descriptor that children do not inherit."""
+    """Open the channel on a high descriptor that children do not inherit."""
     from autoprec.workers.channel import Channel
 
     high = _move_up(descriptor)
@@ -74,7 +74,7 @@ def _open_channel(descriptor: int, token: bytes) -> Channel:
 
 
 def _move_up(descriptor: int) -> int:
-    """The same descriptor at a number that code which counts from 3 does not reach."""
+    """Move a descriptor to a number that code counting up from 3 does not reach."""
     import fcntl
 
     try:
@@ -87,7 +87,7 @@ def _move_up(descriptor: int) -> int:
 
 
 def _show_where_it_dies() -> None:
-    """Leave the Python frames of a crash in the log; leave no core file (they can be huge)."""
+    """Print the Python frames of a crash to the log; write no core file (they can be huge)."""
     import resource
 
     log = _move_up(os.dup(2))
@@ -99,7 +99,7 @@ def _show_where_it_dies() -> None:
 
 
 def _be_the_first_to_go() -> None:
-    """Should the kernel's killer come after all, let it take this process (proc(5))."""
+    """Make this process the kernel's first choice should it run out of memory (proc(5))."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800")
 
@@ -127,7 +127,7 @@ class _MemoryLimit:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def ease(self) -> None:
-        """Leave room to say what went wrong, until the limit is applied again."""
+        """Raise the limit to leave room for an error report, until it is applied again."""
         if self._limit is None:
             return
         import resource
@@ -155,7 +155,7 @@ class _Reporter:
         self._last = 0.0
 
     def reset(self) -> None:
-        """Forget the phase: the next call's first one is told whatever it is."""
+        """Forget the phase, so that the next call's first one is reported in any case."""
         self._phase = ""
 
     def __call__(self, phase: str, step: int) -> None:
@@ -229,7 +229,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def _kind_of_import(cause: BaseException | None) -> str:
-    """A task file that runs out of memory while it is imported is out of memory, not wrong."""
+    """Classify what a task file raised at import; memory and a lost device are not its fault."""
     from autoprec.workers.failures import FailureKind, classify_exception
 
     kind = FailureKind.USER_ERROR if cause is None else classify_exception(cause)
@@ -252,7 +252,7 @@ def _internal(message: str) -> dict[str, Any]:
 
 
 def _leave(code: int) -> None:
-    """End at once: threads that the user's code left running have nothing to wait for."""
+    """End at once, without waiting for threads that the user's code left running."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -39,7 +39,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def stand_guard(
     *, tuner: int, lifeline: int, status: int, others: tuple[int, ...], watch_bytes: int | None
 ) -> None:
-    """Fork. Returns in the worker; the calling process becomes its guard and never returns.
+    """Fork; return in the worker, while the calling process becomes its guard and never returns.
 
     `tuner` is the tuner's process id, `lifeline` the reading end of a pipe it holds, `status` where
     the worker's end is written, `others` descriptors that are the worker's alone, and `watch_bytes`
@@ -109,7 +109,7 @@ class _Guard:
         self._tell({**report, "memory": over} if over else report)
 
     def _take_signals(self) -> int:
-        """Ignore what may be sent to a group; be woken when a child ends."""
+        """Ignore signals that may be sent to a group; wake up when a child ends."""
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_IGN)
@@ -173,7 +173,7 @@ class _Guard:
     # Memory --------------------------------------------------------------------------------------
 
     def _over_budget(self) -> str | None:
-        """What is too much, in words; None while all is well."""
+        """Say what exceeds the budget; None while nothing does."""
         if self._watch_bytes is None:
             return None
         if time.monotonic() - self._family_at >= _FAMILY_SECONDS:
@@ -201,7 +201,7 @@ def _gib(count: int) -> str:
 
 
 def resident_bytes(process: int) -> int:
-    """The resident set of a process; 0 where it has gone or cannot be asked."""
+    """Return the resident bytes of a process; 0 where it has ended or cannot be read."""
     if not LINUX:
         return sum(resident for pid, _, resident in _listed() if pid == process)
     try:
@@ -212,7 +212,7 @@ def resident_bytes(process: int) -> int:
 
 
 def proportional_bytes(process: int) -> int:
-    """A process's share of the memory it holds (PSS): forked children share most of theirs."""
+    """Return a process's proportional set size: forked children share most of their memory."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -221,7 +221,7 @@ def proportional_bytes(process: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """MemAvailable: what can be used without swapping (proc(5)); None where that is not known."""
+    """Return the bytes usable without swapping (MemAvailable, proc(5)); None where unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -230,7 +230,7 @@ def available_bytes() -> int | None:
 
 
 def descendants_of(process: int) -> list[int]:
-    """Children of a process, their children, and so on."""
+    """List the children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
@@ -244,12 +244,12 @@ def descendants_of(process: int) -> list[int]:
 
 
 def children_of(process: int) -> list[int]:
-    """The direct children of a process."""
+    """List the direct children of a process."""
     return [child for child, parent in _parents() if parent == process]
 
 
 def _parents() -> list[tuple[int, int]]:
-    """(process, its parent) of every process that can be seen."""
+    """List (process, parent) of every visible process."""
     if not LINUX:
         return [(pid, parent) for pid, parent, _ in _listed()]
     found = []
@@ -263,7 +263,7 @@ def _parents() -> list[tuple[int, int]]:
 
 
 def _listed() -> list[tuple[int, int, int]]:
-    """(process, parent, resident bytes) from ps(1), for systems without /proc."""
+    """List (process, parent, resident bytes) by ps(1), for systems without /proc."""
     import subprocess
 
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):

@@ -32,7 +32,7 @@ _FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate", "count_
 
 
 def check_task_path(path: str | Path) -> Path:
-    """The absolute path of a task file, before anything runs or is written.
+    """Return a task file's absolute path, checked before anything runs or is written.
 
     `UsageError` if it is not a readable Python file, `TaskError` if it is not valid Python.
     """
@@ -56,7 +56,7 @@ def check_task_path(path: str | Path) -> Path:
 
 
 def task_digest(path: Path) -> str:
-    """A SHA-256 over the code of the task file and of every module it imports from its own folder.
+    """Hash (SHA-256) the code of the task file and of all modules it imports from its own folder.
 
     It is the syntax trees' that is hashed: a comment, or another layout, changes nothing.
     """
@@ -68,7 +68,7 @@ def task_digest(path: Path) -> str:
 
 
 def _code(file: Path) -> bytes:
-    """What a file does, as bytes: its syntax tree, or all of it where it has none."""
+    """Return what a file does, as bytes: its syntax tree, or the whole source where it has none."""
     try:
         source = file.read_bytes()
     except OSError:  # the worker will say it better when the task imports it
@@ -97,7 +97,7 @@ def _local_files(path: Path) -> list[Path]:
 
 
 def _imported_names(tree: ast.AST, top: Path, own: Path) -> list[tuple[Path, str]]:
-    """(folder, dotted name) of every import; a relative one starts at the file's own folder."""
+    """List (folder, dotted name) of all imports; a relative one starts at the file's own folder."""
     found: list[tuple[Path, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -115,7 +115,7 @@ def _upwards(folder: Path, levels: int) -> Path:
 
 
 def _files_of(folder: Path, name: str) -> list[Path]:
-    """The files below `folder` that importing `name` runs."""
+    """List the files below `folder` that importing `name` runs."""
     found = []
     place = folder
     for part in name.split("."):
@@ -173,7 +173,7 @@ _SIGNATURES = {
 
 
 def _check_signature(path: Path, name: str, function: Any) -> None:
-    """Say now that a function cannot be called as it will be, rather than in the middle."""
+    """Raise `TaskError` now, not mid-run, where a function cannot be called as it will be."""
     if function is None:
         return
     inside = _SIGNATURES[name].partition("(")[2].partition(")")[0]
@@ -193,7 +193,7 @@ _ALIKE = 0.85
 
 
 def _ask_about_near_names(module: ModuleType, path: Path) -> None:
-    """Raise `TaskError` where a name is nearly one that is read, and would silently not be."""
+    """Raise `TaskError` for a name so close to an optional one that it must be a typo."""
     settings = ("BATCH_SIZE", "CLIP_GRAD_NORM")
     for name, value in vars(module).items():
         if name.startswith("_"):
@@ -214,13 +214,13 @@ def _ask_about_near_names(module: ModuleType, path: Path) -> None:
 
 
 def _near(name: str, wanted: Sequence[str], module: ModuleType) -> str:
-    """The nearest of the wanted names that the module does not define; "" where none is near."""
+    """Return the most similar of the undefined `wanted` names; "" where none is similar."""
     missing = [each for each in wanted if not hasattr(module, each)]
     return next(iter(difflib.get_close_matches(name, missing, n=1, cutoff=_ALIKE)), "")
 
 
 def _can_be_called_as(name: str, function: Any) -> bool:
-    """Whether a function takes what is given to the one called `name`."""
+    """Return whether a function accepts the arguments of the one called `name`."""
     try:
         _check_signature(Path(), name, function)
     except TaskError:
@@ -293,7 +293,7 @@ def _positive(module: ModuleType, path: Path, name: str, kind: type) -> Any:
 
 
 def user_frames(error: BaseException) -> str:
-    """The traceback of `error` without frames that are not the user's to change.
+    """Format the traceback of `error` without frames that the user cannot change.
 
     Left out are autoprec's own frames, the import machinery's, and those of a framework, but for
     the last: it says which of its functions complained.
@@ -315,7 +315,7 @@ def user_frames(error: BaseException) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether an exception was raised by a line of autoprec itself, not by what it called."""
+    """Return whether a line of autoprec itself raised an exception, not something it called."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(_PACKAGE)
 
@@ -328,7 +328,7 @@ def _last_line(error: BaseException) -> list[str]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The exception with what led to it, the first cause first."""
+    """List the exception and its causes, the first cause first."""
     chain = [error]
     while True:
         last = chain[-1]
