@@ -14,7 +14,6 @@ from autoprec.core.speed.selection import WORTH, Choice, Finalist, choose
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
 from autoprec.tuning.consistency import doubts_of, far_behind, searched_ratio, why_plain
-from autoprec.tuning.context import Work
 from autoprec.tuning.events import Stage
 from autoprec.tuning.interleaved_timing import (
     FinalistFailed,
@@ -23,6 +22,7 @@ from autoprec.tuning.interleaved_timing import (
     everybody,
     fit_together,
 )
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile_builder import REFERENCE, Findings, Proven
 from autoprec.tuning.proof_stage import is_reference
 from autoprec.tuning.time_limit import CONFIRMATION
@@ -52,7 +52,7 @@ class Finish:
     the winner is also measured without.
     """
 
-    work: Work
+    job: TuningJob
     runner: Runner
     plain: Recipe
     findings: Findings
@@ -98,11 +98,11 @@ class Finish:
             self._look_again()
             return
         if len(others) > 1 and not self._late():
-            self.work.listener(Stage("finish", "finalists in alternation"))
-            rounds = max(_FEWEST_ROUNDS, self.work.options.rounds // 2 + 1)
+            self.job.listener(Stage("finish", "finalists in alternation"))
+            rounds = max(_FEWEST_ROUNDS, self.job.options.rounds // 2 + 1)
             finals = self._alternate([plain, *(p.recipe for p in others)], rounds)
             leader = choose(finals[0], finals[1:], baseline_allowed=False)
-            if self.work.float32_allowed and leader.ratio.high < 1.0:
+            if self.job.float32_allowed and leader.ratio.high < 1.0:
                 self._decide(finals[0], finals[1:])
                 return
             others = [p for p in others if p.recipe.key() == leader.recipe.key()]
@@ -112,7 +112,7 @@ class Finish:
         self.findings.choice = Choice(self.plain, _AS_IT_WAS, reason)
 
     def _late(self) -> bool:
-        return self.work.deadline.passed(CONFIRMATION)
+        return self.job.deadline.passed(CONFIRMATION)
 
     def _look_again(self) -> None:
         """Run the baseline anew where it seems faster than all else by an order of magnitude.
@@ -123,7 +123,7 @@ class Finish:
         rest = far_behind(self.findings, self.plain)
         if rest is None or self._late():
             return
-        self.work.listener(Stage("finish", "the baseline again: it is far ahead of all else"))
+        self.job.listener(Stage("finish", "the baseline again: it is far ahead of all else"))
         quick = self._seconds(rest) <= _BESIDE_SECONDS
         try:
             finals = self._alternate([self.plain, rest] if quick else [self.plain], FEWEST)
@@ -147,7 +147,7 @@ class Finish:
             return
         simpler = self._simpler(winner.recipe)
         finals = () if self._late() else self._finals(winner, simpler)
-        if not finals or len(finals[0].rates) < min(FEWEST, self.work.options.rounds):
+        if not finals or len(finals[0].rates) < min(FEWEST, self.job.options.rounds):
             self._leave_unconfirmed(winner, searched)
             return
         may_win = {recipe.key() for recipe in (winner.recipe, *simpler)}
@@ -158,13 +158,13 @@ class Finish:
     @property
     def _forced(self) -> bool:
         """Whether a recipe is taken however slow it is, and its speed means anything."""
-        return not (self.work.float32_allowed or self.findings.rehearsed)
+        return not (self.job.float32_allowed or self.findings.rehearsed)
 
     def _needs_no_proof(self, final: Finalist) -> bool:
-        return self.work.float32_allowed and is_reference(final.recipe)
+        return self.job.float32_allowed and is_reference(final.recipe)
 
     def _finals(self, winner: Proven, simpler: Sequence[Recipe]) -> tuple[Finalist, ...]:
-        self.work.listener(Stage("finish", "the winner against float32"))
+        self.job.listener(Stage("finish", "the winner against float32"))
         beside = self._beside(winner.recipe, winner.step_seconds, simpler)
         try:
             return self._against(winner, beside)
@@ -175,7 +175,7 @@ class Finish:
 
     def _decide(self, baseline: Finalist, rivals: Sequence[Finalist]) -> bool:
         """Choose, where the rounds can be believed; return whether a rival won."""
-        findings, allowed = self.findings, self.work.float32_allowed
+        findings, allowed = self.findings, self.job.float32_allowed
         leader = choose(baseline, rivals, baseline_allowed=False)
         best = next(f for f in rivals if f.recipe.key() == leader.recipe.key())
         findings.inconclusive = doubts_of(findings, baseline, best)
@@ -210,7 +210,7 @@ class Finish:
         """Keep float32 where there was no time: nothing is chosen that did not run beside it."""
         name = in_words(winner.recipe)
         self.findings.not_covered.append(f"{name} in alternation with float32")
-        if self.work.float32_allowed:
+        if self.job.float32_allowed:
             self._keep_plain(f"there was no time left to confirm {name}")
         else:
             ratio = winner.rate / self.findings.measurement_of(self.plain).samples_per_second
@@ -230,7 +230,7 @@ class Finish:
         for recipe in (step.recipe for step in between):
             needed = self._seconds(recipe)
             fits = recipe == between[0].recipe or fit_together(
-                self.work, [*found.values(), recipe], self.findings
+                self.job, [*found.values(), recipe], self.findings
             )
             if recipe.key() not in found and needed <= left and fits:
                 found[recipe.key()] = recipe
@@ -242,7 +242,7 @@ class Finish:
         return self._turns(self._step_seconds(recipe))
 
     def _turns(self, step_seconds: float) -> float:
-        return (self.work.options.rounds + _READY) * max(TURN_SECONDS, step_seconds)
+        return (self.job.options.rounds + _READY) * max(TURN_SECONDS, step_seconds)
 
     def _step_seconds(self, float32: Recipe) -> float:
         """What a step in float32 takes: as measured, else by the baseline's, as it is larger."""
@@ -278,14 +278,14 @@ class Finish:
             over = self._settled(len(finals[0].rates), ratio)
             return () if over else everybody(finals)
 
-        return self._alternate(recipes, 2 * self.work.options.rounds, running)
+        return self._alternate(recipes, 2 * self.job.options.rounds, running)
 
     def _settled(self, ran: int, ratio: Ratio) -> bool:
         """Whether more rounds of the winner would say nothing new.
 
         Whether it is surely faster is asked once: who asks until it is so is misled.
         """
-        rounds = self.work.options.rounds
+        rounds = self.job.options.rounds
         if self._forced and ran >= FEWEST and ratio.high < 1.0:
             return True
         if ran < rounds or too_wide(ratio):
@@ -302,7 +302,7 @@ class Finish:
             return () if self._late() else running(finals)
 
         return contest_among(
-            self.work,
+            self.job,
             recipes,
             rounds,
             self.findings,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.tuning.context import Work
+from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner, run_trial
 
 #: When the first timing is done again, then every timing: seconds, or times what the last took.
@@ -33,9 +33,9 @@ class DriftGuard:
     """Knows how fast the baseline runs now, relative to its first timings."""
 
     def __init__(
-        self, work: Work, space: Space, clock: Callable[[], float] = time.monotonic
+        self, job: TuningJob, space: Space, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._work, self._space, self._clock = work, space, clock
+        self._job, self._space, self._clock = job, space, clock
         self._due: float | None = None
         self._young = False
         self._reference: Measurement | None = None
@@ -97,9 +97,9 @@ class DriftGuard:
 
     def _time(self, runner: Runner, first: Outcome) -> Measurement | None:
         recipe = self._space.recipe(first.point)
-        with self._work.watch.over(lambda: runner.pids):
+        with self._job.contention_monitor.over(lambda: runner.pids):
             again = run_trial(
-                runner, first.point, recipe, seed=self._work.options.seed, budget=_BUDGET
+                runner, first.point, recipe, seed=self._job.options.seed, budget=_BUDGET
             )
         return again.measurement if again.rate > 0 else None
 

@@ -21,10 +21,10 @@ from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.best_arm import TURN_SECONDS
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.context import Work
 from autoprec.tuning.events import Listener, Round
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile_builder import Findings
-from autoprec.workers.cpu_contention import Watch
+from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import TRY_AGAIN, Runner
 
@@ -92,7 +92,7 @@ class Contest:
         seed: int,
         together: bool,
         listener: Listener,
-        watch: Watch,
+        contention_monitor: ContentionMonitor,
         at_once: bool = True,
     ) -> None:
         self.recipes = tuple(recipes)
@@ -102,7 +102,7 @@ class Contest:
         self._patience = [_PATIENCE_SECONDS] * len(self.recipes)
         self._seed, self._together, self._listener = seed, together, listener
         self._at_once = at_once
-        self._watch = watch
+        self._contention_monitor = contention_monitor
         self._open_now: set[int] = set()
         self._revived: set[int] = set()
         self._shared = shared
@@ -204,7 +204,7 @@ class Contest:
         order = list(range(len(self.recipes)))
         for number in range(rounds):
             self._waited = 0.0
-            with self._watch.over(self._pids):
+            with self._contention_monitor.over(self._pids):
                 for index in order if number % 2 == 0 else reversed(order):
                     self.measured[index].append(self._turn(index))
             rates = [0.0] * len(self.recipes)
@@ -270,16 +270,16 @@ class Contest:
 _CONTEXT_BYTES = 512 * 2**20
 
 
-def fit_together(work: Work, recipes: Sequence[Recipe], findings: Findings) -> bool:
+def fit_together(job: TuningJob, recipes: Sequence[Recipe], findings: Findings) -> bool:
     """Whether the memory suffices for all of them at once."""
-    budget = work.memory_bytes
-    beside = 0 if work.on_cpu else _CONTEXT_BYTES
+    budget = job.memory_bytes
+    beside = 0 if job.on_cpu else _CONTEXT_BYTES
     needed = sum(findings.peak_of(recipe) + beside for recipe in recipes)
     return budget is None or needed <= budget
 
 
 def contest_among(
-    work: Work,
+    job: TuningJob,
     recipes: Sequence[Recipe],
     rounds: int,
     findings: Findings,
@@ -294,20 +294,20 @@ def contest_among(
     """
 
     def shares(recipe: Recipe) -> bool:
-        return work.on_cpu and may_share(recipe, findings.task.framework)
+        return job.on_cpu and may_share(recipe, findings.task.framework)
 
     if not any(map(shares, recipes)):
         runner.drop()  # its memory is better used by those who run
     contest = Contest(
         recipes,
         runner,
-        make_runner or work.runner,
+        make_runner or job.runner,
         shares=shares,
-        seed=work.options.seed,
-        together=fit_together(work, recipes, findings),
-        listener=work.listener,
-        watch=work.watch,
-        at_once=work.on_cpu,
+        seed=job.options.seed,
+        together=fit_together(job, recipes, findings),
+        listener=job.listener,
+        contention_monitor=job.contention_monitor,
+        at_once=job.on_cpu,
     )
     with contest:
         finals = contest.run(rounds, running)

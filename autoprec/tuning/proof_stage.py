@@ -14,8 +14,8 @@ from autoprec.core.numerics.parity import Tolerance, Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.tuning.context import Work
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.profile_builder import REFERENCE, Findings, Proven
 from autoprec.tuning.proof import Islands, Proof
@@ -70,20 +70,20 @@ class Prover:
     """Proves recipes of one task in the tuner's worker."""
 
     def __init__(
-        self, work: Work, study: Study, task: TaskFacts, findings: Findings, runner: Runner
+        self, job: TuningJob, study: Study, task: TaskFacts, findings: Findings, runner: Runner
     ) -> None:
-        self._options, self._listener = work.options, work.listener
-        self._deadline = work.deadline
+        self._options, self._listener = job.options, job.listener
+        self._deadline = job.deadline
         self._study, self._task, self._findings = study, task, findings
         self._runner = runner
         self._proof = Proof(
             RemoteTracer(runner),
-            tolerance=Tolerance().scaled(work.options.tolerance),
-            steps=work.options.proof_steps,
-            seconds=work.options.proof_seconds,
-            chosen=KeptSteps(study, work.options),
-            start="" if work.checkpoint is None else work.checkpoint.file,
-            until=work.deadline.of(PROOF),
+            tolerance=Tolerance().scaled(job.options.tolerance),
+            steps=job.options.proof_steps,
+            seconds=job.options.proof_seconds,
+            chosen=KeptSteps(study, job.options),
+            start="" if job.checkpoint is None else job.checkpoint.file,
+            until=job.deadline.of(PROOF),
             on_event=self._progress,
         )
 

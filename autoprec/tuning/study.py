@@ -45,7 +45,7 @@ class Study:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.name = name
-        self.place = str(storage)
+        self.location = str(storage)
         with self._kept():
             self._storage = open_storage(storage)
             if fresh:
@@ -70,7 +70,7 @@ class Study:
         try:
             yield
         except (OSError, StorageInternalError) as error:
-            raise cannot_keep(self.place, error) from error
+            raise cannot_keep(self.location, error) from error
 
     def use(self, space: Space, *, sampler: str = "cost", seed: int = 0) -> None:
         """Set the space that trials are asked from, and the sampler that asks."""

@@ -26,9 +26,9 @@ from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe, TaskError
 from autoprec.tuning.confirmation import Finish
-from autoprec.tuning.context import Work
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
 from autoprec.tuning.interleaved_timing import may_share
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import (
     baseline_point,
     build_space,
@@ -70,107 +70,109 @@ class Result:
     limits: str
 
 
-def tune(work: Work) -> Profile:
+def tune(job: TuningJob) -> Profile:
     """Tune; return the profile. What was learned is kept, however the tuning ends."""
     began = time.monotonic()
-    digest = task_digest(work.task)
+    digest = task_digest(job.task)
     folder = Path(tempfile.gettempdir())
     with DeviceLock(
-        work.place.facts.identity,
-        wait=work.options.wait,
+        job.target.facts.identity,
+        wait=job.options.wait,
         folder=folder,
-        on_wait=lambda text: work.listener(Note(text)),
+        on_wait=lambda text: job.listener(Note(text)),
     ):
-        work = with_deadline(work)
-        study = _open_study(work, digest)
+        job = with_deadline(job)
+        study = _open_study(job, digest)
         kept = study.recall("result", Result)
-        finished = kept is not None and kept.limits == repr(work.options.limits())
-        with work.runner() as runner:
-            if work.place.unusable or not finished:
-                work.listener(Stage("start", "loading the task in a worker"))
-                work = with_memory(work, load(work, runner).memory)
+        finished = kept is not None and kept.limits == repr(job.options.limits())
+        with job.runner() as runner:
+            if job.target.unusable or not finished:
+                job.listener(Stage("start", "loading the task in a worker"))
+                job = with_memory(job, load(job, runner).memory)
             if kept is not None and finished:
-                work.listener(Finished(kept.profile, study.history(), study.place, from_study=True))
+                job.listener(
+                    Finished(kept.profile, study.history(), study.location, from_study=True)
+                )
                 return kept.profile
-            task = preflight(work, study, runner)
-            facts, proposal = _look(work, study)
-            work.listener(Started(str(work.task), facts, proposal, study.place))
-            findings = _learn(work, study, facts, proposal, task, runner)
+            task = preflight(job, study, runner)
+            facts, proposal = _look(job, study)
+            job.listener(Started(str(job.task), facts, proposal, study.location))
+            findings = _learn(job, study, facts, proposal, task, runner)
         profile = build_profile(
             findings,
-            task_file=work.task.name,
+            task_file=job.task.name,
             digest=digest,
-            checkpoint=work.checkpoint,
-            forced=not work.float32_allowed,
+            checkpoint=job.checkpoint,
+            forced=not job.float32_allowed,
             seconds=time.monotonic() - began,
         )
-        study.remember("result", Result(profile, repr(work.options.limits())))
-    work.listener(Finished(profile, findings.history, study.place))
+        study.remember("result", Result(profile, repr(job.options.limits())))
+    job.listener(Finished(profile, findings.history, study.location))
     return profile
 
 
-def with_deadline(work: Work) -> Work:
+def with_deadline(job: TuningJob) -> TuningJob:
     """The work with the moment at which its time limit ends, counted from now."""
-    limit = work.options.time_limit
-    return work if limit is None else replace(work, deadline=Deadline(time.monotonic(), limit))
+    limit = job.options.time_limit
+    return job if limit is None else replace(job, deadline=Deadline(time.monotonic(), limit))
 
 
-def with_memory(work: Work, memory: DeviceMemory | None) -> Work:
+def with_memory(job: TuningJob, memory: DeviceMemory | None) -> TuningJob:
     """The work with the accelerator's memory known, and others on the device told of."""
     said = said_of_others(memory) if memory is not None else ""
     if said:
-        work.listener(Note(said, warning=True))
-    return replace(work, memory=memory)
+        job.listener(Note(said, warning=True))
+    return replace(job, memory=memory)
 
 
-def _open_study(work: Work, digest: str) -> Study:
+def _open_study(job: TuningJob, digest: str) -> Study:
     name = study_name(
-        work.task.stem,
+        job.task.stem,
         digest,
-        work.place.facts.fingerprint,
-        work.place.software,
-        work.options.identity(),
-        *(() if work.checkpoint is None else (work.checkpoint,)),
+        job.target.facts.fingerprint,
+        job.target.software,
+        job.options.identity(),
+        *(() if job.checkpoint is None else (job.checkpoint,)),
     )
-    storage = work.options.storage or default_journal(work.task)
-    return Study(storage, name, fresh=work.options.fresh)
+    storage = job.options.storage or default_journal(job.task)
+    return Study(storage, name, fresh=job.options.fresh)
 
 
-def _look(work: Work, study: Study) -> tuple[DeviceFacts, Proposal]:
+def _look(job: TuningJob, study: Study) -> tuple[DeviceFacts, Proposal]:
     facts = study.recall("facts", DeviceFacts)
     if facts is None:
-        work.listener(Stage("probe", "timing this device's matrix products"))
-        known = work.place.facts
-        facts = work.place.measure(known)
+        job.listener(Stage("probe", "timing this device's matrix products"))
+        known = job.target.facts
+        facts = job.target.measure(known)
         for note in facts.notes[len(known.notes) :]:
-            work.listener(Note(note, warning=True))
+            job.listener(Note(note, warning=True))
         study.remember("facts", facts)
-    refuse_absent_tf32(work, facts)
-    return facts, propose(facts, work.options.policies)
+    refuse_absent_tf32(job, facts)
+    return facts, propose(facts, job.options.policies)
 
 
 def _learn(
-    work: Work,
+    job: TuningJob,
     study: Study,
     facts: DeviceFacts,
     proposal: Proposal,
     task: TaskFacts,
     runner: Runner,
 ) -> Findings:
-    space = build_space(work, task, facts, proposal)
-    study.use(space, sampler=work.options.sampler, seed=work.options.seed)
-    work.listener(Described(task, len(study.history()), len(space.points())))
+    space = build_space(job, task, facts, proposal)
+    study.use(space, sampler=job.options.sampler, seed=job.options.seed)
+    job.listener(Described(task, len(study.history()), len(space.points())))
     findings = Findings(
         facts=facts,
         task=task,
         history=(),
-        refusals=[*proposal.refusals, *refusals_of(work, task)],
-        memory_bytes=work.memory_bytes,
+        refusals=[*proposal.refusals, *refusals_of(job, task)],
+        memory_bytes=job.memory_bytes,
         space=space,
-        alignment=min(multiples(work, facts, space.policies), default=1),
+        alignment=min(multiples(job, facts, space.policies), default=1),
     )
-    settled = _search(work, study, space, findings, runner)
-    prover = Prover(work, study, task, findings, runner)
+    settled = _search(job, study, space, findings, runner)
+    prover = Prover(job, study, task, findings, runner)
 
     def substitute(failed: Recipe) -> Proven | None:
         found = _smaller(failed, space, prover, findings)
@@ -178,24 +180,26 @@ def _learn(
         return found
 
     plain = space.recipe(settled)
-    with Spares(work.runner, plain) as spares:
-        if _worth_a_spare(work, space, plain, findings):
+    with Spares(job.runner, plain) as spares:
+        if _worth_a_spare(job, space, plain, findings):
             spares.start()
-        proven = _prove(work, space, prover, findings)
+        proven = _prove(job, space, prover, findings)
         prover.forget()
 
         def memory_pays(batch_size: int) -> bool:
             return surely_pays(space, settled, findings.history, batch_size)
 
-        Finish(work, runner, plain, findings, spares, memory_pays).run(proven, substitute)
-    findings.neighbours = work.watch.worst
+        Finish(job, runner, plain, findings, spares, memory_pays).run(proven, substitute)
+    findings.neighbours = job.contention_monitor.worst
     return findings
 
 
-def _search(work: Work, study: Study, space: Space, findings: Findings, runner: Runner) -> Point:
+def _search(
+    job: TuningJob, study: Study, space: Space, findings: Findings, runner: Runner
+) -> Point:
     """Search and run the heats, until what they mend brings nothing new; return the baseline."""
     baseline = baseline_point(space)
-    search = Search(work, study, space, baseline)
+    search = Search(job, study, space, baseline)
     if not findings.rehearsed:
         search.anchor(runner)
     heats = known_heats(study)
@@ -206,8 +210,8 @@ def _search(work: Work, study: Study, space: Space, findings: Findings, runner: 
         if measured is None or measured.rate <= 0:
             raise _no_baseline(measured)
         if measured.measurement is not None and not measured.measurement.finite:
-            raise _not_finite(work, settled)
-        further = run_heats(work, study, space, settled, findings, heats, runner)
+            raise _not_finite(job, settled)
+        further = run_heats(job, study, space, settled, findings, heats, runner)
         if further == heats:
             break
         heats = further
@@ -222,14 +226,14 @@ def _search(work: Work, study: Study, space: Space, findings: Findings, runner: 
     return settled
 
 
-def _worth_a_spare(work: Work, space: Space, plain: Recipe, findings: Findings) -> bool:
+def _worth_a_spare(job: TuningJob, space: Space, plain: Recipe, findings: Findings) -> bool:
     """Whether the finish will want a worker of the baseline's own, and it can start by then.
 
     That is beside a proof, and where there is memory for it.
     """
-    budget = work.memory_bytes
+    budget = job.memory_bytes
     room = budget is None or _SPARE_PEAKS * findings.peak_of(plain) <= budget
-    alone = work.on_cpu and not may_share(plain, findings.task.framework)
+    alone = job.on_cpu and not may_share(plain, findings.task.framework)
     fastest = shortlist(findings.ranking, count=1)
     return room and alone and not is_reference(space.recipe(fastest[0].point))
 
@@ -242,23 +246,23 @@ def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:
     )
 
 
-def _not_finite(work: Work, settled: Point) -> TaskError:
+def _not_finite(job: TuningJob, settled: Point) -> TaskError:
     return TaskError(
-        f"{work.task.name}: in float32 the loss became inf or NaN within the first steps at batch "
+        f"{job.task.name}: in float32 the loss became inf or NaN within the first steps at batch "
         f"{settled[BATCH]}, so nothing can be proven against it. Look for inf or NaN in the data "
         "after the first batch, or lower the learning rate"
     )
 
 
-def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list[Proven]:
+def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> list[Proven]:
     """Prove the fastest recipe of every policy that may be chosen and could win, fastest first.
 
     A proof costs as much as the search, so what is clearly slower than a recipe that passed is not
     proven.
     """
     found: list[Proven] = []
-    allowed = work.options.policies or space.policies
-    floor = _best_rate(findings, Policy.FLOAT32) if work.float32_allowed else 0.0
+    allowed = job.options.policies or space.policies
+    floor = _best_rate(findings, Policy.FLOAT32) if job.float32_allowed else 0.0
     for policy in sorted(space.policies, key=lambda p: -_best_rate(findings, p)):
         if policy not in allowed:
             continue
@@ -274,7 +278,7 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
             reason = f"measured {seen} the best float32 recipe"
             findings.refusals.append(Refusal(policy.value, reason))
             continue
-        if work.deadline.passed(PROOF) and not is_reference(space.recipe(best[0].point)):
+        if job.deadline.passed(PROOF) and not is_reference(space.recipe(best[0].point)):
             findings.refusals.append(Refusal(policy.value, "no time was left to prove it"))
             findings.not_covered.append(f"the proof of {policy}")
             continue

@@ -45,7 +45,7 @@ WORK = cast(
         memory_bytes=None,
         float32_allowed=True,
         runner=None,
-        watch=None,
+        contention_monitor=None,
         on_cpu=True,
         deadline=Deadline(),
     ),

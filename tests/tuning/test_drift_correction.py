@@ -21,7 +21,8 @@ from tests.workers.test_runner import Starts
 
 SPACE = Space(policies=(Policy.FLOAT32,), batch_sizes=(8, 16))
 WORK = SimpleNamespace(
-    options=SimpleNamespace(seed=0), watch=SimpleNamespace(over=lambda pids: nullcontext())
+    options=SimpleNamespace(seed=0),
+    contention_monitor=SimpleNamespace(over=lambda pids: nullcontext()),
 )
 
 

@@ -97,7 +97,7 @@ def contest(
         seed=0,
         together=together,
         listener=silent,
-        watch=WATCH,
+        contention_monitor=WATCH,
         at_once=at_once,
     )
     return made, shared

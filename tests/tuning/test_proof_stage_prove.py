@@ -62,7 +62,7 @@ def prove(
     deadline: Deadline | None = None,
 ) -> tuple[list[tuple[Policy, int, bool]], list[Proven], Findings]:
     """What was proven, what passed, and the findings. `heats`: whether they decided the order."""
-    work = SimpleNamespace(
+    job = SimpleNamespace(
         options=Options(policies=policies),
         float32_allowed=not policies or F32 in policies,
         deadline=deadline or Deadline(),
@@ -70,7 +70,7 @@ def prove(
     findings = Findings(device(DeviceKind.CPU), TASK, tuple(history), SPACE)
     findings.ranking = tuple(history) if not heats else tuple(replace(o) for o in history[::-1])
     prover = Prover(broken)
-    found = _prove(cast(Any, work), SPACE, cast(Any, prover), findings)
+    found = _prove(cast(Any, job), SPACE, cast(Any, prover), findings)
     return prover.asked, found, findings
 
 

@@ -116,14 +116,14 @@ def slow_to_start(found: Findings, seconds: float) -> Findings:
     return found
 
 
-def work(policies: tuple[Policy, ...] = ()) -> Any:
+def job(policies: tuple[Policy, ...] = ()) -> Any:
     options = SimpleNamespace(seed=0, policies=policies)
     return SimpleNamespace(
         options=options,
         listener=silent,
         memory_bytes=None,
         runner=None,
-        watch=None,
+        contention_monitor=None,
         on_cpu=True,
         deadline=Deadline(),
     )
@@ -134,7 +134,7 @@ def run(
 ) -> Heats:
     baseline = found.history[0].point
     study, runner = cast(Any, notes or Notes()), cast(Any, RUNNER)
-    return run_heats(work(**kwargs), study, SPACE, baseline, found, before or Heats(), runner)
+    return run_heats(job(**kwargs), study, SPACE, baseline, found, before or Heats(), runner)
 
 
 def rank(found: Findings, **kwargs: Any) -> dict[int, Outcome]:

@@ -69,11 +69,11 @@ class Tuning:
     def __init__(self, folder: Path, space: Space = SPACE, **options: Any) -> None:
         self.events: list[Event] = []
         settings = {"sampler": "cost", "search_limit": None, "trials": None, "seed": 0, **options}
-        work = SimpleNamespace(
+        job = SimpleNamespace(
             options=SimpleNamespace(**settings),
             listener=self.events.append,
             memory_bytes=None,
-            watch=SimpleNamespace(over=lambda pids: nullcontext()),
+            contention_monitor=SimpleNamespace(over=lambda pids: nullcontext()),
             deadline=Deadline(),
         )
         self.study = Study(folder / "study.journal", "unet")
@@ -81,7 +81,7 @@ class Tuning:
         self.now = 0.0
         self.baseline = {**baseline_point(space), BATCH: 32}
         self.search = Search(
-            cast(Any, work), self.study, space, self.baseline, clock=lambda: self.now
+            cast(Any, job), self.study, space, self.baseline, clock=lambda: self.now
         )
 
     def run(self, heats: Heats) -> list[int]:
