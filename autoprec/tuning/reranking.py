@@ -21,7 +21,7 @@ from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile_builder import Findings
 from autoprec.tuning.study import Study
 from autoprec.tuning.time_limit import SEARCH
-from autoprec.workers.runner import Runner, raise_lost
+from autoprec.workers.runner import Runner, raise_device_lost
 
 
 def known_heats(study: Study) -> Heats:
@@ -55,7 +55,7 @@ def run_heats(
         try:
             rates = _run(job, space, heat, findings, runner)
         except FinalistFailed as failed:
-            raise_lost(failed.failure)
+            raise_device_lost(failed.failure)
             reason = f"ran before but failed when it ran beside the others: {failed}"
             findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
             lost = failed.recipe.key()
