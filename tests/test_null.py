@@ -52,7 +52,7 @@ def test_recipes_that_are_the_same_are_seldom_claimed_to_be_faster() -> None:
 
 def test_a_null_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a recipe is a fifth faster, all of them claim it."""
-    monkeypatch.setattr(null, "TASK", null.TASK.replace("wander=", f"{FASTER}, wander="))
+    monkeypatch.setattr(null, "TASK", null.TASK.replace("drift=", f"{FASTER}, drift="))
     monkeypatch.setattr(null, "recorded_noise", lambda: [0.02])
     found = list(null.simulated(5, null.POLICIES[:2]))
     assert all(each.claimed for each in found)

@@ -226,12 +226,12 @@ class Proof:
             evidence = replace(evidence, onward=run)
             yield evidence
         if not proof_steps.ends(known.reference.losses, most):
-            self._extend(recipe, known, settle=True)
+            self._extend(recipe, known, stop_at_plateau=True)
         steps = known.settled(most)
         evidence = known.compared(evidence, steps)
         if steps < most and judging.asks_for_more(evidence, self._tolerance):
             if len(known.reference.losses) < most:
-                self._extend(recipe, known, settle=False)
+                self._extend(recipe, known, stop_at_plateau=False)
             steps = min(most, len(known.reference.losses))
             evidence = known.compared(evidence, steps)
         if steps <= proof_steps.SHORT:
@@ -254,12 +254,12 @@ class Proof:
         if known.noise is None and not any(point.loss is None for point in known.points):
             known.noise = self._tracer.noise(draws=NOISE_DRAWS)
 
-    def _extend(self, recipe: Recipe, known: _Float32Runs, *, settle: bool) -> None:
+    def _extend(self, recipe: Recipe, known: _Float32Runs, *, stop_at_plateau: bool) -> None:
         """Follow float32 as far as the proof may, or its loss falls, and compare there, too.
 
         Where it breaks by itself, what comes before that is all that there is to compare with.
         """
-        reference = self._follow(recipe, self._most(recipe), settle=settle)
+        reference = self._follow(recipe, self._most(recipe), stop_at_plateau=stop_at_plateau)
         if not reference.finite:
             self.forget()
             return
@@ -289,7 +289,7 @@ class Proof:
             known = self._known[key] = _Float32Runs(reference, plain={SEEDS[0]: reference})
         return known
 
-    def _follow(self, recipe: Recipe, steps: int, *, settle: bool = True) -> Trajectory:
+    def _follow(self, recipe: Recipe, steps: int, *, stop_at_plateau: bool = True) -> Trajectory:
         """float32 for so many steps, or while its loss falls; weights kept at the marks."""
         reference = self._tracer.reference(
             batch_size=recipe.batch_size,
@@ -297,10 +297,10 @@ class Proof:
             steps=steps,
             checkpoints=proof_steps.marks(steps),
             seconds=self._left(),
-            settle=settle,
+            stop_at_plateau=stop_at_plateau,
         )
         made = len(reference.losses)
-        if not (proof_steps.ends(reference.losses, steps) if settle else made == steps):
+        if not (proof_steps.ends(reference.losses, steps) if stop_at_plateau else made == steps):
             raise _ProofTimeout("everything", made)
         return reference
 

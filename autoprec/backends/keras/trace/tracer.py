@@ -15,7 +15,7 @@ from autoprec.backends.keras.trace import magnitudes
 from autoprec.backends.keras.trace.batch_stream import BatchStream
 from autoprec.backends.keras.trace.trainee import Snapshot, Trainee, finite, gradient_error
 from autoprec.backends.keras.train.task_runner import on_tensorflow, placed_on
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.checkpoint_budget import affordable
 from autoprec.backends.shared.step_clock import StepClock
 from autoprec.core.dtypes import DType
@@ -46,7 +46,7 @@ class _Checkpoint:
 class KerasTracer:
     """Compares recipes with float32, and measures the magnitudes of a backward pass."""
 
-    def __init__(self, task: Task, *, device: str, seed: int, report: Report) -> None:
+    def __init__(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> None:
         self._task, self._device, self._seed, self._report = task, device, seed, report
         self._streams: dict[tuple[int, int], BatchStream] = {}
         self._checkpoints: list[_Checkpoint] = []
@@ -61,7 +61,7 @@ class KerasTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         """Train in float32 with seed 0; see `Tracer.reference`."""
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
@@ -69,7 +69,9 @@ class KerasTracer:
         self._checkpoints, self._batch_size = [], batch_size
         self._streams = {key: kept for key, kept in self._streams.items() if key[0] == batch_size}
         keep = frozenset(checkpoints)
-        return self._train(recipe, 0, steps, self._clock(seconds), keep=keep, settle=settle)
+        return self._train(
+            recipe, 0, steps, self._clock(seconds), keep=keep, stop_at_plateau=stop_at_plateau
+        )
 
     def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
@@ -160,7 +162,7 @@ class KerasTracer:
         clock: StepClock,
         noisy: bool = False,
         keep: frozenset[int] = frozenset(),
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         losses: list[float | None] = []
         skipped: list[int] = []
@@ -173,7 +175,7 @@ class KerasTracer:
             if noisy:
                 trainee.add_noise(seed)
             for step in range(steps):
-                if not clock.tick() or (settle and proof_steps.ends(losses, steps)):
+                if not clock.tick() or (stop_at_plateau and proof_steps.ends(losses, steps)):
                     break
                 self._report("trajectory", step)
                 pin = step in keep
