@@ -24,9 +24,6 @@ _GRADIENT = "gradient_tape/"
 #: A multiply-add is two operations, as TensorFlow's profiler counts.
 _MULTIPLY_ADD = 2
 
-#: Loops longer than this stay loops when a graph is unrolled to look inside.
-_UNROLLED = 128
-
 
 @dataclass(frozen=True)
 class LayerCall:
