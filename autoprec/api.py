@@ -158,7 +158,7 @@ def tune(
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
-    from autoprec.tuning.study_storage import default_journal, no_journal_of_a_wrong_task
+    from autoprec.tuning.study_storage import default_journal, discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
     chosen = _chosen(options, settings)
@@ -183,7 +183,7 @@ def tune(
         return tuner.tune(TuningJob(path, target, chosen, tell))
 
     devices = [report.facts for report in seen.devices]
-    with no_journal_of_a_wrong_task(chosen.storage or default_journal(path)):
+    with discard_new_journal_on_task_error(chosen.storage or default_journal(path)):
         profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
     save_profile(profile, output)
     return profile
@@ -303,9 +303,9 @@ def check_output(path: Path, task: Path | None = None) -> Path:
 
 def _places(task: Path | None) -> str:
     """The options that choose another place: one where the study finds its own."""
-    from autoprec.tuning.study_storage import can_be_written, default_journal
+    from autoprec.tuning.study_storage import default_journal, is_writable
 
-    both = task is not None and not can_be_written(default_journal(task))
+    both = task is not None and not is_writable(default_journal(task))
     return f"with --output FILE.yaml{' and --storage FILE' if both else ''}"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.interleaved_timing import Contest
+from autoprec.tuning.interleaved_timing import InterleavedTiming
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.cpu_contention import ContentionMonitor
 
@@ -18,20 +18,20 @@ PROCESSES = 6
 
 
 def contest_of(
-    job: TuningJob, recipes: Sequence[Recipe], together: bool, at_once: bool | None = None
-) -> Contest:
+    job: TuningJob, recipes: Sequence[Recipe], together: bool, concurrently: bool | None = None
+) -> InterleavedTiming:
     """Recipes in alternation, each in a process of its own.
 
-    `at_once` opens the sessions side by side; by default not on an accelerator.
+    `concurrently` opens the sessions side by side; by default not on an accelerator.
     """
-    return Contest(
+    return InterleavedTiming(
         recipes,
         job.runner(),
         job.runner,
         shares=lambda recipe: False,
         seed=0,
         together=together,
-        at_once=job.on_cpu if at_once is None else at_once,
+        concurrently=job.on_cpu if concurrently is None else concurrently,
         listener=lambda event: None,
         contention_monitor=ContentionMonitor(print),
     )

@@ -158,7 +158,7 @@ def grid(task: str, setting: Setting) -> Rows:
     running, failed, rates, peaks = list(recipes), {}, {}, {}
     while running:
         try:
-            with contest_of(job, running, together=True, at_once=True) as contest:
+            with contest_of(job, running, together=True, concurrently=True) as contest:
                 finals = contest.run(1 if setting.quick else ROUNDS)
             rates = {final.recipe.key(): list(final.rates) for final in finals}
             peaks = {

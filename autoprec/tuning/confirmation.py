@@ -17,15 +17,15 @@ from autoprec.tuning.consistency import doubts_of, far_behind, searched_ratio, w
 from autoprec.tuning.events import Stage
 from autoprec.tuning.interleaved_timing import (
     FinalistFailed,
-    StillRunning,
-    contest_among,
-    everybody,
-    fit_together,
+    SelectRemaining,
+    fit_in_memory_together,
+    keep_all,
+    time_interleaved,
 )
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.profile_builder import REFERENCE, Findings, Proven
+from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
 from autoprec.tuning.proof_stage import is_reference
-from autoprec.tuning.time_limit import CONFIRMATION
+from autoprec.tuning.time_limit import CONFIRMATION_SHARE
 from autoprec.workers.runner import Runner, raise_lost, raise_user_error
 
 #: Who is a finalist: at most this many, and nobody below this share of the fastest one's speed.
@@ -44,7 +44,7 @@ _AS_IT_WAS = Ratio(1.0, 1.0, 1.0, 0)
 
 
 @dataclass(frozen=True)
-class Finish:
+class Confirmation:
     """The last stage of one tuning.
 
     `plain` is the baseline's recipe, `runner` what finalists may share, and `make_runner` makes the
@@ -59,7 +59,9 @@ class Finish:
     make_runner: Callable[[], Runner]
     memory_pays: Callable[[int], bool]
 
-    def run(self, proven: Sequence[Proven], substitute: Callable[[Recipe], Proven | None]) -> None:
+    def run(
+        self, proven: Sequence[ProvenRecipe], substitute: Callable[[Recipe], ProvenRecipe | None]
+    ) -> None:
         """Choose the recipe; leave the choice and its ratios in the findings.
 
         The choice among several finalists and the ratio that the profile reports come from
@@ -88,7 +90,7 @@ class Finish:
         reason = f"ran before but failed in the confirmation: {failed}"
         self.findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
 
-    def _run(self, left: Sequence[Proven]) -> None:
+    def _run(self, left: Sequence[ProvenRecipe]) -> None:
         plain, findings = self.plain, self.findings
         findings.baseline = plain
         self._keep_plain(why_plain(findings, plain))
@@ -112,7 +114,7 @@ class Finish:
         self.findings.choice = Choice(self.plain, _AS_IT_WAS, reason)
 
     def _late(self) -> bool:
-        return self.job.deadline.passed(CONFIRMATION)
+        return self.job.deadline.passed(CONFIRMATION_SHARE)
 
     def _look_again(self) -> None:
         """Run the baseline anew where it seems faster than all else by an order of magnitude.
@@ -134,7 +136,7 @@ class Finish:
         best = finals[1] if len(finals) > 1 else None
         self.findings.inconclusive = doubts_of(self.findings, finals[0], best)
 
-    def _confirm(self, winner: Proven) -> None:
+    def _confirm(self, winner: ProvenRecipe) -> None:
         """Measure the winner against the baseline, and against what lies between the two.
 
         In those one thing after another is switched off. Beside them runs what is simpler than the
@@ -163,7 +165,7 @@ class Finish:
     def _needs_no_proof(self, final: Finalist) -> bool:
         return self.job.float32_allowed and is_reference(final.recipe)
 
-    def _finals(self, winner: Proven, simpler: Sequence[Recipe]) -> tuple[Finalist, ...]:
+    def _finals(self, winner: ProvenRecipe, simpler: Sequence[Recipe]) -> tuple[Finalist, ...]:
         self.job.listener(Stage("finish", "the winner against float32"))
         beside = self._beside(winner.recipe, winner.step_seconds, simpler)
         try:
@@ -185,7 +187,7 @@ class Finish:
         findings.choice = choose(baseline, rivals, baseline_allowed=allowed)
         return findings.choice.recipe.key() != self.plain.key()
 
-    def _credit(self, winner: Proven, finals: Sequence[Finalist]) -> None:
+    def _credit(self, winner: ProvenRecipe, finals: Sequence[Finalist]) -> None:
         """Keep what the chosen recipe gains over the baseline, and what that is due to."""
         findings = self.findings
         assert findings.choice is not None
@@ -193,7 +195,7 @@ class Finish:
         rates = {final.recipe.key(): final.rates for final in finals}
         proven = replace(winner, recipe=recipe)
         if is_reference(recipe):
-            proven = Proven(recipe, REFERENCE, winner.rate, winner.step_seconds)
+            proven = ProvenRecipe(recipe, REFERENCE, winner.rate, winner.step_seconds)
         findings.proven = proven
         findings.speedup = paired_ratio(rates[recipe.key()], rates[self.plain.key()])
         findings.waterfall = parts(recipe, self.plain, rates)
@@ -201,12 +203,12 @@ class Finish:
         if same in rates and same != recipe.key():
             findings.speedup_same_batch = paired_ratio(rates[recipe.key()], rates[same])
 
-    def _take_as_searched(self, winner: Proven, searched: Ratio) -> None:
+    def _take_as_searched(self, winner: ProvenRecipe, searched: Ratio) -> None:
         """Take what was asked for at the search's word."""
         self.findings.choice = Choice(winner.recipe, searched, "nothing else was asked for")
         self.findings.proven, self.findings.speedup = winner, searched
 
-    def _leave_unconfirmed(self, winner: Proven, searched: Ratio | None) -> None:
+    def _leave_unconfirmed(self, winner: ProvenRecipe, searched: Ratio | None) -> None:
         """Keep float32 where there was no time: nothing is chosen that did not run beside it."""
         name = in_words(winner.recipe)
         self.findings.not_covered.append(f"{name} in alternation with float32")
@@ -229,7 +231,7 @@ class Finish:
         left = max(_BESIDE_SECONDS, self._turns(seconds) + self._seconds(self.plain))
         for recipe in (step.recipe for step in between):
             needed = self._seconds(recipe)
-            fits = recipe == between[0].recipe or fit_together(
+            fits = recipe == between[0].recipe or fit_in_memory_together(
                 self.job, [*found.values(), recipe], self.findings
             )
             if recipe.key() not in found and needed <= left and fits:
@@ -269,14 +271,14 @@ class Finish:
         ]
         return [simpler for simpler in without if simpler.key() != self.plain.key()]
 
-    def _against(self, winner: Proven, beside: Sequence[Recipe]) -> tuple[Finalist, ...]:
+    def _against(self, winner: ProvenRecipe, beside: Sequence[Recipe]) -> tuple[Finalist, ...]:
         """The baseline, the winner and those beside it in alternation."""
         recipes = [self.plain, winner.recipe, *beside]
 
         def running(finals: tuple[Finalist, ...]) -> Collection[int]:
             ratio = paired_ratio(finals[1].rates, finals[0].rates)
             over = self._settled(len(finals[0].rates), ratio)
-            return () if over else everybody(finals)
+            return () if over else keep_all(finals)
 
         return self._alternate(recipes, 2 * self.job.options.rounds, running)
 
@@ -296,12 +298,12 @@ class Finish:
         self,
         recipes: Sequence[Recipe],
         rounds: int,
-        running: StillRunning = everybody,
+        running: SelectRemaining = keep_all,
     ) -> tuple[Finalist, ...]:
         def in_time(finals: tuple[Finalist, ...]) -> Collection[int]:
             return () if self._late() else running(finals)
 
-        return contest_among(
+        return time_interleaved(
             self.job,
             recipes,
             rounds,

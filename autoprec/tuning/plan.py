@@ -20,12 +20,12 @@ from autoprec.tuning.preflight import (
     baseline_point,
     build_space,
     describe,
-    load,
-    multiples,
-    never_trained,
-    off_alignment,
+    load_task,
+    misaligned,
+    padding_multiples,
     refuse_absent_tf32,
-    refuse_what_is_missed,
+    refuse_cpu_for_missing_accelerator,
+    untrainable_reason,
 )
 from autoprec.workers.handlers import Loaded
 
@@ -42,14 +42,14 @@ def plan(job: TuningJob, devices: Sequence[DeviceFacts], figures: Figures) -> Pl
         refuse_absent_tf32(job, devices[0])
     job.listener(Stage("preflight", "in float32, on the CPU"))
     with job.runner() as runner:
-        loaded = load(replace(job, target=replace(job.target, unusable=())), runner)
+        loaded = load_task(replace(job, target=replace(job.target, unusable=())), runner)
         device = next((each for each in devices[:-1] if _drives(loaded, each)), devices[-1])
         if device.kind is DeviceKind.CPU:
-            refuse_what_is_missed(job.target.unusable, loaded)
+            refuse_cpu_for_missing_accelerator(job.target.unusable, loaded)
         refuse_absent_tf32(job, device)
         task = describe(job, runner)
     made = plan_for(job, task, device, figures(device))
-    never = never_trained(loaded, device.kind)
+    never = untrainable_reason(loaded, device.kind)
     return replace(made, refusal=never, expectation=()) if never else made
 
 
@@ -75,7 +75,7 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
     estimated = estimates(
         task, figures, proposal.policies, sorted({baseline, max(space.batch_sizes)})
     )
-    multiple = min(multiples(there, device, space.policies), default=1)
+    multiple = min(padding_multiples(there, device, space.policies), default=1)
     return Plan(
         task=str(job.task),
         device=device,
@@ -87,7 +87,7 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
         estimates=estimated,
         expectation=expectation(estimated, figures, task, proposal.policies),
         alignment=multiple,
-        off_alignment=off_alignment(task, multiple),
+        off_alignment=misaligned(task, multiple),
         memory=memory_plan(
             task, baseline, job.options.memory_bytes if hypothetical else there.memory_bytes
         ),

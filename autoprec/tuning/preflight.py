@@ -27,10 +27,10 @@ from autoprec.workers.runner import Runner, raise_user_error
 SMALLEST_BATCH = 8
 
 #: Rounds every float32 product of the process, so that no module stays in float32.
-_ROUNDING = "implicit_bfloat16"
+_ROUNDING_KNOB = "implicit_bfloat16"
 
 #: Padding is tried where the modules off the alignment do at least this share of the products.
-_PADDED_SHARE = 0.1
+_MIN_MISALIGNED_SHARE = 0.1
 _LARGEST_BATCH = {DeviceKind.CPU: 1024}
 _LARGEST_BATCH_ELSEWHERE = 4096
 
@@ -52,10 +52,10 @@ def describe(job: TuningJob, runner: Runner) -> TaskFacts:
         batch = runner.load().batch_size or _first_batch(job)
         return _describe(job, runner, batch)
     except WorkerFailure as failure:
-        raise _first_step_failed(job, failure, "in the first float32 step: ") from failure
+        raise _first_step_error(job, failure, "in the first float32 step: ") from failure
 
 
-def load(job: TuningJob, runner: Runner) -> Loaded:
+def load_task(job: TuningJob, runner: Runner) -> Loaded:
     """Load the task in a worker.
 
     `DeviceUnusable` where its framework cannot drive the device, or where that is the CPU for want
@@ -64,8 +64,8 @@ def load(job: TuningJob, runner: Runner) -> Loaded:
     try:
         loaded = runner.load()
     except WorkerFailure as failure:
-        raise _first_step_failed(job, failure) from failure
-    never = never_trained(loaded, job.target.facts.kind)
+        raise _first_step_error(job, failure) from failure
+    never = untrainable_reason(loaded, job.target.facts.kind)
     if never:
         raise DeviceUnusable(f"{never}; tune for another: --device {loaded.usable[-1]}")
     device = job.settings().device
@@ -86,18 +86,18 @@ def load(job: TuningJob, runner: Runner) -> Loaded:
             f"--device {loaded.usable[-1]}"
         )
     if job.on_cpu:
-        refuse_what_is_missed(job.target.unusable, loaded)
+        refuse_cpu_for_missing_accelerator(job.target.unusable, loaded)
     return loaded
 
 
-def never_trained(loaded: Loaded, kind: DeviceKind) -> str:
+def untrainable_reason(loaded: Loaded, kind: DeviceKind) -> str:
     """That a framework's models are never tuned on such a device; "" where they are."""
     if kind in loaded.trains_on:
         return ""
     return f"{loaded.framework} models are tuned on {', '.join(loaded.trains_on)}, not on {kind}"
 
 
-def refuse_what_is_missed(unusable: Sequence[Unusable], loaded: Loaded) -> None:
+def refuse_cpu_for_missing_accelerator(unusable: Sequence[Unusable], loaded: Loaded) -> None:
     """Raise `DeviceUnusable` where the CPU would stand for what the framework was built for."""
     missed = [each.text for each in unusable if each.kind in loaded.built_for]
     if missed:
@@ -106,15 +106,15 @@ def refuse_what_is_missed(unusable: Sequence[Unusable], loaded: Loaded) -> None:
         )
 
 
-def _first_step_failed(job: TuningJob, failure: WorkerFailure, where: str = "") -> AutoprecError:
+def _first_step_error(job: TuningJob, failure: WorkerFailure, where: str = "") -> AutoprecError:
     if failure.kind is FailureKind.USER_ERROR and failure.frames:
-        message = f"{where}{failure.message}{_beside(job.task, failure.message)}"
+        message = f"{where}{failure.message}{_missing_file_hint(job.task, failure.message)}"
         raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)
     return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
 
 
-def _beside(task: Path, message: str) -> str:
+def _missing_file_hint(task: Path, message: str) -> str:
     """What to do where the file that is missing here is there beside the task file."""
     found = re.search(r"No such file or directory: '([^'\n]+)'", message)
     if found is None or Path(found[1]).is_absolute() or not (task.parent / found[1]).exists():
@@ -173,20 +173,20 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
     patterns = job.options.float32_modules
     extras = dict(plausible_knobs(facts, task)) if job.options.extras else {}
     if patterns:
-        extras.pop(_ROUNDING, None)
+        extras.pop(_ROUNDING_KNOB, None)
     return Space(
         policies=tuple(policies),
         batch_sizes=_batch_sizes(job, task),
         effective_batch=task.batch_size,
         memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
         compile=(False, True) if _may_compile(job, task) else (False,),
-        knobs={**extras, **_asked_knobs(job, task)},
+        knobs={**extras, **_requested_knobs(job, task)},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
-        alignments=_paddings(job, task, multiples(job, facts, policies)),
+        alignments=_alignments(job, task, padding_multiples(job, facts, policies)),
     )
 
 
-def _asked_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
+def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
     """The knobs that were asked for, without those that mean nothing here."""
     found = {}
     for name, levels in job.options.knobs.items():
@@ -194,7 +194,7 @@ def _asked_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobValue, 
             job.listener(Note(f"--knob {name} is not {task.framework}'s and is left out"))
         elif name == KEEP_MEMORY and not task.keepable_memory:
             job.listener(Note(f"--knob {name} needs glibc's malloc on a CPU and is left out"))
-        elif name == _ROUNDING and job.options.float32_modules:
+        elif name == _ROUNDING_KNOB and job.options.float32_modules:
             job.listener(
                 Note(
                     f"--knob {name} rounds every float32 product, those of --float32-modules too, "
@@ -217,27 +217,29 @@ def _may_compile(job: TuningJob, task: TaskFacts) -> bool:
     return asked and not task.compiled and not task.not_compilable
 
 
-def refusals_of(job: TuningJob, task: TaskFacts) -> tuple[Refusal, ...]:
+def refusals_for_task(job: TuningJob, task: TaskFacts) -> tuple[Refusal, ...]:
     """What would be tried and is not for the task's sake, besides policies."""
     asked = job.options.compile or task.framework == "keras"
     return (Refusal("compiled", task.not_compilable),) if asked and task.not_compilable else ()
 
 
-def multiples(job: TuningJob, facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:
+def padding_multiples(
+    job: TuningJob, facts: DeviceFacts, policies: Sequence[Policy]
+) -> tuple[int, ...]:
     """The multiples that dimensions may be padded to, the least first: what was asked for alone."""
     return (job.options.align,) if job.options.align else wanted_multiples(facts, policies)
 
 
-def off_alignment(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
+def misaligned(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
     """The dimensions of the model that are no multiple of what the device wants."""
     return tuple(dimension for dimension in task.dimensions if dimension.size % multiple)
 
 
-def _paddings(job: TuningJob, task: TaskFacts, wanted: Sequence[int]) -> tuple[Alignment, ...]:
+def _alignments(job: TuningJob, task: TaskFacts, wanted: Sequence[int]) -> tuple[Alignment, ...]:
     """No padding, and each that may pay; two multiples that make the same sizes are tried once."""
     found: dict[tuple[int, ...], Alignment] = {}
     for multiple in wanted:
-        off = off_alignment(task, multiple)
+        off = misaligned(task, multiple)
         if _padding_may_pay(job, task, off):
             sizes = tuple(-(-each.size // multiple) * multiple for each in task.dimensions)
             modules = tuple(dict.fromkeys(dimension.module for dimension in off))
@@ -252,7 +254,7 @@ def _padding_may_pay(job: TuningJob, task: TaskFacts, off: Sequence[Dimension]) 
     modules = {dimension.module for dimension in off}
     shares = [unit.products for unit in task.units if unit.path in modules]
     known = any(unit.products for unit in task.units)
-    return not known or sum(shares) >= _PADDED_SHARE
+    return not known or sum(shares) >= _MIN_MISALIGNED_SHARE
 
 
 def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:

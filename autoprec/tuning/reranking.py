@@ -16,20 +16,24 @@ from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status, key
 from autoprec.tuning.events import Stage
-from autoprec.tuning.interleaved_timing import FinalistFailed, contest_among, fit_together
+from autoprec.tuning.interleaved_timing import (
+    FinalistFailed,
+    fit_in_memory_together,
+    time_interleaved,
+)
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile_builder import Findings
 from autoprec.tuning.study import Study
-from autoprec.tuning.time_limit import SEARCH
+from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, raise_lost
 
 
-def known_heats(study: Study) -> Heats:
+def recall_reranking(study: Study) -> Heats:
     """What an earlier run of this tuning has kept."""
     return study.recall("heats", Heats) or Heats()
 
 
-def run_heats(
+def rerank(
     job: TuningJob,
     study: Study,
     space: Space,
@@ -46,10 +50,10 @@ def run_heats(
         return outcome.rate > 0 and chosen and key(outcome.point) != key(baseline)
 
     def fit(outcomes: Sequence[Outcome]) -> bool:
-        return fit_together(job, [space.recipe(o.point) for o in outcomes], findings)
+        return fit_in_memory_together(job, [space.recipe(o.point) for o in outcomes], findings)
 
     heats, history = before, findings.history
-    if job.deadline.passed(SEARCH):
+    if job.deadline.passed(SEARCH_SHARE):
         return before
     while heat := heats.next_heat(history, allowed, fit):
         try:
@@ -78,10 +82,10 @@ def _run(
     job.listener(Stage("heats", "the fastest recipes in alternation"))
 
     def still_running(finals: Sequence[Finalist]) -> Collection[int]:
-        if job.deadline.passed(SEARCH):
+        if job.deadline.passed(SEARCH_SHARE):
             return ()
         return heat.pace.still_running([final.rates for final in finals])
 
     recipes = [space.recipe(outcome.point) for outcome in heat.running]
-    finals = contest_among(job, recipes, ROUNDS, findings, runner, still_running)
+    finals = time_interleaved(job, recipes, ROUNDS, findings, runner, still_running)
     return [final.rates for final in finals]

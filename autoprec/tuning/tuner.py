@@ -25,26 +25,26 @@ from autoprec.core.speed.kept_memory import surely_pays
 from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe, TaskError
-from autoprec.tuning.confirmation import Finish
+from autoprec.tuning.confirmation import Confirmation
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
-from autoprec.tuning.interleaved_timing import may_share
+from autoprec.tuning.interleaved_timing import may_share_worker
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import (
     baseline_point,
     build_space,
-    load,
-    multiples,
+    load_task,
+    padding_multiples,
     preflight,
-    refusals_of,
+    refusals_for_task,
     refuse_absent_tf32,
 )
-from autoprec.tuning.profile_builder import Findings, Proven, build_profile
+from autoprec.tuning.profile_builder import Findings, ProvenRecipe, build_profile
 from autoprec.tuning.proof_stage import Prover, is_reference, keeps_arithmetic
-from autoprec.tuning.reranking import known_heats, run_heats
-from autoprec.tuning.search_loop import Search, find
+from autoprec.tuning.reranking import recall_reranking, rerank
+from autoprec.tuning.search_loop import Search, outcome_at
 from autoprec.tuning.study import Study, study_name
 from autoprec.tuning.study_storage import DeviceLock, default_journal
-from autoprec.tuning.time_limit import PROOF, Deadline
+from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
 from autoprec.workers.cpu_contention import said_of_others
 from autoprec.workers.prestart import Spares
 from autoprec.workers.runner import Runner
@@ -52,14 +52,14 @@ from autoprec.workers.task_file import task_digest
 
 #: What was measured this near the best may be faster yet, for machines drift: the second-best
 #: recipe of a policy is a finalist too, and a policy is proven though float32 seemed faster.
-_NEAR = 0.95
+_NEAR_BEST_SHARE = 0.95
 
 #: A worker starts beside the proof where the budget holds this many times the baseline's memory.
-_SPARE_PEAKS = 4
+_PRESTART_MEMORY_MULTIPLE = 4
 
 #: Below this share of the fastest proven recipe's speed no proof is spent: the search's own errors
 #: are a few per cent.
-_HOPELESS = 0.85
+_MIN_SPEED_SHARE = 0.85
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ def tune(job: TuningJob) -> Profile:
         with job.runner() as runner:
             if job.target.unusable or not finished:
                 job.listener(Stage("start", "loading the task in a worker"))
-                job = with_memory(job, load(job, runner).memory)
+                job = with_memory(job, load_task(job, runner).memory)
             if kept is not None and finished:
                 job.listener(
                     Finished(kept.profile, study.history(), study.location, from_study=True)
                 )
                 return kept.profile
             task = preflight(job, study, runner)
-            facts, proposal = _look(job, study)
+            facts, proposal = _measure_device(job, study)
             job.listener(Started(str(job.task), facts, proposal, study.location))
             findings = _learn(job, study, facts, proposal, task, runner)
         profile = build_profile(
@@ -138,7 +138,7 @@ def _open_study(job: TuningJob, digest: str) -> Study:
     return Study(storage, name, fresh=job.options.fresh)
 
 
-def _look(job: TuningJob, study: Study) -> tuple[DeviceFacts, Proposal]:
+def _measure_device(job: TuningJob, study: Study) -> tuple[DeviceFacts, Proposal]:
     facts = study.recall("facts", DeviceFacts)
     if facts is None:
         job.listener(Stage("probe", "timing this device's matrix products"))
@@ -160,28 +160,28 @@ def _learn(
     runner: Runner,
 ) -> Findings:
     space = build_space(job, task, facts, proposal)
-    study.use(space, sampler=job.options.sampler, seed=job.options.seed)
+    study.set_space(space, sampler=job.options.sampler, seed=job.options.seed)
     job.listener(Described(task, len(study.history()), len(space.points())))
     findings = Findings(
         facts=facts,
         task=task,
         history=(),
-        refusals=[*proposal.refusals, *refusals_of(job, task)],
+        refusals=[*proposal.refusals, *refusals_for_task(job, task)],
         memory_bytes=job.memory_bytes,
         space=space,
-        alignment=min(multiples(job, facts, space.policies), default=1),
+        alignment=min(padding_multiples(job, facts, space.policies), default=1),
     )
     settled = _search(job, study, space, findings, runner)
     prover = Prover(job, study, task, findings, runner)
 
-    def substitute(failed: Recipe) -> Proven | None:
-        found = _smaller(failed, space, prover, findings)
+    def substitute(failed: Recipe) -> ProvenRecipe | None:
+        found = _prove_at_smaller_batch(failed, space, prover, findings)
         prover.forget()
         return found
 
     plain = space.recipe(settled)
     with Spares(job.runner, plain) as spares:
-        if _worth_a_spare(job, space, plain, findings):
+        if _should_prestart(job, space, plain, findings):
             spares.start()
         proven = _prove(job, space, prover, findings)
         prover.forget()
@@ -189,7 +189,7 @@ def _learn(
         def memory_pays(batch_size: int) -> bool:
             return surely_pays(space, settled, findings.history, batch_size)
 
-        Finish(job, runner, plain, findings, spares, memory_pays).run(proven, substitute)
+        Confirmation(job, runner, plain, findings, spares, memory_pays).run(proven, substitute)
     findings.neighbours = job.contention_monitor.worst
     return findings
 
@@ -201,21 +201,21 @@ def _search(
     baseline = baseline_point(space)
     search = Search(job, study, space, baseline)
     if not findings.rehearsed:
-        search.anchor(runner)
-    heats = known_heats(study)
+        search.measure_since_resume(runner)
+    heats = recall_reranking(study)
     while True:
         findings.history = search.run(runner, heats)
         settled = settled_baseline(space, baseline, findings.history) or baseline
-        measured = find(findings.history, settled)
+        measured = outcome_at(findings.history, settled)
         if measured is None or measured.rate <= 0:
-            raise _no_baseline(measured)
+            raise _baseline_error(measured)
         if measured.measurement is not None and not measured.measurement.finite:
-            raise _not_finite(job, settled)
-        further = run_heats(job, study, space, settled, findings, heats, runner)
+            raise _nonfinite_error(job, settled)
+        further = rerank(job, study, space, settled, findings, heats, runner)
         if further == heats:
             break
         heats = further
-    if search.late:
+    if search.time_limit_reached:
         findings.not_covered.append("recipes that the search did not come to")
     findings.ranking = heats.ranking(findings.history)
     if settled != baseline:
@@ -226,19 +226,19 @@ def _search(
     return settled
 
 
-def _worth_a_spare(job: TuningJob, space: Space, plain: Recipe, findings: Findings) -> bool:
+def _should_prestart(job: TuningJob, space: Space, plain: Recipe, findings: Findings) -> bool:
     """Whether the finish will want a worker of the baseline's own, and it can start by then.
 
     That is beside a proof, and where there is memory for it.
     """
     budget = job.memory_bytes
-    room = budget is None or _SPARE_PEAKS * findings.peak_of(plain) <= budget
-    alone = job.on_cpu and not may_share(plain, findings.task.framework)
+    room = budget is None or _PRESTART_MEMORY_MULTIPLE * findings.peak_of(plain) <= budget
+    alone = job.on_cpu and not may_share_worker(plain, findings.task.framework)
     fastest = shortlist(findings.ranking, count=1)
     return room and alone and not is_reference(space.recipe(fastest[0].point))
 
 
-def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:
+def _baseline_error(outcome: Outcome | None) -> NoFeasibleRecipe:
     why = f"{outcome.status}: {outcome.reason}" if outcome is not None else "no trial ran"
     return NoFeasibleRecipe(
         f"plain float32 does not run at its baseline ({why}); give a smaller BATCH_SIZE or "
@@ -246,7 +246,7 @@ def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:
     )
 
 
-def _not_finite(job: TuningJob, settled: Point) -> TaskError:
+def _nonfinite_error(job: TuningJob, settled: Point) -> TaskError:
     return TaskError(
         f"{job.task.name}: in float32 the loss became inf or NaN within the first steps at batch "
         f"{settled[BATCH]}, so nothing can be proven against it. Look for inf or NaN in the data "
@@ -254,13 +254,13 @@ def _not_finite(job: TuningJob, settled: Point) -> TaskError:
     )
 
 
-def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> list[Proven]:
+def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> list[ProvenRecipe]:
     """Prove the fastest recipe of every policy that may be chosen and could win, fastest first.
 
     A proof costs as much as the search, so what is clearly slower than a recipe that passed is not
     proven.
     """
-    found: list[Proven] = []
+    found: list[ProvenRecipe] = []
     allowed = job.options.policies or space.policies
     floor = _best_rate(findings, Policy.FLOAT32) if job.float32_allowed else 0.0
     for policy in sorted(space.policies, key=lambda p: -_best_rate(findings, p)):
@@ -269,25 +269,25 @@ def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> 
         own = findings.of(policy.value)
         best = shortlist(own, count=1)
         if not best:
-            findings.refusals.append(Refusal(policy.value, _why_nothing(own)))
+            findings.refusals.append(Refusal(policy.value, _why_none_measured(own)))
             continue
-        if policy is not Policy.FLOAT32 and best[0].rate < _NEAR * floor:
+        if policy is not Policy.FLOAT32 and best[0].rate < _NEAR_BEST_SHARE * floor:
             seen = (
                 "slower than" if findings.rehearsed else f"{best[0].rate / floor:.2g}x the speed of"
             )
             reason = f"measured {seen} the best float32 recipe"
             findings.refusals.append(Refusal(policy.value, reason))
             continue
-        if job.deadline.passed(PROOF) and not is_reference(space.recipe(best[0].point)):
+        if job.deadline.passed(PROOF_SHARE) and not is_reference(space.recipe(best[0].point)):
             findings.refusals.append(Refusal(policy.value, "no time was left to prove it"))
             findings.not_covered.append(f"the proof of {policy}")
             continue
         leader = max((p.rate for p in found), default=0.0)
-        near = [o for o in _leaders(own, findings) if o.rate >= _NEAR * best[0].rate]
+        near = [o for o in _candidates(own, findings) if o.rate >= _NEAR_BEST_SHARE * best[0].rate]
         plain = shortlist([o for o in own if keeps_arithmetic(space.recipe(o.point))], count=1)
-        passed = _proofs(near, space, prover, leader)
+        passed = _prove_candidates(near, space, prover, leader)
         if not passed:  # what a compiler or a knob broke, the policy by itself may not
-            passed = _proofs([o for o in plain if o not in near], space, prover, leader)
+            passed = _prove_candidates([o for o in plain if o not in near], space, prover, leader)
         found += passed
     if not found:
         reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in findings.refusals)
@@ -298,21 +298,23 @@ def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> 
     return found
 
 
-def _leaders(own: Sequence[Outcome], findings: Findings) -> tuple[Outcome, ...]:
+def _candidates(own: Sequence[Outcome], findings: Findings) -> tuple[Outcome, ...]:
     """The fastest of one policy: one where the heats decided it, two where they could not."""
     return shortlist(own, count=1 if findings.ranking != findings.history else 2)
 
 
-def _proofs(
+def _prove_candidates(
     outcomes: Sequence[Outcome], space: Space, prover: Prover, leader: float
-) -> list[Proven]:
+) -> list[ProvenRecipe]:
     """Prove these, but for those that are clearly slower than the fastest proven recipe."""
-    worth = [o for o in outcomes if o.rate >= _HOPELESS * leader]
+    worth = [o for o in outcomes if o.rate >= _MIN_SPEED_SHARE * leader]
     proofs = [prover.prove(space.recipe(o.point), o, space) for o in worth]
     return [proven for proven in proofs if proven is not None]
 
 
-def _smaller(failed: Recipe, space: Space, prover: Prover, findings: Findings) -> Proven | None:
+def _prove_at_smaller_batch(
+    failed: Recipe, space: Space, prover: Prover, findings: Findings
+) -> ProvenRecipe | None:
     """Prove the fastest recipe of the same policy at a smaller batch than the one that failed."""
     own = findings.of(failed.policy.value)
     best = shortlist([o for o in own if int(o.point[BATCH]) < failed.batch_size], count=1)
@@ -323,7 +325,7 @@ def _best_rate(findings: Findings, policy: Policy) -> float:
     return max((outcome.rate for outcome in findings.of(policy.value)), default=0.0)
 
 
-def _why_nothing(own: list[Outcome]) -> str:
+def _why_none_measured(own: list[Outcome]) -> str:
     failed = [o for o in own if o.status is not Status.OK]
     if not failed:
         return "the search ended before it was tried"

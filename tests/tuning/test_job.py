@@ -11,7 +11,7 @@ import pytest
 from autoprec.backends.protocol import FREE_SHARE, DeviceMemory
 from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.tuning.events import Event, Note
-from autoprec.tuning.interleaved_timing import fit_together
+from autoprec.tuning.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import with_memory
@@ -49,5 +49,5 @@ def test_on_an_accelerator_each_worker_has_a_context_of_its_own(
 ) -> None:
     findings = cast(Any, SimpleNamespace(peak_of=lambda recipe: GIB // 4))
     two = cast(Any, [object(), object()])
-    assert fit_together(job([], kind, memory_bytes=GIB), two, findings) is fit
-    assert fit_together(job([], kind, memory_bytes=2 * GIB), two, findings)
+    assert fit_in_memory_together(job([], kind, memory_bytes=GIB), two, findings) is fit
+    assert fit_in_memory_together(job([], kind, memory_bytes=2 * GIB), two, findings)

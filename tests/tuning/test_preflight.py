@@ -28,7 +28,7 @@ from autoprec.hardware.lookup import hypothetical
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import build_space, describe, refusals_of
+from autoprec.tuning.preflight import build_space, describe, refusals_for_task
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 NATIVE = DTypeFact(Support.NATIVE)
@@ -256,6 +256,6 @@ def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_ref
     assert space([], not_compilable=reason).compile == (False,)
     job = TuningJob(Path("task.py"), cast(Target, None), Options(), lambda event: None)
     known = TaskFacts("keras", {}, 32, 32, parameters=100, not_compilable=reason)
-    assert refusals_of(job, known) == (Refusal("compiled", reason),)
-    assert refusals_of(job, replace(known, framework="torch")) == ()
-    assert refusals_of(job, replace(known, not_compilable="")) == ()
+    assert refusals_for_task(job, known) == (Refusal("compiled", reason),)
+    assert refusals_for_task(job, replace(known, framework="torch")) == ()
+    assert refusals_for_task(job, replace(known, not_compilable="")) == ()

@@ -24,7 +24,7 @@ from autoprec.tuning import tuner
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import load
+from autoprec.tuning.preflight import load_task
 from autoprec.workers.handlers import Loaded
 from autoprec.workers.runner import Runner
 
@@ -43,7 +43,7 @@ def a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loaded(job: TuningJob, *built_for: DeviceKind) -> Loaded:
     runner = SimpleNamespace(load=lambda: Loaded("torch", usable=("cpu",), built_for=built_for))
-    return load(job, cast(Runner, runner))
+    return load_task(job, cast(Runner, runner))
 
 
 def works(
@@ -94,7 +94,7 @@ def test_another_accelerator_that_can_be_used_is_tuned(
     runner = SimpleNamespace(
         load=lambda: Loaded("torch", usable=("xpu",), built_for=tuple(DeviceKind))
     )
-    assert load(job, cast(Runner, runner))
+    assert load_task(job, cast(Runner, runner))
 
 
 def test_a_result_from_before_does_not_hide_it(
@@ -111,7 +111,7 @@ def test_a_result_from_before_does_not_hide_it(
     def refuse(job: TuningJob, runner: Runner) -> Loaded:
         raise DeviceUnusable(job.target.unusable[0].text)
 
-    monkeypatch.setattr(tuner, "load", refuse)
+    monkeypatch.setattr(tuner, "load_task", refuse)
     with pytest.raises(DeviceUnusable, match="its driver is not"):
         api.tune(task, **settings)
 
@@ -145,7 +145,7 @@ def planned_for(
         return facts
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "load", lambda job, runner: answer)
+        patch.setattr(planning, "load_task", lambda job, runner: answer)
         patch.setattr(planning, "describe", lambda job, runner: None)
         patch.setattr(planning, "plan_for", lambda *given: None)
         patch.setattr(TuningJob, "runner", lambda self: contextlib.nullcontext())
@@ -191,9 +191,9 @@ def test_a_build_for_a_device_that_it_cannot_use_is_not_to_be_installed_again(
 def test_a_device_that_the_framework_never_trains_on_is_said_to_be_none(
     monkeypatch: pytest.MonkeyPatch, simulated: Callable[..., Path]
 ) -> None:
-    real = planning.load
+    real = planning.load_task
     monkeypatch.setattr(
-        planning, "load", lambda *given: replace(real(*given), trains_on=(DeviceKind.CPU,))
+        planning, "load_task", lambda *given: replace(real(*given), trains_on=(DeviceKind.CPU,))
     )
     plan = api.plan(simulated(), device="tpu v5e")
     assert plan.refusal == "simulated models are tuned on cpu, not on tpu"
@@ -213,7 +213,7 @@ def test_an_amd_gpu_is_not_tuned_on_the_nvidia_gpu_beside_it(
 
     def answer(built_for: DeviceKind) -> Loaded:
         found = Loaded("torch", usable=("cuda", "cpu"), built_for=(built_for,))
-        return load(job, cast(Runner, SimpleNamespace(load=lambda: found)))
+        return load_task(job, cast(Runner, SimpleNamespace(load=lambda: found)))
 
     assert answer(DeviceKind.ROCM)
     with pytest.raises(DeviceUnusable, match="Install a build of it for this device"):
@@ -227,6 +227,6 @@ def test_no_build_is_named_for_a_device_that_the_framework_never_trains_on(
     job = TuningJob(simulated(), target, Options(), lambda event: None)
     found = Loaded("keras", usable=("cpu",), trains_on=(DeviceKind.CPU, DeviceKind.CUDA))
     with pytest.raises(DeviceUnusable) as stopped:
-        load(job, cast(Runner, SimpleNamespace(load=lambda: found)))
+        load_task(job, cast(Runner, SimpleNamespace(load=lambda: found)))
     said = "keras models are tuned on cpu, cuda, not on mps; tune for another: --device cpu"
     assert str(stopped.value) == said
