@@ -37,11 +37,11 @@ from autoprec.core.device.facts import (
 )
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.profile import Profile
-from autoprec.tuning.context import Place, Work
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import tune
 from autoprec.workers.client import WorkerSettings
-from autoprec.workers.handlers import Loaded, Service
+from autoprec.workers.handlers import LoadedTask, Service
 from benchmarks.checkout import RESULTS, TASKS
 
 TASK_NAMES = ("mlp", "tiny", "lstm", "encoder", "resnet")
@@ -150,9 +150,9 @@ class Here:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._service = Service(lambda phase, step: None)
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedTask | None = None
 
-    def load(self, on_progress: object = None) -> Loaded:
+    def load(self, on_progress: object = None) -> LoadedTask:
         """Load the task, once."""
         if self._loaded is None:
             path = str(self._settings.task)
@@ -161,7 +161,7 @@ class Here:
 
     def call(self, method: str, *, on_progress: object = None, **arguments: Any) -> Any:
         """Call a method of the service; what it would give back is next to nothing."""
-        if method == "forget_traces":
+        if method == "discard_traces":
             return None
         return getattr(self._service, method)(**arguments)
 
@@ -193,9 +193,9 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
                 storage=str(Path(folder) / "study.journal"),
                 wait=True,
             )
-            place = Place(facts, {}, lambda known: known)
-            work = Work(task, place, options, lambda event: None, start=Here)  # type: ignore[arg-type]
-            profile = tune(work)
+            target = Target(facts, {}, lambda known: known)
+            job = TuningJob(task, target, options, lambda event: None, start=Here)  # type: ignore[arg-type]
+            profile = tune(job)
             del sys.modules[task.stem]  # of one name only one file can be loaded
         yield claim(f"noise {wander:.1%}, seed {seed}", profile)
 

@@ -30,7 +30,7 @@ from autoprec.documents import write_text
 from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.interleaving import alternate
 from benchmarks.provenance import machine
-from benchmarks.search.grids import make_work
+from benchmarks.search.grids import make_job
 
 SPIN = "while True: sum(range(10**6))"
 SHORTEST, LONGEST = 0.5, 4.0
@@ -79,10 +79,10 @@ def compare(task: str, seeds: int, rounds: int) -> list[dict[str, Any]]:
             with neighbours(seed) as seconds:
                 disturbed.append(tuned(task, folder, str(seed)))
             spent.append(sum(seconds))
-        work, _ = make_work(TASKS / f"{task}.py", folder, wide=True)
+        job, _ = make_job(TASKS / f"{task}.py", folder, wide=True)
         found = [idle, *disturbed]
         peaks = {p.recipe.key(): p.evidence.chosen.peak_memory_bytes for p in found}
-        rates = alternate(work, [p.recipe for p in found], peaks, rounds)
+        rates = alternate(job, [p.recipe for p in found], peaks, rounds)
     own = rates[idle.recipe.key()]
     return [
         {

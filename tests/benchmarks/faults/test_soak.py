@@ -29,7 +29,7 @@ def test_what_a_journal_holds_is_counted(tmp_path: Path) -> None:
     from autoprec.tuning.study import Study
 
     study = Study(str(tmp_path / "a.journal"), "name")
-    study.use(SPACE)
+    study.set_space(SPACE)
     for point in SPACE.points()[:3]:
         trial, asked = study.ask(point)
         study.tell(trial, outcome(asked, 2.0))
