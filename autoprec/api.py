@@ -156,9 +156,9 @@ def tune(
     """
     from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
-    from autoprec.tuning.context import Place, Work
     from autoprec.tuning.events import Note, silent
-    from autoprec.tuning.study_storage import default_journal, no_journal_of_a_wrong_task
+    from autoprec.tuning.job import Target, TuningJob
+    from autoprec.tuning.study_storage import default_journal, discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
     chosen = _chosen(options, settings)
@@ -174,16 +174,16 @@ def tune(
     installed = {framework.name: framework.version for framework in seen.frameworks}
 
     def tune_on(facts: DeviceFacts) -> Profile:
-        place = Place(
+        target = Target(
             facts=facts,
             software=installed | {"python": seen.python},
             measure=lambda known: _measured(known, installed),
             unusable=unusable,
         )
-        return tuner.tune(Work(path, place, chosen, tell))
+        return tuner.tune(TuningJob(path, target, chosen, tell))
 
     devices = [report.facts for report in seen.devices]
-    with no_journal_of_a_wrong_task(chosen.storage or default_journal(path)):
+    with discard_new_journal_on_task_error(chosen.storage or default_journal(path)):
         profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
     save_profile(profile, output)
     return profile
@@ -204,8 +204,8 @@ def plan(
     Nothing is written. `settings` are those of `tune`. Raises as `tune` and `probe` do.
     """
     from autoprec.tuning import plan
-    from autoprec.tuning.context import Place, Work
     from autoprec.tuning.events import Note, silent
+    from autoprec.tuning.job import Target, TuningJob
     from autoprec.workers.task_file import check_task_path
 
     path, chosen = check_task_path(task), _chosen(options, settings)
@@ -221,8 +221,8 @@ def plan(
         known = [each for each in known if each.observation == found[0]]
     software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
     unusable = () if device else seen.unusable
-    work = Work(path, Place(cpu, software, lambda known: known, unusable), chosen, tell)
-    made = plan.plan(work, known, _figures)
+    job = TuningJob(path, Target(cpu, software, lambda known: known, unusable), chosen, tell)
+    made = plan.plan(job, known, _figures)
     told = () if family is not None else (*seen.notes, *(each.text for each in unusable))
     return replace(made, notes=(*made.notes, *told))
 
@@ -303,9 +303,9 @@ def check_output(path: Path, task: Path | None = None) -> Path:
 
 def _places(task: Path | None) -> str:
     """The options that choose another place: one where the study finds its own."""
-    from autoprec.tuning.study_storage import can_be_written, default_journal
+    from autoprec.tuning.study_storage import default_journal, is_writable
 
-    both = task is not None and not can_be_written(default_journal(task))
+    both = task is not None and not is_writable(default_journal(task))
     return f"with --output FILE.yaml{' and --storage FILE' if both else ''}"
 
 

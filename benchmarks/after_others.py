@@ -28,7 +28,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.context import Place, Work
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.workers.runner import Runner
 
@@ -45,9 +45,11 @@ def budget(seconds: float) -> TimingBudget:
     return TimingBudget(seconds=seconds, min_steps=1, max_steps=100_000, precision=0.0)
 
 
-def rates(work: Work, before: tuple[tuple[Recipe, ...], ...], turns: int, seconds: float) -> Any:
+def rates(
+    job: TuningJob, before: tuple[tuple[Recipe, ...], ...], turns: int, seconds: float
+) -> Any:
     """Samples per second in fresh processes that run `before` first, one for each entry."""
-    runners = [work.runner() for _ in before]
+    runners = [job.runner() for _ in before]
     try:
         for runner, others in zip(runners, before, strict=True):
             for recipe in others:
@@ -71,10 +73,10 @@ def turn(runner: Runner, seconds: float) -> Measurement:
     return measured
 
 
-def compare(work: Work, pairs: int, turns: int, seconds: float) -> dict[str, Any]:
+def compare(job: TuningJob, pairs: int, turns: int, seconds: float) -> dict[str, Any]:
     """A row: after the others over alone, and alone over alone."""
     before = ((), (), OTHERS)
-    found = [rates(work, before, turns, seconds) for _ in range(pairs)]
+    found = [rates(job, before, turns, seconds) for _ in range(pairs)]
     first, second, after = ([each[i] for each in found] for i in range(len(before)))
     return {
         "recipe": to_plain(MEASURED),
@@ -106,11 +108,11 @@ def main() -> None:
     head = machine()
     output = arguments.output or RESULTS / f"after_others-{head['date']}-{head['family']}.jsonl"
     pairs, turns, seconds = (1, 1, 0.05) if arguments.quick else (arguments.pairs, TURNS, SECONDS)
-    place = Place(probe(device="cpu").devices[0].facts, {}, lambda known: known)
+    target = Target(probe(device="cpu").devices[0].facts, {}, lambda known: known)
     print("task         after others over alone   alone over alone")
     for name in arguments.tasks:
-        work = Work(TASKS / f"{name}.py", place, Options(), lambda event: None)
-        row = {**head, "task": name, **compare(work, pairs, turns, seconds)}
+        job = TuningJob(TASKS / f"{name}.py", target, Options(), lambda event: None)
+        row = {**head, "task": name, **compare(job, pairs, turns, seconds)}
         print(line(row), flush=True)
         with output.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

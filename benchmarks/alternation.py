@@ -9,31 +9,31 @@ from dataclasses import dataclass
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.context import Work
-from autoprec.tuning.interleaved_timing import Contest
-from autoprec.workers.cpu_contention import Watch
+from autoprec.tuning.interleaved_timing import InterleavedTiming
+from autoprec.tuning.job import TuningJob
+from autoprec.workers.cpu_contention import ContentionMonitor
 
 #: Processes of each recipe, at least.
 PROCESSES = 6
 
 
 def contest_of(
-    work: Work, recipes: Sequence[Recipe], together: bool, at_once: bool | None = None
-) -> Contest:
+    job: TuningJob, recipes: Sequence[Recipe], together: bool, concurrently: bool | None = None
+) -> InterleavedTiming:
     """Recipes in alternation, each in a process of its own.
 
-    `at_once` opens the sessions side by side; by default not on an accelerator.
+    `concurrently` opens the sessions side by side; by default not on an accelerator.
     """
-    return Contest(
+    return InterleavedTiming(
         recipes,
-        work.runner(),
-        work.runner,
+        job.runner(),
+        job.runner,
         shares=lambda recipe: False,
         seed=0,
         together=together,
-        at_once=work.on_cpu if at_once is None else at_once,
+        concurrently=job.on_cpu if concurrently is None else concurrently,
         listener=lambda event: None,
-        watch=Watch(print),
+        contention_monitor=ContentionMonitor(print),
     )
 
 
@@ -58,7 +58,7 @@ class Sharpness:
 
 
 def alternate(
-    work: Work,
+    job: TuningJob,
     recipes: Sequence[Recipe],
     peaks: Mapping[str, int],
     rounds: int,
@@ -72,12 +72,12 @@ def alternate(
     """
     sharpness = sharpness or Sharpness()
     unique = list({recipe.key(): recipe for recipe in recipes}.values())
-    room = work.memory_bytes or 0
+    room = job.memory_bytes or 0
     rates: dict[str, list[float]] = {recipe.key(): [] for recipe in unique}
     began, processes = time.monotonic(), 0
     while processes < PROCESSES or not sharpness.reached(rates, time.monotonic() - began):
         together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
-        with contest_of(work, unique, together) as contest:
+        with contest_of(job, unique, together) as contest:
             for final in contest.run(math.ceil(rounds / PROCESSES)):
                 rates[final.recipe.key()] += final.rates
         processes += 1

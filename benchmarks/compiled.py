@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from alternation import contest_of
-from grids import make_work
+from grids import make_job
 from provenance import RESULTS, TASKS, machine
 
 from autoprec.core.codec import to_plain
@@ -27,8 +27,8 @@ from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.context import Work
 from autoprec.tuning.interleaved_timing import FinalistFailed
+from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner, run_trial
 
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
@@ -38,14 +38,14 @@ def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any
     """A task under one policy, eager and compiled."""
     with tempfile.TemporaryDirectory() as temporary:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(temporary) / "inductor")
-        work, space = make_work(TASKS / f"{name}.py", Path(temporary))
+        job, space = make_job(TASKS / f"{name}.py", Path(temporary))
         size = max(s for s in space.batch_sizes if s <= batch)
         eager = Recipe(policy=policy, batch_size=size)
         recipes = [eager, replace(eager, compile=True)]
         row: dict[str, Any] = {"task": name, "policy": policy.value, "batch": size}
-        warm = [warm_up(work, space, recipe) for recipe in recipes]
+        warm = [warm_up(job, space, recipe) for recipe in recipes]
         try:
-            with contest_of(work, recipes, together=True) as contest:
+            with contest_of(job, recipes, together=True) as contest:
                 contest.run(rounds)
         except FinalistFailed as failed:
             return {**row, "failed": str(failed).splitlines()[0][:160]}
@@ -60,9 +60,9 @@ def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any
     }
 
 
-def warm_up(work: Work, space: Space, recipe: Recipe) -> float:
+def warm_up(job: TuningJob, space: Space, recipe: Recipe) -> float:
     """The seconds before a recipe's first steady step, in a fresh process."""
-    with Runner(work.settings(), work.on_progress) as runner:
+    with Runner(job.settings(), job.on_progress) as runner:
         runner.load()
         outcome = run_trial(
             runner, space.point(recipe), recipe, seed=0, budget=TimingBudget(seconds=1.0)

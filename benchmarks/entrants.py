@@ -18,7 +18,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
-from autoprec.tuning.context import Work
+from autoprec.tuning.job import TuningJob
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import Runner
 
@@ -60,7 +60,7 @@ class KeptRunner(Runner):
         return super().call(method, **arguments)
 
 
-class KeptWork(Work):
+class KeptJob(TuningJob):
     """A work order whose runners start each recipe's process as its mark says."""
 
     def runner(self) -> Runner:
@@ -68,9 +68,9 @@ class KeptWork(Work):
         return KeptRunner(self.settings(), self.on_progress, self.start)
 
 
-def kept_work(work: Work) -> KeptWork:
+def kept_job(job: TuningJob) -> KeptJob:
     """The same work order, for entrants."""
-    return KeptWork(work.task, work.place, work.options, work.listener)
+    return KeptJob(job.task, job.target, job.options, job.listener)
 
 
 def ways(recipe: Recipe, space: Space, layout_chosen: bool) -> list[Recipe]:
@@ -88,16 +88,16 @@ def ways(recipe: Recipe, space: Space, layout_chosen: bool) -> list[Recipe]:
     ]
 
 
-def helped(work: KeptWork, recipe: Recipe, space: Space, layout_chosen: bool) -> Recipe:
+def helped(job: KeptJob, recipe: Recipe, space: Space, layout_chosen: bool) -> Recipe:
     """The fastest of the ways, each timed in a fresh process; the plain one where none runs."""
     found = ways(recipe, space, layout_chosen)
     if len(found) == 1:
         return found[0]
-    return max(found, key=lambda way: _rate(work, way))
+    return max(found, key=lambda way: _rate(job, way))
 
 
-def _rate(work: KeptWork, recipe: Recipe) -> float:
-    with work.runner() as runner:
+def _rate(job: KeptJob, recipe: Recipe) -> float:
+    with job.runner() as runner:
         try:
             measured = runner.call(
                 "measure", recipe=Entrant(recipe, True).marked, seed=0, budget=BUDGET
@@ -134,7 +134,7 @@ def in_plain_float32(recipe: Recipe) -> Recipe:
 
 
 def rates_of(
-    work: KeptWork, entrants: Mapping[str, Entrant], peaks: Mapping[str, int], rounds: int
+    job: KeptJob, entrants: Mapping[str, Entrant], peaks: Mapping[str, int], rounds: int
 ) -> tuple[dict[str, Sequence[float]], dict[str, str]]:
     """Everybody's rates in alternation by name, and why those are out that do not train.
 
@@ -144,7 +144,7 @@ def rates_of(
     while left:
         known = {left[n].marked.key(): peaks[n] for n in left if n in peaks}
         try:
-            rates = alternate(work, [e.marked for e in left.values()], known, rounds)
+            rates = alternate(job, [e.marked for e in left.values()], known, rounds)
         except Exception as error:
             failed = getattr(error, "recipe", None)
             if failed is None:

@@ -37,8 +37,8 @@ from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.statistics import paired_ratio
 from autoprec.hardware.record import record
-from autoprec.tuning.context import Place, Work
 from autoprec.tuning.interleaved_timing import FinalistFailed
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 
 #: The tasks of which a GPU is busy, at these batches; and one for a dry run.
@@ -152,13 +152,13 @@ def tuning(task: str, setting: Setting) -> Rows:
 def grid(task: str, setting: Setting) -> Rows:
     """Every policy in alternation, plain and compiled, at one batch and the tuned loss scale."""
     facts = setting.facts
-    place = Place(facts, {}, lambda known: known)
-    work = Work(TASKS / f"{task}.py", place, Options(), lambda event: None)
+    target = Target(facts, {}, lambda known: known)
+    job = TuningJob(TASKS / f"{task}.py", target, Options(), lambda event: None)
     recipes = list(grid_recipes(task, setting, facts))
     running, failed, rates, peaks = list(recipes), {}, {}, {}
     while running:
         try:
-            with contest_of(work, running, together=True, at_once=True) as contest:
+            with contest_of(job, running, together=True, concurrently=True) as contest:
                 finals = contest.run(1 if setting.quick else ROUNDS)
             rates = {final.recipe.key(): list(final.rates) for final in finals}
             peaks = {

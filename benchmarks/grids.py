@@ -27,7 +27,7 @@ from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, key
 from autoprec.documents import write_text
-from autoprec.tuning.context import Place, Work
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import build_space, preflight
 from autoprec.tuning.study import Study
@@ -55,7 +55,7 @@ class Grid:
         return sorted(ran, key=lambda outcome: -outcome.rate)[:count]
 
 
-def make_work(path: Path, folder: Path, wide: bool = False) -> tuple[Work, Space]:
+def make_job(path: Path, folder: Path, wide: bool = False) -> tuple[TuningJob, Space]:
     """The work order and the space that the tuner would search for a task.
 
     `wide` takes in the further knobs, as `autoprec tune` does.
@@ -63,17 +63,17 @@ def make_work(path: Path, folder: Path, wide: bool = False) -> tuple[Work, Space
     seen = probe(device="cpu")
     names = [framework.name for framework in seen.frameworks]
     facts = measure_products(seen.devices[0].facts, names)
-    place = Place(facts, {}, lambda known: known)
-    work = Work(
+    target = Target(facts, {}, lambda known: known)
+    job = TuningJob(
         path,
-        place,
+        target,
         Options(storage=str(folder / "preflight.journal"), extras=wide, knobs=KNOBS),
         lambda event: None,
     )
-    with work.runner() as runner:
-        study = Study(work.options.storage or "", "preflight")
-        task = preflight(work, study, runner)
-    return work, build_space(work, task, facts, propose(facts))
+    with job.runner() as runner:
+        study = Study(job.options.storage or "", "preflight")
+        task = preflight(job, study, runner)
+    return job, build_space(job, task, facts, propose(facts))
 
 
 def further_knobs(space: Space) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def refined(space: Space, fastest: Sequence[Point]) -> list[Point]:
 
 
 def measure_grid(
-    work: Work,
+    job: TuningJob,
     space: Space,
     seconds: float,
     known: Sequence[Outcome],
@@ -120,7 +120,7 @@ def measure_grid(
     def measure(points: Sequence[Point], save: Save) -> Grid:
         for point in points:
             if key(point) not in measured:
-                measured[key(point)] = _apart(work, space, point, budget)
+                measured[key(point)] = _apart(job, space, point, budget)
                 save([*measured.values()])
         return Grid(tuple(measured[key(p)] for p in points), time.monotonic() - began)
 
@@ -133,8 +133,8 @@ def measure_grid(
     return measure(list(points.values()), lambda outcomes: None)
 
 
-def _apart(work: Work, space: Space, point: Point, budget: TimingBudget) -> Outcome:
-    with Runner(work.settings(), work.on_progress) as runner:
+def _apart(job: TuningJob, space: Space, point: Point, budget: TimingBudget) -> Outcome:
+    with Runner(job.settings(), job.on_progress) as runner:
         runner.load()
         outcome = run_trial(runner, point, space.recipe(point), seed=0, budget=budget)
     rate = f"{outcome.rate:.0f} samples/s" if outcome.rate else outcome.status.value

@@ -26,7 +26,7 @@ from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.context import Place, Work
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 
 TASKS = Path(__file__).parent / "islands"
@@ -47,12 +47,12 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
             output=folder / "profile.yaml",
             storage=str(folder / "study.journal"),
         )
-        place = Place(facts, {}, lambda known: known)
-        work = Work(path, place, Options(), lambda event: None)
+        target = Target(facts, {}, lambda known: known)
+        job = TuningJob(path, target, Options(), lambda event: None)
         mended = replace(profile.recipe, forced=False)
         plain = replace(mended, float32_modules=())
         float32 = Recipe(batch_size=mended.batch_size, accumulation_steps=mended.accumulation_steps)
-        rates = alternate(work, [float32, mended, plain], {}, rounds)
+        rates = alternate(job, [float32, mended, plain], {}, rounds)
     found: Mapping[str, Any] = profile.evidence.islands or {}
     with_islands = paired_ratio(rates[mended.key()], rates[float32.key()])
     without = paired_ratio(rates[plain.key()], rates[float32.key()])

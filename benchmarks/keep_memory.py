@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grids import make_work
+from grids import make_job
 from provenance import RESULTS, TASKS, machine
 
 from autoprec.core.codec import to_plain
@@ -24,17 +24,17 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.context import Work
+from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner
 
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
 BUDGET = TimingBudget(seconds=2.0, min_steps=1, max_steps=100_000, precision=0.0)
 
 
-def compare(work: Work, recipe: Recipe, rounds: int) -> dict[str, Any]:
+def compare(job: TuningJob, recipe: Recipe, rounds: int) -> dict[str, Any]:
     """Steps without and with freed memory kept."""
     recipes = (recipe, replace(recipe, knobs={KEEP_MEMORY: True}))
-    runners = [work.runner() for _ in recipes]
+    runners = [job.runner() for _ in recipes]
     try:
         for runner, each in zip(runners, recipes, strict=True):
             runner.call("open", name="steps", recipe=each, seed=0)
@@ -83,10 +83,10 @@ def main() -> None:
     rows = []
     for name in arguments.tasks:
         with tempfile.TemporaryDirectory() as temporary:
-            work, _ = make_work(TASKS / f"{name}.py", Path(temporary))
+            job, _ = make_job(TASKS / f"{name}.py", Path(temporary))
             for policy in POLICIES:
                 recipe = Recipe(policy=policy, batch_size=arguments.batch)
-                rows.append({"task": name, **compare(work, recipe, arguments.rounds)})
+                rows.append({"task": name, **compare(job, recipe, arguments.rounds)})
                 print(line(rows[-1]), flush=True)
                 text = json.dumps({**head, "rows": rows}, indent=1)
                 output.write_text(text + "\n", encoding="utf-8")

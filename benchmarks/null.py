@@ -37,7 +37,7 @@ from autoprec.core.device.facts import (
 )
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.profile import Profile
-from autoprec.tuning.context import Place, Work
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import tune
 from autoprec.workers.client import WorkerSettings
@@ -193,9 +193,9 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
                 storage=str(Path(folder) / "study.journal"),
                 wait=True,
             )
-            place = Place(facts, {}, lambda known: known)
-            work = Work(task, place, options, lambda event: None, start=Here)  # type: ignore[arg-type]
-            profile = tune(work)
+            target = Target(facts, {}, lambda known: known)
+            job = TuningJob(task, target, options, lambda event: None, start=Here)  # type: ignore[arg-type]
+            profile = tune(job)
             del sys.modules[task.stem]  # of one name only one file can be loaded
         yield claim(f"noise {wander:.1%}, seed {seed}", profile)
 

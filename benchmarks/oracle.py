@@ -29,7 +29,7 @@ from grids import (
     Grid,
     commit_of,
     further_knobs,
-    make_work,
+    make_job,
     measure_grid,
     peaks_of,
     read_curves,
@@ -48,8 +48,8 @@ from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Status
 from autoprec.core.statistics import paired_ratio
 from autoprec.documents import write_text
-from autoprec.tuning.context import Work
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
+from autoprec.tuning.job import TuningJob
 
 
 class Clock:
@@ -91,7 +91,7 @@ def tune_from_scratch(
 
 
 def grid_of(
-    name: str, head: Mapping[str, Any], arguments: argparse.Namespace, work: Work, space: Space
+    name: str, head: Mapping[str, Any], arguments: argparse.Namespace, job: TuningJob, space: Space
 ) -> tuple[Grid, str | None]:
     """A task's grid, and the commit that measured what was recorded of it before, if any was."""
     whole = arguments.whole_grid
@@ -100,18 +100,18 @@ def grid_of(
     recorded = commit_of(curves) if known else head["commit"]
     told = {**head, "commit": recorded, "task": name, "seconds": arguments.seconds}
     save = writer(curves, told, () if whole else further_knobs(space))
-    return measure_grid(work, space, arguments.seconds, known, save, whole), recorded
+    return measure_grid(job, space, arguments.seconds, known, save, whole), recorded
 
 
 def record_grid(name: str, head: Mapping[str, Any], arguments: argparse.Namespace) -> None:
     """Measure a task's grid and keep it, where it was not recorded before."""
     with tempfile.TemporaryDirectory() as temporary:
-        work, space = make_work(TASKS / f"{name}.py", Path(temporary), wide=True)
-        grid_of(name, head, arguments, work, space)
+        job, space = make_job(TASKS / f"{name}.py", Path(temporary), wide=True)
+        grid_of(name, head, arguments, job, space)
 
 
 def best_of(
-    work: Work, space: Space, grid: Grid, rounds: int
+    job: TuningJob, space: Space, grid: Grid, rounds: int
 ) -> tuple[Recipe, list[dict[str, Any]]]:
     """The best of a grid: of its fastest, measured once more in fresh processes, in alternation.
 
@@ -119,7 +119,7 @@ def best_of(
     """
     fastest = {space.recipe(o.point).key(): o for o in grid.fastest()}
     recipes = [space.recipe(outcome.point) for outcome in fastest.values()]
-    rates = alternate(work, recipes, peaks_of(space, grid.outcomes), rounds)
+    rates = alternate(job, recipes, peaks_of(space, grid.outcomes), rounds)
     rows = [
         {
             "recipe": to_plain(recipe),
@@ -136,15 +136,15 @@ def run_task(name: str, head: Mapping[str, Any], arguments: argparse.Namespace) 
     path, seconds = TASKS / f"{name}.py", arguments.seconds
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        work, space = make_work(path, folder, wide=True)
-        grid, recorded = grid_of(name, head, arguments, work, space)
-        best, again = best_of(work, space, grid, arguments.rounds_of_fastest)
+        job, space = make_job(path, folder, wide=True)
+        grid, recorded = grid_of(name, head, arguments, job, space)
+        best, again = best_of(job, space, grid, arguments.rounds_of_fastest)
         began = time.monotonic()
         profile, clock = tune_from_scratch(path, folder, seed=0)
         tuning_seconds = time.monotonic() - began
         other, _ = tune_from_scratch(path, folder, seed=1)
         of = recipes_of(profile, other, best)
-        ratios = compare(work, of, peaks_of(space, grid.outcomes), arguments)
+        ratios = compare(job, of, peaks_of(space, grid.outcomes), arguments)
 
     return {
         **head,
@@ -191,12 +191,15 @@ def in_float32(recipe: Recipe) -> Recipe:
 
 
 def compare(
-    work: Work, of: Mapping[str, Recipe], peaks: Mapping[str, int], arguments: argparse.Namespace
+    job: TuningJob,
+    of: Mapping[str, Recipe],
+    peaks: Mapping[str, int],
+    arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     """The last alternation: the ratios that a row reports."""
     watched = (of["chosen"], of["best"], of["second"])
     sharpness = Sharpness(watched, arguments.precision, arguments.limit)
-    rates = alternate(work, [*of.values()], peaks, arguments.rounds, sharpness)
+    rates = alternate(job, [*of.values()], peaks, arguments.rounds, sharpness)
 
     def ratio(left: str, right: str) -> Any:
         return to_plain(paired_ratio(rates[of[left].key()], rates[of[right].key()]))
@@ -216,9 +219,9 @@ def compare_again(result: dict[str, Any], arguments: argparse.Namespace) -> dict
     of = {label: from_plain(Recipe, plain) for label, plain in result["recipes"].items()}
     of.setdefault("float32_alike", in_float32(of["chosen"]))
     with tempfile.TemporaryDirectory() as temporary:
-        work, space = make_work(TASKS / f"{name}.py", Path(temporary), wide=True)
+        job, space = make_job(TASKS / f"{name}.py", Path(temporary), wide=True)
         grid = read_curves(arguments.curves / result["family"] / f"{name}.json", space, {})
-        ratios = compare(work, of, peaks_of(space, grid), arguments)
+        ratios = compare(job, of, peaks_of(space, grid), arguments)
     limit = f"the last alternation was measured once more, for up to {arguments.limit:.0f} s"
     recipes = {label: to_plain(recipe) for label, recipe in of.items()}
     return {**result, **ratios, "recipes": recipes, "note": limit}

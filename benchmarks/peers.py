@@ -28,15 +28,15 @@ from typing import Any
 
 from entrants import (
     Entrant,
-    KeptWork,
+    KeptJob,
     at_batch,
     helped,
     in_plain_float32,
-    kept_work,
+    kept_job,
     rates_of,
     with_knobs_of,
 )
-from grids import make_work
+from grids import make_job
 from oracle_rows import ratio_text, words
 from peers_rows import ALIKE, AT_BATCH, CHOSEN, KNOBS, means
 from provenance import RESULTS, TASKS, machine
@@ -61,9 +61,9 @@ def compare(
     task: str, peers: Sequence[str], rounds: int, limit: float, folder: Path
 ) -> dict[str, Any]:
     """Every search, then the three comparisons."""
-    plain_work, space = make_work(TASKS / f"{task}.py", folder, wide=True)
-    work = kept_work(plain_work)
-    memory = work.memory_bytes or 2**62
+    plain_job, space = make_job(TASKS / f"{task}.py", folder, wide=True)
+    job = kept_job(plain_job)
+    memory = job.memory_bytes or 2**62
     found: Found = {}
     for name in (*peers, OURS, OURS_AT_THE_BATCH):
         found[name] = search_apart(name, task, memory, limit)
@@ -71,15 +71,15 @@ def compare(
     if "recipe" not in found[OURS]:  # a result, too: there is nothing to compare
         return {"task": task, "limit": limit, "peers": found, "comparisons": {}}
     own_batch = from_plain(Recipe, found[OURS_AT_THE_BATCH].get("recipe", found[OURS]["recipe"]))
-    sides = entrants_of(work, space, found, peers, own_batch.effective_batch)
+    sides = entrants_of(job, space, found, peers, own_batch.effective_batch)
     rates = {}
     for comparison, (ours, theirs) in sides.items():
-        rates[comparison] = contest(work, found, ours, theirs, rounds)
+        rates[comparison] = contest(job, found, ours, theirs, rounds)
     return {"task": task, "limit": limit, "peers": found, "comparisons": rates}
 
 
 def entrants_of(
-    work: KeptWork, space: Space, found: Found, peers: Sequence[str], batch: int
+    job: KeptJob, space: Space, found: Found, peers: Sequence[str], batch: int
 ) -> dict[str, tuple[dict[str, Entrant], dict[str, Entrant]]]:
     """By comparison: autoprec's side of each peer, and the peer's, by the peer's name."""
     chose = {p: from_plain(Recipe, found[p]["recipe"]) for p in peers if "recipe" in found[p]}
@@ -88,7 +88,7 @@ def entrants_of(
     def help_to(peer: str, recipe: Recipe) -> Entrant:
         key = f"{peer in CHOOSES_LAYOUT}{recipe.key()}"
         if key not in dressed:
-            dressed[key] = helped(work, recipe, space, peer in CHOOSES_LAYOUT)
+            dressed[key] = helped(job, recipe, space, peer in CHOOSES_LAYOUT)
         return Entrant(dressed[key], kept=True)
 
     ours = from_plain(Recipe, found[OURS]["recipe"])
@@ -111,7 +111,7 @@ def entrants_of(
 
 
 def contest(
-    work: KeptWork,
+    job: KeptJob,
     found: Found,
     ours: Mapping[str, Entrant],
     theirs: Mapping[str, Entrant],
@@ -126,7 +126,7 @@ def contest(
     peaks |= {
         f"theirs {p}": found.get(p, found[OURS]).get("peak_memory_bytes", 2**62) for p in theirs
     }
-    rates, out = rates_of(work, sides, peaks, rounds)
+    rates, out = rates_of(job, sides, peaks, rounds)
     rows: dict[str, dict[str, Any]] = {}
     for peer in theirs:
         left, right = f"ours {peer}", f"theirs {peer}"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from alternation import alternate
-from grids import make_work
+from grids import make_job
 from provenance import RESULTS, TASKS, machine
 
 from autoprec.api import tune
@@ -79,10 +79,10 @@ def compare(task: str, seeds: int, rounds: int) -> list[dict[str, Any]]:
             with neighbours(seed) as seconds:
                 disturbed.append(tuned(task, folder, str(seed)))
             spent.append(sum(seconds))
-        work, _ = make_work(TASKS / f"{task}.py", folder, wide=True)
+        job, _ = make_job(TASKS / f"{task}.py", folder, wide=True)
         found = [idle, *disturbed]
         peaks = {p.recipe.key(): p.evidence.chosen.peak_memory_bytes for p in found}
-        rates = alternate(work, [p.recipe for p in found], peaks, rounds)
+        rates = alternate(job, [p.recipe for p in found], peaks, rounds)
     own = rates[idle.recipe.key()]
     return [
         {

@@ -450,7 +450,7 @@ def test_what_a_journal_holds_is_counted(load: Any, tmp_path: Path) -> None:
 
     place = load("soak_place")
     study = Study(str(tmp_path / "a.journal"), "name")
-    study.use(SPACE)
+    study.set_space(SPACE)
     for point in SPACE.points()[:3]:
         trial, asked = study.ask(point)
         study.tell(trial, outcome(asked, 2.0))

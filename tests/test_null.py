@@ -34,7 +34,7 @@ null = load()
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same draws whatever ran in this process before, and no pauses for threads to end."""
     monkeypatch.setattr(backend, "_OPENED", itertools.count())
-    monkeypatch.setattr(interleaved_timing, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(interleaved_timing, "_WORKER_SWITCH_PAUSE_SECONDS", 0.0)
 
 
 def test_the_noise_is_that_of_recorded_runs() -> None:

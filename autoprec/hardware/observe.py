@@ -40,7 +40,7 @@ _NVIDIA_SECONDS = 60.0
 _WSL = "dxg"
 
 #: Who waits longer than this is told for whom.
-_PATIENCE_SECONDS = 2.0
+_RETRY_BUDGET_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ def _bounded(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(min(_PATIENCE_SECONDS, seconds))
-    if thread.is_alive() and seconds > _PATIENCE_SECONDS:
+    thread.join(min(_RETRY_BUDGET_SECONDS, seconds))
+    if thread.is_alive() and seconds > _RETRY_BUDGET_SECONDS:
         on_wait()
-        thread.join(seconds - _PATIENCE_SECONDS)
+        thread.join(seconds - _RETRY_BUDGET_SECONDS)
     if results:
         return results[0], ()
     return fallback, tuple(failures) or (f"no answer in {seconds:g} seconds",)

@@ -17,29 +17,29 @@ from collections.abc import Callable
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.tuning.context import Work
+from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner, run_trial
 
 #: When the first timing is done again, then every timing: seconds, or times what the last took.
-_SOON, _SECONDS, _SHARE = 6.0, 20.0, 20.0
+_FIRST_CHECK_SECONDS, _CHECK_SECONDS, _CHECK_COST_MULTIPLE = 6.0, 20.0, 20.0
 
 #: A drift that differs by more, as a logarithm, is looked at again; a larger one, after each trial.
-_CHANGE = 0.1
+_LOG_THRESHOLD = 0.1
 
 _BUDGET = TimingBudget(seconds=0.5, min_steps=4, max_steps=40)
 
 
-class DriftGuard:
+class DriftMonitor:
     """Knows how fast the baseline runs now, relative to its first timings."""
 
     def __init__(
-        self, work: Work, space: Space, clock: Callable[[], float] = time.monotonic
+        self, job: TuningJob, space: Space, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._work, self._space, self._clock = work, space, clock
-        self._due: float | None = None
-        self._young = False
+        self._job, self._space, self._clock = job, space, clock
+        self._next_check: float | None = None
+        self._first_check = False
         self._reference: Measurement | None = None
-        self._last = 1.0
+        self._last_observed = 1.0
         self.drift = 1.0
 
     def check(self, runner: Runner, first: Outcome | None) -> float:
@@ -51,65 +51,71 @@ class DriftGuard:
         change after the next trial.
         """
         if first is None:
-            self._due, self._young = self._clock() + _SOON, True
+            self._next_check, self._first_check = self._clock() + _FIRST_CHECK_SECONDS, True
             return 1.0
         if first.measurement is None or first.rate <= 0:
             return 1.0
-        if self._due is None:
-            return self.anchor(runner, first)
-        if self._clock() >= self._due:
-            self._look(runner, first)
+        if self._next_check is None:
+            return self.measure_since_resume(runner, first)
+        if self._clock() >= self._next_check:
+            self._check_now(runner, first)
         return self.drift
 
-    def anchor(self, runner: Runner, first: Outcome) -> float:
+    def measure_since_resume(self, runner: Runner, first: Outcome) -> float:
         """Return the drift since an earlier tuning, which this one goes on from.
 
         The baseline is timed before any other trial, and where it differs at once again.
         """
-        self._look(runner, first)
-        if self._due is not None and self._clock() >= self._due:
-            self._look(runner, first)
+        self._check_now(runner, first)
+        if self._next_check is not None and self._clock() >= self._next_check:
+            self._check_now(runner, first)
         return self.drift
 
-    def of_trial(self, runner: Runner, first: Outcome | None) -> float:
+    def drift_of_trial(self, runner: Runner, first: Outcome | None) -> float:
         """Return the drift of the trial that just ran: of a large one what is left of it now."""
         before = self.drift
-        if first is None or abs(math.log(before)) <= _CHANGE:
+        if first is None or abs(math.log(before)) <= _LOG_THRESHOLD:
             return before
-        after = self._look(runner, first)
-        self._due = self._clock() + _SECONDS  # while it is large, the next look is after a trial
+        after = self._check_now(runner, first)
+        self._next_check = (
+            self._clock() + _CHECK_SECONDS
+        )  # while it is large, the next look is after a trial
         return min(before, after, key=lambda drift: abs(math.log(drift)))
 
-    def _look(self, runner: Runner, first: Outcome) -> float:
+    def _check_now(self, runner: Runner, first: Outcome) -> float:
         """Time the baseline, take on the change that it settles, and return what it saw."""
         began = self._clock()
         assert first.measurement is not None
         reference = self._reference or first.measurement
-        again = self._time(runner, first)
-        if again is not None and self._young:
+        again = self._time_baseline(runner, first)
+        if again is not None and self._first_check:
             reference = min(reference, again, key=lambda m: m.step_seconds)
-        self._young, self._reference = False, reference
-        seen = self.drift if again is None else drift_between(reference, again)
-        suspected = self._settle(seen)
+        self._first_check, self._reference = False, reference
+        observed = self.drift if again is None else drift_between(reference, again)
+        unconfirmed = self._confirm_change(observed)
         ended = self._clock()
-        self._due = ended if suspected else ended + max(_SECONDS, _SHARE * (ended - began))
-        return seen
+        self._next_check = (
+            ended
+            if unconfirmed
+            else ended + max(_CHECK_SECONDS, _CHECK_COST_MULTIPLE * (ended - began))
+        )
+        return observed
 
-    def _time(self, runner: Runner, first: Outcome) -> Measurement | None:
+    def _time_baseline(self, runner: Runner, first: Outcome) -> Measurement | None:
         recipe = self._space.recipe(first.point)
-        with self._work.watch.over(lambda: runner.pids):
+        with self._job.contention_monitor.over(lambda: runner.pids):
             again = run_trial(
-                runner, first.point, recipe, seed=self._work.options.seed, budget=_BUDGET
+                runner, first.point, recipe, seed=self._job.options.seed, budget=_BUDGET
             )
         return again.measurement if again.rate > 0 else None
 
-    def _settle(self, seen: float) -> bool:
+    def _confirm_change(self, observed: float) -> bool:
         """Take a change on where two timings in a row saw it, the smaller; say if one alone did."""
-        both, self._last = (self._last, seen), seen
+        both, self._last_observed = (self._last_observed, observed), observed
         if not min(both) <= self.drift <= max(both):
             self.drift = min(both, key=lambda drift: abs(math.log(drift / self.drift)))
             return False
-        return abs(math.log(seen / self.drift)) > _CHANGE
+        return abs(math.log(observed / self.drift)) > _LOG_THRESHOLD
 
 
 def drift_between(first: Measurement, again: Measurement) -> float:

@@ -21,10 +21,10 @@ from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.best_arm import TURN_SECONDS
 from autoprec.core.speed.selection import Finalist
-from autoprec.tuning.context import Work
 from autoprec.tuning.events import Listener, Round
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile_builder import Findings
-from autoprec.workers.cpu_contention import Watch
+from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import TRY_AGAIN, Runner
 
@@ -38,7 +38,7 @@ class FinalistFailed(Exception):
 
 
 #: What a session is warmed up for, where it shares a worker and where it has its own.
-_WARMUP_SECONDS, _OWN_WARMUP_SECONDS = 0.1, 0.5
+_SHARED_WORKER_WARMUP_SECONDS, _OWN_WORKER_WARMUP_SECONDS = 0.1, 0.5
 
 #: A turn this much slower than the recipe ran before it in this contest is disturbed: what its
 #: neighbours freed comes back from the system page by page. (Not in the search: who was lucky there
@@ -46,40 +46,40 @@ _WARMUP_SECONDS, _OWN_WARMUP_SECONDS = 0.1, 0.5
 #: round; what is not reached by then is not reached beside the others, or the whole machine has
 #: become slower: that is the pace now, and is not waited for again. And one for which that took so
 #: long in all varies by that much of itself.
-_DISTURBED, _WAIT_SECONDS, _PATIENCE_SECONDS = 1.15, 0.5, 1.0
+_DISTURBED_RATIO, _ROUND_RETRY_SECONDS, _RETRY_BUDGET_SECONDS = 1.15, 0.5, 1.0
 
 #: Who runs after another worker pays for it in its first step: that one's threads spin for some
 #: milliseconds before they sleep (OpenMP's wait), and the caches are cold. Training pays neither,
 #: and a step as long as a turn would count nothing else. So each such turn begins with a pause, and
 #: with a step that is not counted where it takes less than this; in a longer one it is lost.
-_PAUSE_SECONDS, _LEAD_IN_SECONDS = 0.02, 0.5
+_WORKER_SWITCH_PAUSE_SECONDS, _LONGEST_WARM_STEP_SECONDS = 0.02, 0.5
 
-StillRunning = Callable[[tuple[Finalist, ...]], Collection[int]]
+SelectRemaining = Callable[[tuple[Finalist, ...]], Collection[int]]
 """Who runs another round after those so far, by number; nobody: they are enough."""
 
 
-def everybody(finals: tuple[Finalist, ...]) -> Collection[int]:
+def keep_all(finals: tuple[Finalist, ...]) -> Collection[int]:
     """All of them, whatever the rounds brought."""
     return range(len(finals))
 
 
 #: Knobs that a framework holds once for the whole process.
-_PROCESS_WIDE = ("threads", "implicit_bfloat16", "cudnn_benchmark")
+_PROCESS_WIDE_KNOBS = ("threads", "implicit_bfloat16", "cudnn_benchmark")
 
 
-def may_share(recipe: Recipe, framework: str) -> bool:
+def may_share_worker(recipe: Recipe, framework: str) -> bool:
     """Whether other sessions in its process leave a recipe's times on a CPU as they are.
 
     Under torch they do where freed memory is kept. Where it is not, what the others hold decides
     how much of the heap glibc gives back after each step, which moves a step by up to a third.
     """
-    wide = any(name in recipe.knobs for name in _PROCESS_WIDE)
+    wide = any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS)
     if framework == "torch":
         return recipe.keeps_memory and not recipe.compile and not wide
     return not wide
 
 
-class Contest:
+class InterleavedTiming:
     """Finalists ready to run in rounds: those that may share a worker in `shared`'s."""
 
     def __init__(
@@ -92,19 +92,19 @@ class Contest:
         seed: int,
         together: bool,
         listener: Listener,
-        watch: Watch,
-        at_once: bool = True,
+        contention_monitor: ContentionMonitor,
+        concurrently: bool = True,
     ) -> None:
         self.recipes = tuple(recipes)
         self._fastest = [math.inf] * len(self.recipes)
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
-        self._waited = 0.0
-        self._patience = [_PATIENCE_SECONDS] * len(self.recipes)
+        self._retried_seconds = 0.0
+        self._retry_budget = [_RETRY_BUDGET_SECONDS] * len(self.recipes)
         self._seed, self._together, self._listener = seed, together, listener
-        self._at_once = at_once
-        self._watch = watch
+        self._concurrently = concurrently
+        self._contention_monitor = contention_monitor
         self._open_now: set[int] = set()
-        self._revived: set[int] = set()
+        self._restarted: set[int] = set()
         self._shared = shared
         self._own: list[Runner] = []
         self._last: Runner | None = None
@@ -114,7 +114,7 @@ class Contest:
                 self._own.append(make_runner())
             self._runners.append(shared if shares(recipe) else self._own[-1])
 
-    def __enter__(self) -> Contest:
+    def __enter__(self) -> InterleavedTiming:
         if self._together:
             try:
                 self._open_together()
@@ -138,9 +138,9 @@ class Contest:
         On an accelerator a session limits itself to what is free, so the workers start side by
         side, and their sessions are opened one after the other.
         """
-        mates: dict[Runner, list[int]] = {}
+        by_runner: dict[Runner, list[int]] = {}
         for index, runner in enumerate(self._runners):
-            mates.setdefault(runner, []).append(index)
+            by_runner.setdefault(runner, []).append(index)
 
         def start(runner: Runner) -> None:
             with contextlib.suppress(WorkerFailure):  # opening says it again, and for whom
@@ -150,20 +150,22 @@ class Contest:
             for index in indices:
                 self._open(index)
 
-        with ThreadPoolExecutor(len(mates)) as pool:
+        with ThreadPoolExecutor(len(by_runner)) as pool:
             try:
-                if self._at_once:
-                    list(pool.map(open_all, mates.values()))
+                if self._concurrently:
+                    list(pool.map(open_all, by_runner.values()))
                 else:
-                    list(pool.map(start, mates))
-                    open_all([index for indices in mates.values() for index in indices])
+                    list(pool.map(start, by_runner))
+                    open_all([index for indices in by_runner.values() for index in indices])
             except KeyboardInterrupt:
                 for runner in self._runners:  # the threads wait for these
                     runner.drop()
                 raise
         for index in range(len(self.recipes)):
             own = self._runners[index] is not self._shared
-            warm = self._time(index, _OWN_WARMUP_SECONDS if own else _WARMUP_SECONDS)
+            warm = self._time(
+                index, _OWN_WORKER_WARMUP_SECONDS if own else _SHARED_WORKER_WARMUP_SECONDS
+            )
             self._fastest[index] = min(self._fastest[index], warm.step_seconds)
             self._last = self._runners[index]
 
@@ -180,15 +182,15 @@ class Contest:
             try:
                 return self._runners[index].call(method, name=f"final{index}", **arguments)
             except WorkerFailure as failure:
-                if failure.kind not in TRY_AGAIN or index in self._revived:
+                if failure.kind not in TRY_AGAIN or index in self._restarted:
                     raise
-                return self._revive(index, method, **arguments)
+                return self._call_in_new_worker(index, method, **arguments)
         except WorkerFailure as failure:
             raise FinalistFailed(self.recipes[index], failure) from failure
 
-    def _revive(self, index: int, method: str, **arguments: Any) -> Any:
+    def _call_in_new_worker(self, index: int, method: str, **arguments: Any) -> Any:
         """Go on in a new worker, once: that one was killed says nothing of the recipe."""
-        self._revived.add(index)
+        self._restarted.add(index)
         runner = self._runners[index]
         for mate in sorted(self._open_now):
             if self._runners[mate] is runner:
@@ -196,39 +198,39 @@ class Contest:
                 runner.call("open", name=f"final{mate}", recipe=recipe, seed=self._seed)
         return runner.call(method, name=f"final{index}", **arguments)
 
-    def run(self, rounds: int, running: StillRunning = everybody) -> tuple[Finalist, ...]:
+    def run(self, rounds: int, running: SelectRemaining = keep_all) -> tuple[Finalist, ...]:
         """Run the rounds, fewer where they settle it; return everybody with the rates in each.
 
         `running` says after each who runs the next; who is out has fewer rates.
         """
         order = list(range(len(self.recipes)))
         for number in range(rounds):
-            self._waited = 0.0
-            with self._watch.over(self._pids):
+            self._retried_seconds = 0.0
+            with self._contention_monitor.over(self._worker_pids):
                 for index in order if number % 2 == 0 else reversed(order):
-                    self.measured[index].append(self._turn(index))
+                    self.measured[index].append(self._time_turn(index))
             rates = [0.0] * len(self.recipes)
             for index in order:
                 rates[index] = self.measured[index][-1].samples_per_second
             self._listener(Round(number + 1, rounds, tuple(rates)))
-            order = sorted(running(self._finals()))
+            order = sorted(running(self._finalists()))
             if not order:
                 break
-        return self._finals()
+        return self._finalists()
 
-    def _finals(self) -> tuple[Finalist, ...]:
+    def _finalists(self) -> tuple[Finalist, ...]:
         return tuple(
             Finalist(recipe, tuple(m.samples_per_second for m in measured))
             for recipe, measured in zip(self.recipes, self.measured, strict=True)
         )
 
-    def _pids(self) -> list[int]:
+    def _worker_pids(self) -> list[int]:
         return [pid for runner in {*self._runners} for pid in runner.pids]
 
-    def _turn(self, index: int) -> Measurement:
+    def _time_turn(self, index: int) -> Measurement:
         """A few steps. The peak of a worker that others share is not this recipe's."""
         if self._together:
-            measured = self._undisturbed(index)
+            measured = self._time_until_undisturbed(index)
             shared = self._runners.count(self._runners[index]) > 1
             return replace(measured, peak_memory_bytes=0) if shared else measured
         self._open(index)
@@ -236,28 +238,28 @@ class Contest:
         self._close(index)
         return measured
 
-    def _undisturbed(self, index: int) -> Measurement:
+    def _time_until_undisturbed(self, index: int) -> Measurement:
         """A turn, which goes on while the recipe is slower than it has been."""
         if self._runners[index] is not self._last:
             self._last = self._runners[index]
-            self._lead_in(index)
+            self._warm_caches(index)
         while True:
             measured = self._time(index, TURN_SECONDS)
-            slow = measured.step_seconds > _DISTURBED * self._fastest[index]
-            if not slow or self._patience[index] <= 0:
+            slow = measured.step_seconds > _DISTURBED_RATIO * self._fastest[index]
+            if not slow or self._retry_budget[index] <= 0:
                 self._fastest[index] = min(self._fastest[index], measured.step_seconds)
                 return measured
             seconds = max(TURN_SECONDS, measured.steps * measured.step_seconds)
-            self._waited += seconds
-            self._patience[index] -= seconds
-            if self._waited >= _WAIT_SECONDS:
+            self._retried_seconds += seconds
+            self._retry_budget[index] -= seconds
+            if self._retried_seconds >= _ROUND_RETRY_SECONDS:
                 self._fastest[index] = measured.step_seconds
                 return measured
 
-    def _lead_in(self, index: int) -> None:
+    def _warm_caches(self, index: int) -> None:
         """Leave the worker before time to fall silent, and this one a step to warm the caches."""
-        time.sleep(_PAUSE_SECONDS)
-        if self._fastest[index] < _LEAD_IN_SECONDS:
+        time.sleep(_WORKER_SWITCH_PAUSE_SECONDS)
+        if self._fastest[index] < _LONGEST_WARM_STEP_SECONDS:
             self._time(index, 0.0)
 
     def _time(self, index: int, seconds: float) -> Measurement:
@@ -270,21 +272,21 @@ class Contest:
 _CONTEXT_BYTES = 512 * 2**20
 
 
-def fit_together(work: Work, recipes: Sequence[Recipe], findings: Findings) -> bool:
+def fit_in_memory_together(job: TuningJob, recipes: Sequence[Recipe], findings: Findings) -> bool:
     """Whether the memory suffices for all of them at once."""
-    budget = work.memory_bytes
-    beside = 0 if work.on_cpu else _CONTEXT_BYTES
+    budget = job.memory_bytes
+    beside = 0 if job.on_cpu else _CONTEXT_BYTES
     needed = sum(findings.peak_of(recipe) + beside for recipe in recipes)
     return budget is None or needed <= budget
 
 
-def contest_among(
-    work: Work,
+def time_interleaved(
+    job: TuningJob,
     recipes: Sequence[Recipe],
     rounds: int,
     findings: Findings,
     runner: Runner,
-    running: StillRunning = everybody,
+    running: SelectRemaining = keep_all,
     make_runner: Callable[[], Runner] | None = None,
 ) -> tuple[Finalist, ...]:
     """Run recipes in alternation; `findings` keeps what it took.
@@ -294,23 +296,23 @@ def contest_among(
     """
 
     def shares(recipe: Recipe) -> bool:
-        return work.on_cpu and may_share(recipe, findings.task.framework)
+        return job.on_cpu and may_share_worker(recipe, findings.task.framework)
 
     if not any(map(shares, recipes)):
         runner.drop()  # its memory is better used by those who run
-    contest = Contest(
+    timing = InterleavedTiming(
         recipes,
         runner,
-        make_runner or work.runner,
+        make_runner or job.runner,
         shares=shares,
-        seed=work.options.seed,
-        together=fit_together(work, recipes, findings),
-        listener=work.listener,
-        watch=work.watch,
-        at_once=work.on_cpu,
+        seed=job.options.seed,
+        together=fit_in_memory_together(job, recipes, findings),
+        listener=job.listener,
+        contention_monitor=job.contention_monitor,
+        concurrently=job.on_cpu,
     )
-    with contest:
-        finals = contest.run(rounds, running)
-    for recipe, measured in zip(recipes, contest.measured, strict=True):
+    with timing:
+        finals = timing.run(rounds, running)
+    for recipe, measured in zip(recipes, timing.measured, strict=True):
         findings.finals[recipe.key()] = measured
     return finals

@@ -21,19 +21,21 @@ from autoprec.core.numerics.loss_scale import (
 from autoprec.core.numerics.records import ExponentHistogram, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
 
-BATCHES = 8
-STEPS = 100
-TRIALS = 4
+HISTOGRAM_BATCHES = 8
+CONFIRMATION_STEPS = 100
+MAX_TRIALS = 4
 GROWTH_STEPS = 12
 
 
-def analytic(recipe: Recipe, tracer: Tracer, batches: int = BATCHES) -> LossScale:
+def loss_scale_from_backward(
+    recipe: Recipe, tracer: Tracer, batches: int = HISTOGRAM_BATCHES
+) -> LossScale:
     """The loss scale that the backward pass's magnitudes allow, without a training."""
     histogram = tracer.backward_exponents(recipe=recipe, batches=batches)
     return recommended_scale(_evidence(histogram, initial_exponent(histogram)))
 
 
-def unmeasured(note: str) -> tuple[LossScale, ScaleEvidence]:
+def default_loss_scale(note: str) -> tuple[LossScale, ScaleEvidence]:
     """The usual scale, where nothing could be measured; `note` says why."""
     histogram = ExponentHistogram(largest=None, smallest=None)
     evidence = replace(_evidence(histogram, initial_exponent(histogram)), note=note)
@@ -41,17 +43,17 @@ def unmeasured(note: str) -> tuple[LossScale, ScaleEvidence]:
 
 
 def tune_loss_scale(
-    recipe: Recipe, tracer: Tracer, *, most: int = STEPS
+    recipe: Recipe, tracer: Tracer, *, most: int = CONFIRMATION_STEPS
 ) -> tuple[LossScale, ScaleEvidence, Trajectory]:
     """Choose the initial loss scale and confirm it by short trainings in float16; return the last.
 
     Optuna holds the trials over the exponent, seeded and in memory. The analytic start is the first
     one; where it skips no step and loses next to no gradient, it is the only one. A training takes
-    `STEPS` steps, or twice the `most` that a proof may take.
+    `CONFIRMATION_STEPS` steps, or twice the `most` that a proof may take.
     """
     import optuna
 
-    histogram = tracer.backward_exponents(recipe=recipe, batches=BATCHES)
+    histogram = tracer.backward_exponents(recipe=recipe, batches=HISTOGRAM_BATCHES)
     start = initial_exponent(histogram)
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -59,14 +61,14 @@ def tune_loss_scale(
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
         tried: dict[int, tuple[float, float]] = {}
         runs: dict[int, Trajectory] = {}
-        while len(tried) < TRIALS and (proposed := next_exponent(start, tried)) is not None:
+        while len(tried) < MAX_TRIALS and (proposed := next_exponent(start, tried)) is not None:
             study.enqueue_trial({"exponent": proposed})
             trial = study.ask()
             exponent = trial.suggest_int("exponent", MIN_EXPONENT, MAX_EXPONENT)
             run = runs[exponent] = tracer.trajectory(
                 recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
                 seed=0,
-                steps=confirming(most),
+                steps=confirmation_steps(most),
             )
             skipped = len(run.skipped) / max(1, len(run.losses))
             tried[exponent] = skipped, underflow_share(histogram, exponent)
@@ -83,9 +85,9 @@ def tune_loss_scale(
     return recommended_scale(evidence), evidence, runs[best]
 
 
-def confirming(most: int) -> int:
+def confirmation_steps(most: int) -> int:
     """The steps of a training that confirms a loss scale, where a proof may take `most`."""
-    return min(STEPS, 2 * most)
+    return min(CONFIRMATION_STEPS, 2 * most)
 
 
 def _growth(recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence) -> ScaleEvidence:

@@ -14,18 +14,18 @@ from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.speed.plan import Plan, estimates, expectation, memory_plan
 from autoprec.core.speed.space import BATCH
-from autoprec.tuning.context import Place, Work
 from autoprec.tuning.events import Event, Note, Stage
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.preflight import (
     baseline_point,
     build_space,
     describe,
-    load,
-    multiples,
-    never_trained,
-    off_alignment,
+    load_task,
+    misaligned,
+    padding_multiples,
     refuse_absent_tf32,
-    refuse_what_is_missed,
+    refuse_cpu_for_missing_accelerator,
+    untrainable_reason,
 )
 from autoprec.workers.handlers import Loaded
 
@@ -33,23 +33,23 @@ Figures = Callable[[DeviceFacts], DeviceFacts]
 """The device whose peaks and bandwidth are used for another: itself, or a product of its family."""
 
 
-def plan(work: Work, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
+def plan(job: TuningJob, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
     """What `tune` would do on the first of `devices` that the task's framework is built for.
 
-    `work` is placed on this machine's CPU. One device alone need not be here.
+    `job` is placed on this machine's CPU. One device alone need not be here.
     """
     if len(devices) == 1:
-        refuse_absent_tf32(work, devices[0])
-    work.listener(Stage("preflight", "in float32, on the CPU"))
-    with work.runner() as runner:
-        loaded = load(replace(work, place=replace(work.place, unusable=())), runner)
+        refuse_absent_tf32(job, devices[0])
+    job.listener(Stage("preflight", "in float32, on the CPU"))
+    with job.runner() as runner:
+        loaded = load_task(replace(job, target=replace(job.target, unusable=())), runner)
         device = next((each for each in devices[:-1] if _drives(loaded, each)), devices[-1])
         if device.kind is DeviceKind.CPU:
-            refuse_what_is_missed(work.place.unusable, loaded)
-        refuse_absent_tf32(work, device)
-        task = describe(work, runner)
-    made = plan_for(work, task, device, figures(device))
-    never = never_trained(loaded, device.kind)
+            refuse_cpu_for_missing_accelerator(job.target.unusable, loaded)
+        refuse_absent_tf32(job, device)
+        task = describe(job, runner)
+    made = plan_for(job, task, device, figures(device))
+    never = untrainable_reason(loaded, device.kind)
     return replace(made, refusal=never, expectation=()) if never else made
 
 
@@ -58,7 +58,7 @@ def _drives(loaded: Loaded, device: DeviceFacts) -> bool:
     return device.kind in loaded.built_for or alone(device.observation).device in loaded.usable
 
 
-def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
+def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
     """The plan for a task that is described already."""
     notes: list[str] = []
     # What is free on this machine says nothing of a device that is not here.
@@ -68,16 +68,16 @@ def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFa
         if isinstance(event, Note):
             notes.append(event.text)
 
-    there = replace(work, place=Place(device, work.place.software, lambda f: f), listener=note)
-    proposal = propose(device, work.options.policies)
+    there = replace(job, target=Target(device, job.target.software, lambda f: f), listener=note)
+    proposal = propose(device, job.options.policies)
     space = build_space(there, task, device, proposal)
     baseline = int(baseline_point(space)[BATCH])
     estimated = estimates(
         task, figures, proposal.policies, sorted({baseline, max(space.batch_sizes)})
     )
-    multiple = min(multiples(there, device, space.policies), default=1)
+    multiple = min(padding_multiples(there, device, space.policies), default=1)
     return Plan(
-        task=str(work.task),
+        task=str(job.task),
         device=device,
         facts=task,
         proposal=proposal,
@@ -87,9 +87,9 @@ def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFa
         estimates=estimated,
         expectation=expectation(estimated, figures, task, proposal.policies),
         alignment=multiple,
-        off_alignment=off_alignment(task, multiple),
+        off_alignment=misaligned(task, multiple),
         memory=memory_plan(
-            task, baseline, work.options.memory_bytes if hypothetical else there.memory_bytes
+            task, baseline, job.options.memory_bytes if hypothetical else there.memory_bytes
         ),
         notes=tuple(notes),
     )

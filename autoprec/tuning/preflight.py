@@ -16,8 +16,8 @@ from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
 from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.speed.space import BATCH, Point, Space, micro_batches, powers_of_two
 from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError, UserCodeError
-from autoprec.tuning.context import Work
 from autoprec.tuning.events import Note, Stage
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import BASELINE_BATCH
 from autoprec.tuning.study import Study
 from autoprec.workers.failures import FailureKind, WorkerFailure
@@ -27,35 +27,35 @@ from autoprec.workers.runner import Runner, raise_user_error
 SMALLEST_BATCH = 8
 
 #: Rounds every float32 product of the process, so that no module stays in float32.
-_ROUNDING = "implicit_bfloat16"
+_ROUNDING_KNOB = "implicit_bfloat16"
 
 #: Padding is tried where the modules off the alignment do at least this share of the products.
-_PADDED_SHARE = 0.1
+_MIN_MISALIGNED_SHARE = 0.1
 _LARGEST_BATCH = {DeviceKind.CPU: 1024}
 _LARGEST_BATCH_ELSEWHERE = 4096
 
 
-def preflight(work: Work, study: Study, runner: Runner) -> TaskFacts:
+def preflight(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
     """Take one float32 step: the user's bugs show here, before anything else is tried."""
     known = study.recall("task", TaskFacts)
     if known is not None:
         return known
-    work.listener(Stage("preflight", "in float32"))
-    facts = describe(work, runner)
+    job.listener(Stage("preflight", "in float32"))
+    facts = describe(job, runner)
     study.remember("task", facts)
     return facts
 
 
-def describe(work: Work, runner: Runner) -> TaskFacts:
+def describe(job: TuningJob, runner: Runner) -> TaskFacts:
     """Take one float32 step, at the user's batch where that fits in memory, and describe it."""
     try:
-        batch = runner.load().batch_size or _first_batch(work)
-        return _describe(work, runner, batch)
+        batch = runner.load().batch_size or _first_batch(job)
+        return _describe(job, runner, batch)
     except WorkerFailure as failure:
-        raise _first_step_failed(work, failure, "in the first float32 step: ") from failure
+        raise _first_step_error(job, failure, "in the first float32 step: ") from failure
 
 
-def load(work: Work, runner: Runner) -> Loaded:
+def load_task(job: TuningJob, runner: Runner) -> Loaded:
     """Load the task in a worker.
 
     `DeviceUnusable` where its framework cannot drive the device, or where that is the CPU for want
@@ -64,40 +64,40 @@ def load(work: Work, runner: Runner) -> Loaded:
     try:
         loaded = runner.load()
     except WorkerFailure as failure:
-        raise _first_step_failed(work, failure) from failure
-    never = never_trained(loaded, work.place.facts.kind)
+        raise _first_step_error(job, failure) from failure
+    never = untrainable_reason(loaded, job.target.facts.kind)
     if never:
         raise DeviceUnusable(f"{never}; tune for another: --device {loaded.usable[-1]}")
-    device = work.settings().device
+    device = job.settings().device
     # ROCm's GPUs are "cuda", too: the build tells whose it uses.
-    anothers = device == "cuda" and work.place.facts.kind not in loaded.built_for
+    anothers = device == "cuda" and job.target.facts.kind not in loaded.built_for
     if device not in loaded.usable or anothers:
-        name = work.place.facts.observation.name or device
+        name = job.target.facts.observation.name or device
         version = loaded.software.get(loaded.framework, "")
         build = f"Install a build of it for this device ({loaded.builds})"
-        if work.place.facts.kind in loaded.built_for:
+        if job.target.facts.kind in loaded.built_for:
             build = (
                 "This build is for such devices: mend the driver, a library that is missing "
                 f"({loaded.builds}) or the setting that hides it"
             )
         raise DeviceUnusable(
-            f"{loaded.framework} {version} cannot use {name} ({work.place.facts.kind}): as it is "
+            f"{loaded.framework} {version} cannot use {name} ({job.target.facts.kind}): as it is "
             f"installed here it uses {' and '.join(loaded.usable)}. {build}, or tune for another: "
             f"--device {loaded.usable[-1]}"
         )
-    if work.on_cpu:
-        refuse_what_is_missed(work.place.unusable, loaded)
+    if job.on_cpu:
+        refuse_cpu_for_missing_accelerator(job.target.unusable, loaded)
     return loaded
 
 
-def never_trained(loaded: Loaded, kind: DeviceKind) -> str:
+def untrainable_reason(loaded: Loaded, kind: DeviceKind) -> str:
     """That a framework's models are never tuned on such a device; "" where they are."""
     if kind in loaded.trains_on:
         return ""
     return f"{loaded.framework} models are tuned on {', '.join(loaded.trains_on)}, not on {kind}"
 
 
-def refuse_what_is_missed(unusable: Sequence[Unusable], loaded: Loaded) -> None:
+def refuse_cpu_for_missing_accelerator(unusable: Sequence[Unusable], loaded: Loaded) -> None:
     """Raise `DeviceUnusable` where the CPU would stand for what the framework was built for."""
     missed = [each.text for each in unusable if each.kind in loaded.built_for]
     if missed:
@@ -106,15 +106,15 @@ def refuse_what_is_missed(unusable: Sequence[Unusable], loaded: Loaded) -> None:
         )
 
 
-def _first_step_failed(work: Work, failure: WorkerFailure, where: str = "") -> AutoprecError:
+def _first_step_error(job: TuningJob, failure: WorkerFailure, where: str = "") -> AutoprecError:
     if failure.kind is FailureKind.USER_ERROR and failure.frames:
-        message = f"{where}{failure.message}{_beside(work.task, failure.message)}"
+        message = f"{where}{failure.message}{_missing_file_hint(job.task, failure.message)}"
         raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)
     return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
 
 
-def _beside(task: Path, message: str) -> str:
+def _missing_file_hint(task: Path, message: str) -> str:
     """What to do where the file that is missing here is there beside the task file."""
     found = re.search(r"No such file or directory: '([^'\n]+)'", message)
     if found is None or Path(found[1]).is_absolute() or not (task.parent / found[1]).exists():
@@ -125,18 +125,18 @@ def _beside(task: Path, message: str) -> str:
     )
 
 
-def _first_batch(work: Work) -> int:
-    sizes = work.options.batch_sizes
+def _first_batch(job: TuningJob) -> int:
+    sizes = job.options.batch_sizes
     if not sizes or BASELINE_BATCH in sizes:
         return BASELINE_BATCH
     return sizes[0]
 
 
-def _describe(work: Work, runner: Runner, batch: int) -> TaskFacts:
+def _describe(job: TuningJob, runner: Runner, batch: int) -> TaskFacts:
     """Describe the task at `batch`, or at the largest part of it that fits in memory."""
     while True:
         try:
-            facts: TaskFacts = runner.call("describe", batch_size=batch, seed=work.options.seed)
+            facts: TaskFacts = runner.call("describe", batch_size=batch, seed=job.options.seed)
             return facts
         except WorkerFailure as failure:
             if failure.kind is not FailureKind.OUT_OF_MEMORY or batch == 1:
@@ -144,58 +144,58 @@ def _describe(work: Work, runner: Runner, batch: int) -> TaskFacts:
             batch = max(1, batch // 4)
 
 
-def refuse_absent_tf32(work: Work, facts: DeviceFacts) -> None:
+def refuse_absent_tf32(job: TuningJob, facts: DeviceFacts) -> None:
     """Raise `UsageError` where TF32 was asked for and the device has none."""
-    if Policy.TF32 in work.options.policies and facts.fact(DType.TF32).support is Support.ABSENT:
+    if Policy.TF32 in job.options.policies and facts.fact(DType.TF32).support is Support.ABSENT:
         raise UsageError(
             f"--policies tf32: {facts.name} has no TF32, so it would be float32 by another name; "
             "leave it out"
         )
 
 
-def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Proposal) -> Space:
+def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: Proposal) -> Space:
     """The recipes worth trying for this task on this device."""
     policies = list(proposal.policies)
     if Policy.FLOAT32 not in policies:
         policies.insert(0, Policy.FLOAT32)  # measured as the baseline, never chosen
-    if task.uses_tf32 and Policy.TF32 in policies and not work.options.policies:
+    if task.uses_tf32 and Policy.TF32 in policies and not job.options.policies:
         policies.remove(Policy.TF32)
-        work.listener(
+        job.listener(
             Note(
                 "tf32 is not tried: the task's float32 products are TF32 already, in the baseline "
                 "and in the proof's float32 too"
             )
         )
     if task.low_precision:
-        work.listener(Note(f"this is not plain float32: {task.low_precision}", warning=True))
+        job.listener(Note(f"this is not plain float32: {task.low_precision}", warning=True))
     for warning in task.warnings:
-        work.listener(Note(warning, warning=True))
-    patterns = work.options.float32_modules
-    extras = dict(plausible_knobs(facts, task)) if work.options.extras else {}
+        job.listener(Note(warning, warning=True))
+    patterns = job.options.float32_modules
+    extras = dict(plausible_knobs(facts, task)) if job.options.extras else {}
     if patterns:
-        extras.pop(_ROUNDING, None)
+        extras.pop(_ROUNDING_KNOB, None)
     return Space(
         policies=tuple(policies),
-        batch_sizes=_batch_sizes(work, task),
+        batch_sizes=_batch_sizes(job, task),
         effective_batch=task.batch_size,
         memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
-        compile=(False, True) if _may_compile(work, task) else (False,),
-        knobs={**extras, **_asked_knobs(work, task)},
+        compile=(False, True) if _may_compile(job, task) else (False,),
+        knobs={**extras, **_requested_knobs(job, task)},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
-        alignments=_paddings(work, task, multiples(work, facts, policies)),
+        alignments=_alignments(job, task, padding_multiples(job, facts, policies)),
     )
 
 
-def _asked_knobs(work: Work, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
+def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
     """The knobs that were asked for, without those that mean nothing here."""
     found = {}
-    for name, levels in work.options.knobs.items():
+    for name, levels in job.options.knobs.items():
         if task.framework in ("torch", "keras") and task.framework not in KNOBS[name].frameworks:
-            work.listener(Note(f"--knob {name} is not {task.framework}'s and is left out"))
+            job.listener(Note(f"--knob {name} is not {task.framework}'s and is left out"))
         elif name == KEEP_MEMORY and not task.keepable_memory:
-            work.listener(Note(f"--knob {name} needs glibc's malloc on a CPU and is left out"))
-        elif name == _ROUNDING and work.options.float32_modules:
-            work.listener(
+            job.listener(Note(f"--knob {name} needs glibc's malloc on a CPU and is left out"))
+        elif name == _ROUNDING_KNOB and job.options.float32_modules:
+            job.listener(
                 Note(
                     f"--knob {name} rounds every float32 product, those of --float32-modules too, "
                     "and is left out"
@@ -206,60 +206,62 @@ def _asked_knobs(work: Work, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]
     return found
 
 
-def _may_compile(work: Work, task: TaskFacts) -> bool:
+def _may_compile(job: TuningJob, task: TaskFacts) -> bool:
     """Whether compilation is worth trials: XLA under Keras always is, torch.compile if asked for.
 
     A model that compiles itself is left to it, in the baseline as in every recipe.
     XLA can double a small step's speed or lose all that bfloat16 wins, and costs seconds to try;
     torch.compile can take minutes.
     """
-    asked = work.options.compile or task.framework == "keras"
+    asked = job.options.compile or task.framework == "keras"
     return asked and not task.compiled and not task.not_compilable
 
 
-def refusals_of(work: Work, task: TaskFacts) -> tuple[Refusal, ...]:
+def refusals_for_task(job: TuningJob, task: TaskFacts) -> tuple[Refusal, ...]:
     """What would be tried and is not for the task's sake, besides policies."""
-    asked = work.options.compile or task.framework == "keras"
+    asked = job.options.compile or task.framework == "keras"
     return (Refusal("compiled", task.not_compilable),) if asked and task.not_compilable else ()
 
 
-def multiples(work: Work, facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:
+def padding_multiples(
+    job: TuningJob, facts: DeviceFacts, policies: Sequence[Policy]
+) -> tuple[int, ...]:
     """The multiples that dimensions may be padded to, the least first: what was asked for alone."""
-    return (work.options.align,) if work.options.align else wanted_multiples(facts, policies)
+    return (job.options.align,) if job.options.align else wanted_multiples(facts, policies)
 
 
-def off_alignment(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
+def misaligned(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
     """The dimensions of the model that are no multiple of what the device wants."""
     return tuple(dimension for dimension in task.dimensions if dimension.size % multiple)
 
 
-def _paddings(work: Work, task: TaskFacts, wanted: Sequence[int]) -> tuple[Alignment, ...]:
+def _alignments(job: TuningJob, task: TaskFacts, wanted: Sequence[int]) -> tuple[Alignment, ...]:
     """No padding, and each that may pay; two multiples that make the same sizes are tried once."""
     found: dict[tuple[int, ...], Alignment] = {}
     for multiple in wanted:
-        off = off_alignment(task, multiple)
-        if _padding_may_pay(work, task, off):
+        off = misaligned(task, multiple)
+        if _padding_may_pay(job, task, off):
             sizes = tuple(-(-each.size // multiple) * multiple for each in task.dimensions)
             modules = tuple(dict.fromkeys(dimension.module for dimension in off))
             found.setdefault(sizes, Alignment(multiple, modules))
     return (Alignment(), *found.values())
 
 
-def _padding_may_pay(work: Work, task: TaskFacts, off: Sequence[Dimension]) -> bool:
+def _padding_may_pay(job: TuningJob, task: TaskFacts, off: Sequence[Dimension]) -> bool:
     """Whether enough of the work is off the alignment (an image's 3 channels seldom are)."""
-    if not off or work.options.align:
+    if not off or job.options.align:
         return bool(off)
     modules = {dimension.module for dimension in off}
     shares = [unit.products for unit in task.units if unit.path in modules]
     known = any(unit.products for unit in task.units)
-    return not known or sum(shares) >= _PADDED_SHARE
+    return not known or sum(shares) >= _MIN_MISALIGNED_SHARE
 
 
-def _batch_sizes(work: Work, task: TaskFacts) -> tuple[int, ...]:
-    asked = work.options.batch_sizes
+def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
+    asked = job.options.batch_sizes
     if task.batch_size is not None:
         if not task.splittable:
-            work.listener(Note(f"BATCH_SIZE = {task.batch_size} is not split: {task.split_reason}"))
+            job.listener(Note(f"BATCH_SIZE = {task.batch_size} is not split: {task.split_reason}"))
             return (task.batch_size,)
         if asked is not None:
             return asked
@@ -268,7 +270,7 @@ def _batch_sizes(work: Work, task: TaskFacts) -> tuple[int, ...]:
         return asked
     if task.samples < task.nominal:
         return (task.samples,)
-    largest = _LARGEST_BATCH.get(work.place.facts.kind, _LARGEST_BATCH_ELSEWHERE)
+    largest = _LARGEST_BATCH.get(job.target.facts.kind, _LARGEST_BATCH_ELSEWHERE)
     return powers_of_two(SMALLEST_BATCH, largest)
 
 

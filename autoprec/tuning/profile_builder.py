@@ -41,7 +41,7 @@ FREED = 0.7
 
 
 @dataclass(frozen=True)
-class Proven:
+class ProvenRecipe:
     """A recipe that may be chosen, with its verdict and its measured speed."""
 
     recipe: Recipe
@@ -72,7 +72,7 @@ class Findings:
     neighbours: float = 0.0
     choice: Choice | None = None
     baseline: Recipe | None = None
-    proven: Proven | None = None
+    proven: ProvenRecipe | None = None
     speedup: Ratio | None = None
     speedup_same_batch: Ratio | None = None
     waterfall: tuple[Part, ...] = ()

@@ -36,24 +36,24 @@ from autoprec.errors import AutoprecError, TaskError
 from autoprec.tuning import loss_scale_tuning
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
-OnEvent = Callable[[str, int], None]
+OnProgress = Callable[[str, int], None]
 
-LATER = (34, 39, 44, 49, 54, 59)
+LATE_CHECK_STEPS = (34, 39, 44, 49, 54, 59)
 NOISE_DRAWS = 3
 SEEDS = (0, 1)
 
 PACE_STEPS = 9
 """The float32 steps that tell what a step costs; the first one, which builds, does not count."""
 
-LIMIT = 20.0
+STALL_FACTOR = 20.0
 """A proof that takes so many times what it may cost has stalled, and is not covered."""
 
-MOST_PRODUCTS = 0.9
+MAX_FLOAT32_PRODUCT_SHARE = 0.9
 """The share of the matrix products in float32 beyond which islands leave nothing to gain."""
 
 
 @dataclass
-class _Known:
+class _Float32Runs:
     """What was recorded of float32 at one batch."""
 
     reference: Trajectory
@@ -89,7 +89,7 @@ class _Known:
         )
 
 
-class _OutOfTime(Exception):
+class _ProofTimeout(Exception):
     """The machine stalls, or the tuning's time is up: what was asked for is not covered."""
 
     def __init__(self, what: str, steps: int) -> None:
@@ -119,14 +119,14 @@ class Proof:
         chosen: MutableMapping[str, int] | None = None,
         start: str = "",
         until: float = math.inf,
-        on_event: OnEvent = silent,
+        on_event: OnProgress = silent,
     ) -> None:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
         self._steps, self._until, self._start = steps, until, start
         self._most_seconds = proof_steps.DEFAULT_SECONDS if seconds is None else seconds
         self._chosen: MutableMapping[str, int] = {} if chosen is None else chosen
-        self._known: dict[tuple[int, int], _Known] = {}
+        self._known: dict[tuple[int, int], _Float32Runs] = {}
         self._deadline = math.inf
 
     @property
@@ -151,11 +151,11 @@ class Proof:
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
         evidence = Evidence(roundoff=roundoff, max_steps=self._most(recipe), start=self._start)
         started = time.monotonic()
-        self._deadline = min(started + LIMIT * self._most_seconds, self._until)
+        self._deadline = min(started + STALL_FACTOR * self._most_seconds, self._until)
         try:
             for reached in self._stages(recipe, evidence, seeds, until_failure):
                 evidence = reached
-        except _OutOfTime as late:
+        except _ProofTimeout as late:
             self.forget()
             missing = (*evidence.not_covered, str(late))
             evidence = replace(evidence, not_covered=missing, stalled=True)
@@ -205,7 +205,7 @@ class Proof:
         if seeds:
             yield from self._go_on(recipe, evidence, known)
 
-    def _go_on(self, recipe: Recipe, evidence: Evidence, known: _Known) -> Iterator[Evidence]:
+    def _go_on(self, recipe: Recipe, evidence: Evidence, known: _Float32Runs) -> Iterator[Evidence]:
         """Follow what passed as float32's loss falls; what looks like a break, over both seeds.
 
         Where both lean the same way, but too little to tell, they go as far as the proof may; and
@@ -221,7 +221,7 @@ class Proof:
             evidence.max_steps,
         )
         if recipe.loss_scale is not None:
-            alone = max(steps, loss_scale_tuning.confirming(most))
+            alone = max(steps, loss_scale_tuning.confirmation_steps(most))
             run = self._candidate(recipe, known, SEEDS[0], alone)
             grows = judging.magnitudes_grow((*evidence.comparisons, *evidence.late_comparisons))
             if run.skipped or grows or is_near_limit(recipe.loss_scale):
@@ -251,13 +251,13 @@ class Proof:
             if not judging.needs_more_steps(runs, self._tolerance):
                 return
 
-    def _compare(self, recipe: Recipe, known: _Known) -> None:
+    def _compare(self, recipe: Recipe, known: _Float32Runs) -> None:
         """The shadow at every mark of the float32 run, and what noise does there."""
         known.points = self._tracer.shadow(recipe=recipe)
         if known.noise is None and not any(point.loss is None for point in known.points):
             known.noise = self._tracer.noise(draws=NOISE_DRAWS)
 
-    def _extend(self, recipe: Recipe, known: _Known, *, settle: bool) -> None:
+    def _extend(self, recipe: Recipe, known: _Float32Runs, *, settle: bool) -> None:
         """Follow float32 as far as the proof may, or its loss falls, and compare there, too.
 
         Where it breaks by itself, what comes before that is all that there is to compare with.
@@ -283,7 +283,7 @@ class Proof:
             )
         return steps
 
-    def _reference(self, recipe: Recipe) -> _Known:
+    def _reference(self, recipe: Recipe) -> _Float32Runs:
         """The float32 run with its checkpoints; the tracer keeps those of the last call only."""
         key = (recipe.batch_size, recipe.accumulation_steps)
         known = self._known.get(key)
@@ -291,7 +291,7 @@ class Proof:
             self._known.clear()
             reference = self._follow(recipe, min(proof_steps.FIRST_STEPS, self._most(recipe)))
             _check_reference(reference, recipe)
-            known = self._known[key] = _Known(reference, plain={SEEDS[0]: reference})
+            known = self._known[key] = _Float32Runs(reference, plain={SEEDS[0]: reference})
         return known
 
     def _follow(self, recipe: Recipe, steps: int, *, settle: bool = True) -> Trajectory:
@@ -306,7 +306,7 @@ class Proof:
         )
         made = len(reference.losses)
         if not (proof_steps.has_ended(reference.losses, steps) if settle else made == steps):
-            raise _OutOfTime("everything", made)
+            raise _ProofTimeout("everything", made)
         return reference
 
     def _look_later(self, recipe: Recipe) -> tuple[StepComparison, ...]:
@@ -315,14 +315,16 @@ class Proof:
         run = self._tracer.reference(
             batch_size=recipe.batch_size,
             accumulation_steps=recipe.accumulation_steps,
-            steps=LATER[-1] + 1,
-            checkpoints=LATER,
+            steps=LATE_CHECK_STEPS[-1] + 1,
+            checkpoints=LATE_CHECK_STEPS,
             seconds=self._left(),
         )
-        self._whole(run, LATER[-1] + 1)
+        self._whole(run, LATE_CHECK_STEPS[-1] + 1)
         return self._tracer.shadow(recipe=recipe)
 
-    def _run(self, recipe: Recipe, known: _Known, seed: int, steps: int, longest: int) -> SeedRun:
+    def _run(
+        self, recipe: Recipe, known: _Float32Runs, seed: int, steps: int, longest: int
+    ) -> SeedRun:
         """One seed's first `steps`; the candidate makes the `longest` run of it at once."""
         # What noise does to a loss is much the same for every seed; a metric of few samples jumps.
         calibrating = not known.noisy or seed in known.noisy
@@ -333,32 +335,34 @@ class Proof:
         plain = self._float32(known.plain, recipe, seed, steps, noisy=False)
         noisy = self._float32(known.noisy, recipe, seed, steps, noisy=True) if calibrating else None
         return SeedRun(
-            _cut(plain, steps), _cut(run, steps), None if noisy is None else _cut(noisy, steps)
+            _truncated(plain, steps),
+            _truncated(run, steps),
+            None if noisy is None else _truncated(noisy, steps),
         )
 
     def _long_run(
-        self, recipe: Recipe, known: _Known, seed: int, steps: int, *, noisy: bool
+        self, recipe: Recipe, known: _Float32Runs, seed: int, steps: int, *, noisy: bool
     ) -> SeedRun:
         """One seed's run of so many steps."""
-        run = _cut(self._candidate(recipe, known, seed, steps), steps)
-        plain = _cut(self._float32(known.plain, recipe, seed, steps, noisy=False), steps)
+        run = _truncated(self._candidate(recipe, known, seed, steps), steps)
+        plain = _truncated(self._float32(known.plain, recipe, seed, steps, noisy=False), steps)
         if not noisy:
             return SeedRun(plain, run)
         noise = self._float32(known.noisy, recipe, seed, steps, noisy=True)
-        return SeedRun(plain, run, _cut(noise, steps))
+        return SeedRun(plain, run, _truncated(noise, steps))
 
-    def _candidate(self, recipe: Recipe, known: _Known, seed: int, steps: int) -> Trajectory:
+    def _candidate(self, recipe: Recipe, known: _Float32Runs, seed: int, steps: int) -> Trajectory:
         """The recipe's own run, the longest one so far where that is long enough."""
         if known.candidate != recipe:
             known.candidate, known.runs = recipe, {}
-        if _lacks(known.runs, seed, steps):
+        if _is_shorter(known.runs, seed, steps):
             known.runs[seed] = self._train(recipe, seed, steps)
         return known.runs[seed]
 
     def _float32(
         self, kept: dict[int, Trajectory], recipe: Recipe, seed: int, steps: int, *, noisy: bool
     ) -> Trajectory:
-        if _lacks(kept, seed, steps):
+        if _is_shorter(kept, seed, steps):
             kept[seed] = self._train(_plain(recipe), seed, steps, noisy=noisy)
         return kept[seed]
 
@@ -371,7 +375,7 @@ class Proof:
     def _whole(self, run: Trajectory, steps: int) -> Trajectory:
         """A run that was made to its end; one that was cut is not judged at all."""
         if len(run.losses) < steps:
-            raise _OutOfTime(f"a training of {steps} steps", len(run.losses))
+            raise _ProofTimeout(f"a training of {steps} steps", len(run.losses))
         return run
 
     def _left(self) -> float | None:
@@ -395,7 +399,7 @@ class Proof:
             if not _raised_by_recipe(error):
                 raise
             self.forget()
-            return loss_scale_tuning.unmeasured(
+            return loss_scale_tuning.default_loss_scale(
                 f"the task's own code raises under it: {_first_line(error)}"
             )
 
@@ -423,7 +427,7 @@ class Proof:
             history.append(IslandTrial(step, verdict.accepted))
         mended, verdict = proven[_key(step.paths)]
         share = sum(unit.products for unit in units if unit.path in step.paths)
-        if share > MOST_PRODUCTS:
+        if share > MAX_FLOAT32_PRODUCT_SHARE:
             reason = (
                 f"it trains like float32 only with {100 * share:.3g} % of its matrix products in "
                 "float32, which is float32 with casts"
@@ -440,7 +444,9 @@ class Proof:
             return mended
         self._reference(recipe)
         try:
-            return replace(mended, loss_scale=loss_scale_tuning.analytic(mended, self._tracer))
+            return replace(
+                mended, loss_scale=loss_scale_tuning.loss_scale_from_backward(mended, self._tracer)
+            )
         except Exception as error:
             if not _raised_by_recipe(error):
                 raise
@@ -480,12 +486,12 @@ def _plain(recipe: Recipe) -> Recipe:
     )
 
 
-def _lacks(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:
+def _is_shorter(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:
     """Whether no run of the seed is that long."""
     return seed not in kept or len(kept[seed].losses) < steps
 
 
-def _cut(run: Trajectory, steps: int) -> Trajectory:
+def _truncated(run: Trajectory, steps: int) -> Trajectory:
     """The first steps of a run; a metric belongs to its end only."""
     if len(run.losses) <= steps:
         return run

@@ -14,13 +14,13 @@ from autoprec.core.numerics.parity import Tolerance, Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.tuning.context import Work
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.profile_builder import REFERENCE, Findings, Proven
+from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
 from autoprec.tuning.proof import Islands, Proof
 from autoprec.tuning.study import Study
-from autoprec.tuning.time_limit import PROOF
+from autoprec.tuning.time_limit import PROOF_SHARE
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import TRY_AGAIN, RemoteTracer, Runner, raise_lost, run_trial
 
@@ -40,7 +40,7 @@ def is_reference(recipe: Recipe) -> bool:
     return recipe.policy is Policy.FLOAT32 and keeps_arithmetic(recipe)
 
 
-class KeptSteps(MutableMapping[str, int]):
+class StoredProofSteps(MutableMapping[str, int]):
     """How many steps the proofs of a study take, by batch: a resumed tuning takes as many."""
 
     def __init__(self, study: Study, options: Options) -> None:
@@ -70,28 +70,28 @@ class Prover:
     """Proves recipes of one task in the tuner's worker."""
 
     def __init__(
-        self, work: Work, study: Study, task: TaskFacts, findings: Findings, runner: Runner
+        self, job: TuningJob, study: Study, task: TaskFacts, findings: Findings, runner: Runner
     ) -> None:
-        self._options, self._listener = work.options, work.listener
-        self._deadline = work.deadline
+        self._options, self._listener = job.options, job.listener
+        self._deadline = job.deadline
         self._study, self._task, self._findings = study, task, findings
         self._runner = runner
         self._proof = Proof(
             RemoteTracer(runner),
-            tolerance=Tolerance().scaled(work.options.tolerance),
-            steps=work.options.proof_steps,
-            seconds=work.options.proof_seconds,
-            chosen=KeptSteps(study, work.options),
-            start="" if work.checkpoint is None else work.checkpoint.file,
-            until=work.deadline.of(PROOF),
+            tolerance=Tolerance().scaled(job.options.tolerance),
+            steps=job.options.proof_steps,
+            seconds=job.options.proof_seconds,
+            chosen=StoredProofSteps(study, job.options),
+            start="" if job.checkpoint is None else job.checkpoint.file,
+            until=job.deadline.of(PROOF_SHARE),
             on_event=self._progress,
         )
 
-    def prove(self, recipe: Recipe, outcome: Outcome, space: Space) -> Proven | None:
+    def prove(self, recipe: Recipe, outcome: Outcome, space: Space) -> ProvenRecipe | None:
         """Prove `recipe`; None where neither it nor it with islands trains like float32."""
         seconds = outcome.measurement.step_seconds if outcome.measurement else 1.0
         if is_reference(recipe):
-            return Proven(recipe, REFERENCE, outcome.rate, seconds)
+            return ProvenRecipe(recipe, REFERENCE, outcome.rate, seconds)
         self._listener(Stage("proof", f"{recipe.policy} at batch {recipe.batch_size}"))
         known = self._recall(recipe)
         if known is not None:
@@ -127,7 +127,7 @@ class Prover:
 
     def _prove_again_after_a_fault(
         self, recipe: Recipe, rate: float, seconds: float, space: Space
-    ) -> Proven | None:
+    ) -> ProvenRecipe | None:
         """Prove, once more where the worker was killed or the device faulted: see `TRY_AGAIN`."""
         try:
             return self._prove(recipe, rate, seconds, space)
@@ -137,7 +137,9 @@ class Prover:
         self._proof.forget()
         return self._prove(recipe, rate, seconds, space)
 
-    def _prove(self, recipe: Recipe, rate: float, seconds: float, space: Space) -> Proven | None:
+    def _prove(
+        self, recipe: Recipe, rate: float, seconds: float, space: Space
+    ) -> ProvenRecipe | None:
         scale_evidence: Mapping[str, Any] | None = None
         if recipe.policy.needs_loss_scale:
             scale, evidence = self._proof.tune_loss_scale(recipe)
@@ -145,9 +147,9 @@ class Prover:
             scale_evidence = to_plain(evidence)
         verdict = self._judge(recipe)
         if verdict.accepted or self._drifts(verdict):
-            return Proven(recipe, verdict, rate, seconds, scale_evidence)
+            return ProvenRecipe(recipe, verdict, rate, seconds, scale_evidence)
         no_islands = not recipe.policy.mixed or rounds_float32(recipe)
-        if no_islands or self._deadline.passed(PROOF):
+        if no_islands or self._deadline.passed(PROOF_SHARE):
             self._refuse(recipe, verdict.reason)
             return None
         return self._with_islands(recipe, verdict, space, rate, scale_evidence)
@@ -169,7 +171,7 @@ class Prover:
         space: Space,
         rate: float,
         scale_evidence: Mapping[str, Any] | None,
-    ) -> Proven | None:
+    ) -> ProvenRecipe | None:
         self._listener(Stage("islands", f"which modules must stay in float32: {verdict.reason}"))
         found = self._proof.find_islands(recipe, self._task.units)
         if found.recipe is None or found.verdict is None:
@@ -190,7 +192,7 @@ class Prover:
             self._refuse(recipe, f"with islands it does not run: {mended.reason}")
             return None
         self._listener(Judged(found.recipe, found.verdict.verdict, found.reason))
-        return Proven(
+        return ProvenRecipe(
             found.recipe,
             found.verdict,
             mended.rate,
@@ -211,15 +213,15 @@ class Prover:
     def _name(self, recipe: Recipe) -> str:
         return f"proof:{self._options.limits()!r}:{recipe.key()}"
 
-    def _recall(self, recipe: Recipe) -> Proven | None:
-        return self._study.recall(self._name(recipe), Proven)
+    def _recall(self, recipe: Recipe) -> ProvenRecipe | None:
+        return self._study.recall(self._name(recipe), ProvenRecipe)
 
-    def _keep(self, recipe: Recipe, proven: Proven | None) -> None:
+    def _keep(self, recipe: Recipe, proven: ProvenRecipe | None) -> None:
         if proven is not None:
             self._study.remember(self._name(recipe), proven)
 
 
-def _at_rate(known: Proven, rate: float, seconds: float) -> Proven:
+def _at_rate(known: ProvenRecipe, rate: float, seconds: float) -> ProvenRecipe:
     """What was proven earlier, at the speed that its recipe has now; islands slow it as before."""
     kept = float((known.islands or {}).get("speed_kept", 1.0)) or 1.0
     return replace(known, rate=rate * kept, step_seconds=seconds / kept)

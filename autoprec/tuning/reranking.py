@@ -15,22 +15,26 @@ from autoprec.core.speed.reranking import ROUNDS, Heat, Heats
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status, key
-from autoprec.tuning.context import Work
 from autoprec.tuning.events import Stage
-from autoprec.tuning.interleaved_timing import FinalistFailed, contest_among, fit_together
+from autoprec.tuning.interleaved_timing import (
+    FinalistFailed,
+    fit_in_memory_together,
+    time_interleaved,
+)
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile_builder import Findings
 from autoprec.tuning.study import Study
-from autoprec.tuning.time_limit import SEARCH
+from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, raise_lost
 
 
-def known_heats(study: Study) -> Heats:
+def recall_reranking(study: Study) -> Heats:
     """What an earlier run of this tuning has kept."""
     return study.recall("heats", Heats) or Heats()
 
 
-def run_heats(
-    work: Work,
+def rerank(
+    job: TuningJob,
     study: Study,
     space: Space,
     baseline: Point,
@@ -41,19 +45,19 @@ def run_heats(
     """Run who may be the fastest of the history; return `before` where nobody else may be."""
 
     def allowed(outcome: Outcome) -> bool:
-        policies = work.options.policies
+        policies = job.options.policies
         chosen = not policies or outcome.point["policy"] in policies
         return outcome.rate > 0 and chosen and key(outcome.point) != key(baseline)
 
     def fit(outcomes: Sequence[Outcome]) -> bool:
-        return fit_together(work, [space.recipe(o.point) for o in outcomes], findings)
+        return fit_in_memory_together(job, [space.recipe(o.point) for o in outcomes], findings)
 
     heats, history = before, findings.history
-    if work.deadline.passed(SEARCH):
+    if job.deadline.passed(SEARCH_SHARE):
         return before
     while heat := heats.next_heat(history, allowed, fit):
         try:
-            rates = _run(work, space, heat, findings, runner)
+            rates = _run(job, space, heat, findings, runner)
         except FinalistFailed as failed:
             raise_lost(failed.failure)
             reason = f"ran before but failed when it ran beside the others: {failed}"
@@ -72,16 +76,16 @@ def run_heats(
 
 
 def _run(
-    work: Work, space: Space, heat: Heat, findings: Findings, runner: Runner
+    job: TuningJob, space: Space, heat: Heat, findings: Findings, runner: Runner
 ) -> list[tuple[float, ...]]:
     """Run a heat; return everybody's rates, round by round."""
-    work.listener(Stage("heats", "the fastest recipes in alternation"))
+    job.listener(Stage("heats", "the fastest recipes in alternation"))
 
     def still_running(finals: Sequence[Finalist]) -> Collection[int]:
-        if work.deadline.passed(SEARCH):
+        if job.deadline.passed(SEARCH_SHARE):
             return ()
         return heat.pace.still_running([final.rates for final in finals])
 
     recipes = [space.recipe(outcome.point) for outcome in heat.running]
-    finals = contest_among(work, recipes, ROUNDS, findings, runner, still_running)
+    finals = time_interleaved(job, recipes, ROUNDS, findings, runner, still_running)
     return [final.rates for final in finals]

@@ -21,19 +21,19 @@ from autoprec.core.speed.kept_memory import start_point, what_it_brings
 from autoprec.core.speed.reranking import Heats
 from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status, key
-from autoprec.tuning.context import Work
-from autoprec.tuning.drift_correction import DriftGuard
+from autoprec.tuning.drift_correction import DriftMonitor
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.study import Study
-from autoprec.tuning.time_limit import SEARCH
+from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, run_trial
 
-_MOST_REPEATS = 20
-_HEADROOM = 0.95
-_SAMPLER_TRIALS = 40
+_MAX_REPEATS = 20
+_MEMORY_SHARE = 0.95
+_DEFAULT_SAMPLER_TRIALS = 40
 
 
-def find(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
+def outcome_at(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
     """The outcome at a point, if it was tried."""
     return next((outcome for outcome in history if key(outcome.point) == key(point)), None)
 
@@ -47,20 +47,20 @@ class Search:
 
     def __init__(
         self,
-        work: Work,
+        job: TuningJob,
         study: Study,
         space: Space,
         baseline: Point,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._work, self._study, self._space = work, study, space
+        self._job, self._study, self._space = job, study, space
         self._baseline = baseline
         self._clock, self._began = clock, clock()
-        self._guard = DriftGuard(work, space)
+        self._drift_monitor = DriftMonitor(job, space)
         self._ended = False
-        self.late = False
+        self.time_limit_reached = False
 
-    def anchor(self, runner: Runner) -> None:
+    def measure_since_resume(self, runner: Runner) -> None:
         """Time the baseline of a study that goes on, before any new trial.
 
         What is measured from now on is compared with the earlier trials by it. Trials that the
@@ -69,22 +69,22 @@ class Search:
         """
         study, space, history = self._study, self._space, self._study.history()
         settled = settled_baseline(space, self._baseline, history)
-        plain = None if settled is None else find(history, settled)
+        plain = None if settled is None else outcome_at(history, settled)
         if settled is None or plain is None or plain.rate <= 0:
             return
-        first = find(history, start_point(space, settled, history))
-        self._work.listener(Stage("search", "the baseline again, to compare earlier trials by"))
+        first = outcome_at(history, start_point(space, settled, history))
+        self._job.listener(Stage("search", "the baseline again, to compare earlier trials by"))
         runner.load()
-        guard = DriftGuard(self._work, space)
-        drift = guard.anchor(runner, first or plain)
-        alone = first is None and self._work.options.sampler == "cost"
+        monitor = DriftMonitor(self._job, space)
+        drift = monitor.measure_since_resume(runner, first or plain)
+        alone = first is None and self._job.options.sampler == "cost"
         if another_pace(1.0, drift) or (alone and drift != 1.0):
             study.forget_trials()
             study.remember("heats", Heats())
         elif first is not None:
-            self._guard = guard
+            self._drift_monitor = monitor
         if drift != 1.0:
-            self._work.listener(Note(_pace_changed(drift), warning=another_pace(1.0, drift)))
+            self._job.listener(Note(_pace_change_note(drift), warning=another_pace(1.0, drift)))
 
     def run(self, runner: Runner, heats: Heats) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
@@ -92,12 +92,12 @@ class Search:
         What ran in `heats` counts as it came out there. Run again after them, only what is expected
         to be faster is tried: what no model can know was looked at before.
         """
-        work, study, space = self._work, self._study, self._space
-        if self._ended and work.options.sampler != "cost":
+        job, study, space = self._job, self._study, self._space
+        if self._ended and job.options.sampler != "cost":
             return study.history()  # the others learn nothing from a mended rate
         stage = Stage("search", f"{len(space.points())} recipes")
         if not self._ended:
-            work.listener(stage)
+            job.listener(stage)
         repeats, told = 0, False
         while True:
             measured = study.history()
@@ -106,33 +106,33 @@ class Search:
             if settled is None:
                 return measured
             elapsed = self._clock() - self._began
-            over = bool(history) and work.deadline.passed(SEARCH)
-            self.late = self.late or (over and not self._ended)
+            over = bool(history) and job.deadline.passed(SEARCH_SHARE)
+            self.time_limit_reached = self.time_limit_reached or (over and not self._ended)
             decision = (
-                Stop(f"the time limit of {work.options.time_limit:g} s leaves it no more")
+                Stop(f"the time limit of {job.options.time_limit:g} s leaves it no more")
                 if over
-                else _decide(work, space, settled, history, repeats, elapsed, not self._ended)
+                else _decide(job, space, settled, history, repeats, elapsed, not self._ended)
             )
             if isinstance(decision, Stop):
                 self._ended = True
                 if told or not heats.trials:
-                    work.listener(Note(f"the search ends: {decision.reason}"))
+                    job.listener(Note(f"the search ends: {decision.reason}"))
                 return measured
             trial, point = study.ask(decision.point)
-            known = find(measured, point)
+            known = outcome_at(measured, point)
             if known is not None:
                 study.tell(trial, known)
                 repeats += 1
                 continue
             repeats = 0
             if heats.trials and not told:
-                work.listener(Note("the search goes on, with the rates that the comparison gave"))
+                job.listener(Note("the search goes on, with the rates that the comparison gave"))
                 if self._ended:
-                    work.listener(stage)
+                    job.listener(stage)
             told = True
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
-            self._say(history, settled, outcome)
+            self._report_trial(history, settled, outcome)
 
     def _measure(
         self,
@@ -142,46 +142,48 @@ class Search:
         point: Point,
         decision: Next,
     ) -> Outcome:
-        work, space = self._work, self._space
+        job, space = self._job, self._space
         recipe = space.recipe(point)
-        work.listener(TrialStarted(len(history), recipe, decision.reason))
-        outcome = _not_fitting(work, history, point)
+        job.listener(TrialStarted(len(history), recipe, decision.reason))
+        outcome = _outcome_if_too_large(job, history, point)
         if outcome is not None:
             return outcome
         runner.load()
-        first = find(history, start_point(space, baseline, history))
-        drift = self._guard.check(runner, first)
-        budget = _budget(recipe, history, decision.foreseen, drift)
-        with work.watch.over(lambda: runner.pids):
+        first = outcome_at(history, start_point(space, baseline, history))
+        drift = self._drift_monitor.check(runner, first)
+        budget = _timing_budget(recipe, history, decision.foreseen, drift)
+        with job.contention_monitor.over(lambda: runner.pids):
             outcome = run_trial(
                 runner,
                 point,
                 recipe,
-                seed=work.options.seed,
+                seed=job.options.seed,
                 budget=budget,
                 baseline=key(point) == key(baseline),
             )
-        return replace(outcome, drift=self._guard.of_trial(runner, first))
+        return replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
 
-    def _say(self, history: tuple[Outcome, ...], baseline: Point, outcome: Outcome) -> None:
+    def _report_trial(
+        self, history: tuple[Outcome, ...], baseline: Point, outcome: Outcome
+    ) -> None:
         recipe = self._space.recipe(outcome.point)
-        base = find((*history, outcome), baseline)
+        base = outcome_at((*history, outcome), baseline)
         best = max(each.rate for each in (*history, outcome))
         baseline_rate = base.rate if base is not None else 0.0
-        self._work.listener(TrialFinished(len(history), recipe, outcome, best, baseline_rate))
+        self._job.listener(TrialFinished(len(history), recipe, outcome, best, baseline_rate))
         if recipe.keeps_memory and key(outcome.point) == key({**baseline, KEEP_MEMORY: True}):
             said = what_it_brings(baseline, (*history, outcome))
             if said:
-                self._work.listener(Note(said))
+                self._job.listener(Note(said))
 
 
-def _pace_changed(drift: float) -> str:
+def _pace_change_note(drift: float) -> str:
     known = "they are measured anew" if another_pace(1.0, drift) else "that is taken into account"
     return f"this machine runs at {drift:.2g}x the pace of the earlier trials: {known}"
 
 
 def _decide(
-    work: Work,
+    job: TuningJob,
     space: Space,
     baseline: Point,
     history: tuple[Outcome, ...],
@@ -189,35 +191,37 @@ def _decide(
     elapsed: float,
     doubts: bool,
 ) -> Next | Stop:
-    options = work.options
+    options = job.options
     if options.search_limit is not None and elapsed >= options.search_limit and history:
         return Stop(f"the search's limit of {options.search_limit:g} s is reached")
-    if options.sampler == "cost" or find(history, baseline) is None:
-        limits = Limits(memory_bytes=_room(work), trials=options.trials, doubts=doubts)
+    if options.sampler == "cost" or outcome_at(history, baseline) is None:
+        limits = Limits(memory_bytes=_memory_limit(job), trials=options.trials, doubts=doubts)
         return next_point(space, baseline, history, limits)
     points = len(space.points())
-    count = options.trials or (points if options.sampler == "grid" else _SAMPLER_TRIALS)
+    count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)
     if options.sampler == "grid":
         return _next_of_grid(space, history, count)
     if len(history) >= count:
         return Stop(f"the limit of {count} trials is reached")
-    if repeats > _MOST_REPEATS or len(history) >= points:
+    if repeats > _MAX_REPEATS or len(history) >= points:
         return Stop(f"{options.sampler} proposes nothing new")
     return Next(None, f"proposed by {options.sampler}")
 
 
-def _room(work: Work) -> float | None:
+def _memory_limit(job: TuningJob) -> float | None:
     """What a recipe may be expected to take: less than a worker may, so that it fits every time."""
-    return None if work.memory_bytes is None else _HEADROOM * work.memory_bytes
+    return None if job.memory_bytes is None else _MEMORY_SHARE * job.memory_bytes
 
 
-def _not_fitting(work: Work, history: tuple[Outcome, ...], point: Point) -> Outcome | None:
+def _outcome_if_too_large(
+    job: TuningJob, history: tuple[Outcome, ...], point: Point
+) -> Outcome | None:
     """The outcome of what is known not to fit (a sampler of Optuna's may propose it)."""
-    why = ruled_out(point, history, Limits(memory_bytes=_room(work)))
+    why = ruled_out(point, history, Limits(memory_bytes=_memory_limit(job)))
     return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
 
 
-def _budget(
+def _timing_budget(
     recipe: Recipe, history: tuple[Outcome, ...], foreseen: float, drift: float
 ) -> TimingBudget:
     """Half a second of steps, less where the incumbent is out of reach.
@@ -242,7 +246,7 @@ def _budget(
 def _next_of_grid(space: Space, history: tuple[Outcome, ...], count: int) -> Next | Stop:
     """The next recipe of the grid, small batches first, so that what does not fit is learned."""
     points = sorted(space.points(), key=lambda point: int(point[BATCH]))
-    left = [point for point in points if find(history, point) is None]
+    left = [point for point in points if outcome_at(history, point) is None]
     if not left or len(history) >= count:
         return Stop("the grid is measured" if not left else f"the limit of {count} is reached")
     return Next(left[0], f"{len(left)} recipes of the grid are left")

@@ -20,7 +20,7 @@ from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status, key
 from autoprec.errors import UsageError
-from autoprec.tuning.study_storage import cannot_keep, open_storage
+from autoprec.tuning.study_storage import open_storage, storage_error
 from autoprec.version import __version__
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 SAMPLERS = ("cost", "tpe", "grid", "random")
 _OUTCOME = "outcome"
 _SPACE = "space"
-_SINCE = "since"
+_FIRST_TRIAL = "since"
 
 
 def study_name(stem: str, *parts: object) -> str:
@@ -45,15 +45,15 @@ class Study:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.name = name
-        self.place = str(storage)
-        with self._kept():
+        self.location = str(storage)
+        with self._translate_errors():
             self._storage = open_storage(storage)
             if fresh:
                 _delete(self._storage, name)
             self._notes = self._open(name)
             self._trials = self._notes
             self._distributions: dict[str, Any] = {}
-            self._drop_unfinished()
+            self._fail_unfinished()
 
     def _open(self, name: str) -> Any:
         import optuna
@@ -63,29 +63,29 @@ class Study:
         )
 
     @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Say in our own words that the study cannot be read or written."""
         from optuna.exceptions import StorageInternalError
 
         try:
             yield
         except (OSError, StorageInternalError) as error:
-            raise cannot_keep(self.place, error) from error
+            raise storage_error(self.location, error) from error
 
-    def use(self, space: Space, *, sampler: str = "cost", seed: int = 0) -> None:
+    def set_space(self, space: Space, *, sampler: str = "cost", seed: int = 0) -> None:
         """Set the space that trials are asked from, and the sampler that asks."""
         import optuna
 
         levels = space.levels()
-        with self._kept():
-            self._keep_apart(levels)
+        with self._translate_errors():
+            self._separate_spaces(levels)
         self._trials.sampler = _sampler(sampler, seed)
         self._distributions = {
             name: optuna.distributions.CategoricalDistribution(values)
             for name, values in levels.items()
         }
 
-    def _keep_apart(self, levels: Mapping[str, tuple[KnobValue, ...]]) -> None:
+    def _separate_spaces(self, levels: Mapping[str, tuple[KnobValue, ...]]) -> None:
         """Give trials a study of their own if this one's were asked from another space."""
         space = study_name("space", levels)
         first = self._notes.user_attrs.get(_SPACE)
@@ -93,9 +93,9 @@ class Study:
             self._notes.set_user_attr(_SPACE, space)
         elif first != space:
             self._trials = self._open(f"{self.name}-{space}")
-            self._drop_unfinished()
+            self._fail_unfinished()
 
-    def _drop_unfinished(self) -> None:
+    def _fail_unfinished(self) -> None:
         """A trial that runs now runs in no process: its tuner was killed."""
         from optuna.trial import TrialState
 
@@ -106,9 +106,9 @@ class Study:
     def history(self) -> tuple[Outcome, ...]:
         """Every finished trial's outcome, oldest first, each point once."""
         found: dict[object, Outcome] = {}
-        with self._kept():
+        with self._translate_errors():
             trials = self._trials.get_trials(deepcopy=False)
-            since = self._trials.user_attrs.get(_SINCE, 0)
+            since = self._trials.user_attrs.get(_FIRST_TRIAL, 0)
         for trial in trials[since:]:
             plain = trial.user_attrs.get(_OUTCOME)
             if plain is None or not trial.state.is_finished():
@@ -120,13 +120,13 @@ class Study:
 
     def forget_trials(self) -> None:
         """Let the trials so far count no more, so that all are measured anew."""
-        with self._kept():
+        with self._translate_errors():
             count = len(self._trials.get_trials(deepcopy=False))
-            self._trials.set_user_attr(_SINCE, count)
+            self._trials.set_user_attr(_FIRST_TRIAL, count)
 
     def ask(self, point: Point | None = None) -> tuple[Any, Point]:
         """A new trial, at `point` or where the sampler says."""
-        with self._kept():
+        with self._translate_errors():
             if point is not None:
                 self._trials.enqueue_trial(dict(point))
             trial = self._trials.ask(self._distributions)
@@ -134,14 +134,14 @@ class Study:
 
     def tell(self, trial: Any, outcome: Outcome) -> None:
         """Record how a trial ended. What failed is infeasible and worth 0, so samplers learn it."""
-        with self._kept():
+        with self._translate_errors():
             trial.set_user_attr(_OUTCOME, to_plain(outcome))
             trial.set_constraint("feasible", 0.0 if outcome.status is Status.OK else 1.0)
             self._trials.tell(trial, outcome.rate)
 
     def remember(self, name: str, value: object) -> None:
         """Keep a plain value or a dataclass under a name."""
-        with self._kept():
+        with self._translate_errors():
             self._notes.set_user_attr(name, to_plain(value))
 
     def recall(self, name: str, kind: type[T]) -> T | None:

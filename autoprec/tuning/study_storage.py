@@ -33,20 +33,20 @@ def default_journal(task: Path) -> Path:
     """
     beside = task.with_name(task.stem + JOURNAL_SUFFIX)
     folder = cache_folder()
-    if folder is None or can_be_written(beside):
+    if folder is None or is_writable(beside):
         return beside
     name = hashlib.sha256(os.fsencode(task)).hexdigest()[:12]
     return folder / "studies" / f"{task.stem}-{name}{JOURNAL_SUFFIX}"
 
 
-def can_be_written(path: Path) -> bool:
+def is_writable(path: Path) -> bool:
     """Whether a file, and others beside it, can be made or written to, as far as can be asked."""
     folder = next((each for each in path.parents if each.exists()), path.parent)
     return os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
 @contextlib.contextmanager
-def no_journal_of_a_wrong_task(storage: str | Path) -> Iterator[None]:
+def discard_new_journal_on_task_error(storage: str | Path) -> Iterator[None]:
     """Take away a journal that was begun in here if the task itself is wrong.
 
     A task that is mended is another one, which asks for nothing of what was kept.
@@ -82,7 +82,7 @@ def repair_journal(path: Path) -> int:
             while keep > 0:
                 start = _line_start(file, keep)
                 file.seek(start)
-                if _whole(file.read(keep - start)):
+                if _is_complete(file.read(keep - start)):
                     break
                 keep = start
             if keep < size:
@@ -107,7 +107,7 @@ def _line_start(file: IO[bytes], end: int) -> int:
     return 0
 
 
-def _whole(line: bytes) -> bool:
+def _is_complete(line: bytes) -> bool:
     if not line.endswith(b"\n"):
         return False
     try:
@@ -135,7 +135,7 @@ def open_storage(text: str | Path) -> Any:
         backend = JournalFileBackend(str(path), lock_obj=lock)  # type: ignore[arg-type]
         return JournalStorage(backend)
     except OSError as error:
-        raise cannot_keep(path, error) from error
+        raise storage_error(path, error) from error
     except (ValueError, KeyError, AssertionError) as error:
         raise UsageError(
             f"{path} is no journal of a study, or a damaged one: {error}. Move it away, or choose "
@@ -143,14 +143,14 @@ def open_storage(text: str | Path) -> Any:
         ) from error
 
 
-def cannot_keep(place: str | Path, error: BaseException) -> UsageError:
+def storage_error(location: str | Path, error: BaseException) -> UsageError:
     """The error of a study that cannot be written: the disk is full, the folder is read-only."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error).split("\n")[0]
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     fix = "free some space and run the same command again, or " if full else ""
     return UsageError(
-        f"the study cannot be kept in {_hidden(str(place))}: {why}; {fix}choose another place "
-        "with --storage. Finished trials are kept"
+        f"the study cannot be kept in {_without_password(str(location))}: {why}; {fix}choose "
+        "another place with --storage. Finished trials are kept"
     )
 
 
@@ -160,15 +160,17 @@ def _open_url(url: str) -> Any:
     try:
         return RDBStorage(url)
     except ImportError as error:
-        raise UsageError(f"--storage {_hidden(url)}: {error}; install that driver") from error
+        raise UsageError(
+            f"--storage {_without_password(url)}: {error}; install that driver"
+        ) from error
     except Exception as error:
         raise UsageError(
-            f"--storage {_hidden(url)} cannot be opened: {str(error).splitlines()[0]}; expected a "
-            "journal file's path or a URL such as sqlite:///study.db"
+            f"--storage {_without_password(url)} cannot be opened: {str(error).splitlines()[0]}; "
+            "expected a journal file's path or a URL such as sqlite:///study.db"
         ) from error
 
 
-def _hidden(url: str) -> str:
+def _without_password(url: str) -> str:
     """The URL without its password; a path as it is."""
     scheme, separator, rest = url.partition("://")
     if not separator:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SEARCH, PROOF, CONFIRMATION = 0.45, 0.8, 1.0
+SEARCH_SHARE, PROOF_SHARE, CONFIRMATION_SHARE = 0.45, 0.8, 1.0
 """By which share of the time each stage has ended. The search comes first and finds something to do
 for ever; a recipe that is neither proven nor confirmed is none."""
 

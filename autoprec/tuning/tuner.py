@@ -25,26 +25,26 @@ from autoprec.core.speed.kept_memory import surely_pays
 from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe, TaskError
-from autoprec.tuning.confirmation import Finish
-from autoprec.tuning.context import Work
+from autoprec.tuning.confirmation import Confirmation
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
-from autoprec.tuning.interleaved_timing import may_share
+from autoprec.tuning.interleaved_timing import may_share_worker
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import (
     baseline_point,
     build_space,
-    load,
-    multiples,
+    load_task,
+    padding_multiples,
     preflight,
-    refusals_of,
+    refusals_for_task,
     refuse_absent_tf32,
 )
-from autoprec.tuning.profile_builder import Findings, Proven, build_profile
+from autoprec.tuning.profile_builder import Findings, ProvenRecipe, build_profile
 from autoprec.tuning.proof_stage import Prover, is_reference, keeps_arithmetic
-from autoprec.tuning.reranking import known_heats, run_heats
-from autoprec.tuning.search_loop import Search, find
+from autoprec.tuning.reranking import recall_reranking, rerank
+from autoprec.tuning.search_loop import Search, outcome_at
 from autoprec.tuning.study import Study, study_name
 from autoprec.tuning.study_storage import DeviceLock, default_journal
-from autoprec.tuning.time_limit import PROOF, Deadline
+from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
 from autoprec.workers.cpu_contention import said_of_others
 from autoprec.workers.prestart import Spares
 from autoprec.workers.runner import Runner
@@ -52,14 +52,14 @@ from autoprec.workers.task_file import task_digest
 
 #: What was measured this near the best may be faster yet, for machines drift: the second-best
 #: recipe of a policy is a finalist too, and a policy is proven though float32 seemed faster.
-_NEAR = 0.95
+_NEAR_BEST_SHARE = 0.95
 
 #: A worker starts beside the proof where the budget holds this many times the baseline's memory.
-_SPARE_PEAKS = 4
+_PRESTART_MEMORY_MULTIPLE = 4
 
 #: Below this share of the fastest proven recipe's speed no proof is spent: the search's own errors
 #: are a few per cent.
-_HOPELESS = 0.85
+_MIN_SPEED_SHARE = 0.85
 
 
 @dataclass(frozen=True)
@@ -70,148 +70,152 @@ class Result:
     limits: str
 
 
-def tune(work: Work) -> Profile:
+def tune(job: TuningJob) -> Profile:
     """Tune; return the profile. What was learned is kept, however the tuning ends."""
     began = time.monotonic()
-    digest = task_digest(work.task)
+    digest = task_digest(job.task)
     folder = Path(tempfile.gettempdir())
     with DeviceLock(
-        work.place.facts.identity,
-        wait=work.options.wait,
+        job.target.facts.identity,
+        wait=job.options.wait,
         folder=folder,
-        on_wait=lambda text: work.listener(Note(text)),
+        on_wait=lambda text: job.listener(Note(text)),
     ):
-        work = with_deadline(work)
-        study = _open_study(work, digest)
+        job = with_deadline(job)
+        study = _open_study(job, digest)
         kept = study.recall("result", Result)
-        finished = kept is not None and kept.limits == repr(work.options.limits())
-        with work.runner() as runner:
-            if work.place.unusable or not finished:
-                work.listener(Stage("start", "loading the task in a worker"))
-                work = with_memory(work, load(work, runner).memory)
+        finished = kept is not None and kept.limits == repr(job.options.limits())
+        with job.runner() as runner:
+            if job.target.unusable or not finished:
+                job.listener(Stage("start", "loading the task in a worker"))
+                job = with_memory(job, load_task(job, runner).memory)
             if kept is not None and finished:
-                work.listener(Finished(kept.profile, study.history(), study.place, from_study=True))
+                job.listener(
+                    Finished(kept.profile, study.history(), study.location, from_study=True)
+                )
                 return kept.profile
-            task = preflight(work, study, runner)
-            facts, proposal = _look(work, study)
-            work.listener(Started(str(work.task), facts, proposal, study.place))
-            findings = _learn(work, study, facts, proposal, task, runner)
+            task = preflight(job, study, runner)
+            facts, proposal = _measure_device(job, study)
+            job.listener(Started(str(job.task), facts, proposal, study.location))
+            findings = _learn(job, study, facts, proposal, task, runner)
         profile = build_profile(
             findings,
-            task_file=work.task.name,
+            task_file=job.task.name,
             digest=digest,
-            checkpoint=work.checkpoint,
-            forced=not work.float32_allowed,
+            checkpoint=job.checkpoint,
+            forced=not job.float32_allowed,
             seconds=time.monotonic() - began,
         )
-        study.remember("result", Result(profile, repr(work.options.limits())))
-    work.listener(Finished(profile, findings.history, study.place))
+        study.remember("result", Result(profile, repr(job.options.limits())))
+    job.listener(Finished(profile, findings.history, study.location))
     return profile
 
 
-def with_deadline(work: Work) -> Work:
+def with_deadline(job: TuningJob) -> TuningJob:
     """The work with the moment at which its time limit ends, counted from now."""
-    limit = work.options.time_limit
-    return work if limit is None else replace(work, deadline=Deadline(time.monotonic(), limit))
+    limit = job.options.time_limit
+    return job if limit is None else replace(job, deadline=Deadline(time.monotonic(), limit))
 
 
-def with_memory(work: Work, memory: DeviceMemory | None) -> Work:
+def with_memory(job: TuningJob, memory: DeviceMemory | None) -> TuningJob:
     """The work with the accelerator's memory known, and others on the device told of."""
     said = said_of_others(memory) if memory is not None else ""
     if said:
-        work.listener(Note(said, warning=True))
-    return replace(work, memory=memory)
+        job.listener(Note(said, warning=True))
+    return replace(job, memory=memory)
 
 
-def _open_study(work: Work, digest: str) -> Study:
+def _open_study(job: TuningJob, digest: str) -> Study:
     name = study_name(
-        work.task.stem,
+        job.task.stem,
         digest,
-        work.place.facts.fingerprint,
-        work.place.software,
-        work.options.identity(),
-        *(() if work.checkpoint is None else (work.checkpoint,)),
+        job.target.facts.fingerprint,
+        job.target.software,
+        job.options.identity(),
+        *(() if job.checkpoint is None else (job.checkpoint,)),
     )
-    storage = work.options.storage or default_journal(work.task)
-    return Study(storage, name, fresh=work.options.fresh)
+    storage = job.options.storage or default_journal(job.task)
+    return Study(storage, name, fresh=job.options.fresh)
 
 
-def _look(work: Work, study: Study) -> tuple[DeviceFacts, Proposal]:
+def _measure_device(job: TuningJob, study: Study) -> tuple[DeviceFacts, Proposal]:
     facts = study.recall("facts", DeviceFacts)
     if facts is None:
-        work.listener(Stage("probe", "timing this device's matrix products"))
-        known = work.place.facts
-        facts = work.place.measure(known)
+        job.listener(Stage("probe", "timing this device's matrix products"))
+        known = job.target.facts
+        facts = job.target.measure(known)
         for note in facts.notes[len(known.notes) :]:
-            work.listener(Note(note, warning=True))
+            job.listener(Note(note, warning=True))
         study.remember("facts", facts)
-    refuse_absent_tf32(work, facts)
-    return facts, propose(facts, work.options.policies)
+    refuse_absent_tf32(job, facts)
+    return facts, propose(facts, job.options.policies)
 
 
 def _learn(
-    work: Work,
+    job: TuningJob,
     study: Study,
     facts: DeviceFacts,
     proposal: Proposal,
     task: TaskFacts,
     runner: Runner,
 ) -> Findings:
-    space = build_space(work, task, facts, proposal)
-    study.use(space, sampler=work.options.sampler, seed=work.options.seed)
-    work.listener(Described(task, len(study.history()), len(space.points())))
+    space = build_space(job, task, facts, proposal)
+    study.set_space(space, sampler=job.options.sampler, seed=job.options.seed)
+    job.listener(Described(task, len(study.history()), len(space.points())))
     findings = Findings(
         facts=facts,
         task=task,
         history=(),
-        refusals=[*proposal.refusals, *refusals_of(work, task)],
-        memory_bytes=work.memory_bytes,
+        refusals=[*proposal.refusals, *refusals_for_task(job, task)],
+        memory_bytes=job.memory_bytes,
         space=space,
-        alignment=min(multiples(work, facts, space.policies), default=1),
+        alignment=min(padding_multiples(job, facts, space.policies), default=1),
     )
-    settled = _search(work, study, space, findings, runner)
-    prover = Prover(work, study, task, findings, runner)
+    settled = _search(job, study, space, findings, runner)
+    prover = Prover(job, study, task, findings, runner)
 
-    def substitute(failed: Recipe) -> Proven | None:
-        found = _smaller(failed, space, prover, findings)
+    def substitute(failed: Recipe) -> ProvenRecipe | None:
+        found = _prove_at_smaller_batch(failed, space, prover, findings)
         prover.forget()
         return found
 
     plain = space.recipe(settled)
-    with Spares(work.runner, plain) as spares:
-        if _worth_a_spare(work, space, plain, findings):
+    with Spares(job.runner, plain) as spares:
+        if _should_prestart(job, space, plain, findings):
             spares.start()
-        proven = _prove(work, space, prover, findings)
+        proven = _prove(job, space, prover, findings)
         prover.forget()
 
         def memory_pays(batch_size: int) -> bool:
             return surely_pays(space, settled, findings.history, batch_size)
 
-        Finish(work, runner, plain, findings, spares, memory_pays).run(proven, substitute)
-    findings.neighbours = work.watch.worst
+        Confirmation(job, runner, plain, findings, spares, memory_pays).run(proven, substitute)
+    findings.neighbours = job.contention_monitor.worst
     return findings
 
 
-def _search(work: Work, study: Study, space: Space, findings: Findings, runner: Runner) -> Point:
+def _search(
+    job: TuningJob, study: Study, space: Space, findings: Findings, runner: Runner
+) -> Point:
     """Search and run the heats, until what they mend brings nothing new; return the baseline."""
     baseline = baseline_point(space)
-    search = Search(work, study, space, baseline)
+    search = Search(job, study, space, baseline)
     if not findings.rehearsed:
-        search.anchor(runner)
-    heats = known_heats(study)
+        search.measure_since_resume(runner)
+    heats = recall_reranking(study)
     while True:
         findings.history = search.run(runner, heats)
         settled = settled_baseline(space, baseline, findings.history) or baseline
-        measured = find(findings.history, settled)
+        measured = outcome_at(findings.history, settled)
         if measured is None or measured.rate <= 0:
-            raise _no_baseline(measured)
+            raise _baseline_error(measured)
         if measured.measurement is not None and not measured.measurement.finite:
-            raise _not_finite(work, settled)
-        further = run_heats(work, study, space, settled, findings, heats, runner)
+            raise _nonfinite_error(job, settled)
+        further = rerank(job, study, space, settled, findings, heats, runner)
         if further == heats:
             break
         heats = further
-    if search.late:
+    if search.time_limit_reached:
         findings.not_covered.append("recipes that the search did not come to")
     findings.ranking = heats.ranking(findings.history)
     if settled != baseline:
@@ -222,19 +226,19 @@ def _search(work: Work, study: Study, space: Space, findings: Findings, runner: 
     return settled
 
 
-def _worth_a_spare(work: Work, space: Space, plain: Recipe, findings: Findings) -> bool:
+def _should_prestart(job: TuningJob, space: Space, plain: Recipe, findings: Findings) -> bool:
     """Whether the finish will want a worker of the baseline's own, and it can start by then.
 
     That is beside a proof, and where there is memory for it.
     """
-    budget = work.memory_bytes
-    room = budget is None or _SPARE_PEAKS * findings.peak_of(plain) <= budget
-    alone = work.on_cpu and not may_share(plain, findings.task.framework)
+    budget = job.memory_bytes
+    room = budget is None or _PRESTART_MEMORY_MULTIPLE * findings.peak_of(plain) <= budget
+    alone = job.on_cpu and not may_share_worker(plain, findings.task.framework)
     fastest = shortlist(findings.ranking, count=1)
     return room and alone and not is_reference(space.recipe(fastest[0].point))
 
 
-def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:
+def _baseline_error(outcome: Outcome | None) -> NoFeasibleRecipe:
     why = f"{outcome.status}: {outcome.reason}" if outcome is not None else "no trial ran"
     return NoFeasibleRecipe(
         f"plain float32 does not run at its baseline ({why}); give a smaller BATCH_SIZE or "
@@ -242,48 +246,48 @@ def _no_baseline(outcome: Outcome | None) -> NoFeasibleRecipe:
     )
 
 
-def _not_finite(work: Work, settled: Point) -> TaskError:
+def _nonfinite_error(job: TuningJob, settled: Point) -> TaskError:
     return TaskError(
-        f"{work.task.name}: in float32 the loss became inf or NaN within the first steps at batch "
+        f"{job.task.name}: in float32 the loss became inf or NaN within the first steps at batch "
         f"{settled[BATCH]}, so nothing can be proven against it. Look for inf or NaN in the data "
         "after the first batch, or lower the learning rate"
     )
 
 
-def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list[Proven]:
+def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> list[ProvenRecipe]:
     """Prove the fastest recipe of every policy that may be chosen and could win, fastest first.
 
     A proof costs as much as the search, so what is clearly slower than a recipe that passed is not
     proven.
     """
-    found: list[Proven] = []
-    allowed = work.options.policies or space.policies
-    floor = _best_rate(findings, Policy.FLOAT32) if work.float32_allowed else 0.0
+    found: list[ProvenRecipe] = []
+    allowed = job.options.policies or space.policies
+    floor = _best_rate(findings, Policy.FLOAT32) if job.float32_allowed else 0.0
     for policy in sorted(space.policies, key=lambda p: -_best_rate(findings, p)):
         if policy not in allowed:
             continue
         own = findings.of(policy.value)
         best = shortlist(own, count=1)
         if not best:
-            findings.refusals.append(Refusal(policy.value, _why_nothing(own)))
+            findings.refusals.append(Refusal(policy.value, _why_none_measured(own)))
             continue
-        if policy is not Policy.FLOAT32 and best[0].rate < _NEAR * floor:
+        if policy is not Policy.FLOAT32 and best[0].rate < _NEAR_BEST_SHARE * floor:
             seen = (
                 "slower than" if findings.rehearsed else f"{best[0].rate / floor:.2g}x the speed of"
             )
             reason = f"measured {seen} the best float32 recipe"
             findings.refusals.append(Refusal(policy.value, reason))
             continue
-        if work.deadline.passed(PROOF) and not is_reference(space.recipe(best[0].point)):
+        if job.deadline.passed(PROOF_SHARE) and not is_reference(space.recipe(best[0].point)):
             findings.refusals.append(Refusal(policy.value, "no time was left to prove it"))
             findings.not_covered.append(f"the proof of {policy}")
             continue
         leader = max((p.rate for p in found), default=0.0)
-        near = [o for o in _leaders(own, findings) if o.rate >= _NEAR * best[0].rate]
+        near = [o for o in _candidates(own, findings) if o.rate >= _NEAR_BEST_SHARE * best[0].rate]
         plain = shortlist([o for o in own if keeps_arithmetic(space.recipe(o.point))], count=1)
-        passed = _proofs(near, space, prover, leader)
+        passed = _prove_candidates(near, space, prover, leader)
         if not passed:  # what a compiler or a knob broke, the policy by itself may not
-            passed = _proofs([o for o in plain if o not in near], space, prover, leader)
+            passed = _prove_candidates([o for o in plain if o not in near], space, prover, leader)
         found += passed
     if not found:
         reasons = "; ".join(f"{r.candidate}: {r.reason}" for r in findings.refusals)
@@ -294,21 +298,23 @@ def _prove(work: Work, space: Space, prover: Prover, findings: Findings) -> list
     return found
 
 
-def _leaders(own: Sequence[Outcome], findings: Findings) -> tuple[Outcome, ...]:
+def _candidates(own: Sequence[Outcome], findings: Findings) -> tuple[Outcome, ...]:
     """The fastest of one policy: one where the heats decided it, two where they could not."""
     return shortlist(own, count=1 if findings.ranking != findings.history else 2)
 
 
-def _proofs(
+def _prove_candidates(
     outcomes: Sequence[Outcome], space: Space, prover: Prover, leader: float
-) -> list[Proven]:
+) -> list[ProvenRecipe]:
     """Prove these, but for those that are clearly slower than the fastest proven recipe."""
-    worth = [o for o in outcomes if o.rate >= _HOPELESS * leader]
+    worth = [o for o in outcomes if o.rate >= _MIN_SPEED_SHARE * leader]
     proofs = [prover.prove(space.recipe(o.point), o, space) for o in worth]
     return [proven for proven in proofs if proven is not None]
 
 
-def _smaller(failed: Recipe, space: Space, prover: Prover, findings: Findings) -> Proven | None:
+def _prove_at_smaller_batch(
+    failed: Recipe, space: Space, prover: Prover, findings: Findings
+) -> ProvenRecipe | None:
     """Prove the fastest recipe of the same policy at a smaller batch than the one that failed."""
     own = findings.of(failed.policy.value)
     best = shortlist([o for o in own if int(o.point[BATCH]) < failed.batch_size], count=1)
@@ -319,7 +325,7 @@ def _best_rate(findings: Findings, policy: Policy) -> float:
     return max((outcome.rate for outcome in findings.of(policy.value)), default=0.0)
 
 
-def _why_nothing(own: list[Outcome]) -> str:
+def _why_none_measured(own: list[Outcome]) -> str:
     failed = [o for o in own if o.status is not Status.OK]
     if not failed:
         return "the search ended before it was tried"

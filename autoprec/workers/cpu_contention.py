@@ -83,7 +83,7 @@ def said_of_others(memory: DeviceMemory) -> str:
     )
 
 
-class Watch:
+class ContentionMonitor:
     """Watches measurements, says once that they are disturbed, and remembers the worst share."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

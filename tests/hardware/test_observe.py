@@ -91,7 +91,7 @@ def test_a_driver_that_takes_its_time_is_waited_for_and_told_of(monkeypatch):
         told.append(text)
         asked.set()
 
-    monkeypatch.setattr(observing, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(observing, "_RETRY_BUDGET_SECONDS", 0.01)
     monkeypatch.setattr(observing, "_PROBES", (observing.Probe("Slow", slow, 60.0),))
     seen = observe(machine(), on_wait)
     assert told == ["Slow: waiting for the driver's answer, at most 60 seconds"]

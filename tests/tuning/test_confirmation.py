@@ -20,10 +20,10 @@ from autoprec.core.speed.trial_results import Outcome, Status, key
 from autoprec.core.statistics import Ratio
 from autoprec.errors import TaskError
 from autoprec.tuning import interleaved_timing as module
-from autoprec.tuning.confirmation import Finish
+from autoprec.tuning.confirmation import Confirmation
 from autoprec.tuning.events import silent
-from autoprec.tuning.interleaved_timing import FinalistFailed, StillRunning, everybody
-from autoprec.tuning.profile_builder import REFERENCE, Findings, Proven
+from autoprec.tuning.interleaved_timing import FinalistFailed, SelectRemaining, keep_all
+from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from tests.core.device.test_policies import facts as device
@@ -37,7 +37,7 @@ PLAIN = Recipe(batch_size=32)
 COMPILED = replace(PLAIN, batch_size=64, compile=True)
 FAST = {size: Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=size) for size in (32, 64)}
 RUNNER = SimpleNamespace(drop=lambda: None)
-WORK = cast(
+JOB = cast(
     Any,
     SimpleNamespace(
         options=SimpleNamespace(rounds=5, seed=0),
@@ -45,15 +45,15 @@ WORK = cast(
         memory_bytes=None,
         float32_allowed=True,
         runner=None,
-        watch=None,
+        contention_monitor=None,
         on_cpu=True,
         deadline=Deadline(),
     ),
 )
 
 
-def proven(recipe: Recipe) -> Proven:
-    return Proven(recipe, REFERENCE, rate=10.0 * recipe.batch_size, step_seconds=0.1)
+def proven(recipe: Recipe) -> ProvenRecipe:
+    return ProvenRecipe(recipe, REFERENCE, rate=10.0 * recipe.batch_size, step_seconds=0.1)
 
 
 class Stage:
@@ -76,7 +76,7 @@ class Stage:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, rounds: int, running: StillRunning = everybody) -> tuple[Finalist, ...]:
+    def run(self, rounds: int, running: SelectRemaining = keep_all) -> tuple[Finalist, ...]:
         for recipe in self.recipes:
             if recipe.key() in self.failing:
                 raise FinalistFailed(recipe, WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room"))
@@ -92,13 +92,13 @@ class Stage:
 
 def finish(
     findings: Findings,
-    proven: Sequence[Proven],
-    substitute: Callable[[Recipe], Proven | None] = lambda failed: None,
+    proven: Sequence[ProvenRecipe],
+    substitute: Callable[[Recipe], ProvenRecipe | None] = lambda failed: None,
     *,
     memory_pays: bool = True,
 ) -> None:
-    last = Finish(
-        WORK, cast(Any, RUNNER), PLAIN, findings, cast(Any, None), lambda batch: memory_pays
+    last = Confirmation(
+        JOB, cast(Any, RUNNER), PLAIN, findings, cast(Any, None), lambda batch: memory_pays
     )
     last.run(proven, substitute)
 
@@ -113,7 +113,7 @@ def searched(*rates: tuple[Recipe, float]) -> tuple[Outcome, ...]:
 
 @pytest.fixture
 def findings(monkeypatch: pytest.MonkeyPatch) -> Findings:
-    monkeypatch.setattr(module, "Contest", Stage)
+    monkeypatch.setattr(module, "InterleavedTiming", Stage)
     monkeypatch.setattr(Stage, "failing", ())
     outcomes = tuple(
         Outcome(
@@ -130,7 +130,7 @@ def test_a_smaller_batch_takes_the_place_of_one_that_fails(
     monkeypatch.setattr(Stage, "failing", (FAST[64].key(),))
     asked = []
 
-    def substitute(failed: Recipe) -> Proven:
+    def substitute(failed: Recipe) -> ProvenRecipe:
         asked.append(failed.batch_size)
         return proven(FAST[32])
 
@@ -194,7 +194,7 @@ class Disturbed(Stage):
 def test_one_disturbed_round_does_not_make_a_fast_recipe_lose(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Contest", Disturbed)
+    monkeypatch.setattr(module, "InterleavedTiming", Disturbed)
     finish(findings, [proven(FAST[64]), replace(proven(FAST[32]), rate=620.0)])
     assert findings.choice is not None
     assert findings.choice.recipe == FAST[64]
@@ -212,7 +212,7 @@ def test_who_loses_the_lead_in_further_rounds_is_not_measured_to_the_end(
             luck = (1.2, 1.2, 0.9, 1.2, 1.2, *(0.8,) * rounds)[:rounds]
             return tuple(Finalist(r, (1.0,) * rounds if r == PLAIN else luck) for r in self.recipes)
 
-    monkeypatch.setattr(module, "Contest", Fading)
+    monkeypatch.setattr(module, "InterleavedTiming", Fading)
     findings.history = searched((PLAIN, 1.0), (FAST[64], 1.2))
     finish(findings, [proven(FAST[64])])
     assert findings.choice is not None
@@ -227,7 +227,7 @@ def test_finalists_that_are_all_slower_are_not_measured_again(
     asked: list[int] = []
     plainly = Stage.run
 
-    def run(self: Stage, rounds: int, running: StillRunning) -> tuple[Finalist, ...]:
+    def run(self: Stage, rounds: int, running: SelectRemaining) -> tuple[Finalist, ...]:
         asked.append(rounds)
         return plainly(self, rounds, running)
 
@@ -255,7 +255,7 @@ class Keeping(Stage):
 def test_memory_is_kept_only_where_it_pays_at_the_winner(
     findings: Findings, monkeypatch: pytest.MonkeyPatch, gain: float, kept: bool
 ) -> None:
-    monkeypatch.setattr(module, "Contest", Keeping)
+    monkeypatch.setattr(module, "InterleavedTiming", Keeping)
     monkeypatch.setattr(Keeping, "gain", gain)
     finish(findings, [proven(KEPT)], memory_pays=False)
     assert findings.proven is not None
@@ -267,7 +267,7 @@ def test_memory_is_kept_only_where_it_pays_at_the_winner(
 def test_where_the_baseline_left_no_doubt_the_winner_is_not_run_without_it(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Contest", Keeping)
+    monkeypatch.setattr(module, "InterleavedTiming", Keeping)
     finish(findings, [proven(KEPT)])
     assert findings.proven is not None
     assert findings.proven.recipe == KEPT
@@ -304,7 +304,7 @@ def test_a_knob_is_kept_only_where_it_wins_by_itself(
     kept: set[str],
     policy: Policy,
 ) -> None:
-    monkeypatch.setattr(module, "Contest", Knobs)
+    monkeypatch.setattr(module, "InterleavedTiming", Knobs)
     monkeypatch.setattr(Knobs, "worth", {"fused_optimizer": fused, "implicit_bfloat16": implicit})
     knobs = {"fused_optimizer": True, "implicit_bfloat16": True}
     finish(findings, [proven(Recipe(policy, 64, knobs=knobs))])
@@ -351,7 +351,7 @@ def at(stage: type[Stage]) -> tuple[Outcome, ...]:
 def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Contest", Several)
+    monkeypatch.setattr(module, "InterleavedTiming", Several)
     findings.history = at(Several)
     finish(findings, [proven(KEPT)])
     assert findings.speedup is not None
@@ -367,7 +367,7 @@ def test_parts_that_would_take_long_are_one(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may take as long as winner and baseline; what precision brings is asked first."""
-    monkeypatch.setattr(module, "Contest", Several)
+    monkeypatch.setattr(module, "InterleavedTiming", Several)
     between = replace(PLAIN, knobs={KEEP_MEMORY: True})
     steps = {key(SPACE.point(between)): 0.7}
     findings.history = tuple(
@@ -394,7 +394,7 @@ class Useless(Stage):
 def test_what_plain_float32_beats_at_its_own_batch_is_not_the_result(
     findings: Findings, monkeypatch: pytest.MonkeyPatch, winner: Recipe
 ) -> None:
-    monkeypatch.setattr(module, "Contest", Useless)
+    monkeypatch.setattr(module, "InterleavedTiming", Useless)
     findings.history = at(Useless)
     finish(findings, [proven(winner)])
     assert findings.proven is not None
@@ -434,7 +434,7 @@ def test_evidence_that_contradicts_itself_leaves_float32(
     ratios: tuple[float, ...],
     said: str,
 ) -> None:
-    monkeypatch.setattr(module, "Contest", loaded(*ratios))
+    monkeypatch.setattr(module, "InterleavedTiming", loaded(*ratios))
     findings.history = searched((PLAIN, before[0]), (FAST[32], before[1]))
     finish(findings, [proven(FAST[32])])
     assert said in findings.inconclusive
@@ -447,7 +447,7 @@ def test_ordinary_noise_is_no_contradiction(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One round of six disturbed, and a search that was 60 % off."""
-    monkeypatch.setattr(module, "Contest", loaded(1.4, 1.45, 1.4, 1.0, 1.42, 1.38))
+    monkeypatch.setattr(module, "InterleavedTiming", loaded(1.4, 1.45, 1.4, 1.0, 1.42, 1.38))
     findings.history = searched((PLAIN, 320.0), (FAST[32], 720.0))
     finish(findings, [proven(FAST[32])])
     assert findings.inconclusive == ""
@@ -466,10 +466,10 @@ def test_a_baseline_that_is_far_ahead_of_all_else_runs_again_beside_the_best_of_
     findings: Findings, monkeypatch: pytest.MonkeyPatch, plain: float, rest: float, said: str
 ) -> None:
     """A neighbour came after it, or has gone since, or all else is really that slow."""
-    monkeypatch.setattr(module, "Contest", Stage)
+    monkeypatch.setattr(module, "InterleavedTiming", Stage)
     monkeypatch.setattr(Stage, "rate", staticmethod(lambda r: plain if r == PLAIN else rest))
     findings.history = searched((PLAIN, 59_300.0), (FAST[32], 824.0))
-    finish(findings, [Proven(PLAIN, REFERENCE, 59_300.0, 0.1)])
+    finish(findings, [ProvenRecipe(PLAIN, REFERENCE, 59_300.0, 0.1)])
     assert findings.inconclusive.startswith(said)
     assert bool(findings.inconclusive) is bool(said)
     assert findings.choice is not None
@@ -498,7 +498,7 @@ def test_why_the_baseline_is_the_answer_is_not_said_of_what_was_not_seen(
 
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WORK, "float32_allowed", False)
+    monkeypatch.setattr(JOB, "float32_allowed", False)
 
 
 @pytest.mark.usefixtures("forced")
@@ -517,7 +517,7 @@ def test_a_forced_recipe_that_is_slower_by_far_is_not_measured_again(
 def test_a_forced_recipe_that_is_surely_slower_takes_three_rounds(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "Contest", loaded(0.81, 0.8, 0.82))
+    monkeypatch.setattr(module, "InterleavedTiming", loaded(0.81, 0.8, 0.82))
     findings.history = searched((PLAIN, 320.0), (FAST[32], 260.0))
     finish(findings, [proven(FAST[32])])
     assert findings.proven is not None
@@ -531,7 +531,7 @@ def test_a_forced_recipe_that_cannot_be_confirmed_in_time_is_taken_as_the_search
     findings: Findings, monkeypatch: pytest.MonkeyPatch, islands: tuple[str, ...]
 ) -> None:
     """One with islands has no trial of the search's own, but was timed with them."""
-    monkeypatch.setattr(WORK, "deadline", Deadline(0.0, 1.0, lambda: 2.0))
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1.0, lambda: 2.0))
     findings.history = searched((PLAIN, 320.0), (FAST[32], 400.0))
     recipe = replace(FAST[32], float32_modules=islands)
     finish(findings, [replace(proven(recipe), rate=400.0)])
@@ -550,7 +550,7 @@ def test_what_there_was_no_time_to_confirm_is_not_chosen(
 ) -> None:
     """A second passes in each round; three tell something, fewer nothing."""
     ticks = iter(range(1, 100))
-    monkeypatch.setattr(WORK, "deadline", Deadline(0.0, seconds, lambda: float(next(ticks))))
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, seconds, lambda: float(next(ticks))))
     finish(findings, [proven(FAST[32])])
     assert findings.choice is not None
     confirmed = rounds >= 3
@@ -563,8 +563,8 @@ def test_what_does_not_fit_beside_the_others_is_left_out(
     findings: Findings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three fit; what precision brings is asked first."""
-    monkeypatch.setattr(module, "Contest", Several)
-    monkeypatch.setattr(WORK, "memory_bytes", 350)
+    monkeypatch.setattr(module, "InterleavedTiming", Several)
+    monkeypatch.setattr(JOB, "memory_bytes", 350)
     findings.history = tuple(
         replace(o, measurement=replace(o.measurement, peak_memory_bytes=100))
         for o in at(Several)

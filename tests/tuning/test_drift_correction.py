@@ -13,15 +13,16 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.tuning.drift_correction import DriftGuard, drift_between
+from autoprec.tuning.drift_correction import DriftMonitor, drift_between
 from autoprec.workers.client import WorkerSettings, unheard
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import Runner
 from tests.workers.test_runner import Starts
 
 SPACE = Space(policies=(Policy.FLOAT32,), batch_sizes=(8, 16))
-WORK = SimpleNamespace(
-    options=SimpleNamespace(seed=0), watch=SimpleNamespace(over=lambda pids: nullcontext())
+JOB = SimpleNamespace(
+    options=SimpleNamespace(seed=0),
+    contention_monitor=SimpleNamespace(over=lambda pids: nullcontext()),
 )
 
 
@@ -39,10 +40,10 @@ class Clock:
         return self.now
 
 
-def make(*answers: Any) -> tuple[DriftGuard, Clock, Runner, Starts]:
+def make(*answers: Any) -> tuple[DriftMonitor, Clock, Runner, Starts]:
     starts, clock = Starts(*answers), Clock()
     runner = Runner(WorkerSettings(Path("task.py")), unheard, cast(Any, starts))
-    return DriftGuard(cast(Any, WORK), SPACE, clock), clock, runner, starts
+    return DriftMonitor(cast(Any, JOB), SPACE, clock), clock, runner, starts
 
 
 def test_the_baseline_is_not_timed_again_at_once() -> None:
@@ -107,7 +108,7 @@ def trials_in(*steps: float) -> list[float]:
     said = []
     while starts.answers:
         guard.check(runner, FIRST)
-        said.append(guard.of_trial(runner, FIRST))
+        said.append(guard.drift_of_trial(runner, FIRST))
         clock.now += 15.0
     return said
 
@@ -126,7 +127,7 @@ def test_a_small_drift_is_not_looked_at_after_each_trial() -> None:
     guard.check(runner, None)
     for clock.now in (30.0, 60.0, 90.0):
         guard.check(runner, FIRST)
-        last = guard.of_trial(runner, FIRST)
+        last = guard.drift_of_trial(runner, FIRST)
     assert last == pytest.approx(0.01 / 0.0107)
     assert len(starts.answers) == 1
 

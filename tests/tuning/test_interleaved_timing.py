@@ -19,7 +19,7 @@ from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.events import silent
-from autoprec.tuning.interleaved_timing import Contest, FinalistFailed, may_share
+from autoprec.tuning.interleaved_timing import FinalistFailed, InterleavedTiming, may_share_worker
 from autoprec.workers.client import WorkerSettings, unheard
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import TRY_AGAIN, Runner
@@ -86,10 +86,10 @@ class Workers:
 
 
 def contest(
-    workers: Workers, recipes: list[Recipe], *, together: bool = True, at_once: bool = True
-) -> tuple[Contest, Runner]:
+    workers: Workers, recipes: list[Recipe], *, together: bool = True, concurrently: bool = True
+) -> tuple[InterleavedTiming, Runner]:
     shared = workers.runner()
-    made = Contest(
+    made = InterleavedTiming(
         recipes,
         shared,
         workers.runner,
@@ -97,8 +97,8 @@ def contest(
         seed=0,
         together=together,
         listener=silent,
-        watch=WATCH,
-        at_once=at_once,
+        contention_monitor=WATCH,
+        concurrently=concurrently,
     )
     return made, shared
 
@@ -282,7 +282,7 @@ def test_on_an_accelerator_workers_start_side_by_side_and_sessions_open_in_turn(
 
     monkeypatch.setitem(globals(), "Worker", Limited)
     workers = Workers()
-    made, _ = contest(workers, [PLAIN, Recipe(batch_size=8)], at_once=False)
+    made, _ = contest(workers, [PLAIN, Recipe(batch_size=8)], concurrently=False)
     with made:
         assert [method for _, method, _ in workers.log[:2]] == ["open", "open"]
     assert len(workers.made) == 2
@@ -331,4 +331,4 @@ def test_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_what_nothing_in_the_process_disturbs_shares_it(
     recipe: Recipe, framework: str, shares: bool
 ) -> None:
-    assert may_share(recipe, framework) is shares
+    assert may_share_worker(recipe, framework) is shares

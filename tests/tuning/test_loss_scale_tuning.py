@@ -12,14 +12,14 @@ from autoprec.core.numerics.loss_scale import DEFAULT_EXPONENT, ScaleEvidence
 from autoprec.core.numerics.records import ExponentHistogram, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.loss_scale_tuning import (
-    BATCHES,
+    CONFIRMATION_STEPS,
     GROWTH_STEPS,
-    STEPS,
-    TRIALS,
-    analytic,
-    confirming,
+    HISTOGRAM_BATCHES,
+    MAX_TRIALS,
+    confirmation_steps,
+    default_loss_scale,
+    loss_scale_from_backward,
     tune_loss_scale,
-    unmeasured,
 )
 from tests.tuning.test_proof import FLOAT16, FakeTracer
 
@@ -64,11 +64,15 @@ def test_where_the_analytic_scale_skips_nothing_it_is_the_only_one_tried() -> No
     """Float16 ends below 2**16: gradients below 2**-1 allow 2**17, and four octaves are left."""
     tracer = Overflowing()
     scale, evidence, run = tuned(tracer)
-    assert tracer.tried == [(13.0, STEPS)]
-    assert tracer.batches == evidence.batches == BATCHES
+    assert tracer.tried == [(13.0, CONFIRMATION_STEPS)]
+    assert tracer.batches == evidence.batches == HISTOGRAM_BATCHES
     assert scale == LossScale("dynamic", 2.0**13, 2000, 2.0**5)
     assert (evidence.exponent, evidence.largest_safe, evidence.trials) == (13, 17, 1)
-    assert (evidence.skipped_steps, evidence.steps, len(run.losses)) == (0, STEPS, STEPS)
+    assert (evidence.skipped_steps, evidence.steps, len(run.losses)) == (
+        0,
+        CONFIRMATION_STEPS,
+        CONFIRMATION_STEPS,
+    )
     assert (evidence.largest_gradient, evidence.smallest_gradient) == (-2, -20)
 
 
@@ -84,7 +88,7 @@ def test_after_the_last_trial_the_one_that_skipped_least_is_taken() -> None:
     tracer = Overflowing(-40.0)
     scale, evidence, run = tuned(tracer)
     assert [exponent for exponent, _ in tracer.tried] == [13.0, 11.0, 7.0, -1.0]
-    assert len(tracer.tried) == TRIALS
+    assert len(tracer.tried) == MAX_TRIALS
     assert scale.initial == 2.0**-1
     assert evidence.skipped_steps == len(run.skipped) == 39
 
@@ -102,7 +106,7 @@ def test_a_scale_that_loses_much_of_the_gradient_is_raised() -> None:
 def test_a_training_is_at_most_twice_as_long_as_a_proof(most: int, steps: int) -> None:
     tracer = Overflowing()
     tuned(tracer, most=most)
-    assert tracer.tried[0][1] == confirming(most) == steps
+    assert tracer.tried[0][1] == confirmation_steps(most) == steps
 
 
 def test_how_often_a_scale_grows_depends_on_what_growing_too_far_costs() -> None:
@@ -132,12 +136,14 @@ def test_no_scale_grows_beyond_float32(largest: int, grows: bool) -> None:
 
 def test_without_a_training_the_magnitudes_alone_decide() -> None:
     tracer = Overflowing(0.0)
-    assert analytic(FLOAT16, cast(Tracer, tracer), 3) == LossScale("dynamic", 2.0**13, 2000, 2.0**5)
+    assert loss_scale_from_backward(FLOAT16, cast(Tracer, tracer), 3) == LossScale(
+        "dynamic", 2.0**13, 2000, 2.0**5
+    )
     assert (tracer.batches, tracer.tried) == (3, [])
 
 
 def test_where_nothing_was_measured_it_is_the_usual_scale_with_a_note() -> None:
-    scale, evidence = unmeasured("no time")
+    scale, evidence = default_loss_scale("no time")
     assert scale.initial == 2.0**DEFAULT_EXPONENT
     assert (evidence.note, evidence.largest_safe, evidence.trials) == ("no time", None, 0)
 

@@ -25,10 +25,10 @@ from autoprec.core.speed.space import Space
 from autoprec.errors import UserCodeError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical
-from autoprec.tuning.context import Place, Work
 from autoprec.tuning.events import Event, Note
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import build_space, describe, refusals_of
+from autoprec.tuning.preflight import build_space, describe, refusals_for_task
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 NATIVE = DTypeFact(Support.NATIVE)
@@ -44,11 +44,11 @@ def space(
     align: int | None = None,
     **task: Any,
 ) -> Space:
-    place = cast(Place, SimpleNamespace(facts=facts))
+    target = cast(Target, SimpleNamespace(facts=facts))
     options = Options(policies=policies, align=align)
-    work = Work(Path("task.py"), place, options, events.append)
+    job = TuningJob(Path("task.py"), target, options, events.append)
     known = TaskFacts("keras", {}, 32, 32, parameters=100, batch_size=32, **task)
-    return build_space(work, known, facts, propose(facts))
+    return build_space(job, known, facts, propose(facts))
 
 
 def test_tf32_is_tried_where_it_is_another_recipe_than_the_baseline() -> None:
@@ -75,10 +75,12 @@ def built(
     """The space of a task of torch's, and what was noted about it."""
     said: list[str] = []
     options = options or Options()
-    place = cast(Place, SimpleNamespace(facts=facts))
-    work = Work(Path("task.py"), place, options, lambda event: said.append(cast(Note, event).text))
+    target = cast(Target, SimpleNamespace(facts=facts))
+    job = TuningJob(
+        Path("task.py"), target, options, lambda event: said.append(cast(Note, event).text)
+    )
     known = replace(TaskFacts("torch", {}, 32, 32, parameters=100), **task)
-    return build_space(work, known, facts, propose(facts, options.policies)), said
+    return build_space(job, known, facts, propose(facts, options.policies)), said
 
 
 def test_float32_is_measured_first_though_it_was_not_asked_for() -> None:
@@ -241,10 +243,10 @@ def test_a_relative_path_that_is_meant_from_the_task_is_told(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.npy").write_text("")
     message = f"FileNotFoundError: [Errno 2] No such file or directory: '{name}'"
-    place = cast(Place, SimpleNamespace(facts=FACTS))
-    work = Work(tmp_path / "task.py", place, Options(), lambda event: None)
+    target = cast(Target, SimpleNamespace(facts=FACTS))
+    job = TuningJob(tmp_path / "task.py", target, Options(), lambda event: None)
     with pytest.raises(UserCodeError) as caught:
-        describe(work, failing(message))
+        describe(job, failing(message))
     assert str(caught.value).startswith(f"in the first float32 step: {message}")
     assert (f"It is in {tmp_path}" in str(caught.value)) == hinted
 
@@ -252,8 +254,8 @@ def test_a_relative_path_that_is_meant_from_the_task_is_told(
 def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_refusal() -> None:
     reason = "Keras does not compile a model with turn (RandomRotation)"
     assert space([], not_compilable=reason).compile == (False,)
-    work = Work(Path("task.py"), cast(Place, None), Options(), lambda event: None)
+    job = TuningJob(Path("task.py"), cast(Target, None), Options(), lambda event: None)
     known = TaskFacts("keras", {}, 32, 32, parameters=100, not_compilable=reason)
-    assert refusals_of(work, known) == (Refusal("compiled", reason),)
-    assert refusals_of(work, replace(known, framework="torch")) == ()
-    assert refusals_of(work, replace(known, not_compilable="")) == ()
+    assert refusals_for_task(job, known) == (Refusal("compiled", reason),)
+    assert refusals_for_task(job, replace(known, framework="torch")) == ()
+    assert refusals_for_task(job, replace(known, not_compilable="")) == ()

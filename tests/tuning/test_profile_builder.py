@@ -15,7 +15,7 @@ from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.core.statistics import Ratio
 from autoprec.tuning import profile_builder
-from autoprec.tuning.profile_builder import REFERENCE, Findings, Proven
+from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
 
 PLAIN = {"policy": "float32", "alignment": 1}
 
@@ -187,7 +187,7 @@ def test_what_was_asked_for_and_is_slower_is_told_of(
     findings = found()
     findings.speedup = Ratio(ratio, ratio, ratio, 6)
     if proven:
-        findings.proven = Proven(BFLOAT16, REFERENCE, 1.0, 1.0)
+        findings.proven = ProvenRecipe(BFLOAT16, REFERENCE, 1.0, 1.0)
     text = (
         "mixed_bfloat16 is slower than float32 here (0.5x) and was taken because nothing else was "
         "asked for: add float32 to --policies, or leave --policies out"

@@ -18,7 +18,7 @@ from autoprec.errors import TrialFailure
 from autoprec.tuning import proof_stage
 from autoprec.tuning.events import silent
 from autoprec.tuning.options import Options
-from autoprec.tuning.profile_builder import REFERENCE, Findings, Proven
+from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
 from autoprec.tuning.proof_stage import Prover, is_reference
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.failures import FailureKind, WorkerFailure
@@ -28,7 +28,7 @@ from tests.tuning.test_proof import BFLOAT16, FakeTracer
 TASK = TaskFacts("torch", {}, 32, 32, 1000)
 OUTCOME = Outcome({}, Status.OK, Measurement(0.1, 0.1, 0.1, 5, 1.0))
 STUDY = SimpleNamespace(recall=lambda *_: None, remember=lambda *_: None, notes=dict)
-WORK = SimpleNamespace(options=Options(), listener=silent, deadline=Deadline(), checkpoint=None)
+JOB = SimpleNamespace(options=Options(), listener=silent, deadline=Deadline(), checkpoint=None)
 
 
 class Tracer(FakeTracer):
@@ -56,10 +56,10 @@ class Implicit(FakeTracer):
 
 def prove(
     tracer: FakeTracer, monkeypatch: pytest.MonkeyPatch, recipe: Recipe = BFLOAT16
-) -> tuple[Proven | None, Findings]:
+) -> tuple[ProvenRecipe | None, Findings]:
     monkeypatch.setattr(proof_stage, "RemoteTracer", lambda runner: tracer)
     findings = Findings(device(DeviceKind.CUDA), TASK, (), cast(Space, None))
-    prover = Prover(cast(Any, WORK), cast(Any, STUDY), TASK, findings, cast(Any, None))
+    prover = Prover(cast(Any, JOB), cast(Any, STUDY), TASK, findings, cast(Any, None))
     return prover.prove(recipe, OUTCOME, cast(Space, None)), findings
 
 
@@ -107,7 +107,7 @@ def test_the_reference_is_float32_with_its_arithmetic_unchanged(
 def test_the_reference_needs_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     tracer = Tracer("nothing")
     found, _ = prove(tracer, monkeypatch, Recipe(knobs={"fused_optimizer": True}))
-    assert found == Proven(Recipe(knobs={"fused_optimizer": True}), REFERENCE, 10.0, 0.1)
+    assert found == ProvenRecipe(Recipe(knobs={"fused_optimizer": True}), REFERENCE, 10.0, 0.1)
     assert tracer.calls == []
 
 
@@ -160,7 +160,7 @@ def test_what_was_proven_before_runs_at_the_speed_it_has_now(
     islands: dict[str, float] | None, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The earlier tuning may have run at another pace; the verdict holds at any."""
-    earlier = Proven(BFLOAT16, REFERENCE, 700.0, 0.001, islands=islands)
+    earlier = ProvenRecipe(BFLOAT16, REFERENCE, 700.0, 0.001, islands=islands)
     monkeypatch.setattr(STUDY, "recall", lambda *_: earlier)
     found, _ = prove(Tracer("nothing"), monkeypatch)
     assert found is not None

@@ -17,8 +17,8 @@ from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.options import Options
-from autoprec.tuning.profile_builder import REFERENCE, Findings, Proven
-from autoprec.tuning.time_limit import PROOF, Deadline
+from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
+from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
 from autoprec.tuning.tuner import _prove
 from tests.core.device.test_policies import facts as device
 
@@ -45,13 +45,13 @@ class Prover:
         self.broken = broken
         self.asked: list[tuple[Policy, int, bool]] = []
 
-    def prove(self, recipe: Recipe, outcome: Outcome, space: Space) -> Proven | None:
+    def prove(self, recipe: Recipe, outcome: Outcome, space: Space) -> ProvenRecipe | None:
         assert space is SPACE
         assert SPACE.point(recipe) == outcome.point
         self.asked.append((recipe.policy, recipe.batch_size, recipe.compile))
         if (recipe.policy.value, recipe.compile) in self.broken:
             return None
-        return Proven(recipe, REFERENCE, outcome.rate, 0.1)
+        return ProvenRecipe(recipe, REFERENCE, outcome.rate, 0.1)
 
 
 def prove(
@@ -60,9 +60,9 @@ def prove(
     broken: Sequence[tuple[str, bool]] = (),
     heats: bool = True,
     deadline: Deadline | None = None,
-) -> tuple[list[tuple[Policy, int, bool]], list[Proven], Findings]:
+) -> tuple[list[tuple[Policy, int, bool]], list[ProvenRecipe], Findings]:
     """What was proven, what passed, and the findings. `heats`: whether they decided the order."""
-    work = SimpleNamespace(
+    job = SimpleNamespace(
         options=Options(policies=policies),
         float32_allowed=not policies or F32 in policies,
         deadline=deadline or Deadline(),
@@ -70,7 +70,7 @@ def prove(
     findings = Findings(device(DeviceKind.CPU), TASK, tuple(history), SPACE)
     findings.ranking = tuple(history) if not heats else tuple(replace(o) for o in history[::-1])
     prover = Prover(broken)
-    found = _prove(cast(Any, work), SPACE, cast(Any, prover), findings)
+    found = _prove(cast(Any, job), SPACE, cast(Any, prover), findings)
     return prover.asked, found, findings
 
 
@@ -160,7 +160,7 @@ def test_a_plain_recipe_that_failed_itself_is_not_proven_twice() -> None:
 
 
 def test_without_time_only_the_reference_itself_may_be_chosen() -> None:
-    late = Deadline(0.0, 1.0, lambda: PROOF)
+    late = Deadline(0.0, 1.0, lambda: PROOF_SHARE)
     history = (ran(100, F32), ran(200, BF16))
     asked, found, findings = prove(*history, deadline=late)
     assert asked == [(F32, 32, False)]

@@ -21,9 +21,9 @@ from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning import interleaved_timing
 from autoprec.tuning.events import silent
-from autoprec.tuning.interleaved_timing import FinalistFailed, StillRunning, everybody
+from autoprec.tuning.interleaved_timing import FinalistFailed, SelectRemaining, keep_all
 from autoprec.tuning.profile_builder import Findings
-from autoprec.tuning.reranking import known_heats, run_heats
+from autoprec.tuning.reranking import recall_reranking, rerank
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from tests.core.device.test_policies import facts as device
@@ -54,7 +54,7 @@ class Rounds:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, rounds: int, running: StillRunning = everybody) -> tuple[Finalist, ...]:
+    def run(self, rounds: int, running: SelectRemaining = keep_all) -> tuple[Finalist, ...]:
         for recipe in self.recipes:
             if recipe.batch_size in self.failing:
                 raise FinalistFailed(recipe, WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room"))
@@ -89,7 +89,7 @@ class Notes:
 
 @pytest.fixture(autouse=True)
 def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interleaved_timing, "Contest", Rounds)
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Rounds)
     monkeypatch.setattr(Rounds, "failing", ())
     monkeypatch.setattr(Rounds, "ran", [])
     monkeypatch.setattr(Rounds, "lengths", [])
@@ -116,14 +116,14 @@ def slow_to_start(found: Findings, seconds: float) -> Findings:
     return found
 
 
-def work(policies: tuple[Policy, ...] = ()) -> Any:
+def job(policies: tuple[Policy, ...] = ()) -> Any:
     options = SimpleNamespace(seed=0, policies=policies)
     return SimpleNamespace(
         options=options,
         listener=silent,
         memory_bytes=None,
         runner=None,
-        watch=None,
+        contention_monitor=None,
         on_cpu=True,
         deadline=Deadline(),
     )
@@ -134,7 +134,7 @@ def run(
 ) -> Heats:
     baseline = found.history[0].point
     study, runner = cast(Any, notes or Notes()), cast(Any, RUNNER)
-    return run_heats(work(**kwargs), study, SPACE, baseline, found, before or Heats(), runner)
+    return rerank(job(**kwargs), study, SPACE, baseline, found, before or Heats(), runner)
 
 
 def rank(found: Findings, **kwargs: Any) -> dict[int, Outcome]:
@@ -265,8 +265,8 @@ def test_what_they_came_to_is_kept_with_the_trials_that_were_known() -> None:
     notes, found = Notes(), findings()
     heats = run(found, notes=notes)
     assert heats.trials == len(found.history)
-    assert known_heats(cast(Any, notes)) == heats
-    assert known_heats(cast(Any, Notes())) == Heats()
+    assert recall_reranking(cast(Any, notes)) == heats
+    assert recall_reranking(cast(Any, Notes())) == Heats()
     run(found, before=heats)
     assert len(Rounds.ran) == 1  # a stopped tuning does not run them again
 

@@ -18,10 +18,10 @@ from autoprec.core.speed.reranking import Heats
 from autoprec.core.speed.space import BATCH, Point, Space, powers_of_two
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning import search_loop
-from autoprec.tuning.drift_correction import DriftGuard
+from autoprec.tuning.drift_correction import DriftMonitor
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.preflight import baseline_point
-from autoprec.tuning.search_loop import Search, find
+from autoprec.tuning.search_loop import Search, outcome_at
 from autoprec.tuning.study import Study
 from autoprec.tuning.time_limit import Deadline
 
@@ -69,19 +69,19 @@ class Tuning:
     def __init__(self, folder: Path, space: Space = SPACE, **options: Any) -> None:
         self.events: list[Event] = []
         settings = {"sampler": "cost", "search_limit": None, "trials": None, "seed": 0, **options}
-        work = SimpleNamespace(
+        job = SimpleNamespace(
             options=SimpleNamespace(**settings),
             listener=self.events.append,
             memory_bytes=None,
-            watch=SimpleNamespace(over=lambda pids: nullcontext()),
+            contention_monitor=SimpleNamespace(over=lambda pids: nullcontext()),
             deadline=Deadline(),
         )
         self.study = Study(folder / "study.journal", "unet")
-        self.study.use(space, sampler=settings["sampler"])
+        self.study.set_space(space, sampler=settings["sampler"])
         self.now = 0.0
         self.baseline = {**baseline_point(space), BATCH: 32}
         self.search = Search(
-            cast(Any, work), self.study, space, self.baseline, clock=lambda: self.now
+            cast(Any, job), self.study, space, self.baseline, clock=lambda: self.now
         )
 
     def run(self, heats: Heats) -> list[int]:
@@ -100,7 +100,7 @@ class Tuning:
         fast = {**self.baseline, "policy": "mixed_bfloat16"}
         ran = []
         for batch, mended in rates.items():
-            outcome = find(self.history, {**fast, BATCH: batch})
+            outcome = outcome_at(self.history, {**fast, BATCH: batch})
             assert outcome is not None
             ran.append(replace(outcome, drift=outcome.rate / mended))
         return Heats(tuple(ran), len(self.history))
@@ -168,11 +168,11 @@ def test_a_study_that_goes_on_is_anchored_by_its_baseline(
 ) -> None:
     """Alone is a baseline that did not run yet as all the others will, its memory kept."""
     monkeypatch.setattr(search_loop, "run_trial", measured)
-    monkeypatch.setattr(DriftGuard, "anchor", lambda self, runner, first: drift)
+    monkeypatch.setattr(DriftMonitor, "measure_since_resume", lambda self, runner, first: drift)
     tuning = Tuning(tmp_path, space=KEEPING, trials=1 if alone else 4)
     tuning.run(Heats())
     tuning.events.clear()
-    tuning.search.anchor(cast(Any, SimpleNamespace(load=lambda: None)))
+    tuning.search.measure_since_resume(cast(Any, SimpleNamespace(load=lambda: None)))
     assert (tuning.study.history() == ()) is forgotten
     assert said in " ".join(tuning.notes)
     assert bool(said) is bool(tuning.notes)
@@ -180,5 +180,5 @@ def test_a_study_that_goes_on_is_anchored_by_its_baseline(
 
 def test_a_new_study_is_not_anchored(tmp_path: Path) -> None:
     tuning = Tuning(tmp_path)
-    tuning.search.anchor(cast(Any, None))
+    tuning.search.measure_since_resume(cast(Any, None))
     assert tuning.events == []

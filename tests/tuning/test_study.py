@@ -15,7 +15,7 @@ from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
 from autoprec.tuning import study as study_module
 from autoprec.tuning.options import Options
-from autoprec.tuning.proof_stage import KeptSteps
+from autoprec.tuning.proof_stage import StoredProofSteps
 from autoprec.tuning.study import SAMPLERS, Study, study_name
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))
@@ -37,7 +37,7 @@ def journal(tmp_path: Path) -> Path:
 
 def opened(journal: Path, space: Space = SPACE, name: str = "s", **settings: object) -> Study:
     made = Study(journal, name, **settings)  # type: ignore[arg-type]
-    made.use(space)
+    made.set_space(space)
     return made
 
 
@@ -155,7 +155,7 @@ def test_another_version_is_another_study(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_sampler_asks_for_points_of_the_space(journal: Path, sampler: str) -> None:
     study = Study(journal, "s")
-    study.use(SPACE, sampler=sampler, seed=3)
+    study.set_space(SPACE, sampler=sampler, seed=3)
     for _ in range(4):
         trial, point = study.ask()
         assert point in points()
@@ -164,16 +164,18 @@ def test_every_sampler_asks_for_points_of_the_space(journal: Path, sampler: str)
 
 def test_an_unknown_sampler_is_refused(journal: Path) -> None:
     with pytest.raises(UsageError, match="cost, tpe, grid, random"):
-        Study(journal, "s").use(SPACE, sampler="nosuch")
+        Study(journal, "s").set_space(SPACE, sampler="nosuch")
 
 
 def test_how_many_steps_proofs_take_is_known_to_the_next_tuning(journal: Path) -> None:
-    steps = KeptSteps(opened(journal), Options())
+    steps = StoredProofSteps(opened(journal), Options())
     steps["8x1"] = 480
     steps["16x2"] = 120
-    again = KeptSteps(opened(journal), Options())
+    again = StoredProofSteps(opened(journal), Options())
     assert dict(again) == {"8x1": 480, "16x2": 120}
-    assert dict(KeptSteps(opened(journal), Options(proof_seconds=8.0))) == {}  # less time was given
+    assert (
+        dict(StoredProofSteps(opened(journal), Options(proof_seconds=8.0))) == {}
+    )  # less time was given
     del again["8x1"]
     assert dict(steps) == {"16x2": 120}
     assert len(steps) == 1
@@ -188,11 +190,11 @@ def test_a_proof_of_fewer_steps_than_are_a_training_is_refused() -> None:
 def test_a_database_keeps_the_same(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     first = Study(url, "s")
-    first.use(SPACE)
+    first.set_space(SPACE)
     trial, point = first.ask(points()[0])
     first.tell(trial, outcome(point))
     first._storage.engine.dispose()
     again = Study(url, "s")
-    again.use(SPACE)
+    again.set_space(SPACE)
     assert again.history() == (outcome(point),)
     again._storage.engine.dispose()

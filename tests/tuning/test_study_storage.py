@@ -18,10 +18,10 @@ from autoprec.errors import DeviceBusy, UsageError
 from autoprec.tuning import study_storage
 from autoprec.tuning.study_storage import (
     DeviceLock,
-    cannot_keep,
     default_journal,
     open_storage,
     repair_journal,
+    storage_error,
 )
 
 posix = pytest.mark.skipif(os.name != "posix", reason="flock is POSIX's")
@@ -176,10 +176,10 @@ def test_an_unknown_url_is_said_without_its_password() -> None:
 
 
 def test_a_full_disk_says_how_to_go_on() -> None:
-    error = cannot_keep("/data/j", OSError(errno.ENOSPC, "No space left on device"))
+    error = storage_error("/data/j", OSError(errno.ENOSPC, "No space left on device"))
     assert "No space left" in str(error)
     assert "free some space" in str(error)
-    assert "free some space" not in str(cannot_keep("/data/j", OSError(errno.EROFS, "Read-only")))
+    assert "free some space" not in str(storage_error("/data/j", OSError(errno.EROFS, "Read-only")))
 
 
 # The lock on a device ----------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical, with_figures
 from autoprec.reporting.plan import print_plan
-from autoprec.tuning.context import Place, Work
 from autoprec.tuning.events import silent
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.plan import plan_for
 
@@ -50,9 +50,9 @@ def planned(name: str, options: Options | None = None) -> Plan:
     device, catalogue = facts_of(name), load_catalogue()
     row = with_figures(catalogue, catalogue.family(name))
     cpu = Observation(DeviceKind.CPU)
-    place = Place(merge(cpu, catalogue.family_of(cpu)), {}, lambda facts: facts)
-    work = Work(Path("task.py"), place, options or Options(), silent)
-    return plan_for(work, MLP, device, facts_of(row.name))
+    target = Target(merge(cpu, catalogue.family_of(cpu)), {}, lambda facts: facts)
+    job = TuningJob(Path("task.py"), target, options or Options(), silent)
+    return plan_for(job, MLP, device, facts_of(row.name))
 
 
 def shown(plan: Plan) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from autoprec.backends.protocol import DeviceMemory
 from autoprec.workers import cpu_contention
-from autoprec.workers.cpu_contention import Neighbours, Watch, said_of_others
+from autoprec.workers.cpu_contention import ContentionMonitor, Neighbours, said_of_others
 
 
 class Clock:
@@ -62,7 +62,7 @@ def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
 ) -> None:
     proc, clock = machine
     monkeypatch.setattr(cpu_contention, "Neighbours", lambda: Neighbours(proc))
-    watch = Watch(lambda said: None)
+    watch = ContentionMonitor(lambda said: None)
     pids = [77]
     write(proc, (0, 0), {os.getpid(): 0, 77: 500})
     with watch.over(lambda: pids):
@@ -91,7 +91,7 @@ def test_a_busy_neighbour_is_named_once_and_the_worst_remembered(
     proc, clock = machine
     monkeypatch.setattr(cpu_contention, "Neighbours", lambda: Neighbours(proc))
     said: list[str] = []
-    watch = Watch(said.append)
+    watch = ContentionMonitor(said.append)
     for used in (20, 80, 60):
         write(proc, (0, 0), {os.getpid(): 0})
         with watch.over(list):

@@ -15,7 +15,7 @@ from autoprec.backends.keras.backend import KerasBackend
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.parity import Tolerance, check_single_steps
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.tuning.loss_scale_tuning import analytic
+from autoprec.tuning.loss_scale_tuning import loss_scale_from_backward
 from autoprec.tuning.proof import Proof
 from autoprec.workers.task_file import load_task
 
@@ -49,7 +49,7 @@ def tuned(policy, traced):
     if not recipe.policy.needs_loss_scale:
         return recipe
     recipe = replace(recipe, loss_scale=LossScale())
-    return replace(recipe, loss_scale=analytic(recipe, traced))
+    return replace(recipe, loss_scale=loss_scale_from_backward(recipe, traced))
 
 
 @pytest.mark.parametrize("folder", [HERE, FIELD])

@@ -36,7 +36,7 @@ class KerasBackend:
         require_backend()
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of Python, Keras, and the library Keras runs on."""
+        """Return the versions of Python, Keras, and the library Keras runs on."""
         below = str(keras.config.backend())
         found = {"python": platform.python_version(), "keras": str(keras.__version__)}
         if below == "tensorflow":
@@ -48,38 +48,38 @@ class KerasBackend:
         return found
 
     def owns(self, model: object) -> bool:
-        """Whether `model` is a Keras layer or model."""
+        """Say whether `model` is a Keras layer or model."""
         return isinstance(model, keras.Layer)
 
     def devices(self) -> Iterable[str]:
-        """TPUs and GPUs the library below Keras can use here, then the CPU."""
+        """List the TPUs and GPUs that the library below Keras can use here, then the CPU."""
         from autoprec.backends.keras.train.task_runner import devices
 
         return devices()
 
     def trains_on(self) -> Iterable[DeviceKind]:
-        """CPUs, NVIDIA's and AMD's GPUs, and, on TensorFlow, TPUs."""
+        """List CPUs, NVIDIA's and AMD's GPUs, and, on TensorFlow, TPUs."""
         from autoprec.backends.keras.train.task_runner import on_tensorflow
 
         tpu = (DeviceKind.TPU,) if on_tensorflow() else ()
         return (DeviceKind.CPU, DeviceKind.CUDA, DeviceKind.ROCM, *tpu)
 
     def built_for(self) -> Iterable[DeviceKind]:
-        """The kinds of GPU that the library below Keras was built for."""
+        """List the kinds of GPU that the library below Keras was built for."""
         from autoprec.backends.keras.train.task_runner import built_for
 
         return built_for()
 
     def observe(self, device: str) -> Observation | None:
-        """Nothing: TensorFlow's details of a device do not name its family."""
+        """Return None: TensorFlow's details of a device do not name its family."""
         return None
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """TensorFlow tells what it holds itself, not what is free."""
+        """Return None: TensorFlow tells what it holds itself, not what is free."""
         return None
 
     def shortcoming(self, device: str) -> str:
-        """TensorFlow's 16-bit products on a CPU are oneDNN's, which can be switched off."""
+        """Say what keeps 16-bit products on a CPU from oneDNN; empty if nothing does."""
         below = keras.config.backend()
         off = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower() in ("0", "false")
         if device != "cpu" or below != "tensorflow" or not off:
@@ -87,7 +87,7 @@ class KerasBackend:
         return "TF_ENABLE_ONEDNN_OPTS is off: TensorFlow computes without oneDNN"
 
     def device_of(self, model: object) -> str:
-        """The device of the model's first weight; without any, the one TensorFlow prefers."""
+        """Return the device of the model's first weight; without any, the preferred one."""
         from autoprec.backends.keras.train.task_runner import device_of
 
         return device_of(model)

@@ -68,13 +68,13 @@ class Arithmetic(Protocol):
     """What a framework offers to be timed; sizes are of square matrices."""
 
     def prepare(self, dtype: DType, size: int) -> Any:
-        """Two `size` x `size` operands in `dtype`, on the device."""
+        """Make two `size` x `size` operands in `dtype`, on the device."""
 
     def multiply(self, operands: Any) -> None:
         """Multiply them, and wait until the product is there."""
 
     def prepare_copy(self, size_bytes: int) -> Any:
-        """Arrays whose copying reads and writes `size_bytes` bytes each way."""
+        """Make arrays whose copying reads and writes `size_bytes` bytes each way."""
 
     def copy(self, operands: Any) -> None:
         """Move the bytes, and wait until that is done."""
@@ -142,7 +142,7 @@ def _command(framework: str, device: str, dtypes: Sequence[DType]) -> list[str]:
 
 
 def _lines(child: subprocess.Popen[str]) -> Iterator[Any]:
-    """The child's messages; raises TimeoutError when it falls silent."""
+    """Yield the child's messages; raise TimeoutError when it falls silent."""
     waiting: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -178,7 +178,7 @@ class _Collected:
         self._notes: list[str] = []
 
     def take(self, message: Any) -> None:
-        """One line: a dtype begun, a product measured, a bandwidth, or an error."""
+        """Take one line: a dtype begun, a product measured, a bandwidth, or an error."""
         if not isinstance(message, dict):
             return
         try:
@@ -195,7 +195,7 @@ class _Collected:
             self._notes.append(f"the measuring process wrote what cannot be read: {error}")
 
     def stopped(self, why: str, *, crashed: bool) -> Measurements:
-        """The measurements, where the child did not come to its end."""
+        """Return the measurements of a child that was stopped or crashed."""
         if self._current is not None:
             self._products.append(Product(self._current, failure=why, crashed=crashed))
         else:
@@ -203,7 +203,7 @@ class _Collected:
         return self._result()
 
     def ended(self, code: int) -> Measurements:
-        """The measurements, by how the child ended: a signal while in a dtype is a crash."""
+        """Return the measurements by how the child ended: a signal during a dtype is a crash."""
         if code < 0:
             crashed = -code in (signal.SIGILL, signal.SIGSEGV, signal.SIGFPE)
             return self.stopped(f"the process ended by {_signal_name(-code)}", crashed=crashed)
@@ -272,7 +272,7 @@ def _timed(arithmetic: Arithmetic, operands: Any) -> float:
 
 
 def time_copy(arithmetic: Arithmetic, size_bytes: int = 2**28) -> float:
-    """Memory bandwidth in GB/s by a large copy, counting bytes read and written."""
+    """Return memory bandwidth in GB/s by a large copy, counting bytes read and written."""
     operands = arithmetic.prepare_copy(size_bytes)
     arithmetic.copy(operands)
     best = float("inf")

@@ -27,7 +27,7 @@ def reset_peak_resident() -> None:
 
 
 def peak_resident_bytes() -> int:
-    """The largest resident set since the start or the last reset, in bytes."""
+    """Return the largest resident set since the start or the last reset, in bytes."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -55,7 +55,7 @@ class Growth:
         self._peak = peak_resident_bytes()
 
     def since_last(self) -> bool:
-        """Whether the peak rose since this was asked the last time."""
+        """Say whether the peak has risen since the last check."""
         before, self._peak = self._peak, peak_resident_bytes()
         return self._peak > before + self._NOISE
 
@@ -68,7 +68,7 @@ _OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "tbbmalloc")
 
 
 def can_keep_freed_memory() -> bool:
-    """Whether malloc is glibc's here, which can be told to keep what is freed."""
+    """Say whether malloc is glibc's here, which can be told to keep what is freed."""
     try:
         library = os.confstr("CS_GNU_LIBC_VERSION") or ""
         loaded = Path("/proc/self/maps").read_text()

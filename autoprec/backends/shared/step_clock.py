@@ -31,12 +31,12 @@ class StepClock:
 
     @property
     def elapsed(self) -> float:
-        """The seconds since the clock was made."""
+        """Return the seconds since the clock was made."""
         return time.perf_counter() - self._begun
 
     @property
     def step_seconds(self) -> float:
-        """The least time of the steps after the first; of the first where it is alone, else 0."""
+        """Return the shortest step after the first; the first where it is alone, else 0."""
         times = [after - before for before, after in itertools.pairwise(self._marks)]
         if self._here:
             worked = [after - before for before, after in itertools.pairwise(self._worked)]

@@ -27,7 +27,7 @@ _MULTIPLES = {"cuda": 8, "gpu": 8, "rocm": 8, "tpu": 128}
 def advise(
     recipe: Recipe, placed: Sequence[Placed], device: str, islands: Sequence[Placed] = ()
 ) -> list[str]:
-    """Everything worth telling about `recipe` on a model, each with what to do."""
+    """List what is worth knowing about `recipe` on a model, each with what to do."""
     if not recipe.policy.mixed:
         return []
     model = placed[0].layer
@@ -76,7 +76,7 @@ def _sixteen_bit_inputs(model: Any) -> list[str]:
 
 
 def sixteen_bit_data(batch: Any) -> list[str]:
-    """Advice about a batch that holds 16-bit values; empty where it does not."""
+    """Return advice about a batch that holds 16-bit values; empty where it holds none."""
     found = {
         str(getattr(leaf, "dtype", ""))
         for leaf in keras.tree.flatten(batch)
@@ -91,7 +91,7 @@ def sixteen_bit_data(batch: Any) -> list[str]:
 
 
 def unused_functions(task: Task) -> list[str]:
-    """Functions of a task file that mean something to PyTorch only, each with where it belongs."""
+    """List functions of a task file that only PyTorch uses, each with where it belongs."""
     instead = {
         "loss_fn": "compile(loss=...)",
         "training_step": "the model's train_step",
@@ -106,7 +106,7 @@ def unused_functions(task: Task) -> list[str]:
 
 
 def dimensions(layer: Any) -> list[tuple[str, int]]:
-    """The dimensions of a layer's matrix products that padding could reach: (name, size)."""
+    """List the dimensions of a layer's matrix products that padding could reach: (name, size)."""
     kernel = getattr(layer, "kernel", None) if getattr(layer, "built", False) else None
     if isinstance(layer, keras.layers.Embedding):
         return [("output_dim", int(layer.output_dim))]

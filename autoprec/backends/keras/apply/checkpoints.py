@@ -113,7 +113,7 @@ def _is_optimizer(thing: Any) -> bool:
 
 
 def _view(optimizer: Any, saved: list[str], prefix: str) -> Any:
-    """The optimizer as seen by a checkpoint that wraps it as often as `saved` says."""
+    """Return the optimizer wrapped as often as it was in the checkpoint that `saved` lists."""
     import tensorflow as tf
 
     depth_saved = _depth(saved, prefix)
@@ -129,7 +129,7 @@ def _view(optimizer: Any, saved: list[str], prefix: str) -> Any:
 
 
 def _depth(saved: list[str], prefix: str) -> int:
-    """How many wrappers an optimizer was saved with."""
+    """Count the wrappers that an optimizer was saved with."""
     depth = 0
     below = f"{prefix}/inner_optimizer/"
     while any(name.startswith(below) for name in saved):

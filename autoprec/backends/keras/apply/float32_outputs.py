@@ -147,12 +147,12 @@ class OutputsInFloat32:
 
 
 def _only_arithmetic(layer: Any) -> bool:
-    """Whether a layer has neither weights nor layers, now or once it is built."""
+    """Say whether a layer has neither weights nor layers, now or once it is built."""
     return not (layer.weights or children(layer) or isinstance(layer, _PRODUCT_THEN_ACTIVATION))
 
 
 def _activation_name(layer: Any) -> str:
-    """The name of what a product layer does last; empty where it cannot be told apart."""
+    """Return the name of a product layer's activation; empty where it cannot be split off."""
     activation = getattr(layer, "activation", None)
     if not isinstance(layer, _PRODUCT_THEN_ACTIVATION) or activation is None:
         return ""
@@ -185,7 +185,7 @@ class OpaqueOutputs(Hook):
 
 
 def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:
-    """The layers whose outputs a model returns, or that its own code begins with: all of them.
+    """Yield the layers whose outputs a model returns, or feeds to its own final code.
 
     Code that gets one tensor in float32 and another in 16 bits would mix dtypes, which may raise.
     """
@@ -213,7 +213,7 @@ def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -
 
 
 def _sources(result: Any, made: Mapping[str, Any]) -> Iterator[Any]:
-    """The layers whose outputs `result` was computed from, by nothing but a model's own code."""
+    """Yield the layers from whose outputs the model's own code alone computed `result`."""
     waiting, seen = [result], set()
     while waiting:
         tensor = waiting.pop()

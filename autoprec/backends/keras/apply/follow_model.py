@@ -21,16 +21,16 @@ class Followed(Protocol):
     """What wants to know of a model's compile, builds and changes."""
 
     def compiling(self) -> None:
-        """The model is about to be compiled."""
+        """Prepare for the model being compiled."""
 
     def compiled(self) -> None:
-        """The model has been compiled."""
+        """React to the model having been compiled."""
 
     def built(self, unit: Placed) -> None:
-        """A layer of the model has been built."""
+        """React to a layer of the model having been built."""
 
     def changed(self) -> None:
-        """The model may have other layers than before."""
+        """React to layers that may have been added or removed."""
 
 
 class Compiles(Hook):
@@ -95,7 +95,7 @@ class FirstCall(Hook):
         self.called = called
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Tell of the first call, then call the model as it is by then."""
+        """Report the first call, then call the model as it is by then."""
         if _symbolic((args, kwargs)) or _outermost() not in (None, self.model):
             return self.original(*args, **kwargs)
         vars(self.model).pop("call")
@@ -115,13 +115,13 @@ def _symbolic(values: Any) -> bool:
 
 
 def _outermost() -> Any:
-    """The layer that Keras is calling now, whatever it calls inside; None outside every call."""
+    """Return the outermost layer that Keras is calling now; None outside every call."""
     context = global_state.get_global_attribute("current_call_ctx")
     return None if context is None else context.entry_layer
 
 
 def _init_scope() -> AbstractContextManager[Any]:
-    """Where variables can be made, also while TensorFlow traces a function."""
+    """Return a context in which variables can be made, even while TensorFlow traces."""
     if keras.config.backend() != "tensorflow":
         return nullcontext()
     import tensorflow as tf
@@ -138,7 +138,7 @@ class NewModels:
 
     @property
     def active(self) -> bool:
-        """Whether models are still watched."""
+        """Say whether models are still watched."""
         return self._watch.active
 
     def _made(self, model: Any) -> None:
@@ -158,7 +158,7 @@ class _NewModel:
         self.model = model
 
     def wait(self) -> None:
-        """Hook into what comes first."""
+        """Install hooks on `compile` and the first call, whichever comes first."""
         self.hooks = {
             "compile": Compiles(self.model.compile, self),
             "call": FirstCall(self.model.call, self.model, self.compiled),
@@ -166,10 +166,10 @@ class _NewModel:
         vars(self.model).update(self.hooks)
 
     def compiling(self) -> None:
-        """Nothing is at work yet."""
+        """Do nothing: no recipe is applied yet."""
 
     def compiled(self) -> None:
-        """The model is complete enough: take the hooks off, and let the recipe be applied."""
+        """Take the hooks off, and apply the recipe: the model is complete enough."""
         for name, hook in self.hooks.items():
             if vars(self.model).get(name) is hook:
                 del vars(self.model)[name]
@@ -177,7 +177,7 @@ class _NewModel:
             self.watch.attach(self.model)
 
     def built(self, unit: Placed) -> None:
-        """Nothing is at work yet."""
+        """Do nothing: no recipe is applied yet."""
 
     def changed(self) -> None:
-        """Nothing is at work yet."""
+        """Do nothing: no recipe is applied yet."""

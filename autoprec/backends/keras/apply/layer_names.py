@@ -44,12 +44,12 @@ class Placed:
 
     @property
     def kind(self) -> str:
-        """The layer's class, as a reader would call it."""
+        """Return the name of the layer's class."""
         return type(self.layer).__name__
 
 
 def has_own_code(unit: Placed) -> bool:
-    """Whether a layer computes anything itself: not an input, not a graph of other layers."""
+    """Say whether a layer computes anything itself: no input, no graph of other layers."""
     if isinstance(unit.layer, keras.layers.InputLayer | keras.layers.Identity):
         return False
     graph = isinstance(unit.layer, keras.Sequential) or type(unit.layer).__name__ == "Functional"
@@ -57,17 +57,17 @@ def has_own_code(unit: Placed) -> bool:
 
 
 def has_graph(model: Any) -> bool:
-    """Whether a model knows which operations make its outputs."""
+    """Say whether a model knows which operations make its outputs."""
     return bool(getattr(model, "outputs", None)) and hasattr(model.outputs[0], "_keras_history")
 
 
 def children(layer: Any) -> list[Any]:
-    """The layers held directly by `layer`, in order."""
+    """List the layers held directly by `layer`, in order."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
 def place(model: Any) -> tuple[Placed, ...]:
-    """Every layer of `model` with its path, parents first; a shared layer at its first place."""
+    """List every layer of `model` with its path, parents first; a shared layer once."""
     return tuple(_place(model, "", None, set()))
 
 
@@ -107,7 +107,7 @@ def _names(layers: Sequence[Any]) -> list[str]:
 
 
 def snake_case(name: str) -> str:
-    """The name Keras derives from a class: `Conv2DTranspose` gives `conv2d_transpose`."""
+    """Name a class as Keras does: `Conv2DTranspose` gives `conv2d_transpose`."""
     name = re.sub(r"\W+", "", name)
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -18,7 +18,7 @@ _BEFORE = "_autoprec_before"
 
 
 def effective(layer: Any) -> Any:
-    """The policy that holds for `layer`, looked up where it has a map of them."""
+    """Return the policy in force for `layer`, looked up where it has a map of them."""
     policy = layer.dtype_policy
     if isinstance(policy, keras.dtype_policies.DTypePolicyMap):
         return policy[layer.path] if layer.path else policy.default_policy
@@ -26,14 +26,14 @@ def effective(layer: Any) -> Any:
 
 
 def in_place_of(before: Any, name: str) -> Any:
-    """A policy `name` for layers to come, which without us would have had `before`."""
+    """Make a policy `name` for future layers, which otherwise would have had `before`."""
     policy = keras.DTypePolicy(name)
     vars(policy)[_BEFORE] = before
     return policy
 
 
 def own(layer: Any) -> Any:
-    """The policy that `layer` would have without us; files say that one."""
+    """Return the policy that `layer` would have without a recipe; files name that one."""
     given = Given.of(layer)
     policy = effective(layer) if given is None else given.own
     return vars(policy).get(_BEFORE, policy)
@@ -49,7 +49,7 @@ class Given:
 
     @staticmethod
     def of(layer: Any) -> Given | None:
-        """What `layer` was given; None where someone else has set its policy since."""
+        """Return what `layer` was given; None where other code has set its policy since."""
         found = vars(layer).get(_PLACE)
         return found if found is not None and found.holds() else None
 
@@ -65,7 +65,7 @@ class Given:
         return found, policy
 
     def holds(self) -> bool:
-        """Whether the layer's policy is the last that was given."""
+        """Say whether the layer's policy is the last that was given."""
         return bool(self.policies) and effective(self.layer) is self.policies[-1]
 
     def take_back(self, policy: Any) -> None:

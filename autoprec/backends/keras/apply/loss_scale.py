@@ -101,7 +101,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         super().apply(grads, trainable_variables)
 
     def check_finite(self, grads: Any) -> Any:
-        """Whether every gradient is finite, on every replica.
+        """Say whether every gradient is finite, on every replica.
 
         Keras asks the first replica only, before gradients are summed over them: what overflows on
         another one would reach the weights of all.
@@ -153,7 +153,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         self.floor_step.assign(ops.where(first, step, ops.convert_to_tensor(self.floor_step)))
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Return the constructor's arguments."""
         return {**super().get_config(), "floor": self.floor, "mode": self.mode}
 
 
@@ -172,5 +172,5 @@ class CountedLoss(Hook):
 
 
 def value_of(variable: Any) -> Any:
-    """The value of a scalar variable, as a number of numpy's."""
+    """Return the value of a scalar variable as a NumPy scalar."""
     return ops.convert_to_numpy(ops.convert_to_tensor(variable))

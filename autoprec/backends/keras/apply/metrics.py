@@ -58,7 +58,7 @@ class _Weighted(Hook):
 
 
 def _real(weights: Any) -> Any:
-    """1 for a sample, 0 for what was added."""
+    """Return 1 for a sample, 0 for padding."""
     import tensorflow as tf
 
     weights = tf.convert_to_tensor(weights)
@@ -69,7 +69,7 @@ def _real(weights: Any) -> Any:
 
 
 def installable(model: Any) -> Any:
-    """The compiled metrics whose updates can be changed; None where there are none."""
+    """Return the compiled metrics whose updates can be changed; None where there are none."""
     if keras.config.backend() != "tensorflow":
         return None
     metrics = getattr(model, "_compile_metrics", None)

@@ -78,7 +78,7 @@ class ModelOperation:
         self._advice: list[str] = []
 
     def apply(self) -> ModelOperation:
-        """Undo what was applied before to the model or a part of it, and do it all."""
+        """Apply the recipe, undoing what was applied before to the model or a part of it."""
         release(self.model)
         try:
             with _scope_of(self.model):
@@ -92,7 +92,7 @@ class ModelOperation:
 
     @property
     def report(self) -> Applied:
-        """What was changed."""
+        """Return what was changed."""
         named = tuple(unit.path for unit in self._islands)
         there = {unit.path for unit in self._placed}
         missing = (
@@ -128,7 +128,7 @@ class ModelOperation:
     # Layers --------------------------------------------------------------------------------------
 
     def _change_layers(self) -> None:
-        """Give layers their policies, and outputs float32; look at later ones when they come."""
+        """Set the layers' policies and make outputs float32; watch for layers made later."""
         policy = self._recipe.policy
         placed = self._placed = place(self.model)
         for unit in placed:
@@ -149,7 +149,7 @@ class ModelOperation:
         self._advice = advise(self._recipe, self._placed, self._device, self._islands)
 
     def _follow(self, placed: Sequence[Placed]) -> None:
-        """Be told of `compile`, and of a Sequential's `add` and `pop`."""
+        """Install hooks on `compile`, and on a Sequential's `add` and `pop`."""
         if hasattr(self.model, "compile"):
             self._wraps.install(self.model, "compile", Compiles(self.model.compile, self))
         for unit in placed:
@@ -159,7 +159,7 @@ class ModelOperation:
                     self._wraps.install(unit.layer, name, hook)
 
     def changed(self) -> None:
-        """Do it all anew where the model has other layers by now: one was added, or a new head."""
+        """Apply the recipe anew if the model has other layers by now, such as a new head."""
         if [id(p.layer) for p in place(self.model)] == [id(p.layer) for p in self._placed]:
             return
         self._wraps.restore()
@@ -171,7 +171,7 @@ class ModelOperation:
             self._change_layers()
 
     def _resolve(self) -> tuple[Placed, ...]:
-        """The islands; while layers may still come, those that are there."""
+        """Find the islands; while layers may still be added, those that exist."""
         found: list[Placed] = []
         complete = all(unit.layer.built for unit in self._placed)
         for pattern in self._recipe.float32_modules:
@@ -213,7 +213,7 @@ class ModelOperation:
             self._pad([unit])
 
     def _take_in(self, new: Sequence[Placed]) -> None:
-        """Do to layers that came later what was done to the first."""
+        """Apply the recipe to layers that were made later."""
         policy = self._recipe.policy
         self._outputs.know(new)
         self._pad(new)
@@ -228,7 +228,7 @@ class ModelOperation:
     # What compile sets ---------------------------------------------------------------------------
 
     def compiling(self) -> None:
-        """Know that the model is about to be compiled anew: what is there now is the past."""
+        """Undo the changes to what the model is compiled with, before it is compiled anew."""
         self._leave_compile()
 
     def compiled(self) -> None:
@@ -265,7 +265,7 @@ class ModelOperation:
         self._flush_when_fit_ends()
 
     def _as_compiled(self, optimizer: Any) -> Any:
-        """What the user gave to `compile`, without the loss scale that Keras may have added.
+        """Return what the user gave to `compile`, without the loss scale Keras may have added.
 
         Keras adds one where the model's policy is mixed_float16, and files name it only where the
         user did; their state must be what they name.
@@ -383,6 +383,6 @@ def _replicas() -> int:
 
 
 def _scope_of(model: Any) -> AbstractContextManager[Any]:
-    """The strategy's scope that `model` was made under, for the variables that wrappers add."""
+    """Return the strategy scope that `model` was made under, for the wrappers' variables."""
     strategy = getattr(model, "_distribute_strategy", None)
     return nullcontext() if strategy is None else strategy.scope()

@@ -18,7 +18,7 @@ from autoprec.core.recipe import LossScale
 
 
 def find(optimizer: Any, kind: type) -> Any:
-    """The wrapper of class `kind` around the user's optimizer, or None."""
+    """Return the wrapper of class `kind` around the user's optimizer, or None."""
     return next((each for each in chain(optimizer) if isinstance(each, kind)), None)
 
 
@@ -45,7 +45,7 @@ def wrap(optimizer: Any, scale: LossScale | None, accumulation_steps: int) -> An
 
 
 def unwrap(optimizer: Any, back: Any = None) -> Any:
-    """The user's optimizer as it was before, with the state it would have by now.
+    """Return the user's optimizer as it was before, with the state it would have by now.
 
     That is `back`, or else what was given to `wrap`.
     """
@@ -59,12 +59,12 @@ def unwrap(optimizer: Any, back: Any = None) -> Any:
 
 
 def updates_of(optimizer: Any) -> Any:
-    """How often the user's optimizer has changed the weights, as a tensor."""
+    """Return how often the user's optimizer has changed the weights, as a tensor."""
     return keras.ops.convert_to_tensor(innermost(optimizer).iterations)
 
 
 def _accumulating(before: Any, steps: int) -> Any:
-    """An accumulating wrapper; over one step, it only takes a loss scale's place in files."""
+    """Return an accumulating wrapper; with one step it only replaces a loss scale in files."""
     present = find(before, AccumulatingOptimizer)
     if present is None or (present.steps == 1) != (steps == 1):
         return AccumulatingOptimizer(innermost(before), steps)

@@ -16,13 +16,13 @@ _TENSORFLOWS = "_self_"
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizers a model holds, each once: `compile`'s own first, then any of its author."""
+    """List the optimizers a model holds, each once, the compiled one first."""
     found = (each for value in holding(model).values() for each in _inside(value))
     return list({id(optimizer): optimizer for optimizer in found}.values())
 
 
 def holding(model: Any) -> dict[str, Any]:
-    """The attributes of a model in which there are optimizers; `compile`'s own first."""
+    """Return the attributes of a model that hold optimizers, the compiled one first."""
     found = {
         name: value
         for name, value in vars(model).items()
@@ -32,7 +32,7 @@ def holding(model: Any) -> dict[str, Any]:
 
 
 def exchanged(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with `change` of each optimizer in it; the very same where that changes nothing."""
+    """Replace each optimizer in `value` by its `change`; the same object if nothing changes."""
     if isinstance(value, keras.optimizers.Optimizer):
         return change(value)
     if isinstance(value, dict):

@@ -87,17 +87,17 @@ def _each(weights: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _real_alone(weights: Any, real: Any) -> Any:
-    """The weights of what is real; the rest has a zero that `metrics.OfRealSamples` knows."""
+    """Keep the weights of real samples; the rest get a zero that the metrics hook knows."""
     return tf.where(real, weights, tf.constant(ADDED, tf.float32))
 
 
 def _like(real: Any, weights: Any) -> Any:
-    """One truth for each sample, in the rank of its weights."""
+    """Reshape one boolean per sample to the rank of its weights."""
     return tf.reshape(real, [-1, *[1] * (weights.shape.rank - 1)])
 
 
 def _by_class(targets: Any, weights: Any, class_weight: Mapping[int, float]) -> Any:
-    """The weight of every target's class; targets are class numbers, or one-hot where floating."""
+    """Look up the weight of each target's class; targets are class numbers or one-hot."""
     if tf.nest.is_nested(targets):
         raise UsageError("pad_dataset: class_weight needs one output, as in fit")
     classes = targets
@@ -145,14 +145,14 @@ def _lengthen(nest: Any, multiple: int, length: int | None, value: float) -> Any
 
 
 def _by_position(weights: Any, multiple: int, length: int | None) -> Any:
-    """Weights of shape (batch, 1), or those of (batch, length) padded like the targets."""
+    """Return weights of shape (batch, 1), or those of (batch, length) padded like targets."""
     if weights.shape.rank == 1:
         return weights[:, None]
     return _lengthen(weights, multiple, length, 0)
 
 
 def _real(inputs: Any, value: float) -> Any:
-    """Where a position of the first sequence differs from `value`, of (batch, length)."""
+    """Mark where the first sequence differs from `value`; shape (batch, length)."""
     found = [tensor for tensor in tf.nest.flatten(inputs) if (tensor.shape.rank or 0) >= 2]
     if not found:
         raise UsageError(

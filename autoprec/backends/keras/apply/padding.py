@@ -59,7 +59,7 @@ def pad_layers(
 def candidates(
     placed: Sequence[Placed], multiple: int
 ) -> tuple[tuple[PaddedLayer, ...], tuple[tuple[str, str], ...]]:
-    """The layers off the alignment: those that can be padded, and those that cannot with why."""
+    """List the layers off the alignment: the paddable ones, and the others with a reason."""
     able, unable = [], []
     for unit in placed:
         sizes = _sizes(unit.layer)
@@ -73,7 +73,7 @@ def candidates(
 
 
 def why_not(unit: Placed, multiple: int) -> str:
-    """The first reason why a layer cannot be padded; empty if it can."""
+    """Return the first reason why a layer cannot be padded; empty if it can."""
     layer = unit.layer
     if _wrapper_of(layer) is _Unknown:
         return f"padding knows Dense, EinsumDense, Conv and Embedding, not {unit.kind}"
@@ -138,7 +138,7 @@ def _wrapper_of(layer: Any) -> Callable[..., Any]:
 
 
 def _sizes(layer: Any) -> tuple[tuple[str, int], ...]:
-    """The dimensions that padding would change."""
+    """Return the dimensions that padding would change."""
     if isinstance(layer, keras.layers.Embedding):
         return (("output_dim", int(layer.output_dim)),)
     if not getattr(layer, "built", False):
@@ -159,7 +159,7 @@ def _describe(unit: Placed, multiple: int) -> PaddedLayer:
 
 
 def _plain_product(layer: Any) -> tuple[int, int, int] | None:
-    """How many trailing axes an EinsumDense sums over, their size, and its output's.
+    """Return how many trailing axes an EinsumDense sums over, their size, and its output's.
 
     An equation such as "abc,cde->abde" is a matrix product once its axes are joined: the input is
     its leading axes, then the summed ones; the kernel the summed ones, then the new ones.
@@ -185,7 +185,7 @@ def _pad_end(value: Any, **amounts: int) -> Any:
 
 
 def padded_product(inputs: Any, kernel: Any, multiple: int) -> Any:
-    """`inputs @ kernel` with both of the kernel's dimensions padded to `multiple`."""
+    """Compute `inputs @ kernel` with both of the kernel's dimensions padded to `multiple`."""
     width, units = int(kernel.shape[0]), int(kernel.shape[1])
     more, beyond = -width % multiple, -units % multiple
     result = ops.matmul(

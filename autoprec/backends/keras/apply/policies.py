@@ -33,7 +33,7 @@ _OURS_TO_CHANGE = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 def keras_name(policy: Policy) -> str:
-    """The name Keras knows `policy` by."""
+    """Return Keras's name for `policy`."""
     return _NAMES[policy]
 
 
@@ -130,7 +130,7 @@ def _ours_to_change(layer: Any) -> bool:
 
 
 def users_float32(placed: Sequence[Placed]) -> Iterator[Placed]:
-    """The layers that their author made float32, unlike the rest of the model.
+    """Yield the layers that their author made float32, unlike the rest of the model.
 
     In a mixed model those are its float32 layers. In a float32 one they are told by the policy
     object: layers share the one that was Keras's global policy, but for those given a `dtype` of
@@ -149,7 +149,7 @@ def users_float32(placed: Sequence[Placed]) -> Iterator[Placed]:
 
 
 def _alone(unit: Placed, said: Mapping[int, Any], shared: Mapping[int, int]) -> bool:
-    """Whether only a layer and what it holds have its policy object."""
+    """Say whether only a layer and what it holds have its policy object."""
     policy = said[id(unit.layer)]
     top = unit
     while top.parent is not None and said[id(top.parent.layer)] is policy:

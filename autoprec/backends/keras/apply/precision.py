@@ -72,11 +72,11 @@ class OnModel(Protocol):
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """The user's optimizers, wrapped where the recipe needs it."""
+        """Return the user's optimizers, wrapped where the recipe needs it."""
 
     @property
     def report(self) -> Applied:
-        """What was changed in the model."""
+        """Return what was changed in the model."""
 
     def restore(self) -> None:
         """Put the model back as it was."""
@@ -107,39 +107,39 @@ class Precision:
 
     @property
     def policy(self) -> Policy:
-        """The policy; `policy.compute_dtype` and `policy.variable_dtype` can be asked."""
+        """Return the policy, which has a `compute_dtype` and a `variable_dtype`."""
         return self.recipe.policy
 
     @property
     def compute_dtype(self) -> DType:
-        """The dtype matrix products run in."""
+        """Return the dtype matrix products run in."""
         return self.policy.compute_dtype
 
     @property
     def variable_dtype(self) -> DType:
-        """The dtype weights, gradients and optimizer state are kept in."""
+        """Return the dtype weights, gradients and optimizer state are kept in."""
         return self.policy.variable_dtype
 
     @property
     def batch_size(self) -> int:
-        """The samples of one step, to feed `fit` or a dataset with."""
+        """Return the samples of one step, for `fit` or a dataset."""
         return self.recipe.batch_size
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """How the loss is scaled: always under float16, never otherwise."""
+        """Return how the loss is scaled: always under float16, never otherwise."""
         if not self.policy.needs_loss_scale:
             return None
         return self.recipe.loss_scale or LossScale()
 
     @property
     def model(self) -> Any:
-        """The model the recipe is at work on; the latest one, or None while there is none."""
+        """Return the latest model that the recipe is applied to, or None while there is none."""
         return next((each.model for each in self._at_work()), None)
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """The user's optimizers, wrapped where the recipe needs it, in the order they were given.
+        """Return the user's optimizers in the order given, wrapped where the recipe needs it.
 
         Those of the latest model go first.
         """
@@ -150,18 +150,18 @@ class Precision:
 
     @property
     def report(self) -> Applied:
-        """What was changed, with the warnings; for a subclassed model, complete once it ran."""
+        """Return what was changed, with warnings; complete for a subclassed model once it ran."""
         found = next((each.report for each in self._at_work()), Applied(self.policy))
         return replace(found, warnings=(*self.notes, *found.warnings))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know about this recipe on this model."""
+        """Return what the user should know about this recipe on this model."""
         return self.report.warnings
 
     @property
     def optimizer(self) -> Any:
-        """The wrapped optimizer, for `compile` and for loops."""
+        """Return the wrapped optimizer, for `compile` and for loops."""
         if not self.optimizers:
             raise UsageError(
                 "this Precision has no optimizer: give `optimizers=` or a compiled model to "
@@ -170,7 +170,7 @@ class Precision:
         return self.optimizers[0]
 
     def attach(self, model: Any, optimizers: Sequence[Any] = ()) -> Precision:
-        """Do to `model`, built after the policy was set, what is done to one built before.
+        """Apply the recipe to `model`, which was built after the policy was set.
 
         A model that is compiled or called is attached by itself; this is for one that should be
         earlier, or that was built before.
@@ -181,12 +181,12 @@ class Precision:
         return self
 
     def at_work_on(self, applied: OnModel, *, keep: bool) -> None:
-        """Know a model; unless it is to be kept, only while something else holds it."""
+        """Register a model; unless `keep`, only while something else holds it."""
         self._models = [known for known in self._models if known() not in (None, applied)]
         self._models.append((lambda: applied) if keep else weakref.ref(applied))
 
     def _at_work(self) -> list[OnModel]:
-        """The models that are still there, the latest first."""
+        """List the models that still exist, the latest first."""
         return [found for known in reversed(self._models) if (found := known()) is not None]
 
     def wrap(self, optimizer: Any) -> Any:
@@ -231,7 +231,7 @@ class Precision:
         return bool(ops.convert_to_numpy(changed))
 
     def flush(self) -> bool:
-        """Update with gradients accumulated since the last update; whether there were any."""
+        """Update with the gradients accumulated so far; return whether there were any."""
         changed = False
         for optimizer in self.optimizers:
             accumulating = optimizer_wrapping.find(optimizer, AccumulatingOptimizer)
@@ -241,7 +241,7 @@ class Precision:
 
     @property
     def scale(self) -> float:
-        """The loss scale now; 1 where the policy needs none."""
+        """Return the current loss scale; 1 where the policy needs none."""
         scaled = self._scaled()
         if scaled is None:
             return 1.0
@@ -251,7 +251,7 @@ class Precision:
 
     @property
     def steps(self) -> int:
-        """Updates made since the recipe was applied, the skipped ones left out.
+        """Count the updates made since the recipe was applied, without the skipped ones.
 
         Of several optimizers it is those of the one that made most.
         """
@@ -263,12 +263,12 @@ class Precision:
 
     @property
     def skipped(self) -> int:
-        """Updates thrown away because a gradient was not finite, over the whole training."""
+        """Count the updates skipped because a gradient was not finite, over the whole training."""
         return _total([scaled for scaled in self._all_scaled() if scaled.built], "skips")
 
     @property
     def counts(self) -> StepCounts:
-        """Everything that is counted, as numbers; reading waits for the device."""
+        """Return all counts as numbers; reading them waits for the device."""
         built = [scaled for scaled in self._all_scaled() if scaled.built]
         drops = _total(built, "drops")
         dynamic = _total([scaled for scaled in built if scaled.mode == "dynamic"], "skips")
@@ -283,7 +283,7 @@ class Precision:
 
     @property
     def nonfinite_losses(self) -> int:
-        """Losses that were infinite or NaN since the recipe was applied."""
+        """Count the losses that were infinite or NaN since the recipe was applied."""
         counters = [each.nonfinite for each in self._at_work() if each.nonfinite is not None]
         return sum(int(value_of(counter)) for counter in counters)
 
@@ -309,7 +309,7 @@ class Precision:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scales' state as plain values; the optimizers save it themselves as well."""
+        """Return the loss scales' state as plain values; the optimizers save it as well."""
         return {
             "loss_scales": [
                 {name: value_of(getattr(s, name)).item() for name in STATE}
@@ -375,7 +375,7 @@ def _total(scaled: Sequence[Any], name: str) -> int:
 
 
 def _concrete(tensor: Any) -> bool:
-    """Whether a tensor has a value now, rather than when a traced function runs."""
+    """Say whether a tensor has a value now, rather than when a traced function runs."""
     if keras.config.backend() != "tensorflow":
         return True
     import tensorflow as tf

@@ -17,7 +17,7 @@ _PREPROCESSING = "keras.src.layers.preprocessing."
 
 
 def preparing(placed: Sequence[Placed]) -> set[int]:
-    """The ids of Keras's preprocessing layers, and of those that move the inputs about."""
+    """Collect the ids of preprocessing layers, and of those that only rearrange inputs."""
     found = {id(unit.layer) for unit in placed if is_preprocessing(unit.layer)}
     model = placed[0].layer
     if has_graph(model):
@@ -27,12 +27,12 @@ def preparing(placed: Sequence[Placed]) -> set[int]:
 
 
 def is_preprocessing(layer: Any) -> bool:
-    """Whether a layer is one of Keras's preprocessing layers, or made from one."""
+    """Say whether a layer is one of Keras's preprocessing layers, or derived from one."""
     return any(kind.__module__.startswith(_PREPROCESSING) for kind in type(layer).__mro__)
 
 
 def _moving(model: Any, raw: set[int]) -> set[int]:
-    """The ids of the layers that hand on nothing but `raw` tensors and what is made of them."""
+    """Collect the ids of the layers that only pass on `raw` tensors and what is made of them."""
     found: set[int] = set()
     others: set[int] = set()
     for node in _nodes(model):
@@ -48,7 +48,7 @@ def _moving(model: Any, raw: set[int]) -> set[int]:
 
 
 def _nodes(model: Any) -> list[Any]:
-    """The calls of a model's graph in the order they are made, its inputs left out."""
+    """List the calls of a model's graph in the order they are made, without its inputs."""
     graph = getattr(model, "_functional", None) or model
     by_depth = graph._nodes_by_depth
     calls = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]

@@ -25,7 +25,7 @@ class SavedAsGiven:
     inner_optimizer: Any
 
     def __dir__(self) -> list[str]:
-        """The attributes Keras looks for state in: those that the user's own optimizer has."""
+        """List the attributes Keras looks for state in: those of the user's own optimizer."""
         hidden = {"given", "optimizers"}
         if not isinstance(given_to(self), keras.optimizers.LossScaleOptimizer):
             hidden.add("inner_optimizer")
@@ -75,7 +75,7 @@ class Numbers(KerasSaveable):  # type: ignore[misc]
 
 
 def chain(optimizer: Any) -> Iterable[Any]:
-    """The optimizer and those inside it, down to the user's own."""
+    """Yield the optimizer and those inside it, down to the user's own."""
     yield optimizer
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer | SavedAsGiven):
         optimizer = optimizer.inner_optimizer
@@ -83,19 +83,19 @@ def chain(optimizer: Any) -> Iterable[Any]:
 
 
 def innermost(optimizer: Any) -> Any:
-    """The user's optimizer below every wrapper, Keras's included."""
+    """Return the user's optimizer below every wrapper, Keras's included."""
     return list(chain(optimizer))[-1]
 
 
 def given_to(optimizer: Any) -> Any:
-    """What the user gave: the optimizer itself, or what our wrapper was put around."""
+    """Return what the user gave: the optimizer itself, or what our wrapper was put around."""
     if not isinstance(optimizer, SavedAsGiven):
         return optimizer
     return vars(optimizer).get("given") or innermost(optimizer)
 
 
 def hand_back_scale(wrapper: Any, given: Any) -> None:
-    """Let the user's own `LossScaleOptimizer` know the scale that its place was trained with."""
+    """Copy the trained scale back to the user's own `LossScaleOptimizer`."""
     if innermost(wrapper).built and not given.built:
         given.build(list(innermost(wrapper)._trainable_variables))
     for ours in chain(wrapper):

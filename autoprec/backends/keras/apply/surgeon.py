@@ -106,16 +106,16 @@ class _LeftAlone:
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """The script's own, as they are, and those that the model holds by now."""
+        """Return the script's own, as they are, and those that the model holds by now."""
         return (*self.given, *optimizers_of(self.model))
 
     @property
     def report(self) -> Applied:
-        """Nothing was changed."""
+        """Return an empty report: nothing was changed."""
         return Applied(Policy.FLOAT32)
 
     def restore(self) -> None:
-        """Nothing is to be put back."""
+        """Do nothing: there is nothing to put back."""
 
 
 def _to_models_to_come(recipe: Recipe, device: str, optimizers: Sequence[Any]) -> Precision:
@@ -155,7 +155,7 @@ def _to_models_to_come(recipe: Recipe, device: str, optimizers: Sequence[Any]) -
 
 
 def _settings(precision: Precision) -> None:
-    """Set what is global to the process: threads, and TF32 where the recipe names it."""
+    """Set what is global to the process: threads, and TF32 under its policy."""
     if keras.config.backend() != "tensorflow":
         return
     import tensorflow as tf

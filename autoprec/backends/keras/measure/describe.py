@@ -97,7 +97,7 @@ def describe(
 def _count(
     model: Any, placed: Sequence[Placed], batch: Any, samples: int
 ) -> tuple[dict[str, int], tuple[Kernel, ...], int, tuple[str, ...]]:
-    """Operations by unit, kernels, and bytes kept in one forward and backward pass."""
+    """Count operations by unit, kernels, and bytes saved in one forward and backward pass."""
     if on_tensorflow():
         from autoprec.backends.keras.measure.step_costs import kernels, saved_bytes
 
@@ -117,13 +117,13 @@ def _count(
 
 
 def _state_bytes(model: Any) -> int:
-    """The bytes that the model's optimizers keep beside the weights."""
+    """Count the bytes of the model's optimizer state."""
     kept = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     return sum(_size(variable) * _width(variable) for variable in kept)
 
 
 def _one_step(model: Any, batch: Any) -> float:
-    """Seconds of a second training step; the first one compiles."""
+    """Return the seconds of a second training step; the first one compiles."""
     model.make_train_function()
     seconds = 0.0
     for _ in range(2):
@@ -134,7 +134,7 @@ def _one_step(model: Any, batch: Any) -> float:
 
 
 def _splittable(task: Task, model: Any, placed: Sequence[Placed], batch: Any) -> tuple[bool, str]:
-    """Whether two halves' averaged gradients equal the whole batch's, dropout off."""
+    """Say whether two halves' averaged gradients equal the whole batch's, without dropout."""
     samples = count_samples(task, batch)
     if samples < 2 or samples % 2:
         return False, f"a batch of {samples} samples has no halves"
@@ -211,7 +211,7 @@ def _width(weight: Any) -> int:
 
 
 def _rounds_to_tf32() -> bool:
-    """Whether TensorFlow lets float32 products be TF32 where a GPU has it: its default."""
+    """Say whether TensorFlow runs float32 products as TF32 on a GPU that has it: its default."""
     if not on_tensorflow():
         return False
     import tensorflow as tf

@@ -46,7 +46,7 @@ class StepGraph:
     calls: list[Call]
 
     def unit_of(self, name: str) -> str | None:
-        """The path of the unit that the operation `name` is of; None outside every unit."""
+        """Return the path of the unit that the operation `name` is of; None outside every unit."""
         scope = scope_of(name)
         while scope:
             if scope in self._by_scope:
@@ -59,13 +59,13 @@ class StepGraph:
 
 
 def scope_of(name: str) -> str:
-    """The forward scope of an operation's name, a gradient's prefix taken off."""
+    """Return the forward scope of an operation's name, without a gradient's prefix."""
     at = name.find(_GRADIENT)
     return name[at + len(_GRADIENT) :] if at >= 0 else name
 
 
 def is_backward(name: str) -> bool:
-    """Whether an operation belongs to a gradient."""
+    """Say whether an operation belongs to a gradient."""
     return _GRADIENT in name
 
 
@@ -93,7 +93,7 @@ def _tensors(value: Any) -> list[Any]:
 
 @contextmanager
 def watched(placed: Sequence[Placed], calls: list[Call]) -> Iterator[None]:
-    """Note every unit's calls in `calls` while the block traces."""
+    """Record every unit's calls in `calls` while the block traces."""
     wraps = Wraps()
     for unit in placed:
         wraps.install(unit.layer, "call", _Watch(unit, calls))
@@ -132,7 +132,7 @@ def trace_step(model: Any, placed: Sequence[Placed], batch: Any) -> StepGraph:
 
 
 def operations_by_unit(step: StepGraph) -> dict[str, int]:
-    """Floating-point operations of matrix products and convolutions, forward and backward.
+    """Count floating-point operations of products and convolutions, forward and backward.
 
     Outside every unit (the loss, a model's own train_step) the path is "". What runs inside loops
     is counted by the recurrent layers' formula, three times the forward pass.
@@ -155,7 +155,7 @@ def operations_by_unit(step: StepGraph) -> dict[str, int]:
 
 
 def _recurrent(call: Call) -> int:
-    """Every time step multiplies by all the cells' matrices; the gradient does so twice more."""
+    """Count three products with every matrix per time step: one forward, two backward."""
     batch, time = call.inputs[0][0] or 1, call.inputs[0][1] or 1
     weights = sum(
         int(math.prod(w.shape)) for w in call.unit.layer.trainable_weights if len(w.shape) == 2
@@ -169,7 +169,7 @@ def _recurrent(call: Call) -> int:
 
 
 def products(operation: Any) -> int:
-    """The multiply-adds of one operation times two; 0 for what is no product."""
+    """Count the operations of one product, two per multiply-add; 0 for anything else."""
     count = _COUNTERS.get(operation.type)
     if count is None:
         return 0
@@ -191,7 +191,7 @@ def _matmul(operation: Any) -> int:
 
 
 def _einsum(operation: Any) -> int:
-    """The product of every index's length; an ellipsis counts for what it stands for."""
+    """Multiply the lengths of all indices; an ellipsis counts for what it stands for."""
     left = operation.get_attr("equation").decode().partition("->")[0]
     lengths: dict[str, int] = {}
     rest = 1
@@ -206,7 +206,7 @@ def _einsum(operation: Any) -> int:
 
 
 def _convolution(operation: Any) -> int:
-    """Each output element sums one filter: all of the kernel but its last dimension."""
+    """Count one filter per output element: all of the kernel but its last dimension."""
     kernel = operation.inputs[1].shape.as_list()
     return int(_size(operation.outputs[0]) * math.prod(kernel[:-1]))
 
@@ -217,7 +217,7 @@ def _depthwise(operation: Any) -> int:
 
 
 def _by_input(operation: Any) -> int:
-    """A convolution's gradient by its input (or a transposed convolution): as many as forward."""
+    """Count a convolution's gradient by its input, or a transposed one: the same as forward."""
     kernel = operation.inputs[1].shape.as_list()
     return int(_size(operation.inputs[2]) * math.prod(kernel[:-1]))
 

@@ -78,7 +78,7 @@ class KerasSession:
         check_compiled(self._model, self._recipe)
 
     def _fetch(self, seed: int) -> tuple[list[Any], float]:
-        """A few full batches in memory, and the loader's seconds for one."""
+        """Return a few full batches in memory, and the loader's seconds for one."""
         found: list[Any] = []
         seconds: list[float] = []
         held = 0
@@ -181,20 +181,20 @@ def _clear_session() -> None:
 
 
 def _round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]:
-    """The fewest executions that end on an update, and how many updates those are."""
+    """Return the fewest executions that end on an update, and how many updates those are."""
     micro = math.lcm(accumulation_steps, steps_per_execution)
     return micro // steps_per_execution, micro // accumulation_steps
 
 
 def _in_rounds(budget: TimingBudget, updates: int) -> TimingBudget:
-    """The budget where each time is that of a round of several updates."""
+    """Return the budget for times that are each of a round of several updates."""
     least = max(2, math.ceil(budget.min_steps / updates))
     most = max(least, budget.max_steps // updates)
     return replace(budget, min_steps=least, max_steps=most)
 
 
 def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
-    """What the train function is called with, again and again, as `fit` would call it."""
+    """Return what the train function is called with, endlessly, as `fit` would call it."""
     if not on_tensorflow():
         return ([batch] for batch in itertools.cycle(found))
     import tensorflow as tf
@@ -215,7 +215,7 @@ def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
 
 
 def _chunk(times: Sequence[float]) -> int:
-    """How many rounds to time before looking again: one while they are slow, more when fast."""
+    """Return how many rounds to time before the next check: one while slow, more when fast."""
     if not times or times[-1] > 0.05:
         return 1
     return min(_CHUNK, max(1, math.ceil(0.05 / max(times[-1], 1e-6))))

@@ -28,7 +28,7 @@ _NO_WORK = frozenset(
 def kernels(
     step: StepGraph, weights: Collection[tuple[int, ...]], samples: int
 ) -> tuple[Kernel, ...]:
-    """What one forward and backward pass runs; `weights` are the shapes of the model's weights.
+    """List what one forward and backward pass runs; `weights` are the weights' shapes.
 
     What is read from a variable is a weight, and what is shaped as one is its gradient, where no
     size of it is the batch's.
@@ -69,7 +69,7 @@ def saved_bytes(step: StepGraph) -> int:
 
 
 def _origin(tensor: Any) -> Any:
-    """The tensor that was computed, behind those that are other views of it."""
+    """Return the tensor that was computed, of which `tensor` may be another view."""
     while tensor.op.type in ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"):
         tensor = tensor.op.inputs[0]
     return tensor

@@ -32,7 +32,7 @@ class BatchStream:
         self._start()
 
     def batch(self, index: int, *, pin: bool = False) -> Any:
-        """Batch `index`, as tensors; `pin` keeps it whatever the budget says."""
+        """Return batch `index` as tensors; `pin` keeps it whatever the budget says."""
         if index < len(self._kept):
             return to_tensors(self._kept[index])
         if index in self._pinned:
@@ -43,7 +43,7 @@ class BatchStream:
         return to_tensors(found)
 
     def held(self, count: int) -> Iterator[Any]:
-        """The first batches, at most so many, as far as they are kept in memory."""
+        """Yield the first batches, at most `count`, as far as they are kept in memory."""
         return (to_tensors(batch) for batch in self._kept[:count])
 
     def _start(self) -> None:

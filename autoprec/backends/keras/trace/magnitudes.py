@@ -30,7 +30,7 @@ _GROWTH = 64.0
 
 
 def in_bfloat16(recipe: Recipe) -> Recipe:
-    """The recipe with the same layers in bfloat16 as it has in float16, eager to be read."""
+    """Return the recipe with bfloat16 where it has float16, uncompiled so it can be read."""
     return replace(recipe, policy=Policy.MIXED_BFLOAT16, loss_scale=None, compile=False)
 
 
@@ -88,7 +88,7 @@ class _Step:
         return _Reading(to_numpy(largest), [to_numpy(g) for g in gradients])
 
     def backward(self, batch: Any) -> tuple[_Reading, Any]:
-        """The reading at loss scale 1, and which of its tensors belong to the backward pass."""
+        """Return the reading at loss scale 1, and which of its tensors are of the backward pass."""
         once, more = self.read(batch, 1.0), self.read(batch, _GROWTH)
         grew = more.largest == once.largest * _GROWTH
         broken = ~np.isfinite(once.largest) & np.array([is_backward(n) for n in self.names], bool)
@@ -116,7 +116,7 @@ class Watch:
         self._scale = float(trainee.precision.scale)
 
     def read(self, batch: Any) -> Float16:
-        """The largest of all forward and of all backward; None where not finite or not there."""
+        """Read the largest forward and backward numbers; None where not finite or absent."""
         at_scale, below = (
             self._step.read(batch, scale).largest for scale in (self._scale, self._scale / _GROWTH)
         )
@@ -130,7 +130,7 @@ class Watch:
 
 
 def _largest_of(found: Any) -> float | None:
-    """The largest of some magnitudes; None where one is not finite, or there is none."""
+    """Return the largest of some magnitudes; None where one is not finite, or there is none."""
     return float(found.max()) if found.size and np.isfinite(found).all() else None
 
 
@@ -159,7 +159,7 @@ class Exponents:
             self._counts[exponent] = self._counts.get(exponent, 0.0) + share
 
     def histogram(self) -> ExponentHistogram:
-        """What was gathered; shares sum to one."""
+        """Return the histogram of what was gathered; shares sum to one."""
         total = sum(self._counts.values()) or 1.0
         return ExponentHistogram(
             largest=max((exponent_of(value) for value in self._largest), default=None),
@@ -171,7 +171,7 @@ class Exponents:
 
 
 def _shares(gradients: Sequence[Any]) -> dict[int, float]:
-    """The exponents of all gradients, each gradient weighted by its share of the norm."""
+    """Return the shares of exponents, each gradient weighted by its share of the norm."""
     norms = [float(np.linalg.norm(g.astype(np.float64))) for g in gradients]
     total = sum(norm for norm in norms if math.isfinite(norm))
     shares: dict[int, float] = {}
@@ -187,18 +187,18 @@ def _shares(gradients: Sequence[Any]) -> dict[int, float]:
 
 
 def exponents_of(values: Any) -> Any:
-    """floor(log2 |x|) of every finite, non-zero element."""
+    """Return floor(log2 |x|) of every finite, non-zero element."""
     flat = np.abs(values[np.isfinite(values) & (values != 0)]).astype(np.float64)
     return np.frexp(flat)[1] - 1
 
 
 def exponent_of(value: float) -> int:
-    """floor(log2 value) of a positive number."""
+    """Return floor(log2 value) of a positive number."""
     return math.frexp(value)[1] - 1
 
 
 def by_unit(trainee: Trainee, batch: Any, scale: float) -> tuple[UnitTrace, ...]:
-    """Every unit's largest exponents, and the share of its gradient float16 would lose at `scale`.
+    """Measure each unit's largest exponents, and its gradient's float16 underflow at `scale`.
 
     Forward it is the unit's own outputs, backward every tensor of its gradient.
     """
@@ -241,7 +241,7 @@ def _largest(values: Sequence[float]) -> int | None:
 
 
 def _underflow(unit: Placed, gradients: dict[int, Any], scale: float) -> float:
-    """The share of a unit's non-zero gradient below float16's smallest number at `scale`."""
+    """Return the share of a unit's non-zero gradient that underflows in float16 at `scale`."""
     own = {id(v) for layer in unit.members for v in layer._trainable_variables}
     found = [exponents_of(gradients[key]) for key in own if key in gradients]
     exponents = np.concatenate(found) if found else np.zeros(0)

@@ -208,7 +208,7 @@ class KerasTracer:
         return finite(float(self._task.evaluate(trainee.model)))
 
     def _know_reference(self) -> Trainee:
-        """The float32 model, and its loss and gradient at every checkpoint."""
+        """Build the float32 model, and compute its loss and gradient at every checkpoint."""
         if not self._checkpoints:
             raise UsageError("reference() must run, with checkpoints, before it can be compared")
         if self._float32 is None:
@@ -221,7 +221,7 @@ class KerasTracer:
         return self._float32
 
     def _further(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
-        """The losses of further batches at a checkpoint's weights, which a trainee has now."""
+        """Return the losses of further batches at a checkpoint's weights, already loaded."""
         batches = self._stream(self._batch_size, 0).held(proof_steps.averaged_batches(kept.step))
         losses = (trainee.loss_and_gradient(batch)[0] for batch in batches)
         return tuple(math.nan if loss is None else loss for loss in losses)
@@ -252,7 +252,7 @@ class KerasTracer:
 
 
 def _watch(recipe: Recipe, trainee: Trainee, batch: Any) -> magnitudes.Watch | None:
-    """What reads the float16 numbers of a step, where graphs can be read."""
+    """Return a reader of a step's float16 numbers, or None where graphs cannot be read."""
     float16 = recipe.policy.compute_dtype is DType.FLOAT16
     if not float16 or recipe.compile or not on_tensorflow():
         return None

@@ -63,7 +63,7 @@ class Trainee:
         return finite(sum(losses) / len(losses))
 
     def loss_and_gradient(self, batch: Any) -> tuple[float | None, list[Any]]:
-        """The loss and the float32 gradient of one batch, by numpy; the state stays as it is."""
+        """Return the loss and the float32 gradient of one batch; the state stays as it is."""
         if self._run is None:
             self._run = gradient_function(self.model)
         kept = self.take()
@@ -84,7 +84,7 @@ class Trainee:
             variable.assign(value)
 
     def size_in_bytes(self) -> int:
-        """The bytes that a copy of the state takes."""
+        """Return the size of a copy of the state in bytes."""
         return sum(size_in_bytes(variable) for variable in variables(self.model))
 
     def add_noise(self, seed: int) -> None:
@@ -97,11 +97,11 @@ class Trainee:
 
     @property
     def scaled(self) -> Any:
-        """The loss-scaling optimizer, or None."""
+        """Return the loss-scaling optimizer, or None."""
         return optimizer_wrapping.find(self.model.optimizer, ScaledOptimizer)
 
     def close(self) -> None:
-        """Give back what was set for the process, and the memory."""
+        """Restore the process's settings, and free the memory."""
         holdings = Holdings(self.model)
         self.precision.restore()
         self.model = self.precision = self._run = None
@@ -110,17 +110,17 @@ class Trainee:
 
 
 def to_numpy(value: Any) -> Any:
-    """A tensor or variable as a numpy array."""
+    """Return a tensor or variable as a NumPy array."""
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
 
 
 def finite(value: float) -> float | None:
-    """The value, or None if it is infinite or NaN."""
+    """Return the value, or None if it is infinite or NaN."""
     return value if math.isfinite(value) else None
 
 
 def gradient_error(candidate: Sequence[Any], reference: Sequence[Any]) -> float | None:
-    """||g - g32|| / ||g32|| over all weights, None where it is not finite."""
+    """Return ||g - g32|| / ||g32|| over all weights, None where it is not finite."""
     difference = total = 0.0
     for ours, theirs in zip(candidate, reference, strict=True):
         difference += float(np.sum(np.square((ours - theirs).astype(np.float64))))

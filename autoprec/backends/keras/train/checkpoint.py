@@ -45,7 +45,7 @@ def _without_optimizers(model: Any) -> Iterator[None]:
 
 
 def _cause(error: Exception) -> str:
-    """The line that says what is wrong: Keras puts how many objects failed before it."""
+    """Return the line that says what is wrong, which Keras puts after a count of failures."""
     parts = [part.strip() for part in str(error).split("\n\n") if part.strip()]
     said = parts[1] if len(parts) > 1 and "could not be loaded" in parts[0] else "".join(parts[:1])
     return said.splitlines()[0] if said else type(error).__name__

@@ -19,7 +19,7 @@ class NotCompiled(RuntimeError):
 
 
 def why_not_compiled(model: Any) -> str:
-    """Why Keras would not compile this model's step; empty where it would.
+    """Say why Keras would not compile this model's step; empty where it would.
 
     Keras itself is asked, by switching compilation on for a moment.
     """

@@ -120,7 +120,7 @@ def _with_workers(data: Any) -> Iterator[Any]:
 
 
 def _is_arrays(data: Any) -> bool:
-    """Whether `data` is one data set in memory: a tuple of arrays that agree on their samples.
+    """Say whether `data` is one data set in memory: a tuple of arrays of as many samples.
 
     It is what `fit` takes as x, y and sample_weight, each of them an array or a nest of arrays.
     """
@@ -133,7 +133,7 @@ def _is_arrays(data: Any) -> bool:
 
 
 def _arrays(task: Task, data: Any, batch_size: int) -> Iterator[Any]:
-    """Shuffled batches of arrays, with floats in Keras's floatx, as `fit` makes them."""
+    """Yield shuffled batches of arrays, with floats in Keras's floatx, as `fit` makes them."""
     floatx = keras.config.floatx()
 
     def prepared(leaf: Any) -> Any:
@@ -155,7 +155,7 @@ def _arrays(task: Task, data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def count_samples(task: Task, batch: Any) -> int:
-    """What the task counts, else the first array's leading dimension; `TaskError` without one."""
+    """Count samples as the task does, else by the first array's leading dimension."""
     if task.count_samples is not None:
         return int(task.count_samples(batch))
     for leaf in keras.tree.flatten(batch):
@@ -169,7 +169,7 @@ def count_samples(task: Task, batch: Any) -> int:
 
 
 def to_tensors(batch: Any) -> Any:
-    """The batch as the backend's tensors, in tuples: what a train function is given."""
+    """Convert a batch to the backend's tensors in tuples, as a train function expects."""
     if isinstance(batch, list):
         batch = tuple(batch)
     while isinstance(batch, tuple) and batch and batch[-1] is None:
@@ -184,7 +184,7 @@ def _to_tensor(leaf: Any) -> Any:
 
 
 def size_in_bytes(batch: Any) -> int:
-    """The bytes of all arrays in a batch."""
+    """Return the bytes of all arrays in a batch."""
     return sum(_bytes(leaf) for leaf in keras.tree.flatten(batch))
 
 
@@ -198,7 +198,7 @@ def _bytes(leaf: Any) -> int:
 
 
 def part(batch: Any, samples: int, start: int, stop: int) -> Any:
-    """The samples from `start` to `stop` of every array that holds `samples` of them."""
+    """Slice from `start` to `stop` every array that holds `samples` samples."""
 
     def cut(leaf: Any) -> Any:
         shape = getattr(leaf, "shape", None)
@@ -210,7 +210,7 @@ def part(batch: Any, samples: int, start: int, stop: int) -> Any:
 
 
 def digest(batch: Any) -> str:
-    """A hash of a batch's shapes, dtypes and up to 65536 elements of every array."""
+    """Return a hash of a batch's shapes, dtypes and up to 65536 elements of every array."""
     state = hashlib.blake2b(digest_size=16)
     for leaf in keras.tree.flatten(batch):
         if leaf is None:

@@ -71,7 +71,7 @@ def _kept(model: Any) -> Iterator[None]:
 
 
 def _origin(model: Any, placed: Sequence[Placed], batch: Any) -> str:
-    """Where inf or NaN is seen first: in the batch, in a layer, or in the loss."""
+    """Say where inf or NaN is seen first: in the batch, in a layer, or in the loss."""
     for number_of, leaf in enumerate(keras.tree.flatten(batch)):
         values = keras.ops.convert_to_numpy(leaf)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -106,7 +106,7 @@ class _Look(Hook):
 
 
 def _first_layer(model: Any, placed: Sequence[Placed], batch: Any) -> str:
-    """The first layer that returns what is not finite, "" where none does."""
+    """Name the first layer that returns what is not finite, "" where none does."""
     found: list[str] = []
     wraps = Wraps()
     for unit in placed:

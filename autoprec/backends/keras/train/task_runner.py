@@ -25,7 +25,7 @@ _GPUS = (DeviceKind.CUDA, DeviceKind.ROCM)
 
 
 def on_tensorflow() -> bool:
-    """Whether Keras runs on TensorFlow here (else: on torch)."""
+    """Say whether Keras runs on TensorFlow here (else: on torch)."""
     return bool(keras.config.backend() == "tensorflow")
 
 
@@ -55,7 +55,7 @@ def _tensorflow_device(device: str) -> str:
 
 @functools.cache
 def tpu_strategy() -> Any:
-    """The TPUStrategy over the TPUs of this VM: to initialise them again would lose what they hold.
+    """Return this VM's TPUStrategy, made once: initialising TPUs again clears their memory.
 
     `tpu="local"` is TensorFlow's documented name for them; without it the resolver asks a metadata
     server, which elsewhere never answers.
@@ -69,7 +69,7 @@ def tpu_strategy() -> Any:
 
 
 def devices() -> list[str]:
-    """The devices Keras's backend can train on here, best first."""
+    """List the devices Keras's backend can train on here, best first."""
     if on_tensorflow():
         import tensorflow as tf
 
@@ -86,7 +86,7 @@ def devices() -> list[str]:
 
 
 def built_for() -> tuple[DeviceKind, ...]:
-    """The kinds of GPU that Keras's backend was built for, whether they are here or not."""
+    """List the kinds of GPU that Keras's backend was built for, whether here or not."""
     if not on_tensorflow():
         import torch
 
@@ -99,7 +99,7 @@ def built_for() -> tuple[DeviceKind, ...]:
 
 
 def device_of(model: Any) -> str:
-    """Where a model's first weight is ("cpu", "cuda:0", "tpu"), or where it would be built."""
+    """Return where a model's first weight is ("cpu", "cuda:0", "tpu"), or would be built."""
     weights = model.weights if isinstance(model, keras.Layer) else []
     if not weights:
         return devices()[0]
@@ -160,7 +160,7 @@ def _clip(task: Task, model: Any) -> None:
 
 
 def variables(model: Any) -> list[Any]:
-    """The model's state that training changes: weights, statistics, and seeds; no metrics."""
+    """List the model's state that training changes: weights, statistics, seeds; no metrics."""
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return [v for v in model.variables if id(v) not in metrics]
 
@@ -183,7 +183,7 @@ class Holdings:
                 self._held.append((weakref.ref(variable), handle, variable.value.dtype))
 
     def give_back(self) -> None:
-        """Empty the buffers of what has died; to be called after collecting garbage."""
+        """Empty the buffers of variables that are gone; call it after collecting garbage."""
         for reference, handle, dtype in self._held:
             if reference() is None:
                 import tensorflow as tf
@@ -193,14 +193,14 @@ class Holdings:
 
 
 def _everything(model: Any) -> Iterator[Any]:
-    """Every variable of a model, its metrics and its optimizers."""
+    """Yield every variable of a model, its metrics and its optimizers."""
     yield from model.variables
     for optimizer in optimizers_of(model):
         yield from optimizer.variables
 
 
 def loss_of(logs: Any) -> Any:
-    """The loss in what a train function returned: a dict with "loss", or the loss itself."""
+    """Return the loss in what a train function returned: a dict with "loss", or the loss."""
     if isinstance(logs, dict):
         if "loss" in logs:
             return logs["loss"]
@@ -214,7 +214,7 @@ def loss_of(logs: Any) -> Any:
 
 
 def number(tensor: Any) -> float:
-    """A scalar tensor's value; waits for the device."""
+    """Return a scalar tensor's value; waits for the device."""
     return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(tensor)))
 
 
@@ -256,7 +256,7 @@ class Recorder:
 
 
 def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, list[Any]]:
-    """The loss of one batch, and its gradient times `scale` for every trainable variable.
+    """Return one batch's loss, and its gradient times `scale` for every trainable variable.
 
     The model's own train_step computes both, with however many optimizers the model holds; an
     absent gradient is zero, and there is none at all where no optimizer is given any. Statistics
@@ -284,7 +284,7 @@ def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, l
 
 
 def gradient_function(model: Any) -> Any:
-    """`loss_and_gradients` of `model` as a function of (batch, scale), compiled as `fit` would."""
+    """Return `loss_and_gradients` as a function of (batch, scale), compiled as `fit` would."""
     if not on_tensorflow():
         return lambda batch, scale: loss_and_gradients(model, batch, scale)
     import tensorflow as tf

@@ -18,13 +18,13 @@ from autoprec.tuning.events import Listener, Note, Progress
 from autoprec.tuning.options import Options
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.client import Worker, WorkerSettings
-from autoprec.workers.cpu_contention import Watch
+from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.memory_limit import memory_budget
 from autoprec.workers.runner import Runner
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Where a tuning runs: what is known of the device and the software before any work.
 
     `measure` times the device's matrix products. `unusable` are accelerators that
@@ -38,14 +38,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Work:
+class TuningJob:
     """The task, the place, the options, and how workers are started.
 
     `memory` is the accelerator's as the first worker finds it, `deadline` when all must have ended.
     """
 
     task: Path
-    place: Place
+    target: Target
     options: Options
     listener: Listener
     start: Callable[[WorkerSettings], Worker] = Worker
@@ -60,7 +60,7 @@ class Work:
         """
         if self.options.memory_bytes is not None:
             return self.options.memory_bytes
-        seen = self.place.facts.observation
+        seen = self.target.facts.observation
         if self.on_cpu:
             return memory_budget(seen.memory_bytes)
         free = seen.memory_bytes if self.memory is None else self.memory.free
@@ -76,14 +76,14 @@ class Work:
             return CheckpointRecord(path.name, hashlib.file_digest(file, "sha256").hexdigest())
 
     @cached_property
-    def watch(self) -> Watch:
+    def contention_monitor(self) -> ContentionMonitor:
         """Watches for other processes while something is measured."""
-        return Watch(lambda text: self.listener(Note(text, warning=True)))
+        return ContentionMonitor(lambda text: self.listener(Note(text, warning=True)))
 
     @property
     def on_cpu(self) -> bool:
         """Whether main memory is the device's memory."""
-        return self.place.facts.kind is DeviceKind.CPU
+        return self.target.facts.kind is DeviceKind.CPU
 
     @property
     def float32_allowed(self) -> bool:
@@ -92,7 +92,7 @@ class Work:
 
     def settings(self) -> WorkerSettings:
         """How this work's workers are started."""
-        placement = alone(self.place.facts.observation)
+        placement = alone(self.target.facts.observation)
         return WorkerSettings(
             task=self.task,
             device=placement.device,
