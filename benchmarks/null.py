@@ -41,7 +41,7 @@ from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import tune
 from autoprec.workers.client import WorkerSettings
-from autoprec.workers.handlers import Loaded, Service
+from autoprec.workers.handlers import LoadedTask, Service
 
 HERE = Path(__file__).parent
 TASKS = ("mlp", "tiny", "lstm", "encoder", "resnet")
@@ -150,9 +150,9 @@ class Here:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._service = Service(lambda phase, step: None)
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedTask | None = None
 
-    def load(self, on_progress: object = None) -> Loaded:
+    def load(self, on_progress: object = None) -> LoadedTask:
         """Load the task, once."""
         if self._loaded is None:
             path = str(self._settings.task)
@@ -161,7 +161,7 @@ class Here:
 
     def call(self, method: str, *, on_progress: object = None, **arguments: Any) -> Any:
         """Call a method of the service; what it would give back is next to nothing."""
-        if method == "forget_traces":
+        if method == "discard_traces":
             return None
         return getattr(self._service, method)(**arguments)
 

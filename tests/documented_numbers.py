@@ -138,7 +138,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
     },
     "docs/method.md": {
         "less a tenth or 512 MiB": constant("workers.memory_limit:RESERVE_BYTES", 1 / MIB),
-        "hold more than 1 GiB of": constant("workers.cpu_contention:_HOLDS_WORK", 1 / GIB),
+        "hold more than 1 GiB of": constant("workers.cpu_contention:_IDLE_DEVICE_BYTES", 1 / GIB),
         "with its 95 % interval": CONFIDENCE,
         "is narrower than 2 %": constant("core.measurement:TimingBudget.precision", 100),
         "A step that is 20 to 65 % slower": beyond_one("core.statistics:_DISTURBED"),

@@ -43,7 +43,7 @@ class SimulatedBackend:
     builds = ""
 
     def versions(self) -> Mapping[str, str]:
-        """A version of its own, so that profiles can be told apart."""
+        """Return a version of its own, so that profiles can be told apart."""
         return {"python": platform.python_version(), "simulated": "1.0"}
 
     def owns(self, model: object) -> bool:
@@ -51,31 +51,31 @@ class SimulatedBackend:
         return isinstance(model, SimulatedModel)
 
     def devices(self) -> Iterable[str]:
-        """The CPU, which is all it needs."""
+        """Return the CPU, which is all it needs."""
         return ["cpu"]
 
     def trains_on(self) -> Iterable[DeviceKind]:
-        """Any: it only pretends."""
+        """Return every kind: it only pretends."""
         return tuple(DeviceKind)
 
     def built_for(self) -> Iterable[DeviceKind]:
-        """None: it has no use for an accelerator."""
+        """Return none: it has no use for an accelerator."""
         return ()
 
     def observe(self, device: str) -> Observation | None:
-        """Nothing: there is no device."""
+        """Return nothing: there is no device."""
         return None
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """Nothing is simulated of other processes."""
+        """Return nothing: other processes' memory is not simulated."""
         return None
 
     def shortcoming(self, device: str) -> str:
-        """None."""
+        """Say that nothing is missing."""
         return ""
 
     def device_of(self, model: object) -> str:
-        """Everything simulated is on the CPU."""
+        """Return the CPU, where everything simulated is."""
         return "cpu"
 
     def describe(
@@ -183,12 +183,12 @@ class SimulatedSession:
         )
 
     def close(self) -> None:
-        """Give back what was really taken."""
+        """Free what was really allocated."""
         self._held = None
 
 
 def _take(count: int) -> list[bytearray]:
-    """So many bytes of memory, every page of it written on."""
+    """Allocate `count` bytes and write to every page."""
     block = 2**24
     held = []
     for _ in range(-(-count // block)):
