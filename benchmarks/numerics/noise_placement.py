@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_map
 
 from autoprec.backends.torch.trace.model_state import NOISE, gradient_error, put_back
 from autoprec.backends.torch.trace.tracer import TorchTracer
-from autoprec.core.numerics.records import NoisePoint
-from autoprec.core.numerics.single_step import shadow
+from autoprec.core.numerics.records import NoisyStep
+from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.tuning.proof import NOISE_DRAWS, Proof
 from autoprec.workers.task_file import load_task
@@ -67,7 +67,7 @@ class NoisyProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return value * (1 + NOISE * (2 * drawn - 1))
 
 
-def noise_of_products(trace: TorchTracer) -> Iterator[NoisePoint]:
+def noise_of_products(trace: TorchTracer) -> Iterator[NoisyStep]:
     """What noise in the products does at the checkpoints of a float32 run."""
     with trace._trainee(trace._float32(), 0, plain=True) as trainee:
         for draw, kept in itertools.product(range(NOISE_DRAWS), trace._checkpoints):
@@ -76,7 +76,7 @@ def noise_of_products(trace: TorchTracer) -> Iterator[NoisePoint]:
                 loss, gradient = trace._loss_and_gradient(trainee, kept)
             if kept.loss is not None and kept.gradient is not None:
                 error = gradient_error(gradient, kept.gradient)
-                yield NoisePoint(kept.step, loss, kept.loss, error)
+                yield NoisyStep(kept.step, loss, kept.loss, error)
 
 
 def compared(job: Job) -> dict[str, list[dict[str, Any]]]:
@@ -96,7 +96,7 @@ def compared(job: Job) -> dict[str, list[dict[str, Any]]]:
             continue
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
         nulls = (trace.noise(draws=NOISE_DRAWS), tuple(noise_of_products(trace)))
-        passed = [shadow(points, null, Tolerance(), roundoff).passed for null in nulls]
+        passed = [check_single_steps(points, null, Tolerance(), roundoff).passed for null in nulls]
         row = {"task": job.path.stem, "policy": policy, "truth": label}
         rows.append(row | dict(zip(NULLS, passed, strict=True)))
     return {"rows": rows}

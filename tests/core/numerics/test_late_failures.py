@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from autoprec.core.numerics.late_breaks import (
-    error_floor,
-    gradient_overflow,
-    grows,
-    leans,
-    long_run,
-    wants_another_run,
-    wants_more_steps,
+from autoprec.core.numerics.late_failures import (
+    check_error_floor,
+    check_gradient_growth,
+    check_long_runs,
+    deviation_grows,
+    magnitudes_grow,
+    needs_more_steps,
+    needs_second_seed,
 )
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.parity import judge
-from autoprec.core.numerics.records import NoisePoint, ShadowPoint, Trajectory
+from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
 from tests.core.evidence import DEFAULT, evidence, times
 
 STEPS = 240
@@ -45,15 +45,15 @@ def long(share: float, noisy: float | None = None, **kwargs) -> SeedRun:
     ],
 )
 def test_a_long_run_is_off_where_its_seeds_agree_beyond_noise(runs, passed):
-    found = long_run(runs, DEFAULT)
+    found = check_long_runs(runs, DEFAULT)
     assert found.passed is passed
     assert passed or "over 2 seeds" in found.problem
 
 
 def test_what_ends_near_float32_needs_no_second_seed():
-    assert not wants_another_run(long(0.04), DEFAULT)
-    assert wants_another_run(long(0.06), DEFAULT)
-    assert not long_run((), DEFAULT).judged
+    assert not needs_second_seed(long(0.04), DEFAULT)
+    assert needs_second_seed(long(0.06), DEFAULT)
+    assert not check_long_runs((), DEFAULT).judged
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_what_ends_near_float32_needs_no_second_seed():
     ],
 )
 def test_a_loss_that_leaves_float32_from_mark_to_mark_leans(away, leaning):
-    points = [ShadowPoint(step, 2 * (1 + share), 2.0, 0.01) for step, share in enumerate(away)]
-    assert leans(points, DEFAULT) is leaning
+    points = [StepComparison(step, 2 * (1 + share), 2.0, 0.01) for step, share in enumerate(away)]
+    assert deviation_grows(points, DEFAULT) is leaning
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_loss_that_leaves_float32_from_mark_to_mark_leans(away, leaning):
 def test_float16_numbers_that_double_from_mark_to_mark_grow(largest, backward, growing):
     count = len(largest or backward or (0, 0))
     points = [
-        ShadowPoint(
+        StepComparison(
             step,
             2.0,
             2.0,
@@ -96,7 +96,7 @@ def test_float16_numbers_that_double_from_mark_to_mark_grow(largest, backward, g
         )
         for step in range(count)
     ]
-    assert grows(points) is growing
+    assert magnitudes_grow(points) is growing
 
 
 @pytest.mark.parametrize(
@@ -104,23 +104,23 @@ def test_float16_numbers_that_double_from_mark_to_mark_grow(largest, backward, g
 )
 def test_seeds_that_lean_the_same_way_a_little_are_followed_further(away, noise, more):
     runs = [long(away, noise), long(away, noise)]
-    assert wants_more_steps(runs, DEFAULT) is more
-    assert not wants_more_steps([long(0.2, 0.0), long(0.2, 0.0)], DEFAULT)
-    assert not wants_more_steps([long(away, 0.0), long(-away, 0.0)], DEFAULT)
+    assert needs_more_steps(runs, DEFAULT) is more
+    assert not needs_more_steps([long(0.2, 0.0), long(0.2, 0.0)], DEFAULT)
+    assert not needs_more_steps([long(away, 0.0), long(-away, 0.0)], DEFAULT)
 
 
 def test_float32_that_breaks_later_on_tells_nothing():
     lost = Trajectory((*CURVE[:-1], None))
-    assert not long_run([SeedRun(lost, Trajectory(CURVE))], DEFAULT).judged
+    assert not check_long_runs([SeedRun(lost, Trajectory(CURVE))], DEFAULT).judged
 
 
 def test_a_long_run_must_stay_finite_and_keep_its_steps():
     lost = replace(long(0.0), candidate=Trajectory((*CURVE[:70], None, *CURVE[71:])))
-    assert long_run([lost], DEFAULT).problem == "the loss is not finite at step 70"
+    assert check_long_runs([lost], DEFAULT).problem == "the loss is not finite at step 70"
     skips = long(0.0, skipped=(60, 70, 71, 90, 95))
-    assert "5 of 240 steps were skipped" in long_run([skips], DEFAULT).problem
-    assert long_run([long(0.0, skipped=(60, 70, 71, 90))], DEFAULT).passed
-    assert not wants_another_run(skips, DEFAULT)
+    assert "5 of 240 steps were skipped" in check_long_runs([skips], DEFAULT).problem
+    assert check_long_runs([long(0.0, skipped=(60, 70, 71, 90))], DEFAULT).passed
+    assert not needs_second_seed(skips, DEFAULT)
 
 
 def test_where_float32s_seeds_end_far_apart_no_loss_curve_tells_less():
@@ -128,18 +128,18 @@ def test_where_float32s_seeds_end_far_apart_no_loss_curve_tells_less():
     apart = SeedRun(
         Trajectory(other), Trajectory(tuple(1.3 * loss for loss in other)), Trajectory(other)
     )
-    assert long_run([long(0.3, 0.0), apart], DEFAULT).passed
+    assert check_long_runs([long(0.3, 0.0), apart], DEFAULT).passed
     near = [long(0.3, 0.0), long(0.3, 0.0)]
-    assert not long_run(near, DEFAULT).passed
+    assert not check_long_runs(near, DEFAULT).passed
 
 
 def test_a_break_that_shows_late_is_rejected_although_the_first_steps_passed():
     early = evidence(times(1.001))
-    late = replace(early, late=(long(0.3, 0.0), long(0.3, 0.0)))
+    late = replace(early, long_runs=(long(0.3, 0.0), long(0.3, 0.0)))
     assert judge(early, DEFAULT).accepted
     verdict = judge(late, DEFAULT)
     assert (verdict.verdict, verdict.step, verdict.steps) == ("rejected", 240, 240)
-    passed = judge(replace(early, late=(long(0.01),)), DEFAULT)
+    passed = judge(replace(early, long_runs=(long(0.01),)), DEFAULT)
     assert passed.accepted
     assert "equal over the first 240 steps" in passed.reason
 
@@ -147,12 +147,12 @@ def test_a_break_that_shows_late_is_rejected_although_the_first_steps_passed():
 # Error floors ------------------------------------------------------------------------------------
 
 
-def marks(excess, steps=(8, 29, 59, 119)) -> tuple[ShadowPoint, ...]:
+def marks(excess, steps=(8, 29, 59, 119)) -> tuple[StepComparison, ...]:
     """Marks on the curve at which a loss is above float32's by what `excess` says of it."""
-    return tuple(ShadowPoint(s, CURVE[s] + excess(CURVE[s]), CURVE[s], 0.01) for s in steps)
+    return tuple(StepComparison(s, CURVE[s] + excess(CURVE[s]), CURVE[s], 0.01) for s in steps)
 
 
-QUIET = tuple(NoisePoint(step, CURVE[step], CURVE[step]) for step in (8, 29, 59, 119))
+QUIET = tuple(NoisyStep(step, CURVE[step], CURVE[step]) for step in (8, 29, 59, 119))
 SHORTER = SeedRun(Trajectory(CURVE[:120]), Trajectory(tuple(loss + 1e-3 for loss in CURVE[:120])))
 
 
@@ -167,22 +167,22 @@ SHORTER = SeedRun(Trajectory(CURVE[:120]), Trajectory(tuple(loss + 1e-3 for loss
     ],
 )
 def test_an_error_that_stays_while_the_loss_falls_is_a_floor(excess, passed):
-    found = error_floor(marks(excess), QUIET, SHORTER, DEFAULT)
+    found = check_error_floor(marks(excess), QUIET, SHORTER, DEFAULT)
     assert found.passed is passed
-    assert passed or "stays while the loss falls" in found.problem
+    assert passed or "stays constant while the loss falls" in found.problem
 
 
 def test_a_floor_is_read_from_means_where_single_batches_hide_it():
     points = marks(lambda loss: 1e-3)
     hidden = [replace(p, loss=p.reference + e) for p, e in zip(points, (1, -3, 2, -2), strict=True)]
-    assert error_floor(hidden, QUIET, SHORTER, DEFAULT).passed
+    assert check_error_floor(hidden, QUIET, SHORTER, DEFAULT).passed
     means = {p.step: {"mean_loss": p.loss, "mean_reference": p.reference} for p in points}
     shown = [replace(p, **means[p.step]) for p in hidden]
-    found = error_floor(shown, QUIET, SHORTER, DEFAULT)
-    assert found.problem == error_floor(points, QUIET, SHORTER, DEFAULT).problem
+    found = check_error_floor(shown, QUIET, SHORTER, DEFAULT)
+    assert found.problem == check_error_floor(points, QUIET, SHORTER, DEFAULT).problem
     assert not found.passed
     none = {"mean_loss": None}  # not finite on one of the further batches
-    assert error_floor([replace(p, **none) for p in shown], QUIET, SHORTER, DEFAULT).passed
+    assert check_error_floor([replace(p, **none) for p in shown], QUIET, SHORTER, DEFAULT).passed
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_mean_counts_as_far_as_its_standard_error_lets_it(errors, passed):
         replace(p, mean_loss=p.loss, mean_reference=p.reference, mean_error=error)
         for p, error in zip(marks(lambda loss: 1e-3), errors, strict=True)
     ]
-    assert error_floor(points, QUIET, SHORTER, DEFAULT).passed is passed
+    assert check_error_floor(points, QUIET, SHORTER, DEFAULT).passed is passed
 
 
 def test_an_excess_below_zero_within_its_error_is_a_floor_all_the_same():
@@ -208,37 +208,37 @@ def test_an_excess_below_zero_within_its_error_is_a_floor_all_the_same():
         replace(p, mean_loss=p.reference + e, mean_reference=p.reference, mean_error=error)
         for p, e, error in zip(marks(lambda loss: 0.0)[1:], excess, errors, strict=True)
     ]
-    assert not error_floor(points, QUIET, SHORTER, DEFAULT).passed
+    assert not check_error_floor(points, QUIET, SHORTER, DEFAULT).passed
     certain = [replace(p, mean_error=0.0) for p in points]
-    assert error_floor(certain, QUIET, SHORTER, DEFAULT).passed
+    assert check_error_floor(certain, QUIET, SHORTER, DEFAULT).passed
 
 
 def test_means_are_of_the_same_batches_and_have_the_error_of_their_difference():
-    point = ShadowPoint(119, 1.0, 1.0, 0.01)
-    found = point.averaged((1.0, 2.5, 4.0), (1.0, 2.0, 3.0))
+    point = StepComparison(119, 1.0, 1.0, 0.01)
+    found = point.with_mean_losses((1.0, 2.5, 4.0), (1.0, 2.0, 3.0))
     assert found.losses == (2.5, 2.0)
     assert found.mean_error == pytest.approx(0.5 / 3**0.5)  # differences 0, 0.5 and 1
-    assert point.averaged((), ()) == point
-    assert point.averaged((1.0, float("nan")), (1.0, 1.0)) == point
-    assert point.averaged((1.0,), (1.0,)).mean_error == float("inf")
+    assert point.with_mean_losses((), ()) == point
+    assert point.with_mean_losses((1.0, float("nan")), (1.0, 1.0)) == point
+    assert point.with_mean_losses((1.0,), (1.0,)).mean_error == float("inf")
 
 
 def test_no_floor_is_foretold_where_the_loss_has_settled_or_noise_does_as_much():
     points = marks(lambda loss: 1e-3)
     settled = Trajectory(tuple(2.0 for _ in range(120)))
-    assert not error_floor(points, QUIET, SeedRun(settled, settled), DEFAULT).judged
+    assert not check_error_floor(points, QUIET, SeedRun(settled, settled), DEFAULT).judged
     agrees = replace(SHORTER, candidate=SHORTER.reference)
-    assert error_floor(points, QUIET, agrees, DEFAULT).passed
-    noise = tuple(NoisePoint(p.step, p.reference + 1e-3, p.reference) for p in points)
-    assert error_floor(points, noise, SHORTER, DEFAULT).passed
-    assert not error_floor(points[:2], QUIET, SHORTER, DEFAULT).judged
+    assert check_error_floor(points, QUIET, agrees, DEFAULT).passed
+    noise = tuple(NoisyStep(p.step, p.reference + 1e-3, p.reference) for p in points)
+    assert check_error_floor(points, noise, SHORTER, DEFAULT).passed
+    assert not check_error_floor(points[:2], QUIET, SHORTER, DEFAULT).judged
 
 
 def test_a_floor_is_drift():
     early, late = marks(lambda loss: 2e-4, (0, 2, 8, 29)), marks(lambda loss: 4e-4, (59, 119))
-    passed = evidence(times(1.0), shadow=early, noise=QUIET)
+    passed = evidence(times(1.0), comparisons=early, noise=QUIET)
     assert judge(passed, DEFAULT).accepted
-    verdict = judge(replace(passed, far=late, late=(SHORTER,)), DEFAULT)
+    verdict = judge(replace(passed, late_comparisons=late, long_runs=(SHORTER,)), DEFAULT)
     assert verdict.verdict == "drift"
     assert "an error that stays" in verdict.reason
 
@@ -246,10 +246,10 @@ def test_a_floor_is_drift():
 # Gradients ---------------------------------------------------------------------------------------
 
 
-def backward(*exponents, steps=(8, 29, 59)) -> tuple[ShadowPoint, ...]:
+def backward(*exponents, steps=(8, 29, 59)) -> tuple[StepComparison, ...]:
     """Marks with the largest float16 numbers of their backward passes, as exponents of two."""
     return tuple(
-        ShadowPoint(s, 1.0, 1.0, 0.01, backward=2.0**e)
+        StepComparison(s, 1.0, 1.0, 0.01, backward=2.0**e)
         for s, e in zip(steps, exponents, strict=True)
     )
 
@@ -265,14 +265,14 @@ def backward(*exponents, steps=(8, 29, 59)) -> tuple[ShadowPoint, ...]:
     ],
 )
 def test_gradients_that_grow_until_no_scale_helps_are_foreseen(exponents, step):
-    found = gradient_overflow(backward(*exponents))
+    found = check_gradient_growth(backward(*exponents))
     assert found.passed is (step is None)
     assert step is None or f"it will overflow at about step {step}" in found.problem
 
 
 def test_gradients_that_will_overflow_are_drift_and_few_marks_tell_nothing():
     shadow = backward(1, 2, 7, 12, steps=(0, 2, 8, 29))
-    verdict = judge(evidence(times(1.0), shadow=shadow), DEFAULT)
+    verdict = judge(evidence(times(1.0), comparisons=shadow), DEFAULT)
     assert verdict.verdict == "drift"
     assert "whatever the loss scale" in verdict.reason
-    assert not gradient_overflow(shadow[-2:]).judged
+    assert not check_gradient_growth(shadow[-2:]).judged
