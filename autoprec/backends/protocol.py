@@ -17,8 +17,8 @@ from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
@@ -74,7 +74,7 @@ class Session(Protocol):
         """Time training steps until the budget says enough."""
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Free the memory."""
 
 
 class Tracer(Protocol):
@@ -97,13 +97,13 @@ class Tracer(Protocol):
     ) -> Trajectory:
         """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`.
 
-        To `settle` is to end where `proof_steps.ends` says so: the loss no longer falls.
+        To `settle` is to end where `proof_steps.has_ended` says so: the loss no longer falls.
         """
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """Do the same in float32 with +-2**-9 relative noise on the weights, `draws` times."""
 
     def trajectory(
@@ -145,36 +145,36 @@ class Backend(Protocol):
     """Where builds of it for accelerators are found, for who has installed another."""
 
     def versions(self) -> Mapping[str, str]:
-        """The framework's name and version, and those of what it runs on."""
+        """Return the versions of the framework and of what it runs on, by name."""
 
     def owns(self, model: object) -> bool:
         """Whether `model` is a model of this framework."""
 
     def devices(self) -> Iterable[str]:
-        """The devices the framework can train on here, best first, such as "cuda" or "cpu"."""
+        """List the devices the framework can train on here, best first, such as "cuda" or "cpu"."""
 
     def trains_on(self) -> Iterable[DeviceKind]:
-        """The kinds of device that its models can be tuned on, whichever build is installed."""
+        """List the kinds of device its models can be tuned on, whichever build is installed."""
 
     def built_for(self) -> Iterable[DeviceKind]:
-        """The kinds of accelerator this build of the framework is for, be they here or not."""
+        """List the kinds of accelerator this build of the framework supports, present or not."""
 
     def observe(self, device: str) -> Observation | None:
-        """What the framework itself says of an accelerator, for where no probe sees it."""
+        """Return what the framework itself knows of an accelerator, for one that no probe sees."""
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """The device's memory now; None for the CPU, and where the framework cannot tell."""
+        """Read the device's memory now; None for the CPU, and where the framework cannot tell."""
 
     def shortcoming(self, device: str) -> str:
-        """Why this build may lack the device's kernels for reduced dtypes; empty: it has them."""
+        """Say why the device may lack kernels for reduced dtypes; empty where it does not."""
 
     def device_of(self, model: object) -> str:
-        """The device `model` is on, such as "cuda:0"; None asks for where it would be built."""
+        """Return the device `model` is on, such as "cuda:0"; for None, where it would be built."""
 
     def describe(
         self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
     ) -> TaskFacts:
-        """Build the task and take one float32 step: what is this model?"""
+        """Build the task, take one float32 step, and describe the model."""
 
     def open(
         self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
@@ -182,7 +182,7 @@ class Backend(Protocol):
         """Build the model by `recipe`, put full batches on the device, take the first step."""
 
     def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
-        """Make ready to record numerics."""
+        """Return a tracer of the task's numerics."""
 
     def surgeon(self) -> Surgeon:
-        """Return what applies recipes."""
+        """Return the framework's surgeon."""

@@ -43,7 +43,7 @@ ENTRIES = {
 
 
 def names() -> tuple[str, ...]:
-    """Every backend's name; imports none of them."""
+    """List every backend's name; import none of them."""
     return tuple(ENTRIES)
 
 
@@ -70,7 +70,7 @@ def load(name: str) -> Backend:
 
 
 def owner(model: object, source: str = "build_model returned") -> str:
-    """The name of the backend that a model belongs to; `TaskError` if there is none.
+    """Return the name of the backend that owns a model; `TaskError` if there is none.
 
     `source` says in the error where the model is from.
     """

@@ -26,7 +26,7 @@ from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
 from autoprec.tuning.proof_stage import is_reference
 from autoprec.tuning.time_limit import CONFIRMATION_SHARE
-from autoprec.workers.runner import Runner, raise_lost, raise_user_error
+from autoprec.workers.runner import Runner, raise_device_lost, raise_user_error
 
 #: Who is a finalist: at most this many, and nobody below this share of the fastest one's speed.
 _FINALISTS, _NEAR = 4, 0.95
@@ -81,7 +81,7 @@ class Confirmation:
                     left = sorted([*left, instead], key=lambda p: -p.rate)
 
     def _refuse(self, failed: FinalistFailed) -> None:
-        raise_lost(failed.failure)
+        raise_device_lost(failed.failure)
         if failed.recipe.key() == self.plain.key():
             raise_user_error(failed.failure)
             raise TaskError(

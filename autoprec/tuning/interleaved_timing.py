@@ -26,7 +26,7 @@ from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile_builder import Findings
 from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.failures import WorkerFailure
-from autoprec.workers.runner import TRY_AGAIN, Runner
+from autoprec.workers.runner import RETRIED_FAILURES, Runner
 
 
 class FinalistFailed(Exception):
@@ -182,7 +182,7 @@ class InterleavedTiming:
             try:
                 return self._runners[index].call(method, name=f"final{index}", **arguments)
             except WorkerFailure as failure:
-                if failure.kind not in TRY_AGAIN or index in self._restarted:
+                if failure.kind not in RETRIED_FAILURES or index in self._restarted:
                     raise
                 return self._call_in_new_worker(index, method, **arguments)
         except WorkerFailure as failure:

@@ -27,7 +27,7 @@ from autoprec.tuning.preflight import (
     refuse_cpu_for_missing_accelerator,
     untrainable_reason,
 )
-from autoprec.workers.handlers import Loaded
+from autoprec.workers.handlers import LoadedTask
 
 Figures = Callable[[DeviceFacts], DeviceFacts]
 """The device whose peaks and bandwidth are used for another: itself, or a product of its family."""
@@ -53,7 +53,7 @@ def plan(job: TuningJob, devices: Sequence[DeviceFacts], figures: Figures) -> Pl
     return replace(made, refusal=never, expectation=()) if never else made
 
 
-def _drives(loaded: Loaded, device: DeviceFacts) -> bool:
+def _drives(loaded: LoadedTask, device: DeviceFacts) -> bool:
     """Whether the framework, as it is installed, is for such a device; no build says so of TPUs."""
     return device.kind in loaded.built_for or alone(device.observation).device in loaded.usable
 

@@ -21,7 +21,7 @@ from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import BASELINE_BATCH
 from autoprec.tuning.study import Study
 from autoprec.workers.failures import FailureKind, WorkerFailure
-from autoprec.workers.handlers import Loaded
+from autoprec.workers.handlers import LoadedTask
 from autoprec.workers.runner import Runner, raise_user_error
 
 SMALLEST_BATCH = 8
@@ -55,7 +55,7 @@ def describe(job: TuningJob, runner: Runner) -> TaskFacts:
         raise _first_step_error(job, failure, "in the first float32 step: ") from failure
 
 
-def load_task(job: TuningJob, runner: Runner) -> Loaded:
+def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
     """Load the task in a worker.
 
     `DeviceUnusable` where its framework cannot drive the device, or where that is the CPU for want
@@ -90,14 +90,14 @@ def load_task(job: TuningJob, runner: Runner) -> Loaded:
     return loaded
 
 
-def untrainable_reason(loaded: Loaded, kind: DeviceKind) -> str:
+def untrainable_reason(loaded: LoadedTask, kind: DeviceKind) -> str:
     """That a framework's models are never tuned on such a device; "" where they are."""
     if kind in loaded.trains_on:
         return ""
     return f"{loaded.framework} models are tuned on {', '.join(loaded.trains_on)}, not on {kind}"
 
 
-def refuse_cpu_for_missing_accelerator(unusable: Sequence[Unusable], loaded: Loaded) -> None:
+def refuse_cpu_for_missing_accelerator(unusable: Sequence[Unusable], loaded: LoadedTask) -> None:
     """Raise `DeviceUnusable` where the CPU would stand for what the framework was built for."""
     missed = [each.text for each in unusable if each.kind in loaded.built_for]
     if missed:

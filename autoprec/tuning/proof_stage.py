@@ -22,7 +22,13 @@ from autoprec.tuning.proof import Islands, Proof
 from autoprec.tuning.study import Study
 from autoprec.tuning.time_limit import PROOF_SHARE
 from autoprec.workers.failures import WorkerFailure
-from autoprec.workers.runner import TRY_AGAIN, RemoteTracer, Runner, raise_lost, run_trial
+from autoprec.workers.runner import (
+    RETRIED_FAILURES,
+    RemoteTracer,
+    Runner,
+    raise_device_lost,
+    run_trial,
+)
 
 
 def keeps_arithmetic(recipe: Recipe) -> bool:
@@ -100,7 +106,7 @@ class Prover:
         try:
             proven = self._prove_again_after_a_fault(recipe, outcome.rate, seconds, space)
         except WorkerFailure as failure:
-            raise_lost(failure)
+            raise_device_lost(failure)
             self._proof.forget()
             self._refuse(recipe, f"the proof ended with {failure.kind}: {failure.message[:200]}")
             return None
@@ -112,7 +118,7 @@ class Prover:
         """Give back the memory that proofs hold in the worker."""
         self._proof.forget()
         if self._runner.pids:
-            self._runner.call("forget_traces")
+            self._runner.call("discard_traces")
 
     def _explain(self, recipe: Recipe) -> None:
         """Tell how large each module's numbers are, if that was asked for."""
@@ -128,11 +134,11 @@ class Prover:
     def _prove_again_after_a_fault(
         self, recipe: Recipe, rate: float, seconds: float, space: Space
     ) -> ProvenRecipe | None:
-        """Prove, once more where the worker was killed or the device faulted: see `TRY_AGAIN`."""
+        """Prove, and once more after a failure that may be the machine's (`RETRIED_FAILURES`)."""
         try:
             return self._prove(recipe, rate, seconds, space)
         except WorkerFailure as failure:
-            if failure.kind not in TRY_AGAIN:
+            if failure.kind not in RETRIED_FAILURES:
                 raise
         self._proof.forget()
         return self._prove(recipe, rate, seconds, space)

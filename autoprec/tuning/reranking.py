@@ -25,7 +25,7 @@ from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile_builder import Findings
 from autoprec.tuning.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
-from autoprec.workers.runner import Runner, raise_lost
+from autoprec.workers.runner import Runner, raise_device_lost
 
 
 def recall_reranking(study: Study) -> Heats:
@@ -59,7 +59,7 @@ def rerank(
         try:
             rates = _run(job, space, heat, findings, runner)
         except FinalistFailed as failed:
-            raise_lost(failed.failure)
+            raise_device_lost(failed.failure)
             reason = f"ran before but failed when it ran beside the others: {failed}"
             findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
             lost = failed.recipe.key()

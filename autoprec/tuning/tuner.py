@@ -45,8 +45,8 @@ from autoprec.tuning.search_loop import Search, outcome_at
 from autoprec.tuning.study import Study, study_name
 from autoprec.tuning.study_storage import DeviceLock, default_journal
 from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
-from autoprec.workers.cpu_contention import said_of_others
-from autoprec.workers.prestart import Spares
+from autoprec.workers.cpu_contention import warn_of_other_users
+from autoprec.workers.prestart import PrestartedRunners
 from autoprec.workers.runner import Runner
 from autoprec.workers.task_file import task_digest
 
@@ -119,7 +119,7 @@ def with_deadline(job: TuningJob) -> TuningJob:
 
 def with_memory(job: TuningJob, memory: DeviceMemory | None) -> TuningJob:
     """The work with the accelerator's memory known, and others on the device told of."""
-    said = said_of_others(memory) if memory is not None else ""
+    said = warn_of_other_users(memory) if memory is not None else ""
     if said:
         job.listener(Note(said, warning=True))
     return replace(job, memory=memory)
@@ -180,7 +180,7 @@ def _learn(
         return found
 
     plain = space.recipe(settled)
-    with Spares(job.runner, plain) as spares:
+    with PrestartedRunners(job.runner, plain) as spares:
         if _should_prestart(job, space, plain, findings):
             spares.start()
         proven = _prove(job, space, prover, findings)

@@ -20,8 +20,8 @@ from autoprec.core.device.facts import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
@@ -32,8 +32,8 @@ from autoprec.workers.task_file import load_task
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What loading the task file showed."""
+class LoadedTask:
+    """What the tuner learns when a worker has loaded the task file."""
 
     framework: str
     software: Mapping[str, str] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class Service:
         self._sessions: dict[str, Session] = {}
         self._tracers: dict[int, Tracer] = {}
 
-    def load(self, *, path: str, device: str, checkpoint: str | None = None) -> Loaded:
-        """Run the task file and find its framework from what build_model returns."""
+    def load(self, *, path: str, device: str, checkpoint: str | None = None) -> LoadedTask:
+        """Run the task file and find its framework by what build_model returns."""
         self._report("load", 0)
         weights = None if checkpoint is None else Path(checkpoint)
         task = replace(load_task(Path(path)), checkpoint=weights)
@@ -73,7 +73,7 @@ class Service:
                 f"{task.name} defines neither loss_fn nor training_step; expected "
                 "loss_fn(outputs, targets) -> scalar, or training_step(model, batch) -> loss"
             )
-        return Loaded(
+        return LoadedTask(
             framework=name,
             software=dict(backend.versions()),
             batch_size=task.batch_size,
@@ -112,7 +112,7 @@ class Service:
             session.close()
 
     def measure(self, *, recipe: Recipe, seed: int, budget: TimingBudget) -> Measurement:
-        """Open, time and close: one trial. A timing that seems disturbed is done twice."""
+        """Open, time and close: one trial. A timing that seems disturbed is repeated."""
         try:
             self.open(name="trial", recipe=recipe, seed=seed)
             first = self.time(name="trial", budget=budget)
@@ -149,11 +149,11 @@ class Service:
             settle=settle,
         )
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """See `Tracer.shadow`."""
         return self._tracer().shadow(recipe=recipe)
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """See `Tracer.noise`."""
         return self._tracer().noise(draws=draws)
 
@@ -179,8 +179,8 @@ class Service:
         """See `Tracer.unit_magnitudes`."""
         return self._tracer().unit_magnitudes(recipe=recipe)
 
-    def forget_traces(self) -> None:
-        """Give back the memory of the tracer's snapshots."""
+    def discard_traces(self) -> None:
+        """Free the memory of the tracer's snapshots."""
         self._tracers.clear()
         gc.collect()
         give_back_memory()
@@ -199,7 +199,7 @@ class Service:
         return self._task, self._backend
 
 
-def hints(method: str) -> dict[str, Any]:
-    """The argument types of a method of `Service` by name, and its result's under "return"."""
+def type_hints_of(method: str) -> dict[str, Any]:
+    """Return the type hints of a method of `Service`: arguments by name, and "return"."""
     function: Callable[..., Any] = getattr(Service, method)
     return typing.get_type_hints(function)

@@ -20,9 +20,9 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.events import silent
 from autoprec.tuning.interleaved_timing import FinalistFailed, InterleavedTiming, may_share_worker
-from autoprec.workers.client import WorkerSettings, unheard
+from autoprec.workers.client import WorkerSettings, ignore_progress
 from autoprec.workers.failures import FailureKind, WorkerFailure
-from autoprec.workers.runner import TRY_AGAIN, Runner
+from autoprec.workers.runner import RETRIED_FAILURES, Runner
 
 KEPT = {KEEP_MEMORY: True}
 PLAIN = Recipe(batch_size=32)
@@ -82,7 +82,7 @@ class Workers:
         return worker
 
     def runner(self) -> Runner:
-        return Runner(WorkerSettings(Path("task.py")), unheard, self.start)
+        return Runner(WorkerSettings(Path("task.py")), ignore_progress, self.start)
 
 
 def contest(
@@ -288,7 +288,7 @@ def test_on_an_accelerator_workers_start_side_by_side_and_sessions_open_in_turn(
     assert len(workers.made) == 2
 
 
-@pytest.mark.parametrize("kind", TRY_AGAIN)
+@pytest.mark.parametrize("kind", RETRIED_FAILURES)
 def test_a_worker_that_was_killed_or_faulted_comes_back_with_all_its_sessions(
     kind: FailureKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,14 +12,14 @@ from autoprec.core.numerics.loss_scale import DEFAULT_EXPONENT, ScaleEvidence
 from autoprec.core.numerics.records import ExponentHistogram, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.loss_scale_tuning import (
-    HISTOGRAM_BATCHES,
     CONFIRMATION_STEPS,
     GROWTH_STEPS,
+    HISTOGRAM_BATCHES,
     MAX_TRIALS,
-    loss_scale_from_backward,
     confirmation_steps,
-    tune_loss_scale,
     default_loss_scale,
+    loss_scale_from_backward,
+    tune_loss_scale,
 )
 from tests.tuning.test_proof import FLOAT16, FakeTracer
 

@@ -25,7 +25,7 @@ from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import load_task
-from autoprec.workers.handlers import Loaded
+from autoprec.workers.handlers import LoadedTask
 from autoprec.workers.runner import Runner
 
 CPU = Observation(DeviceKind.CPU, name="a CPU")
@@ -41,8 +41,8 @@ def a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
 
 
-def loaded(job: TuningJob, *built_for: DeviceKind) -> Loaded:
-    runner = SimpleNamespace(load=lambda: Loaded("torch", usable=("cpu",), built_for=built_for))
+def loaded(job: TuningJob, *built_for: DeviceKind) -> LoadedTask:
+    runner = SimpleNamespace(load=lambda: LoadedTask("torch", usable=("cpu",), built_for=built_for))
     return load_task(job, cast(Runner, runner))
 
 
@@ -92,7 +92,7 @@ def test_another_accelerator_that_can_be_used_is_tuned(
     monkeypatch.setattr(api, "observe", lambda **_: seen)
     job, _ = works(monkeypatch, simulated())
     runner = SimpleNamespace(
-        load=lambda: Loaded("torch", usable=("xpu",), built_for=tuple(DeviceKind))
+        load=lambda: LoadedTask("torch", usable=("xpu",), built_for=tuple(DeviceKind))
     )
     assert load_task(job, cast(Runner, runner))
 
@@ -108,7 +108,7 @@ def test_a_result_from_before_does_not_hide_it(
     monkeypatch.setattr(api, "observe", lambda **_: replace(seen, devices=seen.devices[-1:]))
     assert api.tune(task, **settings) == first
 
-    def refuse(job: TuningJob, runner: Runner) -> Loaded:
+    def refuse(job: TuningJob, runner: Runner) -> LoadedTask:
         raise DeviceUnusable(job.target.unusable[0].text)
 
     monkeypatch.setattr(tuner, "load_task", refuse)
@@ -137,7 +137,7 @@ def planned_for(
     """The kind of device that a plan takes of these; the task is never run."""
     facts = [DeviceFacts(Observation(kind), "", "", {}) for kind in devices]
     built = (built_for,) if built_for else ()
-    answer = Loaded("torch", usable=("cpu", *usable), built_for=built)
+    answer = LoadedTask("torch", usable=("cpu", *usable), built_for=built)
     taken: list[DeviceKind] = []
 
     def figures(facts: DeviceFacts) -> DeviceFacts:
@@ -211,8 +211,8 @@ def test_an_amd_gpu_is_not_tuned_on_the_nvidia_gpu_beside_it(
     target = Target(DeviceFacts(Observation(DeviceKind.ROCM), "", "", {}), {}, lambda known: known)
     job = TuningJob(simulated(), target, Options(), lambda event: None)
 
-    def answer(built_for: DeviceKind) -> Loaded:
-        found = Loaded("torch", usable=("cuda", "cpu"), built_for=(built_for,))
+    def answer(built_for: DeviceKind) -> LoadedTask:
+        found = LoadedTask("torch", usable=("cuda", "cpu"), built_for=(built_for,))
         return load_task(job, cast(Runner, SimpleNamespace(load=lambda: found)))
 
     assert answer(DeviceKind.ROCM)
@@ -225,7 +225,7 @@ def test_no_build_is_named_for_a_device_that_the_framework_never_trains_on(
 ) -> None:
     target = Target(DeviceFacts(Observation(DeviceKind.MPS), "", "", {}), {}, lambda known: known)
     job = TuningJob(simulated(), target, Options(), lambda event: None)
-    found = Loaded("keras", usable=("cpu",), trains_on=(DeviceKind.CPU, DeviceKind.CUDA))
+    found = LoadedTask("keras", usable=("cpu",), trains_on=(DeviceKind.CPU, DeviceKind.CUDA))
     with pytest.raises(DeviceUnusable) as stopped:
         load_task(job, cast(Runner, SimpleNamespace(load=lambda: found)))
     said = "keras models are tuned on cpu, cuda, not on mps; tune for another: --device cpu"

@@ -13,7 +13,7 @@ from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 from autoprec.workers import client
-from autoprec.workers.client import PATIENCE, Worker, WorkerSettings, patience
+from autoprec.workers.client import PATIENCE_VARIABLE, Worker, WorkerSettings, patience_factor
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 
@@ -160,23 +160,23 @@ def allowance(worker: Worker, phase: str) -> float:
 
 def test_every_phase_has_its_allowance(simulated, start) -> None:
     worker = start(simulated())
-    for phase, seconds in client.PHASE_SECONDS.items():
+    for phase, seconds in client.PHASE_TIMEOUT_SECONDS.items():
         assert allowance(worker, phase) == seconds
-    assert allowance(worker, "trajectory") == client.STEP_SECONDS
+    assert allowance(worker, "trajectory") == client.FIRST_STEP_TIMEOUT_SECONDS
 
 
 def test_the_allowance_of_steps_follows_the_steps(simulated, start) -> None:
     worker = start(simulated())
-    assert allowance(worker, "steps") == client.STEP_SECONDS
+    assert allowance(worker, "steps") == client.FIRST_STEP_TIMEOUT_SECONDS
     worker._slowest_step = 0.01
-    assert allowance(worker, "steps") == client.STEP_FLOOR_SECONDS
+    assert allowance(worker, "steps") == client.MIN_STEP_TIMEOUT_SECONDS
     worker._slowest_step = 100.0
-    assert allowance(worker, "steps") == 100.0 * client.STEP_FACTOR
+    assert allowance(worker, "steps") == 100.0 * client.STEP_TIMEOUT_FACTOR
 
 
 def test_a_hang_after_quick_steps_is_seen_by_their_time(simulated, start, monkeypatch) -> None:
-    monkeypatch.setattr(client, "STEP_FLOOR_SECONDS", 1.0)
-    monkeypatch.setattr(client, "STEP_FACTOR", 2.0)
+    monkeypatch.setattr(client, "MIN_STEP_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(client, "STEP_TIMEOUT_FACTOR", 2.0)
     worker = start(simulated(sleep=0.02, hang_after=30))
     worker.load()
     with pytest.raises(WorkerFailure) as info:
@@ -189,20 +189,20 @@ def test_a_hang_after_quick_steps_is_seen_by_their_time(simulated, start, monkey
     assert info.value.kind == FailureKind.TIMEOUT
     assert info.value.phase == "steps"
     allowed = max(1.0, 2.0 * worker._slowest_step)
-    assert allowed < client.STEP_SECONDS
+    assert allowed < client.FIRST_STEP_TIMEOUT_SECONDS
     assert f"no progress for {allowed:.0f} s" in info.value.message
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf"])
 def test_patience_that_is_no_number_is_refused(text: str, monkeypatch) -> None:
-    monkeypatch.setenv(PATIENCE, text)
-    with pytest.raises(UsageError, match=PATIENCE):
-        patience()
+    monkeypatch.setenv(PATIENCE_VARIABLE, text)
+    with pytest.raises(UsageError, match=PATIENCE_VARIABLE):
+        patience_factor()
 
 
 def test_patience_is_one_by_default(monkeypatch) -> None:
-    monkeypatch.delenv(PATIENCE, raising=False)
-    assert patience() == 1.0
+    monkeypatch.delenv(PATIENCE_VARIABLE, raising=False)
+    assert patience_factor() == 1.0
 
 
 def test_the_hint_to_os_exit(tmp_path: Path, start) -> None:

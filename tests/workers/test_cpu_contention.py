@@ -9,7 +9,7 @@ import pytest
 
 from autoprec.backends.protocol import DeviceMemory
 from autoprec.workers import cpu_contention
-from autoprec.workers.cpu_contention import ContentionMonitor, Neighbours, said_of_others
+from autoprec.workers.cpu_contention import ContentionMonitor, ProcessorShare, warn_of_other_users
 
 
 class Clock:
@@ -41,7 +41,7 @@ def write(proc: Path, busy: tuple[int, int], own: dict[int, int]) -> None:
 
 def shares(machine: tuple[Path, Clock], used: int, own: int) -> float | None:
     proc, clock = machine
-    watch = Neighbours(proc)
+    watch = ProcessorShare(proc)
     write(proc, (0, 0), {os.getpid(): 0, 77: 0})
     watch.start([77])
     clock.now = 1.0
@@ -61,7 +61,7 @@ def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
     machine: tuple[Path, Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, clock = machine
-    monkeypatch.setattr(cpu_contention, "Neighbours", lambda: Neighbours(proc))
+    monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(proc))
     watch = ContentionMonitor(lambda said: None)
     pids = [77]
     write(proc, (0, 0), {os.getpid(): 0, 77: 500})
@@ -80,7 +80,7 @@ def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
-    watch = Neighbours(tmp_path)
+    watch = ProcessorShare(tmp_path)
     watch.start([])
     assert watch.share([]) is None
 
@@ -89,7 +89,7 @@ def test_a_busy_neighbour_is_named_once_and_the_worst_remembered(
     machine: tuple[Path, Clock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, clock = machine
-    monkeypatch.setattr(cpu_contention, "Neighbours", lambda: Neighbours(proc))
+    monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(proc))
     said: list[str] = []
     watch = ContentionMonitor(said.append)
     for used in (20, 80, 60):
@@ -107,10 +107,10 @@ GIB = 2**30
 
 @pytest.mark.parametrize("others", [0, GIB // 2, GIB])
 def test_a_desktop_on_an_accelerator_is_nothing_to_speak_of(others: int) -> None:
-    assert said_of_others(DeviceMemory(free=20 * GIB, others=others)) == ""
+    assert warn_of_other_users(DeviceMemory(free=20 * GIB, others=others)) == ""
 
 
 def test_who_holds_an_accelerators_memory_is_told_with_what_is_left() -> None:
-    said = said_of_others(DeviceMemory(free=20 * GIB, others=60 * GIB))
+    said = warn_of_other_users(DeviceMemory(free=20 * GIB, others=60 * GIB))
     assert said.startswith("other processes hold 60.0 GiB of this device")
     assert "20.0 GiB that are free" in said

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from autoprec.errors import TaskError, UsageError, UserCodeError
-from autoprec.workers.task_file import check_task_path, is_ours, load_task, task_digest, user_frames
+from autoprec.workers.task_file import (
+    check_task_path,
+    load_task,
+    raised_by_autoprec,
+    task_digest,
+    user_frames,
+)
 
 GOOD = """
 def build_model():
@@ -315,7 +321,7 @@ def test_a_folder_whose_name_begins_like_ours_is_the_users() -> None:
     code = compile("1 / 0", name, "exec")
     error = caught(lambda: exec(code))
     assert f'File "{name}"' in user_frames(error)
-    assert not is_ours(error)
+    assert not raised_by_autoprec(error)
 
 
 def test_of_a_frameworks_frames_only_the_last_is_shown() -> None:

@@ -21,8 +21,8 @@ from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingB
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.records import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
@@ -43,7 +43,7 @@ class SimulatedBackend:
     builds = ""
 
     def versions(self) -> Mapping[str, str]:
-        """A version of its own, so that profiles can be told apart."""
+        """Return a version of its own, so that profiles can be told apart."""
         return {"python": platform.python_version(), "simulated": "1.0"}
 
     def owns(self, model: object) -> bool:
@@ -51,31 +51,31 @@ class SimulatedBackend:
         return isinstance(model, SimulatedModel)
 
     def devices(self) -> Iterable[str]:
-        """The CPU, which is all it needs."""
+        """Return the CPU, which is all it needs."""
         return ["cpu"]
 
     def trains_on(self) -> Iterable[DeviceKind]:
-        """Any: it only pretends."""
+        """Return every kind: it only pretends."""
         return tuple(DeviceKind)
 
     def built_for(self) -> Iterable[DeviceKind]:
-        """None: it has no use for an accelerator."""
+        """Return none: it has no use for an accelerator."""
         return ()
 
     def observe(self, device: str) -> Observation | None:
-        """Nothing: there is no device."""
+        """Return nothing: there is no device."""
         return None
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """Nothing is simulated of other processes."""
+        """Return nothing: other processes' memory is not simulated."""
         return None
 
     def shortcoming(self, device: str) -> str:
-        """None."""
+        """Say that nothing is missing."""
         return ""
 
     def device_of(self, model: object) -> str:
-        """Everything simulated is on the CPU."""
+        """Return the CPU, where everything simulated is."""
         return "cpu"
 
     def describe(
@@ -183,12 +183,12 @@ class SimulatedSession:
         )
 
     def close(self) -> None:
-        """Give back what was really taken."""
+        """Free what was really allocated."""
         self._held = None
 
 
 def _take(count: int) -> list[bytearray]:
-    """So many bytes of memory, every page of it written on."""
+    """Allocate `count` bytes and write to every page."""
     block = 2**24
     held = []
     for _ in range(-(-count // block)):
@@ -218,27 +218,27 @@ class SimulatedTracer:
         losses = self._losses(0, steps, 1.0)
         made = range(1, steps + 1)
         if settle:
-            steps = next(n for n in made if proof_steps.ends(losses[:n], steps))
+            steps = next(n for n in made if proof_steps.has_ended(losses[:n], steps))
         self._checkpoints = tuple(step for step in checkpoints if step < steps)
         return Trajectory(losses[:steps], seed=0)
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """See `Tracer.shadow`."""
         self._report("trace", 0)
         rounding = _ROUNDING.get(recipe.policy, 2e-3)
         if self._fails(recipe, self._model.nonfinite):
-            return tuple(ShadowPoint(step, None, 1.0, None) for step in self._checkpoints)
+            return tuple(StepComparison(step, None, 1.0, None) for step in self._checkpoints)
         factor = 1.5 if self._breaks(recipe) else 1.0 + rounding
         error = 0.9 if self._breaks(recipe) else 5 * rounding
         return tuple(
-            ShadowPoint(step, factor * self._loss(0, step), self._loss(0, step), error)
+            StepComparison(step, factor * self._loss(0, step), self._loss(0, step), error)
             for step in self._checkpoints
         )
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """See `Tracer.noise`."""
         return tuple(
-            NoisePoint(step, self._loss(0, step) * (1 + 1e-3), self._loss(0, step))
+            NoisyStep(step, self._loss(0, step) * (1 + 1e-3), self._loss(0, step))
             for step in self._checkpoints
             for _ in range(draws)
         )

@@ -52,7 +52,7 @@ class SimulatedModel:
     allocate: bool = False
 
     def step_seconds(self, policy: str, batch: int, layout: str, compiled: bool) -> float:
-        """What one micro-batch takes, without noise."""
+        """Return the seconds of one micro-batch, without noise."""
         overhead = self.overhead.get(policy, self.overhead["float32"])
         each = self.per_sample.get(policy, self.per_sample["float32"])
         seconds = overhead + each * batch
@@ -61,5 +61,5 @@ class SimulatedModel:
         return seconds * (self.compiled if compiled else 1.0)
 
     def peak_bytes(self, batch: int) -> int:
-        """Peak memory at a micro-batch."""
+        """Return the peak memory of a micro-batch."""
         return self.base_bytes + self.bytes_per_sample * batch

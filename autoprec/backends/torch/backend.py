@@ -21,7 +21,7 @@ class TorchBackend:
     builds = "https://pytorch.org/get-started/locally"
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of Python and torch, and of CUDA or ROCm where torch was built with it."""
+        """Return the versions of Python, torch, and CUDA or ROCm where torch was built with it."""
         found = {"python": platform.python_version(), "torch": str(torch.__version__)}
         if torch.version.cuda:
             found["cuda"] = str(torch.version.cuda)
@@ -34,7 +34,7 @@ class TorchBackend:
         return isinstance(model, torch.nn.Module)
 
     def devices(self) -> Iterable[str]:
-        """Accelerators torch can use here, then the CPU."""
+        """List the accelerators torch can use here, then the CPU."""
         found = []
         if torch.cuda.is_available():
             found.append("cuda")
@@ -45,7 +45,7 @@ class TorchBackend:
         return [*found, "cpu"]
 
     def trains_on(self) -> Iterable[DeviceKind]:
-        """All but TPUs."""
+        """List every kind but TPUs."""
         return tuple(kind for kind in DeviceKind if kind is not DeviceKind.TPU)
 
     def built_for(self) -> Iterable[DeviceKind]:
@@ -55,13 +55,13 @@ class TorchBackend:
         return built_for()
 
     def observe(self, device: str) -> Observation | None:
-        """The properties torch knows of a CUDA, ROCm or Intel GPU."""
+        """Return the properties torch knows of a CUDA, ROCm or Intel GPU."""
         from autoprec.backends.torch.measure import devices
 
         return devices.observe(devices.resolve_device(device))
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """What is free on an accelerator, by its own module of torch."""
+        """Read what is free on an accelerator from its own module of torch."""
         from autoprec.backends.torch.measure import devices
 
         found = devices.resolve_device(device)
@@ -69,7 +69,7 @@ class TorchBackend:
         return None if free is None else DeviceMemory(free, devices.used_by_others(found) or 0)
 
     def shortcoming(self, device: str) -> str:
-        """A CPU's 16-bit products are oneDNN's: a build may be without it, a script too."""
+        """Say whether oneDNN, which has a CPU's 16-bit products, is missing or switched off."""
         if torch.device(device).type != "cpu":
             return ""
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ class TorchBackend:
         return "" if torch.backends.mkldnn.enabled else "torch.backends.mkldnn.enabled is False"
 
     def device_of(self, model: object) -> str:
-        """The device of the model's first parameter; the CPU for one without parameters."""
+        """Return the device of the model's first parameter; the CPU for one without parameters."""
         first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
         return "cpu" if first is None else str(first.device)
 

@@ -13,7 +13,7 @@ Clip = Callable[[Sequence[torch.optim.Optimizer]], object]
 
 @contextmanager
 def put_aside(parameters: Iterable[torch.nn.Parameter], *, copied: bool) -> Iterator[None]:
-    """Keep the gradients of these parameters as they are, whatever a backward pass adds to them.
+    """Preserve the gradients of these parameters over a backward pass that adds to them.
 
     What it adds is dropped, and not left out by `inputs=`: DistributedDataParallel waits for every
     gradient, and reentrant checkpoints give none to chosen inputs. With `copied` they are kept as
@@ -40,19 +40,19 @@ class Accumulation:
         self._clips: dict[int, tuple[Sequence[torch.optim.Optimizer], Clip]] = {}
 
     def count(self, optimizer: torch.optim.Optimizer | None) -> int:
-        """Micro-batches whose gradients wait for this optimizer's step."""
+        """Count the micro-batches whose gradients wait for this optimizer's step."""
         return self._counts.get(id(optimizer), 0)
 
     def most(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
-        """The largest count among these."""
+        """Return the largest count among these optimizers."""
         return max(self.count(each) for each in optimizers or (None,))
 
     def due(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        """Whether each of these has all its micro-batches."""
+        """Return whether each of these optimizers has all its micro-batches."""
         return all(self.count(each) >= self._steps for each in optimizers or (None,))
 
     def add(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Count a micro-batch for each of these."""
+        """Count a micro-batch for each of these optimizers."""
         for each in optimizers or (None,):
             self._counts[id(each)] = self.count(each) + 1
 
@@ -63,19 +63,19 @@ class Accumulation:
         self._clips[id(name)] = (optimizers, clip)
 
     def clip_now(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Clip these as it was asked for."""
+        """Clip the gradients of these optimizers as `clip_later` was told."""
         for owners, clip in self._clips.values():
             own = [each for each in owners if any(each is one for one in optimizers)]
             if own:
                 clip(own)
 
     def stepped(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Start anew for these."""
+        """Forget the counts and clips of these optimizers."""
         for each in (*optimizers, None):
             self._counts.pop(id(each), None)
             self._clips.pop(id(each), None)
 
     def clear(self) -> None:
-        """Start anew for all."""
+        """Forget all counts and clips."""
         self._counts.clear()
         self._clips.clear()

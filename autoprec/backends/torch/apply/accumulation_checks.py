@@ -28,7 +28,7 @@ class BetweenBackwards:
         parameters: Sequence[torch.nn.Parameter],
         optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
-        """Remember a gradient, and the learning rates, after a backward pass for `optimizers`."""
+        """Record a gradient and the learning rates after a backward pass for `optimizers`."""
         held = next((p.grad for p in parameters if p.grad is not None), None)
         version = None if held is None else held._version
         self._left[_name(optimizers)] = _Left(parameters, version, _rates(optimizers))
@@ -68,7 +68,7 @@ class _Left:
     rates: list[object]
 
     def is_cleared(self) -> bool:
-        """Whether all gradients are gone, or were made zero; clipping writes to them, too."""
+        """Return whether all gradients are None or zero; clipping writes to them, too."""
         grads = [p.grad for p in self.parameters if p.grad is not None]
         if self.version is None or (grads and grads[0]._version == self.version):
             return False
@@ -84,6 +84,6 @@ def _values(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _rates(optimizers: Sequence[torch.optim.Optimizer]) -> list[object]:
-    """The learning rates that are plain numbers: to compare tensors would wait for the device."""
+    """List the learning rates that are plain numbers: comparing tensors waits for the device."""
     rates = (group.get("lr") for each in optimizers for group in each.param_groups)
     return [rate for rate in rates if not isinstance(rate, torch.Tensor)]

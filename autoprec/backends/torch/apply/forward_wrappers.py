@@ -41,7 +41,7 @@ class ForwardWrapper:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """What `inspect.signature` should look at."""
+        """Return what `inspect.signature` should look at."""
         return self.inner or types.MethodType(type(self.module).forward, self.module)
 
 
@@ -59,7 +59,7 @@ def installed(module: nn.Module) -> Iterator[ForwardWrapper]:
 
 
 def uninstall(module: nn.Module, owners: Container[str]) -> None:
-    """Take the wrappers of these owners off `module`; the others, and what was there, stay."""
+    """Remove the wrappers of these owners from `module`; others, and an earlier forward, stay."""
     wrappers = list(installed(module))
     kept = [wrapper for wrapper in wrappers if wrapper.owner not in owners]
     if len(kept) == len(wrappers):

@@ -40,7 +40,7 @@ class FusedOptimizers:
         return tuple(skipped)
 
     def undo(self) -> None:
-        """Give the groups back what they held."""
+        """Restore the groups' own settings."""
         for hook in self._hooks:
             hook.remove()
         for optimizer, groups in self._before:
@@ -51,7 +51,7 @@ class FusedOptimizers:
 
 
 def fusable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether fused kernels exist for `optimizer` and it was not told which kernels to use."""
+    """Return whether `optimizer` can be fused and was not told which kernels to use."""
     told = any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
     return not told and not _why_not(optimizer)
 

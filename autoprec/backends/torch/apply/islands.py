@@ -31,7 +31,7 @@ UNCALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def suspended(device_type: str) -> bool:
-    """Whether the code running now is an island's own."""
+    """Return whether the code running now is an island's own."""
     return not torch.is_autocast_enabled(device_type) and not torch.is_autocast_cache_enabled()
 
 

@@ -106,7 +106,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
             self.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Step `optimizer` unless its gradients are not finite, and remember which it was.
+        """Step `optimizer` unless its gradients are not finite, and remember whether it stepped.
 
         An optimizer none of whose parameters has a gradient is left alone; torch's scaler raises
         an AssertionError there.
@@ -179,7 +179,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
 
     @property
     def _step_number(self) -> int:
-        """The number, from 0, of the optimizer step under way."""
+        """Return the number, from 0, of the current optimizer step."""
         return self.counts.steps + self.counts.skipped
 
     def _follow_drop(self) -> None:

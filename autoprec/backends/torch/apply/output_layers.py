@@ -126,7 +126,7 @@ def _parts(value: ast.expr, assigned: dict[str, ast.expr]) -> Iterator[ast.expr]
 
 
 def _is_activation(value: ast.expr) -> bool:
-    """Whether this is a call of softmax and the like: as a function or as a tensor's method."""
+    """Return whether this calls softmax or the like, as a function or as a tensor's method."""
     if not isinstance(value, ast.Call):
         return False
     name = value.func.attr if isinstance(value.func, ast.Attribute) else None

@@ -20,12 +20,12 @@ from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper
 
 
 def missing(size: int, multiple: int) -> int:
-    """How much `size` lacks to the next multiple."""
+    """Return how much `size` lacks to the next multiple."""
     return -size % multiple
 
 
 def aligned(size: int, multiple: int) -> int:
-    """The next multiple at or above `size`."""
+    """Round `size` up to a multiple."""
     return size + missing(size, multiple)
 
 

@@ -97,21 +97,21 @@ class Precision:
 
     @property
     def policy(self) -> Policy:
-        """The precision choice; `policy.compute_dtype` and `policy.variable_dtype` say more."""
+        """Return the recipe's policy, with its `compute_dtype` and `variable_dtype`."""
         return self.recipe.policy
 
     @property
     def batch_size(self) -> int:
-        """Samples of one micro-batch on one device: what the loader should yield."""
+        """Return the samples of one micro-batch on one device: what the loader should yield."""
         return self.recipe.batch_size
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches whose gradients one optimizer step averages."""
+        """Return the number of micro-batches whose gradients one optimizer step averages."""
         return self.recipe.accumulation_steps
 
     def updates_in(self, micro_batches: int) -> int:
-        """How often the weights are updated in an epoch of so many micro-batches.
+        """Return how often the weights are updated in an epoch of `micro_batches`.
 
         `epochs * precision.updates_in(len(loader))` is what a scheduler that counts steps wants.
         """
@@ -135,7 +135,7 @@ class Precision:
             self._at_the_last = False
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """A context for the forward pass: autocast by the policy, off where that is float32.
+        """Return the forward pass's context: autocast by the policy, off where that is float32.
 
         A model under DistributedDataParallel does not synchronise gradients in the micro-batches
         before the boundary: DDP reads that in the forward pass, so this context is enough.
@@ -153,7 +153,7 @@ class Precision:
         return stack
 
     def _cast(self) -> AbstractContextManager[Any]:
-        """Autocast by the policy; nothing at all in float32 outside of somebody's autocast."""
+        """Return autocast by the policy; an empty context in float32 outside of any autocast."""
         if self._dtype is None and not torch.is_autocast_enabled(self._device_type):
             return _NOTHING
         return torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
@@ -164,7 +164,7 @@ class Precision:
             return self._model(*args, **kwargs)
 
     def float32(self) -> AbstractContextManager[Any]:
-        """A context in which autocast is off, for a loss or metric that needs full precision."""
+        """Return a context without autocast, for a loss or metric that needs full precision."""
         return torch.autocast(self._device_type, self._dtype, enabled=False)
 
     def compute_loss(self, loss_fn: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
@@ -177,7 +177,7 @@ class Precision:
             return loss_fn(*(to_float32(arg) for arg in args))
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """The model's own `no_sync()` (DistributedDataParallel), or a context that does nothing."""
+        """Return the model's own `no_sync()` (DistributedDataParallel), else an empty context."""
         return no_sync(self._ddps or (self._model,))
 
     # Backward ----------------------------------------------------------------------------------
@@ -238,11 +238,11 @@ class Precision:
 
     @property
     def on_boundary(self) -> bool:
-        """Whether the next `step()` updates the weights."""
+        """Return whether the next `step()` updates the weights."""
         return self._accumulation.due(self.optimizers)
 
     def _chosen(self, optimizer: torch.optim.Optimizer | None) -> tuple[torch.optim.Optimizer, ...]:
-        """The optimizer that was named, else all of them."""
+        """Return the optimizer that was named, else all of them."""
         if optimizer is None:
             return self.optimizers
         if not any(each is optimizer for each in self.optimizers):
@@ -253,12 +253,12 @@ class Precision:
         return (optimizer,)
 
     def _others(self, chosen: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
-        """Parameters of the other optimizers alone."""
+        """List the parameters that only the other optimizers have."""
         own = {id(p) for p in _parameters(chosen)}
         return [p for p in _parameters(self.optimizers) if id(p) not in own]
 
     def _mid_way_next(self) -> bool:
-        """Whether the micro-batch about to run is not the last one before a boundary.
+        """Return whether the micro-batch about to run is not the last one before a boundary.
 
         Only where `backward` counts them: an AMP loop that calls the scaler itself has boundaries
         of its own.
@@ -329,7 +329,7 @@ class Precision:
             self.scaler.unscale_once_(optimizer)
 
     def _check_use(self, method: str) -> None:
-        """Raise where it is not known whose gradients there are, or of how many micro-batches."""
+        """Raise `UsageError` where `backward` never ran, or where there is no optimizer."""
         if not self._seen_backward:
             raise UsageError(
                 f"precision.{method}() was called, but precision.backward(loss) never was: call it "
@@ -356,7 +356,7 @@ class Precision:
         return self.step()
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """On the boundary: step the optimizers, update the scale once, zero their gradients.
+        """Step the optimizers, update the scale once and zero the gradients, on the boundary.
 
         The last micro-batch that `batches` yields is a boundary, too, as `flush()` makes one. With
         an `optimizer` that one alone is stepped and its gradients zeroed; the scale is updated
@@ -429,27 +429,27 @@ class Precision:
 
     @property
     def counts(self) -> StepCounts:
-        """Steps, skips and scale changes so far, as numbers."""
+        """Return the numbers of steps, skips and scale changes so far."""
         return self.scaler.counts
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that changed weights."""
+        """Return the number of optimizer steps that changed weights."""
         return self.counts.steps
 
     @property
     def skipped(self) -> int:
-        """Optimizer steps thrown away because gradients were not finite."""
+        """Return the number of optimizer steps skipped because gradients were not finite."""
         return self.counts.skipped
 
     @property
     def scale_changes(self) -> int:
-        """How often the loss scale was halved or doubled."""
+        """Return how often the loss scale was halved or doubled."""
         return self.counts.scale_drops + self.counts.scale_growths
 
     @property
     def nonfinite_losses(self) -> int:
-        """Losses given to `backward` that were inf or NaN; waits for an accelerator."""
+        """Count the losses given to `backward` that were inf or NaN; wait for an accelerator."""
         return self._losses.count(self._step_number)
 
     @property
@@ -457,7 +457,7 @@ class Precision:
         return self.steps + self.skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scale, its growth counter and the counts, as plain values.
+        """Return the loss scale, its growth counter and the counts, as plain values.
 
         Save it on a boundary: gradients accumulated so far are not part of it.
         """
@@ -484,11 +484,11 @@ class Precision:
 
 
 def _parameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
-    """The optimizers' parameters, each once."""
+    """List the optimizers' parameters, each once."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     return list({id(p): p for group in groups for p in group["params"]}.values())
 
 
 def _loss_scale(recipe: Recipe) -> LossScale | None:
-    """The recipe's loss scale where its policy needs one; the default where it names none."""
+    """Return the recipe's loss scale, or the default, where the policy needs one."""
     return (recipe.loss_scale or LossScale()) if recipe.policy.needs_loss_scale else None

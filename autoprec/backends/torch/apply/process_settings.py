@@ -59,7 +59,7 @@ _ONE_SETTING = frozenset({"matmul_precision", "matmul_tf32"})
 
 
 def release_globals(model: nn.Module | None = None) -> None:
-    """Take back what `model`'s recipe set, and what recipes of models set that are gone.
+    """Undo what the recipes of `model`, and of models that no longer exist, have set.
 
     A setting that somebody has changed since is theirs and stays; one that another model's recipe
     wants too stays for that one.
@@ -194,7 +194,7 @@ _PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
 
 
 def _readings() -> dict[str, Any]:
-    """Every setting there is, the older API's first: what it writes changes the newer one's."""
+    """Read every setting, the older API's first: what it writes changes the newer one's."""
     return {setting: _read(setting) for setting in (*_READ, *_PRECISIONS)}
 
 

@@ -107,7 +107,7 @@ def operate(
 
 
 def _mode(mode: str, backend: object) -> str | None:
-    """Modes are Inductor's; "default" is how torch.compile spells none."""
+    """Return the mode for torch.compile: only Inductor has any, and "default" means none."""
     return mode if backend == "inductor" and mode != "default" else None
 
 
@@ -131,12 +131,12 @@ def restore(model: nn.Module) -> None:
 
 
 def operation_on(model: nn.Module) -> object | None:
-    """What stands for the last operation on `model`, to tell it from others; None: it is undone."""
+    """Return a token of the last surgery on `model`; None where that is undone."""
     return _UNDO.get(unwrap(model))
 
 
 def _others(module: nn.Module) -> set[str]:
-    """The owners of wrappers on `module` whose models are in use and really hold it.
+    """Return the owners of wrappers on `module` whose models are alive and really hold it.
 
     A copy of a model carries the wrappers' names along, but is not held by the model they name.
     """

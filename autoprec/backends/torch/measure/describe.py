@@ -112,7 +112,7 @@ def describe(
 def _one_step(
     task: Task, model: nn.Module, optimizer: Any, batch: Any, device: str
 ) -> tuple[float, float]:
-    """Seconds of a second optimizer step (the first one warms up), and the optimizer's share.
+    """Time a second optimizer step (the first one warms up), and the optimizer's share of it.
 
     The share is 0 where fused kernels are not to be tried.
     """
@@ -132,7 +132,7 @@ def _one_step(
 
 
 def _state_bytes(optimizer: Any) -> int:
-    """The bytes that an optimizer keeps beside the weights, once it has stepped."""
+    """Count the bytes of an optimizer's state after a step."""
     kept = tensors_in([dict(state) for state in getattr(optimizer, "state", {}).values()])
     return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 

@@ -36,7 +36,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def built_for() -> tuple[DeviceKind, ...]:
-    """The kinds of accelerator that this build of torch is for, whether they are here or not."""
+    """List the kinds of accelerator that this build of torch supports, present or not."""
     built = {
         DeviceKind.CUDA: torch.version.cuda is not None,
         DeviceKind.ROCM: torch.version.hip is not None,
@@ -53,14 +53,14 @@ def synchronize(device: torch.device) -> None:
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether the device computes in float64: Metal never does, of Intel's GPUs not all do."""
+    """Return whether the device computes in float64: Metal never does, some Intel GPUs do."""
     if device.type == "xpu":
         return bool(torch.xpu.get_device_properties(device).has_fp64)
     return device.type != "mps"
 
 
 def observe(device: torch.device) -> Observation | None:
-    """What torch says of a GPU; None for a device it has no properties of."""
+    """Return what torch says of a GPU; None for a device it has no properties of."""
     if device.type not in ("cuda", "xpu"):
         return None
     found: Any = _books(device).get_device_properties(device)
@@ -82,7 +82,7 @@ def observe(device: torch.device) -> Observation | None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes this process may have on an accelerator: what is free, and what it holds already.
+    """Return the bytes this process may have on an accelerator: free, or its own already.
 
     The caching allocator's own blocks do not count as free for the driver, but serve the next
     tensor. None for the CPU, and where the kind does not tell.
@@ -100,7 +100,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def used_by_others(device: torch.device) -> int | None:
-    """Bytes on an accelerator that other processes, and the driver, hold; None where unknown."""
+    """Return the bytes that other processes and the driver hold; None where unknown."""
     if device.type not in ("cuda", "xpu"):
         return None
     free = free_bytes(device)
@@ -108,7 +108,7 @@ def used_by_others(device: torch.device) -> int | None:
 
 
 def limit_memory(device: torch.device) -> None:
-    """Make too much of a device's free memory an exception before the device runs full."""
+    """Limit this process's memory, so that it gets an exception before the device is full."""
     free = free_bytes(device)
     if free is None:
         return
@@ -123,7 +123,7 @@ def limit_memory(device: torch.device) -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Count the peak of an accelerator's memory anew."""
+    """Restart the count of an accelerator's peak memory."""
     if device.type in ("cuda", "xpu"):
         _books(device).reset_peak_memory_stats(device)
     elif device.type == "mps":
@@ -131,20 +131,20 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory held on an accelerator since `reset_peak`, cached blocks included."""
+    """Return the peak memory on an accelerator since `reset_peak`, cached blocks included."""
     if device.type == "mps":
         return int(torch.mps.driver_allocated_memory())
     return int(_books(device).max_memory_reserved(device))
 
 
 def empty_cache(device: torch.device) -> None:
-    """Give freed memory back to an accelerator's driver; the CPU caches none."""
+    """Return freed memory to an accelerator's driver; the CPU caches none."""
     if device.type != "cpu":
         _books(device).empty_cache()
 
 
 def event_maker(device: torch.device) -> Callable[[], Any] | None:
-    """What makes a timing event on the device's stream; None where steps are timed by the clock."""
+    """Return what makes timing events on the device's stream; None where there are none."""
     if device.type not in ("cuda", "xpu"):
         return None
     event = _books(device).Event

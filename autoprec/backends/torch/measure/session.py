@@ -91,7 +91,7 @@ class TorchSession:
         check_compiled(self._recipe)
 
     def _fetch(self, seed: int) -> tuple[list[Any], float]:
-        """A few full batches on the device, and the loader's seconds for one."""
+        """Put a few full batches on the device; return them and the loader's seconds for one."""
         found: list[Any] = []
         seconds: list[float] = []
         samples = Samples()
@@ -116,7 +116,7 @@ class TorchSession:
         return found, sum(later) / len(later)
 
     def _step(self) -> None:
-        """One optimizer update with all its micro-batches."""
+        """Run one optimizer update with all its micro-batches."""
         for _ in range(self._recipe.accumulation_steps):
             loss = compute_loss(self._task, self._model, next(self._cycle), self._precision)
             self._precision.backward(loss)
@@ -160,7 +160,7 @@ class TorchSession:
         )
 
     def _timer(self) -> Callable[[int], list[float]]:
-        """What times so many steps: by events on the device's stream, else by the clock."""
+        """Return a function that times `count` steps: by the device's events, else by the clock."""
 
         def synchronize() -> None:
             devices.synchronize(self._device)
@@ -183,7 +183,7 @@ class TorchSession:
         return devices.peak_bytes(self._device)
 
     def close(self) -> None:
-        """Give back the memory and the process-global settings."""
+        """Free the memory and restore the process-wide settings."""
         for name in ("_model", "_precision", "_batches", "_cycle", "_finite"):
             self.__dict__.pop(name, None)
         self._globals.close()
@@ -193,7 +193,7 @@ class TorchSession:
 
 
 def _chunk(times: Sequence[float]) -> int:
-    """How many steps to time before looking again: one while they are slow, more when fast."""
+    """Return how many steps to time before the next check: one if they are slow, else more."""
     if not times or times[-1] > 0.05:
         return 1
     return min(_CHUNK, max(1, math.ceil(0.05 / max(times[-1], 1e-6))))
@@ -217,7 +217,7 @@ def _event_times(
     count: int,
     event: Callable[[], Any],
 ) -> list[float]:
-    """Seconds between events around each step; the device is waited for once, at the end."""
+    """Time steps by events around each; wait for the device once, at the end."""
     marks = [event() for _ in range(count + 1)]
     marks[0].record()
     for mark in marks[1:]:

@@ -82,7 +82,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _is_fixed(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a weight, or shaped as one's gradient is, no size of it the batch's."""
+        """Return whether it is a weight, or has a weight gradient's shape without a batch size."""
         if tuple(sorted(tensor.shape)) in self._gradients:
             return True
         return tensor.untyped_storage().data_ptr() in self._weights
@@ -91,7 +91,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def kernels(
     task: Task, model: nn.Module, batch: Any, seed: int, samples: int
 ) -> tuple[Kernel, ...]:
-    """What one forward and backward pass runs."""
+    """List the kernels that one forward and backward pass runs."""
     watch = _Kernels(model, samples)
     with watch:
         passed(task, model, batch, seed)

@@ -30,7 +30,7 @@ class XpuDevice:
 
 
 def told(index: int) -> XpuDevice:
-    """What torch tells of one of its devices."""
+    """Return what torch tells of one of its devices."""
     found = torch.xpu.get_device_properties(index)
     device_id = int(getattr(found, "device_id", 0))
     uuid = bytes(getattr(getattr(found, "uuid", None), "bytes", ()))
@@ -39,7 +39,7 @@ def told(index: int) -> XpuDevice:
 
 
 def _address(uuid: bytes, device_id: int) -> str:
-    """The address in a UUID; of a tile with its number."""
+    """Decode the PCI address in a UUID, with the tile's number where it is a tile's."""
     if len(uuid) != _UUID.size:
         return ""
     vendor, device, _, domain, bus, slot, function, part = _UUID.unpack(uuid)
@@ -50,7 +50,7 @@ def _address(uuid: bytes, device_id: int) -> str:
 
 
 def matching(devices: Sequence[XpuDevice], wanted: str) -> int | None:
-    """Which of torch's devices is the one that a placement names; None where it is none of them."""
+    """Find which of torch's devices a placement names; None where it is none of them."""
     number, pci, address = (*wanted.split(), "", "")[:3]
     index = int(number)
     same = [i for i, each in enumerate(devices) if each.pci == pci or not (each.pci and pci)]
@@ -62,7 +62,7 @@ def matching(devices: Sequence[XpuDevice], wanted: str) -> int | None:
 
 
 def placed() -> int | None:
-    """Put this process on the GPU it was told, and return torch's number of it.
+    """Put this process on the GPU it was assigned, and return torch's index of it.
 
     The current one where it was told none; None where torch does not list it.
     """

@@ -38,7 +38,7 @@ def digest(batch: Any) -> str:
 
 
 def _strided(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The plain tensors that a nested or a sparse one consists of."""
+    """Return the plain tensors that a nested or sparse one consists of."""
     if tensor.is_nested:
         return tensor.unbind()
     if tensor.is_sparse:
@@ -78,7 +78,7 @@ class BatchStream:
         return batch
 
     def held(self, count: int) -> Iterator[Any]:
-        """Copies of the first batches, at most so many, as far as they are kept in memory."""
+        """Copy the first batches, at most `count`, as far as they are kept in memory."""
         return (copy.deepcopy(batch) for batch in self._kept[:count])
 
     def close(self) -> None:

@@ -50,11 +50,11 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def values(self) -> list[float]:
-        """The magnitudes in the order of the operators."""
+        """Return the magnitudes in the order of the operators."""
         return torch.stack(self.found).tolist() if self.found else []
 
     def summary(self) -> tuple[float | None, bool]:
-        """The largest of all, None where it is not finite or there is none; and whether it is."""
+        """Return the largest magnitude (None: not finite, or none), and whether any overflowed."""
         values = self.values()
         if not all(math.isfinite(value) for value in values):
             return None, True
@@ -98,7 +98,7 @@ class Exponents:
         return mode.values()
 
     def histogram(self) -> ExponentHistogram:
-        """What was gathered; shares sum to one."""
+        """Return the histogram gathered so far; shares sum to one."""
         total = sum(self._counts.values()) or 1.0
         return ExponentHistogram(
             largest=max((_exponent(value) for value in self._largest), default=None),
@@ -110,24 +110,24 @@ class Exponents:
 
 
 def _exponent(value: float) -> int:
-    """floor(log2 value) of a positive number."""
+    """Return floor(log2 value) of a positive number."""
     return math.frexp(value)[1] - 1
 
 
 def _exponents(tensor: torch.Tensor) -> torch.Tensor:
-    """floor(log2 |x|) of every finite, non-zero element."""
+    """Return floor(log2 |x|) of every finite, non-zero element."""
     flat = _on_host(tensor).abs().flatten()
     flat = flat[torch.isfinite(flat) & (flat > 0)]
     return torch.frexp(flat).exponent - 1
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in float64 on the CPU: MPS and Arc have no float64, nor MPS frexp."""
+    """Copy the elements to the CPU in float64, which MPS and Arc lack; MPS lacks frexp, too."""
     return stored(tensor.detach()).cpu().double()
 
 
 def _shares(gradients: Sequence[torch.Tensor]) -> dict[int, float]:
-    """Exponents of all gradients, each gradient weighted by its share of the norm."""
+    """Count the exponents of all gradients, each gradient weighted by its share of the norm."""
     norms = [float(torch.linalg.vector_norm(_on_host(g))) for g in gradients]
     total = sum(norm for norm in norms if math.isfinite(norm))
     shares: dict[int, float] = {}
@@ -143,7 +143,7 @@ def _shares(gradients: Sequence[torch.Tensor]) -> dict[int, float]:
 
 
 def by_unit(trainee: Trainee, batch: Any, seed: int, scale: float) -> tuple[UnitTrace, ...]:
-    """Every module's largest exponents, and the share of its gradient float16 loses at `scale`."""
+    """Measure each unit's largest exponents, and the share of its gradient lost at `scale`."""
     forward: dict[str, float] = {}
     backward: dict[str, float] = {}
     handles = []
@@ -188,7 +188,7 @@ def _noting(into: dict[str, float], path: str) -> Callable[..., None]:
 
 
 def _catching(into: dict[str, list[torch.Tensor]], path: str) -> Callable[..., None]:
-    """Keep the gradient of a module's outputs, where they have one."""
+    """Make a hook that keeps the gradient of a module's outputs, where they have one."""
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         for leaf in tree_leaves(output):
@@ -210,7 +210,7 @@ def _known(value: float | None) -> int | None:
 
 
 def _underflow(module: nn.Module, scale: float) -> float:
-    """The share of a module's own non-zero gradient below float16's smallest number at `scale`."""
+    """Return the share of a module's own non-zero gradient that underflows float16 at `scale`."""
     found = [_exponents(p.grad) for p in module.parameters(recurse=False) if p.grad is not None]
     exponents = torch.cat(found) if found else torch.zeros(0, device="cpu")
     if exponents.numel() == 0:

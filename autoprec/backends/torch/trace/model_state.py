@@ -68,7 +68,7 @@ def gradients(model: nn.Module, divisor: float = 1.0) -> dict[str, torch.Tensor]
 
 
 def _in_full(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float32, or in the complex dtype of two of them."""
+    """Cast to float32, or to the complex dtype of two of them."""
     return tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
 
 

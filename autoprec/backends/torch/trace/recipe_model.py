@@ -30,7 +30,7 @@ class Applied(Protocol):
         """Clip on the accumulation boundary."""
 
     def step(self) -> bool:
-        """Update on the boundary; whether weights changed."""
+        """Update on the boundary; return whether weights changed."""
 
 
 @dataclass
@@ -51,14 +51,14 @@ class Trainee:
         return compute_loss(self.task, self.model, batch, self.precision)
 
     def update(self) -> bool:
-        """Clip as the task says and step; False if the update was skipped."""
+        """Clip as the task says and step; return False if the update was skipped."""
         if self.task.clip_grad_norm is not None:
             self.precision.clip_grad_norm_(self.task.clip_grad_norm)
         return self.precision.step()
 
     @property
     def scale(self) -> float:
-        """The loss scale now, 1 without one."""
+        """Return the current loss scale, 1 without one."""
         scaler = self.precision.scaler
         return 1.0 if scaler is None else float(scaler.get_scale())
 

@@ -45,8 +45,8 @@ from autoprec.core.dtypes import DType, Policy
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.records import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
@@ -97,7 +97,7 @@ class TorchTracer:
         keep = frozenset(checkpoints)
         return self._train(recipe, 0, steps, clock, plain=True, keep=keep, settle=settle)
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
         self._answer()
         points = []
@@ -110,14 +110,16 @@ class TorchTracer:
                 if kept.loss is not None and kept.gradient is not None:
                     error = gradient_error(gradient, kept.gradient)
                     largest, overflowed = (None, False) if forth is None else forth.summary()
-                    point = ShadowPoint(kept.step, loss, kept.loss, error, largest, overflowed)
+                    point = StepComparison(kept.step, loss, kept.loss, error, largest, overflowed)
                     most = None if back is None else back.summary()[0]
                     scaled = None if most is None else most / trainee.scale
                     point = replace(point, backward=scaled)
-                    points.append(point.averaged(self._further(trainee, kept), kept.further))
+                    points.append(
+                        point.with_mean_losses(self._further(trainee, kept), kept.further)
+                    )
         return tuple(points)
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """Do the same in float32 with noisy weights, `draws` times; see `Tracer.noise`."""
         self._answer()
         points = []
@@ -129,7 +131,7 @@ class TorchTracer:
                 loss, gradient = self._loss_and_gradient(trainee, kept)
                 if kept.loss is not None and kept.gradient is not None:
                     error = gradient_error(gradient, kept.gradient)
-                    points.append(NoisePoint(kept.step, loss, kept.loss, error))
+                    points.append(NoisyStep(kept.step, loss, kept.loss, error))
         return tuple(points)
 
     def trajectory(
@@ -187,7 +189,7 @@ class TorchTracer:
             if noisy:
                 add_noise(trainee.model, _NOISE_SEED + seed)
             for step in range(steps):
-                if not clock.tick() or (settle and proof_steps.ends(losses, steps)):
+                if not clock.tick() or (settle and proof_steps.has_ended(losses, steps)):
                     break
                 self._report("trajectory", step)
                 if step in keep:
@@ -215,7 +217,7 @@ class TorchTracer:
     def _step(
         self, trainee: Trainee, stream: BatchStream, micro: int, seed: int, step: int
     ) -> float | None:
-        """One optimizer step; the mean loss of its micro-batches, None where not finite."""
+        """Take one optimizer step; return its mean loss, None where that is not finite."""
         total = 0.0
         for index in range(micro):
             batch = stream.batch(step * micro + index)
@@ -235,7 +237,7 @@ class TorchTracer:
         return value if math.isfinite(value) else None
 
     def _answer(self) -> None:
-        """Know float32's loss and gradient at every checkpoint."""
+        """Compute float32's loss and gradient at every checkpoint, once."""
         if not self._checkpoints:
             raise UsageError("reference() must run, with checkpoints, before it can be compared")
         if self._answered:
@@ -265,9 +267,9 @@ class TorchTracer:
         return (value if math.isfinite(value) else None), found
 
     def _further(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
-        """The losses of further batches at a checkpoint's weights."""
+        """Compute the losses of further batches at a checkpoint's weights."""
         put_back(trainee.model, kept.state)
-        batches = self._stream(self._batch_size, 0).held(proof_steps.averaged(kept.step))
+        batches = self._stream(self._batch_size, 0).held(proof_steps.averaged_batches(kept.step))
         return tuple(
             float(trainee.loss(batch, _seed_of(0, kept.step, 1 + index)).detach())
             for index, batch in enumerate(batches)
@@ -278,7 +280,7 @@ class TorchTracer:
 
     @contextlib.contextmanager
     def _trainee(self, recipe: Recipe, seed: int, *, plain: bool = False) -> Iterator[Trainee]:
-        """A freshly built model under `recipe`; `plain` is the user's own float32 loop."""
+        """Build a new model under `recipe`; `plain` is the user's own float32 loop."""
         batch = move(self._stream(recipe.batch_size, seed).batch(0), self._device)
         with restored_globals(), compiled_throughout(recipe):
             model = build_model(self._task, self._device, self._seed + seed)
@@ -298,7 +300,7 @@ class TorchTracer:
         return StepClock(seconds, here=self._device == "cpu")
 
     def _forget_batches_but(self, batch_size: int) -> None:
-        """Give back the memory of batches of other sizes."""
+        """Free the memory of batches of other sizes."""
         for key in [key for key in self._streams if key[0] != batch_size]:
             self._streams.pop(key).close()
 
@@ -310,19 +312,19 @@ class TorchTracer:
 
 
 def _watch(recipe: Recipe) -> magnitudes.Largest | None:
-    """What looks at the float16 numbers of a pass; compiled code cannot be looked into."""
+    """Return what records a pass's float16 magnitudes; None if none, or if it is compiled."""
     if recipe.policy.compute_dtype is not DType.FLOAT16 or recipe.compile:
         return None
     return magnitudes.Largest(torch.float16)
 
 
 def _seed_of(seed: int, step: int, index: int) -> int:
-    """The seed of one micro-batch's random numbers: the same in every run that is compared."""
+    """Return the seed of one micro-batch's random numbers, the same in all compared runs."""
     return (seed * 1_000_003 + step * 1_009 + index) % 2**31
 
 
 def _in_bfloat16(recipe: Recipe) -> Recipe:
-    """The recipe with bfloat16 where it has float16: float32's range, the same tensors."""
+    """Replace float16 by bfloat16 in a recipe: the same tensors with float32's range."""
     return replace(
         recipe,
         policy=Policy.MIXED_BFLOAT16,

@@ -130,7 +130,7 @@ def _nodes(
 
 
 def _plain(here: Mapping[Place, _Node], batch_size: int) -> bool:
-    """Whether the first tensor leads with the batch size and nothing else can be meant by it."""
+    """Return whether the first tensor leads with the batch size, and nothing else can."""
     first = next((place for place, n in here.items() if n.sizes and not n.is_list), None)
     if first is None or here[first].sizes[0] != batch_size:
         return False
@@ -186,7 +186,7 @@ def _following(
 
 
 def _inside(place: Place, found: Mapping[Place, int]) -> bool:
-    """Whether `place`, or what it is in, has samples of its own."""
+    """Return whether `place`, or a container around it, has samples of its own."""
     return any(place[:depth] in found for depth in range(len(place) + 1))
 
 

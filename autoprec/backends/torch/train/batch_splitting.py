@@ -34,7 +34,7 @@ Part = tuple[Any, float, int]
 def splittable(
     task: Task, model: nn.Module, batch: Any, samples: Samples, seed: int
 ) -> tuple[bool, str]:
-    """Whether two halves' averaged gradients equal the whole batch's, dropout off; why not."""
+    """Say whether two halves' mean gradient equals the whole batch's, dropout off; else why."""
     count = samples.count(batch)
     if count < 2 or count % 2:
         return False, f"a batch of {count} samples has no halves"

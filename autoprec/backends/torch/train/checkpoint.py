@@ -25,7 +25,7 @@ _TOLD = 3
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a checkpoint's weights into `model`, in place; `TaskError` where they are not its own.
+    """Load a checkpoint's weights into `model`, in place; `TaskError` where they do not fit.
 
     Every parameter and persistent buffer must be there, and nothing else.
     """
@@ -79,7 +79,7 @@ def _read_safetensors(path: Path) -> Any:
 
 
 def _state_in(found: Any, path: Path) -> Mapping[str, torch.Tensor]:
-    """The state dict in what a file holds."""
+    """Find the state dict in a file's content."""
     inside = [found[name] for name in _NAMES if name in found] if _is_mapping(found) else []
     for state in (*inside, found):
         if _is_mapping(state) and state and any(_is_weight(value) for value in state.values()):
@@ -100,7 +100,7 @@ def _is_weight(value: Any) -> bool:
 
 
 def _unwrapped(state: Mapping[str, torch.Tensor], model: nn.Module) -> Mapping[str, torch.Tensor]:
-    """The state without what wrappers put before all of its names and the model does not have."""
+    """Strip the prefixes that wrappers put before all of a state's names."""
     own = set(model.state_dict())
     for wrapper in _WRAPPERS * 2:
         if own & set(state) or not all(name.startswith(wrapper) for name in state):

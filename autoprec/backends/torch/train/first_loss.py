@@ -61,7 +61,7 @@ def _values(grad: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _origin(task: Task, model: nn.Module, batch: Any, seed: int) -> str:
-    """Where inf or NaN is seen first: in the batch, in a module, or in the loss."""
+    """Say where inf or NaN appears first: in the batch, in a module, or in the loss."""
     names = ("inputs", "targets") if task.training_step is None else None
     for path, tensor in _named(batch, names):
         if tensor.is_floating_point() and not tensor.isfinite().all():
@@ -83,7 +83,7 @@ def _origin(task: Task, model: nn.Module, batch: Any, seed: int) -> str:
 
 
 def _named(value: Any, names: tuple[str, ...] | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a batch with their places in it: "inputs", "batch['pixels'][0]"."""
+    """Yield a batch's tensors with their paths in it: "inputs", "batch['pixels'][0]"."""
     if names is not None:
         for name, item in zip(names, value, strict=True):
             yield from _within(item, name)
@@ -100,7 +100,7 @@ def _within(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _first_module(task: Task, model: nn.Module, batch: Any, seed: int) -> str:
-    """The first module that returns what is not finite, "" where none does."""
+    """Name the first module that returns inf or NaN, "" where none does."""
     found: list[str] = []
 
     def look(path: str) -> Any:

@@ -29,7 +29,7 @@ _ROUNDED = {
 
 
 def low_precision(model: nn.Module, autocasts: set[str], device_type: str) -> str:
-    """Say what is not plain float32, empty where everything is."""
+    """Say what in the task is not plain float32; empty where everything is."""
     return "; ".join(_found(model, autocasts, device_type))
 
 
@@ -50,7 +50,7 @@ def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[
 
 
 def rounded_products(device_type: str) -> str:
-    """What the process lets float32 matrix products be rounded to; empty: to nothing."""
+    """Return what the process may round float32 matrix products to; empty where to nothing."""
     if device_type == "xpu":
         return "TF32" if getattr(torch.backends.mkldnn, "allow_tf32", False) else ""
     owner: Any = torch.backends

@@ -36,7 +36,7 @@ class RngState:
 
     @classmethod
     def capture(cls) -> RngState:
-        """Remember the present state."""
+        """Capture the present state."""
         numpy = sys.modules.get("numpy")
         return cls(
             python=random.getstate(),
@@ -46,7 +46,7 @@ class RngState:
         )
 
     def restore(self) -> None:
-        """Go back to the remembered state."""
+        """Return to the captured state."""
         random.setstate(self.python)
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
@@ -57,7 +57,7 @@ class RngState:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Work in this stream of random numbers; afterwards the outside one goes on unchanged."""
+        """Draw from this state's random numbers; afterwards the outer ones continue unchanged."""
         outside = RngState.capture()
         self.restore()
         try:
@@ -70,7 +70,7 @@ class RngState:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Put every generator back at the end to where it was at the start."""
+    """Restore every generator's state on exit."""
     state = RngState.capture()
     try:
         yield
@@ -79,7 +79,7 @@ def preserved() -> Iterator[None]:
 
 
 def _accelerator_states() -> dict[str, list[torch.Tensor]]:
-    """The states of each kind of accelerator in use, one for each device."""
+    """Return the states of each kind of accelerator in use, one for each device."""
     states = {}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state_all()

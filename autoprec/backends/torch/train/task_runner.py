@@ -210,7 +210,7 @@ _END = object()
 
 
 def _is_one_shot(data: Any) -> bool:
-    """Whether `data` can be gone through only once (a generator or another iterator)."""
+    """Return whether `data` can be iterated only once (a generator or another iterator)."""
     return hasattr(data, "__next__")
 
 

@@ -8,7 +8,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn
 
 
 def has_own_code(module: nn.Module) -> bool:
-    """Whether a module computes anything itself instead of only holding others."""
+    """Return whether a module computes anything itself instead of only holding others."""
     if isinstance(module, _CONTAINERS):
         return type(module).forward is not nn.Sequential.forward and "forward" in vars(type(module))
     return type(module).forward is not nn.Module.forward
