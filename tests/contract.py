@@ -143,7 +143,7 @@ class BackendContract:
         tracer = self.tracer(subject)
         whole = tracer.reference(batch_size=8, steps=33, checkpoints=())
         settled = tracer.reference(batch_size=8, steps=33, checkpoints=(0, 32), settle=True)
-        made = next(n for n in range(1, 34) if proof_steps.ends(whole.losses[:n], 33))
+        made = next(n for n in range(1, 34) if proof_steps.has_ended(whole.losses[:n], 33))
         assert settled.losses == whole.losses[:made]
         assert made in (30, 33)
         steps = [point.step for point in tracer.shadow(recipe=FLOAT32)]

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics.loss_scale import (
-    HIGHEST,
-    LOWEST,
+    MAX_EXPONENT,
+    MIN_EXPONENT,
     ScaleEvidence,
     growth_interval,
     initial_exponent,
     largest_safe_exponent,
-    longest_run,
-    loss_scale,
+    longest_streak,
     next_exponent,
-    objective,
-    underflow,
+    recommended_scale,
+    scale_cost,
+    underflow_share,
 )
 from autoprec.core.numerics.records import ExponentHistogram, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
@@ -39,14 +39,14 @@ def loss_scale_from_backward(
 ) -> LossScale:
     """Return the loss scale that the backward pass's magnitudes allow, without a training."""
     histogram = tracer.backward_exponents(recipe=recipe, batches=batches)
-    return loss_scale(_evidence(histogram, initial_exponent(histogram)))
+    return recommended_scale(_evidence(histogram, initial_exponent(histogram)))
 
 
 def default_loss_scale(note: str) -> tuple[LossScale, ScaleEvidence]:
     """Return the default loss scale where nothing could be measured; `note` says why."""
     histogram = ExponentHistogram(largest=None, smallest=None)
     evidence = replace(_evidence(histogram, initial_exponent(histogram)), note=note)
-    return loss_scale(evidence), evidence
+    return recommended_scale(evidence), evidence
 
 
 def tune_loss_scale(
@@ -72,15 +72,15 @@ def tune_loss_scale(
         while len(tried) < MAX_TRIALS and (proposed := next_exponent(start, tried)) is not None:
             study.enqueue_trial({"exponent": proposed})
             trial = study.ask()
-            exponent = trial.suggest_int("exponent", LOWEST, HIGHEST)
+            exponent = trial.suggest_int("exponent", MIN_EXPONENT, MAX_EXPONENT)
             run = runs[exponent] = tracer.trajectory(
                 recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
                 seed=0,
                 steps=confirmation_steps(max_steps),
             )
             skipped = len(run.skipped) / max(1, len(run.losses))
-            tried[exponent] = skipped, underflow(histogram, exponent)
-            study.tell(trial, objective(*tried[exponent]))
+            tried[exponent] = skipped, underflow_share(histogram, exponent)
+            study.tell(trial, scale_cost(*tried[exponent]))
         best = int(study.best_params["exponent"])
     finally:
         optuna.logging.set_verbosity(before)
@@ -90,7 +90,7 @@ def tune_loss_scale(
         steps=len(runs[best].losses),
         trials=len(tried),
     )
-    return loss_scale(evidence), evidence, runs[best]
+    return recommended_scale(evidence), evidence, runs[best]
 
 
 def confirmation_steps(max_steps: int) -> int:
@@ -104,7 +104,7 @@ def _growth(recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence) -> ScaleEvi
     In a real training it doubles every 2000 good steps, so overflows are as rare; a few steps show
     how many steps one of them skips.
     """
-    if evidence.exponent + GROWTH_STEPS > HIGHEST:
+    if evidence.exponent + GROWTH_STEPS > MAX_EXPONENT:
         return evidence
     growing = LossScale(initial=2.0**evidence.exponent, growth_interval=1)
     run = tracer.trajectory(
@@ -114,7 +114,7 @@ def _growth(recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence) -> ScaleEvi
     )
     if not run.skipped:
         return evidence
-    skips = longest_run(run.skipped)
+    skips = longest_streak(run.skipped)
     return replace(
         evidence,
         overflow_exponent=evidence.exponent + run.skipped[0],
@@ -129,7 +129,7 @@ def _evidence(histogram: ExponentHistogram, exponent: int) -> ScaleEvidence:
         largest_safe=largest_safe_exponent(histogram),
         largest_gradient=histogram.largest,
         smallest_gradient=histogram.smallest,
-        underflow=underflow(histogram, exponent),
+        underflow=underflow_share(histogram, exponent),
         batches=histogram.batches,
         note="" if histogram.finite else "the backward pass itself gives inf or NaN",
     )
