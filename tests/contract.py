@@ -145,7 +145,7 @@ class BackendContract:
         settled = tracer.reference(
             batch_size=8, steps=33, checkpoints=(0, 32), stop_at_plateau=True
         )
-        made = next(n for n in range(1, 34) if proof_steps.ends(whole.losses[:n], 33))
+        made = next(n for n in range(1, 34) if proof_steps.has_ended(whole.losses[:n], 33))
         assert settled.losses == whole.losses[:made]
         assert made in (30, 33)
         steps = [point.step for point in tracer.shadow(recipe=FLOAT32)]

@@ -38,14 +38,14 @@ TESTS_OF = {
     "numerics/islands": ("numerics/islands",),
     "numerics/parity": (
         *("numerics/parity", "numerics/loss_curves"),
-        *("numerics/late_breaks", "numerics/single_step"),
+        *("numerics/late_failures", "numerics/single_step"),
     ),
     "numerics/tolerance": (
         *("numerics/tolerance", "numerics/parity", "numerics/loss_curves"),
-        *("numerics/late_breaks", "numerics/single_step"),
+        *("numerics/late_failures", "numerics/single_step"),
     ),
     "numerics/single_step": ("numerics/single_step", "numerics/parity"),
-    "numerics/late_breaks": ("numerics/late_breaks", "numerics/parity"),
+    "numerics/late_failures": ("numerics/late_failures", "numerics/parity"),
     "numerics/loss_curves": ("numerics/loss_curves", "numerics/parity"),
     "numerics/proof_steps": ("numerics/proof_steps",),
 }

@@ -17,8 +17,8 @@ from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
@@ -97,13 +97,13 @@ class Tracer(Protocol):
     ) -> Trajectory:
         """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`.
 
-        With `stop_at_plateau` it ends where the loss no longer falls, by `proof_steps.ends`.
+        With `stop_at_plateau` it ends where the loss no longer falls: `proof_steps.has_ended`.
         """
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """Do the same in float32 with +-2**-9 relative noise on the weights, `draws` times."""
 
     def trajectory(

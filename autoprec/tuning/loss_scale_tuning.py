@@ -6,50 +6,58 @@ from dataclasses import replace
 
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics.loss_scale import (
-    HIGHEST,
-    LOWEST,
+    MAX_EXPONENT,
+    MIN_EXPONENT,
     ScaleEvidence,
     growth_interval,
     initial_exponent,
     largest_safe_exponent,
-    longest_run,
-    loss_scale,
+    longest_streak,
     next_exponent,
-    objective,
-    underflow,
+    recommended_scale,
+    scale_cost,
+    underflow_share,
 )
 from autoprec.core.numerics.records import ExponentHistogram, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
 
+#: Batches whose gradient magnitudes are recorded.
 HISTOGRAM_BATCHES = 8
+
+#: Steps of a training that confirms a loss scale.
 CONFIRMATION_STEPS = 100
+
+#: Loss scales that are tried at most.
 MAX_TRIALS = 4
+
+#: Steps over which the scale is doubled to see what an overflow costs.
 GROWTH_STEPS = 12
 
 
 def loss_scale_from_backward(
     recipe: Recipe, tracer: Tracer, batches: int = HISTOGRAM_BATCHES
 ) -> LossScale:
-    """The loss scale that the backward pass's magnitudes allow, without a training."""
+    """Return the loss scale that the backward pass's magnitudes allow, without a training."""
     histogram = tracer.backward_exponents(recipe=recipe, batches=batches)
-    return loss_scale(_evidence(histogram, initial_exponent(histogram)))
+    return recommended_scale(_evidence(histogram, initial_exponent(histogram)))
 
 
 def default_loss_scale(note: str) -> tuple[LossScale, ScaleEvidence]:
-    """The usual scale, where nothing could be measured; `note` says why."""
+    """Return the default loss scale where nothing could be measured; `note` says why."""
     histogram = ExponentHistogram(largest=None, smallest=None)
     evidence = replace(_evidence(histogram, initial_exponent(histogram)), note=note)
-    return loss_scale(evidence), evidence
+    return recommended_scale(evidence), evidence
 
 
 def tune_loss_scale(
-    recipe: Recipe, tracer: Tracer, *, most: int = CONFIRMATION_STEPS
+    recipe: Recipe, tracer: Tracer, *, max_steps: int = CONFIRMATION_STEPS
 ) -> tuple[LossScale, ScaleEvidence, Trajectory]:
-    """Choose the initial loss scale and confirm it by short trainings in float16; return the last.
+    """Choose the initial loss scale, confirmed by short float16 trainings; return the best's run.
 
-    Optuna holds the trials over the exponent, seeded and in memory. The analytic start is the first
-    one; where it skips no step and loses next to no gradient, it is the only one. A training takes
-    `CONFIRMATION_STEPS` steps, or twice the `most` that a proof may take.
+    Optuna keeps the trials of the exponent, seeded and in memory. The first trial is the exponent
+    that the backward pass's magnitudes allow; where it skips no step and loses next to no gradient,
+    it is the only one. A training takes `CONFIRMATION_STEPS` steps, or twice a proof's maximum
+    `max_steps` where that is less.
     """
     import optuna
 
@@ -64,15 +72,15 @@ def tune_loss_scale(
         while len(tried) < MAX_TRIALS and (proposed := next_exponent(start, tried)) is not None:
             study.enqueue_trial({"exponent": proposed})
             trial = study.ask()
-            exponent = trial.suggest_int("exponent", LOWEST, HIGHEST)
+            exponent = trial.suggest_int("exponent", MIN_EXPONENT, MAX_EXPONENT)
             run = runs[exponent] = tracer.trajectory(
                 recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
                 seed=0,
-                steps=confirmation_steps(most),
+                steps=confirmation_steps(max_steps),
             )
             skipped = len(run.skipped) / max(1, len(run.losses))
-            tried[exponent] = skipped, underflow(histogram, exponent)
-            study.tell(trial, objective(*tried[exponent]))
+            tried[exponent] = skipped, underflow_share(histogram, exponent)
+            study.tell(trial, scale_cost(*tried[exponent]))
         best = int(study.best_params["exponent"])
     finally:
         optuna.logging.set_verbosity(before)
@@ -82,21 +90,21 @@ def tune_loss_scale(
         steps=len(runs[best].losses),
         trials=len(tried),
     )
-    return loss_scale(evidence), evidence, runs[best]
+    return recommended_scale(evidence), evidence, runs[best]
 
 
-def confirmation_steps(most: int) -> int:
-    """The steps of a training that confirms a loss scale, where a proof may take `most`."""
-    return min(CONFIRMATION_STEPS, 2 * most)
+def confirmation_steps(max_steps: int) -> int:
+    """Return the steps of a training that confirms a loss scale, for a proof's maximum steps."""
+    return min(CONFIRMATION_STEPS, 2 * max_steps)
 
 
 def _growth(recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence) -> ScaleEvidence:
-    """Let the scale double every step, and see what growing too far costs.
+    """Let the scale double every step, and measure what growing too far costs.
 
-    In a real training it doubles every 2000 good steps, so that each overflow is as rare; a few
-    steps tell what one costs.
+    In a real training it doubles every 2000 good steps, so overflows are as rare; a few steps show
+    how many steps one of them skips.
     """
-    if evidence.exponent + GROWTH_STEPS > HIGHEST:
+    if evidence.exponent + GROWTH_STEPS > MAX_EXPONENT:
         return evidence
     growing = LossScale(initial=2.0**evidence.exponent, growth_interval=1)
     run = tracer.trajectory(
@@ -106,7 +114,7 @@ def _growth(recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence) -> ScaleEvi
     )
     if not run.skipped:
         return evidence
-    skips = longest_run(run.skipped)
+    skips = longest_streak(run.skipped)
     return replace(
         evidence,
         overflow_exponent=evidence.exponent + run.skipped[0],
@@ -121,7 +129,7 @@ def _evidence(histogram: ExponentHistogram, exponent: int) -> ScaleEvidence:
         largest_safe=largest_safe_exponent(histogram),
         largest_gradient=histogram.largest,
         smallest_gradient=histogram.smallest,
-        underflow=underflow(histogram, exponent),
+        underflow=underflow_share(histogram, exponent),
         batches=histogram.batches,
         note="" if histogram.finite else "the backward pass itself gives inf or NaN",
     )

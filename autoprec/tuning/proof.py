@@ -20,8 +20,8 @@ from autoprec.backends.protocol import Tracer
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.islands import Found, Impossible, Tried, next_islands
-from autoprec.core.numerics.loss_scale import ScaleEvidence, near_the_limit
+from autoprec.core.numerics.islands import IslandsFound, IslandTrial, NoIslandsHelp, next_islands
+from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
 from autoprec.core.numerics.parity import (
     AT_THE_SAME_WEIGHTS,
     LONG_STEPS,
@@ -30,7 +30,7 @@ from autoprec.core.numerics.parity import (
     Tolerance,
     Verdict,
 )
-from autoprec.core.numerics.records import NoisePoint, ShadowPoint, Trajectory
+from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
 from autoprec.core.recipe import LossScale, Recipe, batch_in_words
 from autoprec.errors import AutoprecError, TaskError
 from autoprec.tuning import loss_scale_tuning
@@ -57,10 +57,10 @@ class _Float32Runs:
     """What was recorded of float32 at one batch."""
 
     reference: Trajectory
-    noise: tuple[NoisePoint, ...] | None = None
+    noise: tuple[NoisyStep, ...] | None = None
     plain: dict[int, Trajectory] = field(default_factory=dict)
     noisy: dict[int, Trajectory] = field(default_factory=dict)
-    points: tuple[ShadowPoint, ...] = ()
+    points: tuple[StepComparison, ...] = ()
     candidate: Recipe | None = None
     runs: dict[int, Trajectory] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class _Float32Runs:
 
         That it was must not change a verdict.
         """
-        return proof_steps.settled(self.reference.losses, most)
+        return proof_steps.stopping_step(self.reference.losses, most)
 
     def compared(self, evidence: Evidence, steps: int) -> Evidence:
         """The evidence with the comparisons at the marks within so many steps."""
@@ -80,10 +80,10 @@ class _Float32Runs:
             missing.append("gradients (the training step shows none)")
         return replace(
             evidence,
-            shadow=tuple(p for p in points if p.step < proof_steps.SHORT),
-            far=tuple(p for p in points if p.step >= proof_steps.SHORT),
-            noise=tuple(p for p in noise if p.step < proof_steps.SHORT),
-            far_noise=tuple(p for p in noise if p.step >= proof_steps.SHORT),
+            comparisons=tuple(p for p in points if p.step < proof_steps.SHORT_STEPS),
+            late_comparisons=tuple(p for p in points if p.step >= proof_steps.SHORT_STEPS),
+            noise=tuple(p for p in noise if p.step < proof_steps.SHORT_STEPS),
+            late_noise=tuple(p for p in noise if p.step >= proof_steps.SHORT_STEPS),
             not_covered=tuple(missing),
             notes=_notes(self.reference),
         )
@@ -124,7 +124,7 @@ class Proof:
         self._tracer, self._on_event = tracer, on_event
         self._tolerance = tolerance or Tolerance()
         self._steps, self._until, self._start = steps, until, start
-        self._most_seconds = proof_steps.SECONDS if seconds is None else seconds
+        self._most_seconds = proof_steps.DEFAULT_SECONDS if seconds is None else seconds
         self._chosen: MutableMapping[str, int] = {} if chosen is None else chosen
         self._known: dict[tuple[int, int], _Float32Runs] = {}
         self._deadline = math.inf
@@ -149,7 +149,7 @@ class Proof:
         Code that raises under the recipe, but not in float32, is a rejection.
         """
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
-        evidence = Evidence(roundoff=roundoff, most=self._most(recipe), start=self._start)
+        evidence = Evidence(roundoff=roundoff, max_steps=self._most(recipe), start=self._start)
         started = time.monotonic()
         self._deadline = min(started + STALL_FACTOR * self._most_seconds, self._until)
         try:
@@ -158,7 +158,7 @@ class Proof:
         except _ProofTimeout as late:
             self.forget()
             missing = (*evidence.not_covered, str(late))
-            evidence = replace(evidence, not_covered=missing, cut=True)
+            evidence = replace(evidence, not_covered=missing, stalled=True)
         except Exception as error:
             if not _raised_by_recipe(error):
                 raise
@@ -175,30 +175,30 @@ class Proof:
         """What is known after each stage of a proof: shadow, first steps, and what comes late."""
         known = self._reference(recipe)
         self._compare(recipe, known)
-        first = min(proof_steps.FIRST, known.settled(evidence.most))
+        first = min(proof_steps.FIRST_STEPS, known.settled(evidence.max_steps))
         evidence = known.compared(evidence, first)
         yield evidence
-        missing, steps = list(evidence.not_covered), min(proof_steps.SHORT, first)
-        shadowed = judging.calibrated_shadow(
-            evidence.shadow, evidence.noise, self._tolerance, evidence.roundoff
+        missing, steps = list(evidence.not_covered), min(proof_steps.SHORT_STEPS, first)
+        shadowed = judging.check_calibrated(
+            evidence.comparisons, evidence.noise, self._tolerance, evidence.roundoff
         )
-        if any(point.loss is None for point in evidence.shadow):
+        if any(point.loss is None for point in evidence.comparisons):
             missing.append("trainings (the loss is not finite already)")
             seeds = ()
-        elif seeds and shadowed.doubt in judging.LONG_LOOK:
-            seeds, steps = seeds[-1:], LONG_STEPS * steps // proof_steps.SHORT
-        elif until_failure and not shadowed.passed and not shadowed.doubt:
+        elif seeds and shadowed.undecided in judging.DECIDED_BY_LONG_RUN:
+            seeds, steps = seeds[-1:], LONG_STEPS * steps // proof_steps.SHORT_STEPS
+        elif until_failure and not shadowed.passed and not shadowed.undecided:
             missing.append("trainings (it differs at the same weights already)")
             seeds = ()
-        elif shadowed.passed and judging.wants_later_look(evidence.shadow):
+        elif shadowed.passed and judging.needs_later_checkpoints(evidence.comparisons):
             later, seeds = self._look_later(recipe), seeds[:1]
-            evidence = replace(evidence, later=later)
+            evidence = replace(evidence, headroom_comparisons=later)
         evidence = replace(evidence, not_covered=tuple(missing))
         longest = first if shadowed.passed else steps
         for seed in seeds:
             run = self._run(recipe, known, seed, steps, longest if seed == SEEDS[0] else steps)
             evidence = replace(evidence, runs=(*evidence.runs, run))
-            sure = shadowed.passed and not shadowed.doubt and known.reference.metric is None
+            sure = shadowed.passed and not shadowed.undecided and known.reference.metric is None
             if sure and judging.stays_close(run, self._tolerance):
                 break
         yield evidence
@@ -216,36 +216,39 @@ class Proof:
         """
         if not judging.judge(evidence, self._tolerance).accepted:
             return
-        steps, most = min(proof_steps.FIRST, known.settled(evidence.most)), evidence.most
+        steps, most = (
+            min(proof_steps.FIRST_STEPS, known.settled(evidence.max_steps)),
+            evidence.max_steps,
+        )
         if recipe.loss_scale is not None:
             alone = max(steps, loss_scale_tuning.confirmation_steps(most))
             run = self._candidate(recipe, known, SEEDS[0], alone)
-            grows = judging.grows((*evidence.shadow, *evidence.far))
-            if run.skipped or grows or near_the_limit(recipe.loss_scale):
+            grows = judging.magnitudes_grow((*evidence.comparisons, *evidence.late_comparisons))
+            if run.skipped or grows or is_near_limit(recipe.loss_scale):
                 run = self._candidate(recipe, known, SEEDS[0], most)
-            evidence = replace(evidence, onward=run)
+            evidence = replace(evidence, candidate_run=run)
             yield evidence
-        if not proof_steps.ends(known.reference.losses, most):
+        if not proof_steps.has_ended(known.reference.losses, most):
             self._extend(recipe, known, stop_at_plateau=True)
         steps = known.settled(most)
         evidence = known.compared(evidence, steps)
-        if steps < most and judging.asks_for_more(evidence, self._tolerance):
+        if steps < most and judging.needs_longest_run(evidence, self._tolerance):
             if len(known.reference.losses) < most:
                 self._extend(recipe, known, stop_at_plateau=False)
             steps = min(most, len(known.reference.losses))
             evidence = known.compared(evidence, steps)
-        if steps <= proof_steps.SHORT:
+        if steps <= proof_steps.SHORT_STEPS:
             return
         long = self._long_run(recipe, known, SEEDS[0], steps, noisy=False)
-        evidence = replace(evidence, late=(long,))
+        evidence = replace(evidence, long_runs=(long,))
         yield evidence
-        if not judging.wants_another_run(long, self._tolerance):
+        if not judging.needs_second_seed(long, self._tolerance):
             return
         for length in (steps, most):
             runs = [self._long_run(recipe, known, seed, length, noisy=True) for seed in SEEDS]
-            evidence = replace(evidence, late=tuple(runs))
+            evidence = replace(evidence, long_runs=tuple(runs))
             yield evidence
-            if not judging.wants_more_steps(runs, self._tolerance):
+            if not judging.needs_more_steps(runs, self._tolerance):
                 return
 
     def _compare(self, recipe: Recipe, known: _Float32Runs) -> None:
@@ -275,7 +278,9 @@ class Proof:
         steps = self._chosen.get(batch)
         if steps is None:
             run = self._tracer.trajectory(recipe=_plain(recipe), seed=SEEDS[0], steps=PACE_STEPS)
-            steps = self._chosen[batch] = proof_steps.rung(run.pace, self._seconds)
+            steps = self._chosen[batch] = proof_steps.affordable_steps(
+                run.seconds_per_step, self._seconds
+            )
         return steps
 
     def _reference(self, recipe: Recipe) -> _Float32Runs:
@@ -284,7 +289,7 @@ class Proof:
         known = self._known.get(key)
         if known is None:
             self._known.clear()
-            reference = self._follow(recipe, min(proof_steps.FIRST, self._most(recipe)))
+            reference = self._follow(recipe, min(proof_steps.FIRST_STEPS, self._most(recipe)))
             _check_reference(reference, recipe)
             known = self._known[key] = _Float32Runs(reference, plain={SEEDS[0]: reference})
         return known
@@ -295,16 +300,18 @@ class Proof:
             batch_size=recipe.batch_size,
             accumulation_steps=recipe.accumulation_steps,
             steps=steps,
-            checkpoints=proof_steps.marks(steps),
+            checkpoints=proof_steps.checkpoint_steps(steps),
             seconds=self._left(),
             stop_at_plateau=stop_at_plateau,
         )
         made = len(reference.losses)
-        if not (proof_steps.ends(reference.losses, steps) if stop_at_plateau else made == steps):
+        if not (
+            proof_steps.has_ended(reference.losses, steps) if stop_at_plateau else made == steps
+        ):
             raise _ProofTimeout("everything", made)
         return reference
 
-    def _look_later(self, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def _look_later(self, recipe: Recipe) -> tuple[StepComparison, ...]:
         """The shadow further on: numbers that grow may stop before they overflow."""
         self.forget()
         run = self._tracer.reference(
@@ -324,7 +331,7 @@ class Proof:
         # What noise does to a loss is much the same for every seed; a metric of few samples jumps.
         calibrating = not known.noisy or seed in known.noisy
         calibrating = known.reference.metric is not None or (
-            calibrating and steps <= proof_steps.SHORT
+            calibrating and steps <= proof_steps.SHORT_STEPS
         )
         run = self._candidate(recipe, known, seed, max(steps, longest))
         plain = self._float32(known.plain, recipe, seed, steps, noisy=False)
@@ -388,7 +395,7 @@ class Proof:
         known, most = self._reference(recipe), self._most(recipe)
         try:
             scale, evidence, run = loss_scale_tuning.tune_loss_scale(
-                recipe, self._tracer, most=most
+                recipe, self._tracer, max_steps=most
             )
         except Exception as error:
             if not _raised_by_recipe(error):
@@ -404,13 +411,13 @@ class Proof:
 
     def find_islands(self, recipe: Recipe, units: Sequence[Unit]) -> Islands:
         """Look for the few modules that must stay in float32, and prove the mended recipe."""
-        history: list[Tried] = []
+        history: list[IslandTrial] = []
         proven: dict[tuple[str, ...], tuple[Recipe, Verdict]] = {}
         while True:
             step = next_islands(units, history)
-            if isinstance(step, Impossible):
+            if isinstance(step, NoIslandsHelp):
                 return Islands(None, None, step.reason, len(history), _tried(history))
-            if isinstance(step, Found):
+            if isinstance(step, IslandsFound):
                 break
             if time.monotonic() >= self._until:
                 reason = "the time limit left no more to look for what mends it"
@@ -419,7 +426,7 @@ class Proof:
             mended = self._with_islands(recipe, step)
             verdict = self.prove(mended, until_failure=True)
             proven[_key(step)] = mended, verdict
-            history.append(Tried(step, verdict.accepted))
+            history.append(IslandTrial(step, verdict.accepted))
         mended, verdict = proven[_key(step.paths)]
         share = sum(unit.products for unit in units if unit.path in step.paths)
         if share > MAX_FLOAT32_PRODUCT_SHARE:
@@ -469,7 +476,7 @@ def _key(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(paths))
 
 
-def _tried(history: Sequence[Tried]) -> tuple[str, ...]:
+def _tried(history: Sequence[IslandTrial]) -> tuple[str, ...]:
     """Every unit that was tried as an island."""
     return tuple(dict.fromkeys(path for tried in history for path in tried.paths))
 
@@ -531,10 +538,10 @@ def _raises(error: Exception, seconds: float) -> Verdict:
     )
 
 
-def _unkept(points: Sequence[ShadowPoint], steps: int) -> list[str]:
+def _unkept(points: Sequence[StepComparison], steps: int) -> list[str]:
     """What to say of checkpoints that the tracer had no memory for."""
     seen = {point.step for point in points}
-    unkept = [str(step) for step in proof_steps.marks(steps) if step not in seen]
+    unkept = [str(step) for step in proof_steps.checkpoint_steps(steps) if step not in seen]
     return [
         f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(unkept)} (no memory to keep the weights)"
     ] * bool(unkept)

@@ -15,7 +15,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.parity import LONG_STEPS, Tolerance
-from autoprec.core.numerics.records import ExponentHistogram, NoisePoint, ShadowPoint, Trajectory
+from autoprec.core.numerics.records import ExponentHistogram, NoisyStep, StepComparison, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import Interrupted, TaskError
 from autoprec.tuning import proof as proving
@@ -91,7 +91,7 @@ class FakeTracer:
         self._note(f"reference {batch_size}x{accumulation_steps}")
         if stop_at_plateau:
             losses = [self.curve(step) for step in range(steps)]
-            steps = next(n for n in range(1, steps + 1) if proof_steps.ends(losses[:n], steps))
+            steps = next(n for n in range(1, steps + 1) if proof_steps.has_ended(losses[:n], steps))
         run = self._run(0.0, steps, seconds)
         self.checkpoints = [step for step in checkpoints if step < len(run.losses)]
         return run
@@ -101,13 +101,13 @@ class FakeTracer:
         self.steps += 2 * len(self.checkpoints)
         error = self.shadow_error if self._off(recipe) else 0.0
         loss = None if error is None else 2.0 * (1 + error)
-        return tuple(ShadowPoint(step, loss, 2.0, 0.01) for step in self.checkpoints)
+        return tuple(StepComparison(step, loss, 2.0, 0.01) for step in self.checkpoints)
 
     def noise(self, *, draws):
         self._note("noise")
         self.steps += draws * len(self.checkpoints)
         return tuple(
-            NoisePoint(step, 2.0001, 2.0, 0.001)
+            NoisyStep(step, 2.0001, 2.0, 0.001)
             for step, _ in itertools.product(self.checkpoints, range(draws))
         )
 
@@ -146,7 +146,7 @@ class FakeTracer:
 def test_a_good_recipe_is_equal_and_everything_was_covered():
     verdict = Proof(FakeTracer()).prove(BFLOAT16)
     assert verdict.accepted
-    assert verdict.steps == proof_steps.FIRST
+    assert verdict.steps == proof_steps.FIRST_STEPS
     assert verdict.not_covered == ()
 
 
@@ -477,7 +477,7 @@ def test_a_followed_proof_costs_no_more_than_the_ladder_says():
     for steps in (30, 120, 480):
         tracer = FakeTracer(curve=falls)
         Proof(tracer, steps=steps).prove(BFLOAT16)
-        assert tracer.steps <= proof_steps.cost(steps)
+        assert tracer.steps <= proof_steps.cost_in_steps(steps)
 
 
 def test_the_time_of_the_whole_tuning_bounds_a_proof_however_long_it_may_take():

@@ -13,7 +13,7 @@ import pytest
 
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Tolerance, shadow
+from autoprec.core.numerics.parity import Tolerance, check_single_steps
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.loss_scale_tuning import loss_scale_from_backward
 from autoprec.tuning.proof import Proof
@@ -35,7 +35,7 @@ def names(folder):
 
 
 def measured(folder):
-    """What the loops of benchmarks/zoo_loops_keras.py have shown."""
+    """What the loops of benchmarks/numerics/loops_keras.py have shown."""
     return json.loads((folder / "truth.json").read_text())["tasks"]
 
 
@@ -72,7 +72,7 @@ def test_the_shadow_tells_broken_from_healthy(name):
     traced.reference(batch_size=16, steps=9, checkpoints=(0, 2, 8))
     noise = traced.noise(draws=3)
     for policy in POLICIES:
-        check = shadow(traced.shadow(recipe=tuned(policy, traced)), noise, Tolerance())
+        check = check_single_steps(traced.shadow(recipe=tuned(policy, traced)), noise, Tolerance())
         label = measured(HERE)[name][policy]["label"]
         assert check.passed is (label == "healthy"), (policy, check)
 
@@ -91,8 +91,8 @@ def test_an_island_mends_what_one_layer_breaks(name, policy, island):
     broken = tuned(policy, traced)
     mended = replace(broken, float32_modules=(island,))
     noise = traced.noise(draws=3)
-    assert not shadow(traced.shadow(recipe=broken), noise, Tolerance()).passed
-    assert shadow(traced.shadow(recipe=mended), noise, Tolerance()).passed
+    assert not check_single_steps(traced.shadow(recipe=broken), noise, Tolerance()).passed
+    assert check_single_steps(traced.shadow(recipe=mended), noise, Tolerance()).passed
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingB
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.records import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
@@ -227,27 +227,27 @@ class SimulatedTracer:
         losses = self._losses(0, steps, 1.0)
         made = range(1, steps + 1)
         if stop_at_plateau:
-            steps = next(n for n in made if proof_steps.ends(losses[:n], steps))
+            steps = next(n for n in made if proof_steps.has_ended(losses[:n], steps))
         self._checkpoints = tuple(step for step in checkpoints if step < steps)
         return Trajectory(losses[:steps], seed=0)
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """See `Tracer.shadow`."""
         self._report("trace", 0)
         rounding = _ROUNDING.get(recipe.policy, 2e-3)
         if self._fails(recipe, self._model.nonfinite):
-            return tuple(ShadowPoint(step, None, 1.0, None) for step in self._checkpoints)
+            return tuple(StepComparison(step, None, 1.0, None) for step in self._checkpoints)
         factor = 1.5 if self._breaks(recipe) else 1.0 + rounding
         error = 0.9 if self._breaks(recipe) else 5 * rounding
         return tuple(
-            ShadowPoint(step, factor * self._loss(0, step), self._loss(0, step), error)
+            StepComparison(step, factor * self._loss(0, step), self._loss(0, step), error)
             for step in self._checkpoints
         )
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """See `Tracer.noise`."""
         return tuple(
-            NoisePoint(step, self._loss(0, step) * (1 + 1e-3), self._loss(0, step))
+            NoisyStep(step, self._loss(0, step) * (1 + 1e-3), self._loss(0, step))
             for step in self._checkpoints
             for _ in range(draws)
         )

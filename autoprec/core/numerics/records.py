@@ -16,11 +16,11 @@ class Trajectory:
     """The losses of one training run from the initial weights.
 
     `losses[i]` is the loss of step i before its update, in float32; `skipped` the steps whose
-    update was thrown away by the loss scaler; `scales` the loss scale after each step (empty
-    without one). There may be fewer steps than were asked for: a run also ends when its time is up.
-    `seconds` is what all of it took; `step_seconds` what a step takes at least, the first one
-    apart, which builds, traces and compiles (0: not known): what else runs on the machine delays
-    most steps, but seldom all of them.
+    update the loss scaler skipped; `scales` the loss scale after each step (empty
+    without one). There may be fewer steps than requested: a run also ends when its time is up.
+    `seconds` is the duration of the whole run; `step_seconds` that of its fastest step, the first
+    one excluded because it builds, traces and compiles (0: not known): other processes on the
+    machine delay most steps, but seldom all of them.
     `reproducible` is False where the data changed between runs and had to be replayed; `metric`
     is the user's own `evaluate(model)` after the last step.
     """
@@ -37,17 +37,17 @@ class Trajectory:
 
     @property
     def finite(self) -> bool:
-        """Whether every loss was a finite number."""
+        """Return whether every loss was a finite number."""
         return all(loss is not None for loss in self.losses)
 
     @property
-    def pace(self) -> float:
-        """The seconds of one step: `step_seconds`, or the mean where that is not known."""
+    def seconds_per_step(self) -> float:
+        """Return `step_seconds`, or the mean over the run where that is not known."""
         return self.step_seconds or self.seconds / max(1, len(self.losses))
 
 
 @dataclass(frozen=True)
-class ShadowPoint:
+class StepComparison:
     """One step computed twice from the same float32 state, batch and RNG stream.
 
     `step` is the checkpoint's; `loss` the candidate's and `reference` float32's loss;
@@ -73,7 +73,7 @@ class ShadowPoint:
     mean_reference: float | None = None
     mean_error: float = 0.0
 
-    def averaged(self, ours: Sequence[float], theirs: Sequence[float]) -> ShadowPoint:
+    def with_mean_losses(self, ours: Sequence[float], theirs: Sequence[float]) -> StepComparison:
         """Return the point with the means of the losses of further batches, the same for both."""
         pairs, count = list(zip(ours, theirs, strict=True)), len(ours)
         if not count or not all(math.isfinite(x) for pair in pairs for x in pair):
@@ -85,15 +85,15 @@ class ShadowPoint:
 
     @property
     def losses(self) -> tuple[float, float]:
-        """The candidate's loss (infinite: not finite) and float32's, as means where there are."""
+        """Return the candidate's loss (infinity: not finite) and float32's; means where known."""
         if self.mean_loss is not None and self.mean_reference is not None:
             return self.mean_loss, self.mean_reference
         return math.inf if self.loss is None else self.loss, self.reference
 
 
 @dataclass(frozen=True)
-class NoisePoint:
-    """The loss of float32 with noisy weights at one checkpoint: the null of the shadow test."""
+class NoisyStep:
+    """The loss of float32 with noisy weights at one checkpoint: the single-step test's null."""
 
     step: int
     loss: float | None
@@ -109,7 +109,7 @@ class ExponentHistogram:
     weighted by its share of the gradient norm; keys are exponents as text, because JSON knows no
     integer keys. `largest` is the largest exponent of any tensor of the backward pass that would
     be float16 under float16, at loss scale 1 (None: no such tensor, or all zero). `finite` is
-    False where the backward pass held infinities or NaN, which no scale mends.
+    False where the backward pass held infinities or NaN, which no scale can fix.
     """
 
     largest: int | None

@@ -22,8 +22,8 @@ from autoprec.core.dtypes import DType
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.records import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
@@ -73,7 +73,7 @@ class KerasTracer:
             recipe, 0, steps, self._clock(seconds), keep=keep, stop_at_plateau=stop_at_plateau
         )
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
         with placed_on(self._device):
             self._know_reference()
@@ -88,7 +88,7 @@ class KerasTracer:
                 loss, gradient = trainee.loss_and_gradient(kept.batch)
                 if kept.loss is not None and kept.gradient is not None:
                     points.append(
-                        ShadowPoint(
+                        StepComparison(
                             kept.step,
                             loss,
                             kept.loss,
@@ -97,12 +97,12 @@ class KerasTracer:
                             overflowed=seen.overflowed,
                             gradient_seen=bool(gradient),
                             backward=seen.backward,
-                        ).averaged(self._further(trainee, kept), kept.further)
+                        ).with_mean_losses(self._further(trainee, kept), kept.further)
                     )
             trainee.close()
         return tuple(points)
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """Do the same in float32 with noisy weights, `draws` times; see `Tracer.noise`."""
         points = []
         with placed_on(self._device):
@@ -115,7 +115,7 @@ class KerasTracer:
                     loss, gradient = trainee.loss_and_gradient(kept.batch)
                     if kept.loss is not None and kept.gradient is not None:
                         error = gradient_error(gradient, kept.gradient)
-                        points.append(NoisePoint(kept.step, loss, kept.loss, error))
+                        points.append(NoisyStep(kept.step, loss, kept.loss, error))
         return tuple(points)
 
     def trajectory(
@@ -175,7 +175,7 @@ class KerasTracer:
             if noisy:
                 trainee.add_noise(seed)
             for step in range(steps):
-                if not clock.tick() or (stop_at_plateau and proof_steps.ends(losses, steps)):
+                if not clock.tick() or (stop_at_plateau and proof_steps.has_ended(losses, steps)):
                     break
                 self._report("trajectory", step)
                 pin = step in keep
@@ -224,7 +224,7 @@ class KerasTracer:
 
     def _further(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
         """Return the losses of further batches at a checkpoint's weights, already loaded."""
-        batches = self._stream(self._batch_size, 0).held(proof_steps.averaged(kept.step))
+        batches = self._stream(self._batch_size, 0).held(proof_steps.averaged_batches(kept.step))
         losses = (trainee.loss_and_gradient(batch)[0] for batch in batches)
         return tuple(math.nan if loss is None else loss for loss in losses)
 

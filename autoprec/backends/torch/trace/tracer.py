@@ -45,8 +45,8 @@ from autoprec.core.dtypes import DType, Policy
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.records import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
@@ -99,7 +99,7 @@ class TorchTracer:
             recipe, 0, steps, clock, plain=True, keep=keep, stop_at_plateau=stop_at_plateau
         )
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
         self._compute_float32_answers()
         points = []
@@ -112,16 +112,16 @@ class TorchTracer:
                 if kept.loss is not None and kept.gradient is not None:
                     error = gradient_error(gradient, kept.gradient)
                     largest, overflowed = (None, False) if forth is None else forth.summary()
-                    point = ShadowPoint(kept.step, loss, kept.loss, error, largest, overflowed)
+                    point = StepComparison(kept.step, loss, kept.loss, error, largest, overflowed)
                     most = None if back is None else back.summary()[0]
                     scaled = None if most is None else most / trainee.scale
                     point = replace(point, backward=scaled)
                     points.append(
-                        point.averaged(self._later_losses(trainee, kept), kept.later_losses)
+                        point.with_mean_losses(self._later_losses(trainee, kept), kept.later_losses)
                     )
         return tuple(points)
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """Do the same in float32 with noisy weights, `draws` times; see `Tracer.noise`."""
         self._compute_float32_answers()
         points = []
@@ -133,7 +133,7 @@ class TorchTracer:
                 loss, gradient = self._loss_and_gradient(trainee, kept)
                 if kept.loss is not None and kept.gradient is not None:
                     error = gradient_error(gradient, kept.gradient)
-                    points.append(NoisePoint(kept.step, loss, kept.loss, error))
+                    points.append(NoisyStep(kept.step, loss, kept.loss, error))
         return tuple(points)
 
     def trajectory(
@@ -191,7 +191,7 @@ class TorchTracer:
             if noisy:
                 add_noise(trainee.model, _NOISE_SEED + seed)
             for step in range(steps):
-                if not clock.tick() or (stop_at_plateau and proof_steps.ends(losses, steps)):
+                if not clock.tick() or (stop_at_plateau and proof_steps.has_ended(losses, steps)):
                     break
                 self._report("trajectory", step)
                 if step in keep:
@@ -271,7 +271,9 @@ class TorchTracer:
     def _later_losses(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
         """Compute the losses of further batches at a checkpoint's weights."""
         restore_snapshot(trainee.model, kept.state)
-        batches = self._stream(self._batch_size, 0).kept_batches(proof_steps.averaged(kept.step))
+        batches = self._stream(self._batch_size, 0).kept_batches(
+            proof_steps.averaged_batches(kept.step)
+        )
         return tuple(
             float(trainee.loss(batch, _seed_of(0, kept.step, 1 + index)).detach())
             for index, batch in enumerate(batches)
