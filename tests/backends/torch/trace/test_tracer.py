@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.checkpoint_budget import KEPT_BYTES, affordable
+from autoprec.backends.shared.checkpoint_budget import KEEP_BYTES, affordable
 from autoprec.backends.torch.trace.batch_stream import BatchStream, digest
 from autoprec.backends.torch.trace.model_state import (
     add_noise,
@@ -479,9 +479,9 @@ def test_both_parts_of_complex_gradients_are_compared():
 def test_a_large_model_keeps_fewer_checkpoints_the_first_and_the_last_before_others():
     steps = frozenset({0, 2, 8, 29})
     assert affordable(steps, 1) == steps
-    assert affordable(steps, KEPT_BYTES // 6) == {0, 29, 8}
-    assert affordable(steps, KEPT_BYTES // 4) == {0, 29}
-    assert affordable(steps, KEPT_BYTES * 4) == {0}
+    assert affordable(steps, KEEP_BYTES // 6) == {0, 29, 8}
+    assert affordable(steps, KEEP_BYTES // 4) == {0, 29}
+    assert affordable(steps, KEEP_BYTES * 4) == {0}
     assert affordable(frozenset(), 1) == frozenset()
 
 
