@@ -12,15 +12,15 @@ from autoprec.core.speed.acquisition import (
     Limits,
     Next,
     Stop,
+    fitting_baseline,
     next_point,
-    ruled_out,
-    settled_baseline,
+    why_ruled_out,
 )
-from autoprec.core.speed.consistency import another_pace
-from autoprec.core.speed.kept_memory import start_point, what_it_brings
-from autoprec.core.speed.reranking import Heats
+from autoprec.core.speed.consistency import rate_changed
+from autoprec.core.speed.kept_memory import describe_gain, start_point
+from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, key
+from autoprec.core.speed.trial_results import Outcome, Status, point_key
 from autoprec.tuning.drift_correction import DriftMonitor
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
@@ -35,14 +35,16 @@ _DEFAULT_SAMPLER_TRIALS = 40
 
 def outcome_at(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
     """The outcome at a point, if it was tried."""
-    return next((outcome for outcome in history if key(outcome.point) == key(point)), None)
+    return next(
+        (outcome for outcome in history if point_key(outcome.point) == point_key(point)), None
+    )
 
 
 class Search:
     """The search of one tuning: goes on where its study stands, as often as it is run.
 
     Where plain float32 does not fit at the baseline's batch, the largest batch at which it does
-    becomes the baseline (`settled_baseline` of the history says which).
+    becomes the baseline (`fitting_baseline` of the history says which).
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Search:
         anew. So is a baseline that stands alone, where the pace has changed at all.
         """
         study, space, history = self._study, self._space, self._study.history()
-        settled = settled_baseline(space, self._baseline, history)
+        settled = fitting_baseline(space, self._baseline, history)
         plain = None if settled is None else outcome_at(history, settled)
         if settled is None or plain is None or plain.rate <= 0:
             return
@@ -78,19 +80,19 @@ class Search:
         monitor = DriftMonitor(self._job, space)
         drift = monitor.measure_since_resume(runner, first or plain)
         alone = first is None and self._job.options.sampler == "cost"
-        if another_pace(1.0, drift) or (alone and drift != 1.0):
+        if rate_changed(1.0, drift) or (alone and drift != 1.0):
             study.forget_trials()
-            study.remember("heats", Heats())
+            study.remember("heats", Reranking())
         elif first is not None:
             self._drift_monitor = monitor
         if drift != 1.0:
-            self._job.listener(Note(_pace_change_note(drift), warning=another_pace(1.0, drift)))
+            self._job.listener(Note(_pace_change_note(drift), warning=rate_changed(1.0, drift)))
 
-    def run(self, runner: Runner, heats: Heats) -> tuple[Outcome, ...]:
+    def run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
 
-        What ran in `heats` counts as it came out there. Run again after them, only what is expected
-        to be faster is tried: what no model can know was looked at before.
+        What raced in `reranking` counts as it came out there. Run again after them, only what is
+        expected to be faster is tried: what no model can know was looked at before.
         """
         job, study, space = self._job, self._study, self._space
         if self._ended and job.options.sampler != "cost":
@@ -101,8 +103,8 @@ class Search:
         repeats, told = 0, False
         while True:
             measured = study.history()
-            history = heats.mended(measured)
-            settled = settled_baseline(space, self._baseline, history)
+            history = reranking.corrected(measured)
+            settled = fitting_baseline(space, self._baseline, history)
             if settled is None:
                 return measured
             elapsed = self._clock() - self._began
@@ -115,7 +117,7 @@ class Search:
             )
             if isinstance(decision, Stop):
                 self._ended = True
-                if told or not heats.trials:
+                if told or not reranking.trials:
                     job.listener(Note(f"the search ends: {decision.reason}"))
                 return measured
             trial, point = study.ask(decision.point)
@@ -125,7 +127,7 @@ class Search:
                 repeats += 1
                 continue
             repeats = 0
-            if heats.trials and not told:
+            if reranking.trials and not told:
                 job.listener(Note("the search goes on, with the rates that the comparison gave"))
                 if self._ended:
                     job.listener(stage)
@@ -151,7 +153,7 @@ class Search:
         runner.load()
         first = outcome_at(history, start_point(space, baseline, history))
         drift = self._drift_monitor.check(runner, first)
-        budget = _timing_budget(recipe, history, decision.foreseen, drift)
+        budget = _timing_budget(recipe, history, decision.expected_rate, drift)
         with job.contention_monitor.over(lambda: runner.pids):
             outcome = run_trial(
                 runner,
@@ -159,7 +161,7 @@ class Search:
                 recipe,
                 seed=job.options.seed,
                 budget=budget,
-                baseline=key(point) == key(baseline),
+                baseline=point_key(point) == point_key(baseline),
             )
         return replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
 
@@ -171,14 +173,16 @@ class Search:
         best = max(each.rate for each in (*history, outcome))
         baseline_rate = base.rate if base is not None else 0.0
         self._job.listener(TrialFinished(len(history), recipe, outcome, best, baseline_rate))
-        if recipe.keeps_memory and key(outcome.point) == key({**baseline, KEEP_MEMORY: True}):
-            said = what_it_brings(baseline, (*history, outcome))
+        if recipe.keeps_memory and point_key(outcome.point) == point_key(
+            {**baseline, KEEP_MEMORY: True}
+        ):
+            said = describe_gain(baseline, (*history, outcome))
             if said:
                 self._job.listener(Note(said))
 
 
 def _pace_change_note(drift: float) -> str:
-    known = "they are measured anew" if another_pace(1.0, drift) else "that is taken into account"
+    known = "they are measured anew" if rate_changed(1.0, drift) else "that is taken into account"
     return f"this machine runs at {drift:.2g}x the pace of the earlier trials: {known}"
 
 
@@ -189,13 +193,17 @@ def _decide(
     history: tuple[Outcome, ...],
     repeats: int,
     elapsed: float,
-    doubts: bool,
+    explore_neighbours: bool,
 ) -> Next | Stop:
     options = job.options
     if options.search_limit is not None and elapsed >= options.search_limit and history:
         return Stop(f"the search's limit of {options.search_limit:g} s is reached")
     if options.sampler == "cost" or outcome_at(history, baseline) is None:
-        limits = Limits(memory_bytes=_memory_limit(job), trials=options.trials, doubts=doubts)
+        limits = Limits(
+            memory_bytes=_memory_limit(job),
+            trials=options.trials,
+            explore_neighbours=explore_neighbours,
+        )
         return next_point(space, baseline, history, limits)
     points = len(space.points())
     count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)
@@ -217,7 +225,7 @@ def _outcome_if_too_large(
     job: TuningJob, history: tuple[Outcome, ...], point: Point
 ) -> Outcome | None:
     """The outcome of what is known not to fit (a sampler of Optuna's may propose it)."""
-    why = ruled_out(point, history, Limits(memory_bytes=_memory_limit(job)))
+    why = why_ruled_out(point, history, Limits(memory_bytes=_memory_limit(job)))
     return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
 
 
@@ -226,7 +234,7 @@ def _timing_budget(
 ) -> TimingBudget:
     """Half a second of steps, less where the incumbent is out of reach.
 
-    That tells recipes apart that differ by more than a few per cent; the heats do the rest.
+    That tells recipes apart that differ by more than a few per cent; the re-ranking does the rest.
     `foreseen` is a rate (0: unknown).
     """
 
@@ -238,8 +246,8 @@ def _timing_budget(
         seconds=0.5,
         min_steps=2,
         max_steps=100,
-        hopeless_seconds=step(best / 1.25),
-        foreseen_seconds=step(foreseen),
+        too_slow_seconds=step(best / 1.25),
+        expected_seconds=step(foreseen),
     )
 
 
