@@ -2,7 +2,7 @@
 
 A number is a result's, a constant's of the code, one that a program printed on the same page, or
 it stands in `REASONS` with why nothing of this repository can hold it. docs/results.md and the
-README's tables are not here: `benchmarks/report.py` makes them, which test_benchmarks.py compares.
+README's tables are not here: `benchmarks.report` makes them, and test_report_page.py compares.
 """
 
 from __future__ import annotations
@@ -227,6 +227,6 @@ REASONS: dict[str, dict[str, str]] = {
             "| after, mixed_bfloat16, batch 16 x 4 | 98.1% | 97.7% to 98.3% |",
             "| after, mixed_float16, batch 16 x 4 | 98.0% | 97.7% to 98.3% |",
         ),
-        "printed by benchmarks/newcomer.py, whose file of results was not kept then",
+        "printed by benchmarks/profiles/newcomer.py, whose file of results was not kept then",
     ),
 }

@@ -220,7 +220,7 @@ MOMENTS = ("  trial ", "  trial ", "proof: ", "confirmation: ")
 def test_kills_at_every_stage_lose_nothing(
     tmp_path: Path, mark: str, undisturbed: list[str]
 ) -> None:
-    """The long form of this, at random moments, is benchmarks/soak.py."""
+    """The long form of this, at random moments, is benchmarks/faults/soak.py."""
     rng = random.Random(1)
     folder = tmp_path / "here"
     folder.mkdir()
