@@ -16,8 +16,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoprec.backends.keras.apply.layer_names import Placed, has_own_code, place
-from autoprec.backends.keras.measure.graph import Call, StepGraph, is_backward, unrolled, watched
+from autoprec.backends.keras.apply.layer_names import LayerUnit, has_own_code, layer_units
+from autoprec.backends.keras.measure.graph import (
+    LayerCall,
+    StepGraph,
+    calls_recorded,
+    is_backward,
+    unrolled,
+)
 from autoprec.backends.keras.trace.trainee import Trainee, to_numpy
 from autoprec.backends.keras.train.rng import same_in_every_dtype
 from autoprec.backends.keras.train.task_runner import loss_and_gradients, on_tensorflow
@@ -53,8 +59,8 @@ class _Step:
             )
         self._trainee = trainee
         self._dtypes = frozenset(dtypes)
-        self.placed = place(trainee.model)
-        self.calls: list[Call] = []
+        self.units = layer_units(trainee.model)
+        self.calls: list[LayerCall] = []
         self.names: list[str] = []
         self._run = self._trace(batch)
 
@@ -76,7 +82,7 @@ class _Step:
             return tf.stack(largest) if largest else tf.zeros((0,)), gradients
 
         compiled = tf.function(run, autograph=False)
-        with watched(self.placed, self.calls), unrolled(self.placed), same_in_every_dtype():
+        with calls_recorded(self.units, self.calls), unrolled(self.units), same_in_every_dtype():
             compiled.get_concrete_function(batch, tf.constant(1.0))
         return lambda given, scale: compiled(given, tf.constant(scale, tf.float32))
 
@@ -215,7 +221,7 @@ def by_unit(trainee: Trainee, batch: Any, scale: float) -> tuple[UnitTrace, ...]
         if path is not None:
             of_unit.setdefault(path, []).append(float(reading.largest[index]))
     traces = []
-    for unit in step.placed:
+    for unit in step.units:
         outputs = [
             float(reading.largest[places[tensor.name]])
             for call in step.calls
@@ -240,7 +246,7 @@ def _largest(values: Sequence[float]) -> int | None:
     return max(found, default=None)
 
 
-def _underflow(unit: Placed, gradients: dict[int, Any], scale: float) -> float:
+def _underflow(unit: LayerUnit, gradients: dict[int, Any], scale: float) -> float:
     """Return the share of a unit's non-zero gradient that underflows in float16 at `scale`."""
     own = {id(v) for layer in unit.members for v in layer._trainable_variables}
     found = [exponents_of(gradients[key]) for key in own if key in gradients]

@@ -22,13 +22,13 @@ from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.train.data import size_in_bytes
 from autoprec.backends.keras.train.rng import same_in_every_dtype
 from autoprec.backends.keras.train.task_runner import (
-    Holdings,
+    VariableMemory,
     build_model,
     gradient_function,
-    loss_of,
-    number,
+    loss_in_logs,
     on_tensorflow,
-    variables,
+    state_variables,
+    to_float,
 )
 from autoprec.backends.protocol import Task
 from autoprec.core.recipe import Recipe
@@ -59,7 +59,7 @@ class Trainee:
             self.model.reset_metrics()
             feed = iter([batch]) if on_tensorflow() else [batch]
             with same_in_every_dtype():
-                losses.append(number(loss_of(self.model.train_function(feed))))
+                losses.append(to_float(loss_in_logs(self.model.train_function(feed))))
         return finite(sum(losses) / len(losses))
 
     def loss_and_gradient(self, batch: Any) -> tuple[float | None, list[Any]]:
@@ -72,20 +72,20 @@ class Trainee:
         with same_in_every_dtype():
             loss, gradients = self._run(batch, scale)
         self.put_back(kept)
-        return finite(number(loss)), [to_numpy(g) / np.float32(scale) for g in gradients]
+        return finite(to_float(loss)), [to_numpy(g) / np.float32(scale) for g in gradients]
 
     def take(self) -> Snapshot:
         """Copy the state."""
-        return [to_numpy(v) for v in variables(self.model)]
+        return [to_numpy(v) for v in state_variables(self.model)]
 
     def put_back(self, snapshot: Snapshot) -> None:
         """Put a copied state back."""
-        for variable, value in zip(variables(self.model), snapshot, strict=True):
+        for variable, value in zip(state_variables(self.model), snapshot, strict=True):
             variable.assign(value)
 
     def size_in_bytes(self) -> int:
         """Return the size of a copy of the state in bytes."""
-        return sum(size_in_bytes(variable) for variable in variables(self.model))
+        return sum(size_in_bytes(variable) for variable in state_variables(self.model))
 
     def add_noise(self, seed: int) -> None:
         """Multiply every weight by 1 + uniform(-2**-9, 2**-9)."""
@@ -98,15 +98,15 @@ class Trainee:
     @property
     def scaled(self) -> Any:
         """Return the loss-scaling optimizer, or None."""
-        return optimizer_wrapping.find(self.model.optimizer, ScaledOptimizer)
+        return optimizer_wrapping.find_wrapper(self.model.optimizer, ScaledOptimizer)
 
     def close(self) -> None:
         """Restore the process's settings, and free the memory."""
-        holdings = Holdings(self.model)
+        memory = VariableMemory(self.model)
         self.precision.restore()
         self.model = self.precision = self._run = None
         gc.collect()
-        holdings.give_back()
+        memory.free()
 
 
 def to_numpy(value: Any) -> Any:

@@ -197,7 +197,7 @@ def _bytes(leaf: Any) -> int:
     return int(np.prod([int(n) for n in shape])) * item.get(name, 4)
 
 
-def part(batch: Any, samples: int, start: int, stop: int) -> Any:
+def slice_samples(batch: Any, samples: int, start: int, stop: int) -> Any:
     """Slice from `start` to `stop` every array that holds `samples` samples."""
 
     def cut(leaf: Any) -> Any:
