@@ -145,8 +145,8 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "grows by more than 8 MiB": constant(
             "backends.shared.process_memory:Growth._NOISE", 1 / MIB
         ),
-        "is older than 20 s": constant("tuning.drift_correction:_SECONDS"),
-        "difference is above 10 %": constant("tuning.drift_correction:_CHANGE", 100),
+        "is older than 20 s": constant("tuning.drift_correction:_CHECK_SECONDS"),
+        "difference is above 10 %": constant("tuning.drift_correction:_LOG_THRESHOLD", 100),
         "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),
         "varies by more than 25 %": constant("tuning.profile_builder:NOISY", 100),
         "more than 1 % faster. The cost model": constant("core.speed.acquisition:Limits.gain", 100),
@@ -191,15 +191,15 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "an interval of 95 %": CONFIDENCE,
         "or 5 s, besides making": constant("tuning.confirmation:_BESIDE_SECONDS"),
         "brings less than 1 %": constant("core.speed.selection:SAME_SPEED", 100),
-        "more than 15 % slower": beyond_one("tuning.interleaved_timing:_DISTURBED"),
+        "more than 15 % slower": beyond_one("tuning.interleaved_timing:_DISTURBED_RATIO"),
         "more than 1.5 times apart": constant("core.speed.consistency:WIDE"),
         "are 1.42 times apart at most": widest_interval,
         "takes up to 1.65 times as long": lambda: constant("core.statistics:_DISTURBED")()[1:],
         "more than √10 times faster": lambda: [
             constant("core.speed.consistency:ANOTHER_PACE")()[0] ** 2
         ],
-        "comparison ends at 45 % of it": constant("tuning.time_limit:SEARCH", 100),
-        "proofs at 80 %": constant("tuning.time_limit:PROOF", 100),
+        "comparison ends at 45 % of it": constant("tuning.time_limit:SEARCH_SHARE", 100),
+        "proofs at 80 %": constant("tuning.time_limit:PROOF_SHARE", 100),
         "(4 us each)": constant("core.speed.plan:LAUNCH_SECONDS", 1e6),
         "some 10 us for each": constant("core.speed.plan:FRAMEWORK_LAUNCH_SECONDS", 1e6),
         "at least 1.1 times as fast": constant("core.device.policies:_SAME_SPEED"),

@@ -67,7 +67,7 @@ TASKS = {"simulated": SIMULATED, "torch": TORCH}
 UNMEASURED = """
 import sys
 from autoprec import api, cli
-api._measured = lambda facts, frameworks: facts
+api._measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 COMMANDS = {"simulated": ["-c", UNMEASURED], "torch": ["-m", "autoprec"]}

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 DRIVER = """
 import sys
 from autoprec import api, cli
-api._measured = lambda facts, frameworks: facts
+api._measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 
