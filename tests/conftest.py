@@ -111,7 +111,7 @@ def old_objects() -> None:
 def markers_of(path: Path) -> frozenset[str]:
     """Return the markers of the frameworks that loading this file or folder imports."""
     parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
-    words = {word for part in parts for word in part.split("_")}
+    words = {word for part in parts for word in part.removesuffix(".py").split("_")}
     folders = {MARKER_OF[word] for word in words & MARKER_OF.keys()}
     if path.suffix != ".py":
         return frozenset(folders)

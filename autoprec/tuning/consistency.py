@@ -1,4 +1,4 @@
-"""Holds the final rounds against the search: what does not agree is not believed."""
+"""Compares the confirmation's rounds with the search: results that contradict are not believed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoprec.tuning.profile_builder import Findings
 
 
 def searched_ratio(findings: Findings, recipe: Recipe, plain: Recipe) -> Ratio | None:
-    """A recipe's ratio to the baseline as the search saw it; None where it did not."""
+    """Return the speedup over the baseline that the search saw; None where it saw none."""
     one, other = _trial(findings, recipe), _trial(findings, plain)
     if one is None or other is None or one.measurement is None or other.measurement is None:
         return None
@@ -26,7 +26,7 @@ def searched_ratio(findings: Findings, recipe: Recipe, plain: Recipe) -> Ratio |
 
 
 def doubts_of(findings: Findings, baseline: Finalist, best: Finalist | None) -> str:
-    """Why the final rounds cannot be believed; empty where they can. `best`: who may be chosen."""
+    """Say why the final rounds cannot be believed, "" where they can; `best` may be chosen."""
     if findings.rehearsed:
         return ""
     if best is None:
@@ -39,7 +39,7 @@ def doubts_of(findings: Findings, baseline: Finalist, best: Finalist | None) -> 
 
 
 def far_behind(findings: Findings, plain: Recipe) -> Recipe | None:
-    """The best of the rest, where that seemed slower than the baseline by an order of magnitude."""
+    """Return the best other recipe where it measured an order of magnitude below the baseline."""
     own = _trial(findings, plain)
     rest = max((o for o in findings.history if o is not own), key=lambda o: o.rate, default=None)
     if own is None or rest is None or findings.rehearsed:
@@ -50,7 +50,7 @@ def far_behind(findings: Findings, plain: Recipe) -> Recipe | None:
 
 
 def why_plain(findings: Findings, plain: Recipe) -> str:
-    """Why the baseline is the answer where nothing is left to run beside it."""
+    """Say why the baseline is the answer where no other recipe is left to be confirmed."""
     own = _trial(findings, plain)
     rest = max((o.rate for o in findings.history if o is not own), default=0.0)
     if not rest:
@@ -67,7 +67,7 @@ def _pace(findings: Findings, final: Finalist) -> RecipeRates:
 
 
 def _trial(findings: Findings, recipe: Recipe) -> Outcome | None:
-    """The search's own trial of a recipe; None of one that was mended with islands after it."""
+    """Return the search's trial of a recipe; None where islands were added to it afterwards."""
     space = findings.space
     point = space.point(recipe)
     if space.recipe(point).float32_modules != recipe.float32_modules:

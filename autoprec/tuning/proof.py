@@ -393,7 +393,7 @@ class Proof:
         known, most = self._reference(recipe), self._most(recipe)
         try:
             scale, evidence, run = loss_scale_tuning.tune_loss_scale(
-                recipe, self._tracer, most=most
+                recipe, self._tracer, max_steps=most
             )
         except Exception as error:
             if not _raised_by_recipe(error):

@@ -89,7 +89,7 @@ class Prover:
             seconds=job.options.proof_seconds,
             chosen=StoredProofSteps(study, job.options),
             start="" if job.checkpoint is None else job.checkpoint.file,
-            until=job.deadline.of(PROOF_SHARE),
+            until=job.deadline.end_of(PROOF_SHARE),
             on_event=self._progress,
         )
 

@@ -1,8 +1,8 @@
-"""Re-ranking: the search's fastest recipes measured anew, in alternation, before any is proven.
+"""Re-ranks the search's fastest recipes by interleaved timing, before any of them is proven.
 
-A proof takes as long as a search, so what is proven first should be what is really the fastest. Who
-runs, and what their rounds say, core decides; here they run. The baseline does not: the
-finish measures everybody against it.
+A proof takes as long as a search, so the recipe proven first should be the fastest one indeed. Core
+decides which recipes run and what their rounds mean; here they are run. The baseline is left out:
+the confirmation measures every finalist against it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from autoprec.workers.runner import Runner, raise_device_lost
 
 
 def recall_reranking(study: Study) -> Reranking:
-    """What an earlier run of this tuning has kept."""
+    """Return the re-ranking that an earlier run of this tuning kept, or an empty one."""
     return study.recall("heats", Reranking) or Reranking()
 
 
@@ -42,7 +42,7 @@ def rerank(
     before: Reranking,
     runner: Runner,
 ) -> Reranking:
-    """Run who may be the fastest of the history; return `before` where nobody else may be."""
+    """Time the recipes that may be the fastest; return `before` where it covers them already."""
 
     def allowed(outcome: Outcome) -> bool:
         policies = job.options.policies
@@ -78,7 +78,7 @@ def rerank(
 def _run(
     job: TuningJob, space: Space, race: Race, findings: Findings, runner: Runner
 ) -> list[tuple[float, ...]]:
-    """Run a race; return every contender's rates, round by round."""
+    """Run one race; return each recipe's rates, round by round."""
     job.listener(Stage("heats", "the fastest recipes in alternation"))
 
     def still_running(finals: Sequence[Finalist]) -> Collection[int]:

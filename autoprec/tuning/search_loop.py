@@ -28,23 +28,28 @@ from autoprec.tuning.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, run_trial
 
+#: A sampler that proposes known points this many times in a row proposes nothing new.
 _MAX_REPEATS = 20
+
+#: Share of a worker's memory limit that a trial may be expected to need.
 _MEMORY_SHARE = 0.95
+
+#: Trials of Optuna's samplers where `trials` is not set.
 _DEFAULT_SAMPLER_TRIALS = 40
 
 
 def outcome_at(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
-    """The outcome at a point, if it was tried."""
+    """Return the outcome at a point, None where it was not tried."""
     return next(
         (outcome for outcome in history if point_key(outcome.point) == point_key(point)), None
     )
 
 
 class Search:
-    """The search of one tuning: goes on where its study stands, as often as it is run.
+    """The search of one tuning; each `run` continues from the state of its study.
 
-    Where plain float32 does not fit at the baseline's batch, the largest batch at which it does
-    becomes the baseline (`fitting_baseline` of the history says which).
+    Where plain float32 does not fit in memory at the baseline's batch, the largest batch at which
+    it does becomes the baseline (`fitting_baseline` of the history tells which).
     """
 
     def __init__(
@@ -63,11 +68,11 @@ class Search:
         self.time_limit_reached = False
 
     def measure_since_resume(self, runner: Runner) -> None:
-        """Time the baseline of a study that goes on, before any new trial.
+        """Time the baseline of a resumed study, before any new trial.
 
-        What is measured from now on is compared with the earlier trials by it. Trials that the
-        machine ran at a pace of another order of magnitude compare with nothing: they are measured
-        anew. So is a baseline that stands alone, where the pace has changed at all.
+        New trials are compared with the earlier ones by it. Where the machine's speed has changed
+        by an order of magnitude, the earlier trials are not comparable and are measured again. So
+        is a lone baseline, where the speed has changed at all.
         """
         study, space, history = self._study, self._space, self._study.history()
         settled = fitting_baseline(space, self._baseline, history)
@@ -91,16 +96,17 @@ class Search:
     def run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
 
-        What raced in `reranking` counts as it came out there. Run again after them, only what is
-        expected to be faster is tried: what no model can know was looked at before.
+        For recipes that were re-ranked in `heats` the rates measured there count. Run again after a
+        re-ranking, the search tries only recipes that are expected to be faster; exploration is
+        over.
         """
         job, study, space = self._job, self._study, self._space
         if self._ended and job.options.sampler != "cost":
-            return study.history()  # the others learn nothing from a mended rate
+            return study.history()  # the other samplers do not learn from corrected rates
         stage = Stage("search", f"{len(space.points())} recipes")
         if not self._ended:
             job.listener(stage)
-        repeats, told = 0, False
+        repeats, resumed = 0, False
         while True:
             measured = study.history()
             history = reranking.corrected(measured)
@@ -111,13 +117,13 @@ class Search:
             over = bool(history) and job.deadline.passed(SEARCH_SHARE)
             self.time_limit_reached = self.time_limit_reached or (over and not self._ended)
             decision = (
-                Stop(f"the time limit of {job.options.time_limit:g} s leaves it no more")
+                Stop(f"its share of the time limit of {job.options.time_limit:g} s is used up")
                 if over
                 else _decide(job, space, settled, history, repeats, elapsed, not self._ended)
             )
             if isinstance(decision, Stop):
                 self._ended = True
-                if told or not reranking.trials:
+                if resumed or not reranking.trials:
                     job.listener(Note(f"the search ends: {decision.reason}"))
                 return measured
             trial, point = study.ask(decision.point)
@@ -127,11 +133,11 @@ class Search:
                 repeats += 1
                 continue
             repeats = 0
-            if reranking.trials and not told:
-                job.listener(Note("the search goes on, with the rates that the comparison gave"))
+            if reranking.trials and not resumed:
+                job.listener(Note("the search continues, with the rates of the comparison"))
                 if self._ended:
                     job.listener(stage)
-            told = True
+            resumed = True
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
@@ -182,8 +188,8 @@ class Search:
 
 
 def _pace_change_note(drift: float) -> str:
-    known = "they are measured anew" if rate_changed(1.0, drift) else "that is taken into account"
-    return f"this machine runs at {drift:.2g}x the pace of the earlier trials: {known}"
+    taken = "they are measured again" if rate_changed(1.0, drift) else "this is taken into account"
+    return f"this machine now runs at {drift:.2g}x the speed of the earlier trials: {taken}"
 
 
 def _decide(
@@ -217,14 +223,14 @@ def _decide(
 
 
 def _memory_limit(job: TuningJob) -> float | None:
-    """What a recipe may be expected to take: less than a worker may, so that it fits every time."""
+    """Return the memory a trial may be expected to need, a little below a worker's limit."""
     return None if job.memory_bytes is None else _MEMORY_SHARE * job.memory_bytes
 
 
 def _outcome_if_too_large(
     job: TuningJob, history: tuple[Outcome, ...], point: Point
 ) -> Outcome | None:
-    """The outcome of what is known not to fit (a sampler of Optuna's may propose it)."""
+    """Return the outcome of a recipe known not to fit (Optuna's samplers may propose one)."""
     why = why_ruled_out(point, history, Limits(memory_bytes=_memory_limit(job)))
     return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
 
@@ -232,10 +238,10 @@ def _outcome_if_too_large(
 def _timing_budget(
     recipe: Recipe, history: tuple[Outcome, ...], foreseen: float, drift: float
 ) -> TimingBudget:
-    """Half a second of steps, less where the incumbent is out of reach.
+    """Return half a second of steps, less for a recipe that is far slower than the best so far.
 
     That tells recipes apart that differ by more than a few per cent; the re-ranking does the rest.
-    `foreseen` is a rate (0: unknown).
+    `foreseen` is the expected rate in samples a second (0: unknown).
     """
 
     def step(rate: float) -> float | None:
@@ -252,7 +258,7 @@ def _timing_budget(
 
 
 def _next_of_grid(space: Space, history: tuple[Outcome, ...], count: int) -> Next | Stop:
-    """The next recipe of the grid, small batches first, so that what does not fit is learned."""
+    """Return the grid's next recipe, small batches first, to learn what does not fit in memory."""
     points = sorted(space.points(), key=lambda point: int(point[BATCH]))
     left = [point for point in points if outcome_at(history, point) is None]
     if not left or len(history) >= count:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 DRIVER = """
 import sys
 from autoprec import api, cli
-api._measured = lambda facts, frameworks: facts
+api._measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -220,7 +220,7 @@ MOMENTS = ("  trial ", "  trial ", "proof: ", "confirmation: ")
 def test_kills_at_every_stage_lose_nothing(
     tmp_path: Path, mark: str, undisturbed: list[str]
 ) -> None:
-    """The long form of this, at random moments, is benchmarks/soak.py."""
+    """The long form of this, at random moments, is benchmarks/faults/soak.py."""
     rng = random.Random(1)
     folder = tmp_path / "here"
     folder.mkdir()

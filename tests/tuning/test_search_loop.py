@@ -119,7 +119,7 @@ def test_the_search_goes_on_where_the_heats_mended_what_ended_it(tuning: Tuning)
     assert [note.split(":")[0] for note in tuning.notes] == ["the search ends"]
     assert 1024 in tuning.run(tuning.heats(MENDED))
     said = [note.split(",")[0].split(":")[0] for note in tuning.notes]
-    assert said == ["the search goes on", "the search ends"]
+    assert said == ["the search continues", "the search ends"]
 
 
 def test_it_ends_without_a_word_where_they_mended_nothing(tuning: Tuning) -> None:
@@ -151,8 +151,8 @@ KEEPING = replace(SPACE, knobs={KEEP_MEMORY: (False, True)})
     ("alone", "drift", "forgotten", "said"),
     [
         (False, 1.0, False, ""),
-        (False, 0.5, False, "at 0.5x the pace of the earlier trials: that is taken into account"),
-        (False, 0.014, True, "at 0.014x the pace of the earlier trials: they are measured anew"),
+        (False, 0.5, False, "at 0.5x the speed of the earlier trials: this is taken into account"),
+        (False, 0.014, True, "at 0.014x the speed of the earlier trials: they are measured again"),
         (False, 72.0, True, "at 72x"),
         (True, 1.0, False, ""),
         (True, 0.5, True, "at 0.5x"),

@@ -92,7 +92,7 @@ def test_a_product_is_not_reckoned_with_anothers_figures() -> None:
     assert planned("apple-m1").figures == ""
     assert planned("nvidia-a100").figures == "NVIDIA A100 SXM4 40 GB"
     part = replace(facts_of("nvidia-a100"), observation=Observation(CUDA, partition="3g.20gb"))
-    assert api._figures(part) == part
+    assert api._reference_device(part) == part
 
 
 def test_this_machines_memory_is_not_that_of_a_cpu_elsewhere() -> None:

@@ -1,7 +1,7 @@
 """The confusion table on a fixed part of the zoo: what breaks is caught, what is healthy is not.
 
-`tests/zoo/gate.json` lists the part and what its proofs cost; `benchmarks/numerics.py` prints the
-table of the whole. What is expected comes from long runs (truth.json), never from the judge.
+`tests/zoo/gate.json` lists the part and what its proofs cost; `benchmarks/numerics/zoo.py` prints
+the table of the whole. What is expected comes from long runs (truth.json), never from the judge.
 """
 
 from __future__ import annotations

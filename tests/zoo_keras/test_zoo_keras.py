@@ -35,7 +35,7 @@ def names(folder):
 
 
 def measured(folder):
-    """What the loops of benchmarks/zoo_loops_keras.py have shown."""
+    """What the loops of benchmarks/numerics/loops_keras.py have shown."""
     return json.loads((folder / "truth.json").read_text())["tasks"]
 
 

@@ -119,8 +119,8 @@ class MemoryPlan:
 class Plan:
     """What `tune` would do on a device, which need not be present.
 
-    `explain_expectation` summarizes the estimates, a sentence for each batch; `figures` names the source of
-    their peaks and bandwidth, empty where none are known. `recipes` is the size of the
+    `explain_expectation` summarizes the estimates, a sentence for each batch; `figures` names the
+    source of their peaks and bandwidth, empty where none are known. `recipes` is the size of the
     search's space, `off_alignment` the dimensions that are no multiple of `alignment`. `refusal`
     says why it would not begin at all: the rest is then what the hardware alone makes plausible.
     """

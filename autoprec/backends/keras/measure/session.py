@@ -22,12 +22,12 @@ from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.train.compiling import check_compiled
 from autoprec.backends.keras.train.data import batches, count_samples, size_in_bytes, to_tensors
 from autoprec.backends.keras.train.task_runner import (
-    Holdings,
+    VariableMemory,
     build_model,
-    loss_of,
-    number,
+    loss_in_logs,
     on_tensorflow,
     placed_on,
+    to_float,
 )
 from autoprec.backends.protocol import Report, Task
 from autoprec.backends.shared.process_memory import (
@@ -68,7 +68,7 @@ class KerasSession:
         self._report("build", 0)
         self._model = build_model(self._task, seed, found[0])
         self._precision = KerasSurgeon().apply(self._recipe, model=self._model, device=self._device)
-        self._executions, self._updates = _round(
+        self._executions, self._updates = _update_round(
             self._recipe.accumulation_steps, int(self._model.steps_per_execution)
         )
         self._model.make_train_function()
@@ -103,7 +103,7 @@ class KerasSession:
         logs = None
         for _ in range(self._executions):
             logs = self._model.train_function(next(self._feed))
-        self._finite = math.isfinite(number(loss_of(logs))) and self._finite
+        self._finite = math.isfinite(to_float(loss_in_logs(logs))) and self._finite
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
         """Time steps until the budget says enough; see `Session.time_steps`."""
@@ -160,7 +160,7 @@ class KerasSession:
     def close(self) -> None:
         """Give back the memory and what was set for the process."""
         model = self.__dict__.pop("_model", None)
-        holdings = Holdings(model) if model is not None else None
+        memory = VariableMemory(model) if model is not None else None
         precision = self.__dict__.pop("_precision", None)
         if precision is not None:
             precision.restore()
@@ -168,8 +168,8 @@ class KerasSession:
         del model, precision
         _clear_session()
         gc.collect()
-        if holdings is not None:
-            holdings.give_back()
+        if memory is not None:
+            memory.free()
         give_back_memory()
 
 
@@ -180,7 +180,7 @@ def _clear_session() -> None:
     keras.config.set_dtype_policy(policy)
 
 
-def _round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]:
+def _update_round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]:
     """Return the fewest executions that end on an update, and how many updates those are."""
     micro = math.lcm(accumulation_steps, steps_per_execution)
     return micro // steps_per_execution, micro // accumulation_steps
