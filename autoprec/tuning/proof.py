@@ -31,7 +31,7 @@ from autoprec.core.numerics.parity import (
     Verdict,
 )
 from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
-from autoprec.core.recipe import LossScale, Recipe, batch_in_words
+from autoprec.core.recipe import LossScale, Recipe, describe_batch
 from autoprec.errors import AutoprecError, TaskError
 from autoprec.tuning import loss_scale_tuning
 from autoprec.workers.failures import FailureKind, WorkerFailure
@@ -507,7 +507,7 @@ def _check_reference(reference: Trajectory, recipe: Recipe) -> None:
     step = reference.losses.index(None)
     raise TaskError(
         f"in float32 the loss is inf or NaN at step {step} (counted from 0) at "
-        f"{batch_in_words(recipe.batch_size, recipe.accumulation_steps)}, so nothing can be proven "
+        f"{describe_batch(recipe.batch_size, recipe.accumulation_steps)}, so nothing can be proven "
         "against it. "
         "Look for inf or NaN in that batch of build_data, or lower the learning rate"
     )
