@@ -15,7 +15,7 @@ from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS, Evidence, SeedRun
 from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
-from autoprec.core.recipe import Recipe, batch_in_words
+from autoprec.core.recipe import Recipe, describe_batch
 from autoprec.errors import TaskError
 
 SEEDS = (0, 1)
@@ -254,7 +254,7 @@ def _check_finite(reference: Trajectory, recipe: Recipe) -> None:
     step = reference.losses.index(None)
     raise TaskError(
         f"in float32 the loss is inf or NaN at step {step} (counted from 0) at "
-        f"{batch_in_words(recipe.batch_size, recipe.accumulation_steps)}, so nothing can be proven "
+        f"{describe_batch(recipe.batch_size, recipe.accumulation_steps)}, so nothing can be proven "
         "against it. "
         "Look for inf or NaN in that batch of build_data, or lower the learning rate"
     )

@@ -117,9 +117,9 @@ class KerasBackend:
 
     def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
         """See `Backend.tracer`."""
-        from autoprec.backends.keras.trace.tracer import KerasTracer
+        from autoprec.backends.keras.trace.tracer import keras_tracer
 
-        return KerasTracer(task, device=device, seed=seed, report=report)
+        return keras_tracer(task, device=device, seed=seed, report=report)
 
     def surgeon(self) -> Surgeon:
         """See `Backend.surgeon`."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from autoprec.backends.protocol import Report, Task
-from autoprec.backends.shared.checkpoint_budget import affordable
+from autoprec.backends.shared.checkpoint_budget import affordable_steps
 from autoprec.backends.shared.step_clock import StepClock
 from autoprec.backends.torch.apply.process_settings import restored_globals
 from autoprec.backends.torch.trace import magnitudes
@@ -185,7 +185,7 @@ class TorchTracer:
         scales: list[float] = []
         stream = self._stream(recipe.batch_size, seed)
         with self._trainee(recipe, seed, plain=plain) as trainee:
-            keep = affordable(keep, size_in_bytes(trainee.model))
+            keep = affordable_steps(keep, size_in_bytes(trainee.model))
             if noisy:
                 add_noise(trainee.model, _NOISE_SEED + seed)
             for step in range(steps):

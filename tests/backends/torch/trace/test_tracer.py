@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.checkpoint_budget import KEEP_BYTES, affordable
+from autoprec.backends.shared.checkpoint_budget import MAX_CHECKPOINT_BYTES, affordable_steps
 from autoprec.backends.torch.trace.batch_stream import BatchStream, digest
 from autoprec.backends.torch.trace.model_state import (
     add_noise,
@@ -478,11 +478,11 @@ def test_both_parts_of_complex_gradients_are_compared():
 
 def test_a_large_model_keeps_fewer_checkpoints_the_first_and_the_last_before_others():
     steps = frozenset({0, 2, 8, 29})
-    assert affordable(steps, 1) == steps
-    assert affordable(steps, KEEP_BYTES // 6) == {0, 29, 8}
-    assert affordable(steps, KEEP_BYTES // 4) == {0, 29}
-    assert affordable(steps, KEEP_BYTES * 4) == {0}
-    assert affordable(frozenset(), 1) == frozenset()
+    assert affordable_steps(steps, 1) == steps
+    assert affordable_steps(steps, MAX_CHECKPOINT_BYTES // 6) == {0, 29, 8}
+    assert affordable_steps(steps, MAX_CHECKPOINT_BYTES // 4) == {0, 29}
+    assert affordable_steps(steps, MAX_CHECKPOINT_BYTES * 4) == {0}
+    assert affordable_steps(frozenset(), 1) == frozenset()
 
 
 def test_batches_of_another_size_are_forgotten():
