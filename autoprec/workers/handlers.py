@@ -15,7 +15,7 @@ from typing import Any
 
 from autoprec.backends import registry
 from autoprec.backends.protocol import Backend, DeviceMemory, Report, Session, Task, Tracer
-from autoprec.backends.shared.process_memory import give_back_memory
+from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.facts import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
@@ -183,7 +183,7 @@ class Service:
         """Free the memory of the tracer's snapshots."""
         self._tracers.clear()
         gc.collect()
-        give_back_memory()
+        return_freed_memory()
 
     def _tracer(self) -> Tracer:
         task, backend = self._loaded()
