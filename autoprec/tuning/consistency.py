@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.attribution import in_words
-from autoprec.core.speed.consistency import ANOTHER_PACE, Pace, doubts
+from autoprec.core.speed.attribution import describe_recipe
+from autoprec.core.speed.consistency import RATE_CHANGE_FACTOR, RecipeRates, find_inconsistencies
 from autoprec.core.speed.selection import Finalist
-from autoprec.core.speed.trial_results import Outcome, key
+from autoprec.core.speed.trial_results import Outcome, point_key
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.tuning.profile_builder import Findings
 
@@ -30,10 +30,12 @@ def doubts_of(findings: Findings, baseline: Finalist, best: Finalist | None) -> 
     if findings.rehearsed:
         return ""
     if best is None:
-        return "; ".join(doubts(None, None, [_pace(findings, baseline)]))
+        return "; ".join(find_inconsistencies(None, None, [_pace(findings, baseline)]))
     ratio = paired_ratio(best.rates, baseline.rates)
     searched = searched_ratio(findings, best.recipe, baseline.recipe)
-    return "; ".join(doubts(ratio, searched, [_pace(findings, f) for f in (baseline, best)]))
+    return "; ".join(
+        find_inconsistencies(ratio, searched, [_pace(findings, f) for f in (baseline, best)])
+    )
 
 
 def far_behind(findings: Findings, plain: Recipe) -> Recipe | None:
@@ -42,7 +44,9 @@ def far_behind(findings: Findings, plain: Recipe) -> Recipe | None:
     rest = max((o for o in findings.history if o is not own), key=lambda o: o.rate, default=None)
     if own is None or rest is None or findings.rehearsed:
         return None
-    return findings.space.recipe(rest.point) if 0 < rest.rate * ANOTHER_PACE < own.rate else None
+    return (
+        findings.space.recipe(rest.point) if 0 < rest.rate * RATE_CHANGE_FACTOR < own.rate else None
+    )
 
 
 def why_plain(findings: Findings, plain: Recipe) -> str:
@@ -55,11 +59,11 @@ def why_plain(findings: Findings, plain: Recipe) -> str:
     return f"the baseline is the fastest recipe{passed}"
 
 
-def _pace(findings: Findings, final: Finalist) -> Pace:
+def _pace(findings: Findings, final: Finalist) -> RecipeRates:
     trial = _trial(findings, final.recipe)
     measured = None if trial is None else trial.measurement
     before = 0.0 if measured is None else measured.samples_per_second
-    return Pace(in_words(final.recipe), before, final.rates)
+    return RecipeRates(describe_recipe(final.recipe), before, final.rates)
 
 
 def _trial(findings: Findings, recipe: Recipe) -> Outcome | None:
@@ -68,4 +72,4 @@ def _trial(findings: Findings, recipe: Recipe) -> Outcome | None:
     point = space.point(recipe)
     if space.recipe(point).float32_modules != recipe.float32_modules:
         return None
-    return next((o for o in findings.history if key(o.point) == key(point)), None)
+    return next((o for o in findings.history if point_key(o.point) == point_key(point)), None)

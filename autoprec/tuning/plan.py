@@ -12,7 +12,7 @@ from autoprec.core.device.facts import DeviceFacts, DeviceKind
 from autoprec.core.device.placement import alone
 from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.speed.plan import Plan, estimates, expectation, memory_plan
+from autoprec.core.speed.plan import Plan, estimate_steps, explain_expectation, plan_memory
 from autoprec.core.speed.space import BATCH
 from autoprec.tuning.events import Event, Note, Stage
 from autoprec.tuning.job import Target, TuningJob
@@ -72,7 +72,7 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
     proposal = propose(device, job.options.policies)
     space = build_space(there, task, device, proposal)
     baseline = int(baseline_point(space)[BATCH])
-    estimated = estimates(
+    estimated = estimate_steps(
         task, figures, proposal.policies, sorted({baseline, max(space.batch_sizes)})
     )
     multiple = min(padding_multiples(there, device, space.policies), default=1)
@@ -85,10 +85,10 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
         recipes=len(space.points()),
         figures=figures.name if estimated else "",
         estimates=estimated,
-        expectation=expectation(estimated, figures, task, proposal.policies),
+        expectation=explain_expectation(estimated, figures, task, proposal.policies),
         alignment=multiple,
         off_alignment=misaligned(task, multiple),
-        memory=memory_plan(
+        memory=plan_memory(
             task, baseline, job.options.memory_bytes if hypothetical else there.memory_bytes
         ),
         notes=tuple(notes),

@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from autoprec.core.device.policies import Refusal
-from autoprec.core.speed.reranking import ROUNDS, Heat, Heats
+from autoprec.core.speed.reranking import MAX_ROUNDS, Race, Reranking
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, key
+from autoprec.core.speed.trial_results import Outcome, Status, point_key
 from autoprec.tuning.events import Stage
 from autoprec.tuning.interleaved_timing import (
     FinalistFailed,
@@ -28,9 +28,9 @@ from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, raise_device_lost
 
 
-def recall_reranking(study: Study) -> Heats:
+def recall_reranking(study: Study) -> Reranking:
     """Return the re-ranking that an earlier run of this tuning kept, or an empty one."""
-    return study.recall("heats", Heats) or Heats()
+    return study.recall("heats", Reranking) or Reranking()
 
 
 def rerank(
@@ -39,53 +39,53 @@ def rerank(
     space: Space,
     baseline: Point,
     findings: Findings,
-    before: Heats,
+    before: Reranking,
     runner: Runner,
-) -> Heats:
+) -> Reranking:
     """Time the recipes that may be the fastest; return `before` where it covers them already."""
 
     def allowed(outcome: Outcome) -> bool:
         policies = job.options.policies
         chosen = not policies or outcome.point["policy"] in policies
-        return outcome.rate > 0 and chosen and key(outcome.point) != key(baseline)
+        return outcome.rate > 0 and chosen and point_key(outcome.point) != point_key(baseline)
 
     def fit(outcomes: Sequence[Outcome]) -> bool:
         return fit_in_memory_together(job, [space.recipe(o.point) for o in outcomes], findings)
 
-    heats, history = before, findings.history
+    reranking, history = before, findings.history
     if job.deadline.passed(SEARCH_SHARE):
         return before
-    while heat := heats.next_heat(history, allowed, fit):
+    while race := reranking.next_race(history, allowed, fit):
         try:
-            rates = _run(job, space, heat, findings, runner)
+            rates = _run(job, space, race, findings, runner)
         except FinalistFailed as failed:
             raise_device_lost(failed.failure)
             reason = f"ran before but failed when it ran beside the others: {failed}"
             findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
             lost = failed.recipe.key()
-            out = next(o for o in heat.running if space.recipe(o.point).key() == lost)
+            out = next(o for o in race.contenders if space.recipe(o.point).key() == lost)
             gone = replace(out, status=Status.CRASHED, measurement=None, reason=reason)
-            heats = heats.failed(gone)
+            reranking = reranking.with_failure(gone)
         else:
-            heats = heats.finished(heat, rates, history)
+            reranking = reranking.with_race(race, rates, history)
             break
     else:
-        heats = heats.nobody_else(history)
-    study.remember("heats", heats)
-    return heats
+        reranking = reranking.closed(history)
+    study.remember("heats", reranking)
+    return reranking
 
 
 def _run(
-    job: TuningJob, space: Space, heat: Heat, findings: Findings, runner: Runner
+    job: TuningJob, space: Space, race: Race, findings: Findings, runner: Runner
 ) -> list[tuple[float, ...]]:
-    """Run one heat; return each recipe's rates, round by round."""
+    """Run one race; return each recipe's rates, round by round."""
     job.listener(Stage("heats", "the fastest recipes in alternation"))
 
     def still_running(finals: Sequence[Finalist]) -> Collection[int]:
         if job.deadline.passed(SEARCH_SHARE):
             return ()
-        return heat.pace.still_running([final.rates for final in finals])
+        return race.cost.select_contenders([final.rates for final in finals])
 
-    recipes = [space.recipe(outcome.point) for outcome in heat.running]
-    finals = time_interleaved(job, recipes, ROUNDS, findings, runner, still_running)
+    recipes = [space.recipe(outcome.point) for outcome in race.contenders]
+    finals = time_interleaved(job, recipes, MAX_ROUNDS, findings, runner, still_running)
     return [final.rates for final in finals]

@@ -12,15 +12,15 @@ from autoprec.core.speed.acquisition import (
     Limits,
     Next,
     Stop,
+    fitting_baseline,
     next_point,
-    ruled_out,
-    settled_baseline,
+    why_ruled_out,
 )
-from autoprec.core.speed.consistency import another_pace
-from autoprec.core.speed.kept_memory import start_point, what_it_brings
-from autoprec.core.speed.reranking import Heats
+from autoprec.core.speed.consistency import rate_changed
+from autoprec.core.speed.kept_memory import describe_gain, start_point
+from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, key
+from autoprec.core.speed.trial_results import Outcome, Status, point_key
 from autoprec.tuning.drift_correction import DriftMonitor
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
@@ -40,14 +40,16 @@ _DEFAULT_SAMPLER_TRIALS = 40
 
 def outcome_at(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
     """Return the outcome at a point, None where it was not tried."""
-    return next((outcome for outcome in history if key(outcome.point) == key(point)), None)
+    return next(
+        (outcome for outcome in history if point_key(outcome.point) == point_key(point)), None
+    )
 
 
 class Search:
     """The search of one tuning; each `run` continues from the state of its study.
 
     Where plain float32 does not fit in memory at the baseline's batch, the largest batch at which
-    it does becomes the baseline (`settled_baseline` of the history tells which).
+    it does becomes the baseline (`fitting_baseline` of the history tells which).
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Search:
         is a lone baseline, where the speed has changed at all.
         """
         study, space, history = self._study, self._space, self._study.history()
-        settled = settled_baseline(space, self._baseline, history)
+        settled = fitting_baseline(space, self._baseline, history)
         plain = None if settled is None else outcome_at(history, settled)
         if settled is None or plain is None or plain.rate <= 0:
             return
@@ -83,15 +85,15 @@ class Search:
         monitor = DriftMonitor(self._job, space)
         drift = monitor.measure_since_resume(runner, first or plain)
         alone = first is None and self._job.options.sampler == "cost"
-        if another_pace(1.0, drift) or (alone and drift != 1.0):
+        if rate_changed(1.0, drift) or (alone and drift != 1.0):
             study.forget_trials()
-            study.remember("heats", Heats())
+            study.remember("heats", Reranking())
         elif first is not None:
             self._drift_monitor = monitor
         if drift != 1.0:
-            self._job.listener(Note(_pace_change_note(drift), warning=another_pace(1.0, drift)))
+            self._job.listener(Note(_pace_change_note(drift), warning=rate_changed(1.0, drift)))
 
-    def run(self, runner: Runner, heats: Heats) -> tuple[Outcome, ...]:
+    def run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
 
         For recipes that were re-ranked in `heats` the rates measured there count. Run again after a
@@ -107,8 +109,8 @@ class Search:
         repeats, resumed = 0, False
         while True:
             measured = study.history()
-            history = heats.mended(measured)
-            settled = settled_baseline(space, self._baseline, history)
+            history = reranking.corrected(measured)
+            settled = fitting_baseline(space, self._baseline, history)
             if settled is None:
                 return measured
             elapsed = self._clock() - self._began
@@ -121,7 +123,7 @@ class Search:
             )
             if isinstance(decision, Stop):
                 self._ended = True
-                if resumed or not heats.trials:
+                if resumed or not reranking.trials:
                     job.listener(Note(f"the search ends: {decision.reason}"))
                 return measured
             trial, point = study.ask(decision.point)
@@ -131,7 +133,7 @@ class Search:
                 repeats += 1
                 continue
             repeats = 0
-            if heats.trials and not resumed:
+            if reranking.trials and not resumed:
                 job.listener(Note("the search continues, with the rates of the comparison"))
                 if self._ended:
                     job.listener(stage)
@@ -157,7 +159,7 @@ class Search:
         runner.load()
         first = outcome_at(history, start_point(space, baseline, history))
         drift = self._drift_monitor.check(runner, first)
-        budget = _timing_budget(recipe, history, decision.foreseen, drift)
+        budget = _timing_budget(recipe, history, decision.expected_rate, drift)
         with job.contention_monitor.over(lambda: runner.pids):
             outcome = run_trial(
                 runner,
@@ -165,7 +167,7 @@ class Search:
                 recipe,
                 seed=job.options.seed,
                 budget=budget,
-                baseline=key(point) == key(baseline),
+                baseline=point_key(point) == point_key(baseline),
             )
         return replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
 
@@ -177,14 +179,16 @@ class Search:
         best = max(each.rate for each in (*history, outcome))
         baseline_rate = base.rate if base is not None else 0.0
         self._job.listener(TrialFinished(len(history), recipe, outcome, best, baseline_rate))
-        if recipe.keeps_memory and key(outcome.point) == key({**baseline, KEEP_MEMORY: True}):
-            said = what_it_brings(baseline, (*history, outcome))
+        if recipe.keeps_memory and point_key(outcome.point) == point_key(
+            {**baseline, KEEP_MEMORY: True}
+        ):
+            said = describe_gain(baseline, (*history, outcome))
             if said:
                 self._job.listener(Note(said))
 
 
 def _pace_change_note(drift: float) -> str:
-    taken = "they are measured again" if another_pace(1.0, drift) else "this is taken into account"
+    taken = "they are measured again" if rate_changed(1.0, drift) else "this is taken into account"
     return f"this machine now runs at {drift:.2g}x the speed of the earlier trials: {taken}"
 
 
@@ -195,13 +199,17 @@ def _decide(
     history: tuple[Outcome, ...],
     repeats: int,
     elapsed: float,
-    doubts: bool,
+    explore_neighbours: bool,
 ) -> Next | Stop:
     options = job.options
     if options.search_limit is not None and elapsed >= options.search_limit and history:
         return Stop(f"the search's limit of {options.search_limit:g} s is reached")
     if options.sampler == "cost" or outcome_at(history, baseline) is None:
-        limits = Limits(memory_bytes=_memory_limit(job), trials=options.trials, doubts=doubts)
+        limits = Limits(
+            memory_bytes=_memory_limit(job),
+            trials=options.trials,
+            explore_neighbours=explore_neighbours,
+        )
         return next_point(space, baseline, history, limits)
     points = len(space.points())
     count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)
@@ -223,7 +231,7 @@ def _outcome_if_too_large(
     job: TuningJob, history: tuple[Outcome, ...], point: Point
 ) -> Outcome | None:
     """Return the outcome of a recipe known not to fit (Optuna's samplers may propose one)."""
-    why = ruled_out(point, history, Limits(memory_bytes=_memory_limit(job)))
+    why = why_ruled_out(point, history, Limits(memory_bytes=_memory_limit(job)))
     return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
 
 
@@ -244,8 +252,8 @@ def _timing_budget(
         seconds=0.5,
         min_steps=2,
         max_steps=100,
-        hopeless_seconds=step(best / 1.25),
-        foreseen_seconds=step(foreseen),
+        too_slow_seconds=step(best / 1.25),
+        expected_seconds=step(foreseen),
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, key
+from autoprec.core.speed.trial_results import Outcome, Status, point_key
 from autoprec.errors import UsageError
 from autoprec.tuning.study_storage import open_storage, storage_error
 from autoprec.version import __version__
@@ -115,7 +115,7 @@ class Study:
                 continue
             with contextlib.suppress(DecodeError):  # it is measured again
                 outcome = from_plain(Outcome, plain)
-                found.setdefault(key(outcome.point), outcome)
+                found.setdefault(point_key(outcome.point), outcome)
         return tuple(found.values())
 
     def forget_trials(self) -> None:

@@ -116,7 +116,7 @@ class Service:
         try:
             self.open(name="trial", recipe=recipe, seed=seed)
             first = self.time(name="trial", budget=budget)
-            if not disturbed(first.step_seconds, budget.foreseen_seconds):
+            if not disturbed(first.step_seconds, budget.expected_seconds):
                 return first
             again = self.time(name="trial", budget=budget)
             faster = min(first, again, key=lambda measured: measured.step_seconds)

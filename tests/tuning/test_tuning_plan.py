@@ -13,7 +13,7 @@ from autoprec import api
 from autoprec.core.device.facts import GIB, DeviceFacts, DeviceKind, Observation, merge
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts
-from autoprec.core.speed.plan import SOLD_WITH, Plan
+from autoprec.core.speed.plan import COMMON_MEMORY_GIB, Plan
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical, with_figures
@@ -97,7 +97,7 @@ def test_a_product_is_not_reckoned_with_anothers_figures() -> None:
 
 def test_this_machines_memory_is_not_that_of_a_cpu_elsewhere() -> None:
     found = {each.memory_bytes / GIB for each in planned("amd-zen4").memory.fits}
-    assert found == set(SOLD_WITH)
+    assert found == set(COMMON_MEMORY_GIB)
 
 
 def test_a_p100_has_no_tensor_cores_for_float16() -> None:

@@ -22,7 +22,7 @@ from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
 from autoprec.backends.keras.apply.loss_scale import STATE_VARIABLES, ScaledOptimizer, value_of
 from autoprec.backends.keras.apply.padding import PaddedLayer
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import LossScale, Recipe, batch_in_words
+from autoprec.core.recipe import LossScale, Recipe, describe_batch
 from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
@@ -104,7 +104,7 @@ class Precision:
 
     def __repr__(self) -> str:
         recipe = self.recipe
-        batch = batch_in_words(recipe.batch_size, recipe.accumulation_steps)
+        batch = describe_batch(recipe.batch_size, recipe.accumulation_steps)
         return f"Precision({recipe.policy}, {batch})"
 
     @property

@@ -42,7 +42,7 @@ from autoprec.backends.torch.apply.nonfinite_losses import FiniteWatch
 from autoprec.backends.torch.apply.surgery_report import SurgeryReport
 from autoprec.backends.torch.apply.tensors import to_float32
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import LossScale, Recipe, batch_in_words
+from autoprec.core.recipe import LossScale, Recipe, describe_batch
 from autoprec.errors import AutoprecWarning, UsageError
 
 Batch = TypeVar("Batch")
@@ -90,7 +90,7 @@ class Precision:
 
     def __repr__(self) -> str:
         return (
-            f"Precision({self.policy}, {batch_in_words(self.batch_size, self.accumulation_steps)})"
+            f"Precision({self.policy}, {describe_batch(self.batch_size, self.accumulation_steps)})"
         )
 
     # What the recipe says ----------------------------------------------------------------------
