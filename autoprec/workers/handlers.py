@@ -22,7 +22,7 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
-from autoprec.backends.shared.process_memory import give_back_memory
+from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.facts import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
@@ -190,7 +190,7 @@ class Service:
         """Free the memory of the tracer's snapshots."""
         self._tracers.clear()
         gc.collect()
-        give_back_memory()
+        return_freed_memory()
 
     def _tracer(self) -> Tracer:
         task, backend = self._loaded()

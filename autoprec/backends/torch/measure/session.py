@@ -20,10 +20,10 @@ import torch
 
 from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.process_memory import (
-    Growth,
-    give_back_memory,
+    MemoryGrowth,
     peak_resident_bytes,
     reset_peak_resident,
+    return_freed_memory,
 )
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
@@ -130,12 +130,12 @@ class TorchSession:
         timer = self._timer()
         warmup_seconds = time.perf_counter() - self._started
         times: list[float] = []
-        memory = Growth()
+        memory = MemoryGrowth()
         start, growing = time.perf_counter(), 0.0
         while not enough(times, budget, time.perf_counter() - start - growing):
             chunk = timer(_chunk_size(times))
             self._report("steps", len(times))
-            if memory.since_last() and growing < _MAX_GROWTH_BUDGETS * budget.seconds:
+            if memory.since_last_check() and growing < _MAX_GROWTH_BUDGETS * budget.seconds:
                 growing += sum(chunk)
             else:
                 times += chunk
@@ -189,7 +189,7 @@ class TorchSession:
         self._globals.close()
         gc.collect()
         devices.empty_cache(self._device)
-        give_back_memory()
+        return_freed_memory()
 
 
 def _chunk_size(times: Sequence[float]) -> int:
