@@ -472,7 +472,9 @@ def _leave_unchanged(
             profile = recipe_for(profile, address, backend)
     plain = Recipe(batch_size=profile.batch_size, accumulation_steps=profile.accumulation_steps)
     optimizers = _as_sequence(optimizer)
-    return backend.surgeon().leave(plain, model=model, optimizers=optimizers, device=address)
+    return backend.surgeon().leave_unchanged(
+        plain, model=model, optimizers=optimizers, device=address
+    )
 
 
 def _framework_without_model(profile: str | Path | Profile | Recipe | None) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from autoprec.backends.protocol import Report
+from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.process_memory import MemoryGrowth
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.statistics import enough, summarize
@@ -68,7 +68,7 @@ class TimedSteps:
 def time_steps(
     time_rounds: Callable[[int], list[float]],
     budget: TimingBudget,
-    report: Report,
+    report: ProgressCallback,
     *,
     updates: int = 1,
 ) -> TimedSteps:

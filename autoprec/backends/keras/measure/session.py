@@ -29,7 +29,7 @@ from autoprec.backends.keras.train.task_runner import (
     placed_on,
     to_float,
 )
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.process_memory import (
     peak_resident_bytes,
     reset_peak_resident,
@@ -45,7 +45,7 @@ class KerasSession:
     """One model under one recipe, with a few full batches in memory."""
 
     def __init__(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> None:
         self._task, self._recipe, self._device, self._report = task, recipe, device, report
         self._started = time.perf_counter()
