@@ -1,4 +1,4 @@
-"""The public functions, and the only wiring: here hardware, backends and tuning meet.
+"""The public functions, and the only place where hardware, backends and tuning are wired together.
 
 Nothing inside autoprec imports this module except the command line. The data flow reads from top to
 bottom: probe -> tune -> profile -> apply.
@@ -33,7 +33,7 @@ from autoprec.core.profile import Fit, Profile, fit
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import parse_batch_sizes
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
-from autoprec.fitting import missed, recalled, recipe_for
+from autoprec.fitting import recipe_for, unusable_accelerators, with_remembered_measurements
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical_observation, resolve_family, with_vendor_figures
 from autoprec.hardware.observe import OnWait, is_device_kind, observe
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 OFF = "off"
 SWITCH = "AUTOPREC"
 
-_GIVEN = "model= was given"
+_MODEL_ARGUMENT = "model= was given"
 
 __all__ = ["apply_profile", "check_profile", "load_profile", "plan", "probe", "tune"]
 
@@ -66,18 +66,18 @@ def probe(
     device: str | None = None,
     on_wait: OnWait = lambda text: None,
 ) -> ProbeResult:
-    """Look at this machine: every device, what it is good at, and why.
+    """Probe this machine: every device, which precisions it supports, and why.
 
     `measure` also times matrix products per dtype in a child process of the installed framework,
-    and remembers the result in the user's cache directory; without it, what was remembered of this
-    device and framework is shown with its date. `device` keeps one kind ("cuda") or one device
-    ("cuda:1"). Any other text names a device that need not be here ("a100", "tpu v5e"), of which
-    the catalogue is told. Raises `UsageError` where no device is left, or none or several are so
-    named. `on_wait` is told of a driver that takes longer than two seconds.
+    and remembers the result in the user's cache directory; without it, a remembered result for this
+    device and framework is shown with its date. `device` selects one kind ("cuda") or one device
+    ("cuda:1"). Any other text names a device of the catalogue, which need not be present ("a100",
+    "tpu v5e"). Raises `UsageError` where no device is left, or where no or several catalogue
+    entries match. `on_wait` is called with a message when a driver takes longer than two seconds.
     """
     if device is None or is_device_kind(device):
-        seen = _probe_here(measure=measure, device=device, on_wait=on_wait)
-        return seen if measure else _with_what_was_measured(seen)
+        machine = _probe_here(measure=measure, device=device, on_wait=on_wait)
+        return machine if measure else _with_remembered_measurements(machine)
     if measure:
         raise UsageError(
             f"{device!r} is no device here such as cpu or cuda:0, and only those are measured"
@@ -93,28 +93,28 @@ def _probe_here(
     device: str | None = None,
     on_wait: OnWait = lambda text: None,
 ) -> ProbeResult:
-    """Look at the devices of this machine alone."""
-    seen = observe(on_wait=on_wait)
-    observations = select_devices(seen.devices, device, seen.unusable)
+    """Probe the devices of this machine, without looking up names in the catalogue."""
+    machine = observe(on_wait=on_wait)
+    observations = select_devices(machine.devices, device, machine.unusable)
     catalogue = load_catalogue()
     facts = [merge(each, catalogue.family_of(each)) for each in observations]
     if measure:
-        software = {framework.name: framework.version for framework in seen.frameworks}
-        facts = [_measured(each, software) for each in facts]
+        software = {framework.name: framework.version for framework in machine.frameworks}
+        facts = [_measure_device(each, software) for each in facts]
     return ProbeResult(
         devices=tuple(DeviceReport(each, propose(each)) for each in facts),
-        frameworks=seen.frameworks,
-        notes=seen.notes,
-        unusable=seen.unusable,
-        system=seen.system,
-        python=seen.python,
+        frameworks=machine.frameworks,
+        notes=machine.notes,
+        unusable=machine.unusable,
+        system=machine.system,
+        python=machine.python,
     )
 
 
-def _measured(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
-    """Time the device's products with the first framework that can; remember what that gave."""
+def _measure_device(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
+    """Time the device's matrix products with the first framework able to; remember the result."""
     if facts.observation.rehearsal:
-        return facts  # nothing timed there means anything
+        return facts  # times of a pretended device mean nothing
     from autoprec.backends.shared.matmul_timing import measure
 
     measured = measure(facts, list(software))
@@ -122,15 +122,15 @@ def _measured(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
     if float32 is not None and float32.gflops and not measured.disturbed:
         kept = replace(measured, date=f"{datetime.now(UTC):%Y-%m-%d}", notes=())
         name = measured.framework
-        note = cache.remember(cache.Timed(facts.fingerprint, name, software[name], kept))
+        note = cache.remember(cache.TimedDevice(facts.fingerprint, name, software[name], kept))
         measured = replace(measured, notes=(*measured.notes, *filter(None, (note,))))
     return with_measurements(facts, measured)
 
 
-def _with_what_was_measured(seen: ProbeResult) -> ProbeResult:
-    software = {framework.name: framework.version for framework in seen.frameworks}
-    known = [recalled(report.facts, software) for report in seen.devices]
-    return replace(seen, devices=tuple(DeviceReport(each, propose(each)) for each in known))
+def _with_remembered_measurements(machine: ProbeResult) -> ProbeResult:
+    software = {framework.name: framework.version for framework in machine.frameworks}
+    known = [with_remembered_measurements(report.facts, software) for report in machine.devices]
+    return replace(machine, devices=tuple(DeviceReport(each, propose(each)) for each in known))
 
 
 # Tune --------------------------------------------------------------------------------------------
@@ -161,30 +161,30 @@ def tune(
     from autoprec.tuning.study_storage import default_journal, discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
-    chosen = _chosen(options, settings)
+    chosen = _options_from(options, settings)
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
-    tell = listener or (Notebook() if in_notebook() else silent)
-    seen = _probe_here(device=device, on_wait=lambda text: tell(Note(text)))
-    for note in seen.notes:
-        tell(Note(note))
-    unusable = () if device else seen.unusable
+    listen = listener or (Notebook() if in_notebook() else silent)
+    machine = _probe_here(device=device, on_wait=lambda text: listen(Note(text)))
+    for note in machine.notes:
+        listen(Note(note))
+    unusable = () if device else machine.unusable
     for each in unusable:
-        tell(Note(each.text, warning=True))
-    installed = {framework.name: framework.version for framework in seen.frameworks}
+        listen(Note(each.text, warning=True))
+    installed = {framework.name: framework.version for framework in machine.frameworks}
 
     def tune_on(facts: DeviceFacts) -> Profile:
         target = Target(
             facts=facts,
-            software=installed | {"python": seen.python},
-            measure=lambda known: _measured(known, installed),
+            software=installed | {"python": machine.python},
+            measure=lambda known: _measure_device(known, installed),
             unusable=unusable,
         )
-        return tuner.tune(TuningJob(path, target, chosen, tell))
+        return tuner.tune(TuningJob(path, target, chosen, listen))
 
-    devices = [report.facts for report in seen.devices]
+    devices = [report.facts for report in machine.devices]
     with discard_new_journal_on_task_error(chosen.storage or default_journal(path)):
-        profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
+        profile = _tune_on_first_usable(devices[:1] if device else devices, tune_on, listen)
     save_profile(profile, output)
     return profile
 
@@ -208,33 +208,33 @@ def plan(
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.workers.task_file import check_task_path
 
-    path, chosen = check_task_path(task), _chosen(options, settings)
-    tell = listener or silent
+    path, chosen = check_task_path(task), _options_from(options, settings)
+    listen = listener or silent
     family = (
         None
         if device is None or is_device_kind(device)
         else resolve_family(load_catalogue(), device)
     )
-    seen = _probe_here(on_wait=lambda text: tell(Note(text)))
-    known = [each.facts for each in seen.devices]
+    machine = _probe_here(on_wait=lambda text: listen(Note(text)))
+    known = [each.facts for each in machine.devices]
     cpu = next(each for each in known if each.kind is DeviceKind.CPU)
     if family is not None:
         known = [merge(hypothetical_observation(family), family)]
     elif device is not None:
-        found = select_devices([each.observation for each in known], device, seen.unusable)
+        found = select_devices([each.observation for each in known], device, machine.unusable)
         known = [each for each in known if each.observation == found[0]]
-    software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
-    unusable = () if device else seen.unusable
-    job = TuningJob(path, Target(cpu, software, lambda known: known, unusable), chosen, tell)
-    made = plan.plan(job, known, _figures)
-    told = () if family is not None else (*seen.notes, *(each.text for each in unusable))
+    software = {f.name: f.version for f in machine.frameworks} | {"python": machine.python}
+    unusable = () if device else machine.unusable
+    job = TuningJob(path, Target(cpu, software, lambda known: known, unusable), chosen, listen)
+    made = plan.plan(job, known, _reference_device)
+    told = () if family is not None else (*machine.notes, *(each.text for each in unusable))
     return replace(made, notes=(*made.notes, *told))
 
 
-def _figures(facts: DeviceFacts) -> DeviceFacts:
-    """The device, or the product of its family that has peaks and a bandwidth to reckon with.
+def _reference_device(facts: DeviceFacts) -> DeviceFacts:
+    """Return the device, or the product of its family whose peaks and bandwidth are published.
 
-    A part of a device has not the whole one's.
+    A partition of a device does not have the whole device's figures.
     """
     if facts.observation.partition:
         return facts
@@ -243,20 +243,20 @@ def _figures(facts: DeviceFacts) -> DeviceFacts:
     return facts if row.name == facts.family else merge(hypothetical_observation(row), row)
 
 
-def _chosen(options: Options | None, settings: Mapping[str, Any]) -> Options:
-    """The options as they were given, whole or one by one."""
+def _options_from(options: Options | None, settings: Mapping[str, Any]) -> Options:
+    """Return the options as given, whole or one by one."""
     from autoprec.tuning.options import Options as TuneOptions
 
     if options is not None and settings:
         raise UsageError("give options or single settings, not both")
     try:
-        return options or TuneOptions(**_parsed(settings))
+        return options or TuneOptions(**_parse_settings(settings))
     except TypeError as error:
         raise UsageError(f"tune: {error}") from error
 
 
-def _on_the_first_usable(
-    devices: Sequence[DeviceFacts], tune_on: Callable[[DeviceFacts], Profile], tell: Listener
+def _tune_on_first_usable(
+    devices: Sequence[DeviceFacts], tune_on: Callable[[DeviceFacts], Profile], listen: Listener
 ) -> Profile:
     """Tune on the best device that the task's framework, as it is installed, can drive."""
     from autoprec.tuning.events import Note
@@ -265,12 +265,12 @@ def _on_the_first_usable(
         try:
             return tune_on(facts)
         except DeviceUnusable as error:
-            tell(Note(f"skipped: {error}", warning=True))
+            listen(Note(f"skipped: {error}", warning=True))
     return tune_on(devices[-1])
 
 
-def _parsed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a caller writes them (names, lists) in the types the options have."""
+def _parse_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert settings as a caller writes them (names, lists) to the types of the options."""
     parsed = dict(settings)
     if "policies" in parsed:
         given = parsed["policies"]
@@ -290,7 +290,7 @@ def _parsed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_output(path: Path, task: Path | None = None) -> Path:
-    """Where a profile will be written; `UsageError` now rather than after an hour of tuning."""
+    """Return where a profile will be written; raise `UsageError` before tuning, not after it."""
     folder = path.parent
     if not path.is_dir() and (path.suffix not in (".yaml", ".yml") or path.resolve() == task):
         raise UsageError(
@@ -301,12 +301,12 @@ def check_output(path: Path, task: Path | None = None) -> Path:
         raise UsageError(f"--output {path} is a folder; give the profile's file name")
     existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
     if not os.access(existing, os.W_OK):
-        raise UsageError(f"{existing} is not writable; choose another place {_places(task)}")
+        raise UsageError(f"{existing} is not writable; choose another place {_alternatives(task)}")
     return path
 
 
-def _places(task: Path | None) -> str:
-    """The options that choose another place: one where the study finds its own."""
+def _alternatives(task: Path | None) -> str:
+    """Name the options that choose another place: one is enough where the study can be written."""
     from autoprec.tuning.study_storage import default_journal, is_writable
 
     both = task is not None and not is_writable(default_journal(task))
@@ -325,21 +325,23 @@ def check_profile(
     """Say whether a profile fits this device and the software installed here.
 
     Its own framework has to be installed. Where the profile does not fit, `instead` says what
-    `apply_profile` would do with it. `on_wait` is told of a driver that takes longer than two
-    seconds.
+    `apply_profile` would do with it. `on_wait` is called with a message when a driver takes longer
+    than two seconds.
     """
     made = profile if isinstance(profile, Profile) else load_profile(profile)
-    seen = _with_what_was_measured(_probe_here(device=device, on_wait=on_wait))
-    software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
+    machine = _with_remembered_measurements(_probe_here(device=device, on_wait=on_wait))
+    software = {f.name: f.version for f in machine.frameworks} | {"python": machine.python}
     wanted = made.device.fingerprint.kind
-    known = [r.facts for r in seen.devices if r.facts.kind == wanted]
-    known = known or [r.facts for r in seen.devices]
+    known = [r.facts for r in machine.devices if r.facts.kind == wanted]
+    known = known or [r.facts for r in machine.devices]
     fits = {facts.address: fit(made, facts.fingerprint, software) for facts in known}
     facts = min(known, key=lambda f: (len(fits[f.address].problems), len(fits[f.address].warnings)))
     best = fits[facts.address]
     if best.matches:
         return best
-    best = replace(best, problems=(*best.problems, *missed(seen.unusable, [made])))
+    best = replace(
+        best, problems=(*best.problems, *unusable_accelerators(machine.unusable, [made]))
+    )
     if made.task.framework not in software:
         return best
     choice = measured_choice(facts)
@@ -348,7 +350,7 @@ def check_profile(
 
 
 def device_fingerprint(device: str | None = None) -> Fingerprint:
-    """What profiles are matched by, for `device` or the first device here."""
+    """Return what profiles are matched by, for `device` or the first device here."""
     return _probe_here(device=device).devices[0].facts.fingerprint
 
 
@@ -356,11 +358,11 @@ def device_fingerprint(device: str | None = None) -> Fingerprint:
 
 
 class KerasModel(Protocol):
-    """What tells a Keras model from a PyTorch one, for type checkers, with neither imported."""
+    """Distinguishes a Keras model from a PyTorch one for type checkers, importing neither."""
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """The weights that are trained."""
+        """Return the weights that are trained."""
 
 
 @overload
@@ -417,11 +419,15 @@ def apply_profile(
 
     if fallback not in ("measured", "rules"):
         raise UsageError(f"fallback={fallback!r} given, expected 'measured' or 'rules'")
-    if _is_off():
-        return _left_alone(profile, model, optimizer, device)
+    if _is_switched_off():
+        return _leave_unchanged(profile, model, optimizer, device)
     if profile is None or profile == OFF:
-        return _left_alone(Recipe(), model, optimizer, device)
-    name = registry.owner(model, _GIVEN) if model is not None else _framework_without_model(profile)
+        return _leave_unchanged(Recipe(), model, optimizer, device)
+    name = (
+        registry.owner(model, _MODEL_ARGUMENT)
+        if model is not None
+        else _framework_without_model(profile)
+    )
     backend = registry.load(name)
     address = _address(device, model, backend)
     recipe = (
@@ -434,28 +440,32 @@ def apply_profile(
 
 
 def _address(device: str | None, model: Any, backend: Backend) -> str:
-    """Which device is meant: the one named, or the model's own where only its kind is, or none."""
+    """Return the device named; the model's own where only its kind, or no device, is named."""
     if device is not None and (model is None or ":" in device):
         return device
     own = backend.device_of(model)
     return own if device in (None, own.partition(":")[0]) else str(device)
 
 
-def _is_off() -> bool:
-    """Whether the environment switches profiles off."""
+def _is_switched_off() -> bool:
+    """Say whether the environment switches profiles off."""
     said = os.environ.get(SWITCH, "").strip().lower()
     if said not in ("", "on", OFF):
         raise UsageError(f"{SWITCH}={said!r} is set, expected off, or on as if it were not set")
     return said == OFF
 
 
-def _left_alone(
+def _leave_unchanged(
     profile: str | Path | Profile | Recipe | None, model: Any, optimizer: Any, device: str | None
 ) -> Any:
-    """A Precision that changes nothing, with the batch of the profile that would be applied."""
+    """Return a Precision that changes nothing, at the batch of the profile otherwise applied."""
     from autoprec.backends import registry
 
-    name = registry.owner(model, _GIVEN) if model is not None else _framework_without_model(profile)
+    name = (
+        registry.owner(model, _MODEL_ARGUMENT)
+        if model is not None
+        else _framework_without_model(profile)
+    )
     backend = registry.load(name)
     address = _address(device, model, backend)
     if profile is None or profile == OFF:
@@ -466,11 +476,13 @@ def _left_alone(
             profile = recipe_for(profile, address, backend)
     plain = Recipe(batch_size=profile.batch_size, accumulation_steps=profile.accumulation_steps)
     optimizers = _as_sequence(optimizer)
-    return backend.surgeon().leave(plain, model=model, optimizers=optimizers, device=address)
+    return backend.surgeon().leave_unchanged(
+        plain, model=model, optimizers=optimizers, device=address
+    )
 
 
 def _framework_without_model(profile: str | Path | Profile | Recipe | None) -> str:
-    """Without a model only Keras can be meant: its policy is read when layers are built."""
+    """Return Keras, or raise `UsageError`: only its policy can be set before a model is built."""
     if isinstance(profile, str | Path) and Path(profile).is_file():
         profile = load_profile(profile)
     framework = profile.task.framework if isinstance(profile, Profile) else None

@@ -1,7 +1,7 @@
-"""Keeps what can be made again in the user's cache directory: what timing each device gave.
+"""Keeps device measurements, which can be repeated, in the user's cache directory.
 
-A device's file is named after its fingerprint, the framework that timed it and that one's version,
-so that none is ever read for another. What cannot be read is left out with a note, never an error.
+A device's file is named after its fingerprint, the framework that timed it and its version, so that
+it is never read for another. An unreadable file is left out with a note, never an error.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.device.facts import Fingerprint, Measurements
-from autoprec.documents import LARGEST_FILE_BYTES, write_text
+from autoprec.documents import MAX_FILE_BYTES, write_text
 
-#: Names the folder instead of the system's place for caches; empty, nothing is kept.
-FOLDER = "AUTOPREC_CACHE"
+#: This environment variable names the cache folder; empty, nothing is kept.
+FOLDER_VARIABLE = "AUTOPREC_CACHE"
 
 
 @dataclass(frozen=True)
-class Timed:
-    """What timing a device with a framework of this version gave."""
+class TimedDevice:
+    """A device's measurements with one framework of one version."""
 
     fingerprint: Fingerprint
     framework: str
@@ -32,8 +32,8 @@ class Timed:
 
 
 def cache_folder() -> Path | None:
-    """Where autoprec keeps what can be made again; None where nothing is to be kept."""
-    named = os.environ.get(FOLDER)
+    """Return the cache folder; None where nothing is to be kept."""
+    named = os.environ.get(FOLDER_VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
     from platformdirs import user_cache_path
@@ -41,8 +41,8 @@ def cache_folder() -> Path | None:
     return user_cache_path("autoprec", appauthor=False)
 
 
-def remember(timed: Timed) -> str:
-    """Keep what timing a device gave; return a note where that cannot be done."""
+def remember(timed: TimedDevice) -> str:
+    """Keep a device's measurements; return a note where they cannot be written, else ""."""
     path = _path(timed.fingerprint, timed.framework, timed.version)
     if path is None:
         return ""
@@ -56,7 +56,7 @@ def remember(timed: Timed) -> str:
 def recall(
     fingerprint: Fingerprint, software: Mapping[str, str]
 ) -> tuple[Measurements | None, tuple[str, ...]]:
-    """What timing a device gave, and notes of files that could not be read.
+    """Return a device's measurements, None where there are none, and notes of unreadable files.
 
     `software` maps names to versions; that of the first framework which timed the device counts.
     """
@@ -67,7 +67,7 @@ def recall(
             continue
         try:
             with path.open("rb") as file:
-                timed = from_plain(Timed, json.loads(file.read(LARGEST_FILE_BYTES)))
+                timed = from_plain(TimedDevice, json.loads(file.read(MAX_FILE_BYTES)))
         except (OSError, ValueError, RecursionError, DecodeError) as error:
             problem = " ".join(str(error).split())[:200]
             notes.append(f"{path} cannot be read and is left out: {problem}")

@@ -23,12 +23,12 @@ from autoprec.core.codec import show
 from autoprec.errors import UsageError
 
 #: More than any file of ours needs; it keeps a wrong path (a model, a log) from being parsed.
-LARGEST_FILE_BYTES = 1_000_000
-MOST_VALUES = 20_000
-DEEPEST = 40
+MAX_FILE_BYTES = 1_000_000
+MAX_VALUES = 20_000
+MAX_DEPTH = 40
 
 #: A plain word longer than this is text, whatever it looks like: no number of ours is.
-_LONGEST_NUMBER = 64
+_MAX_NUMBER_LENGTH = 64
 
 #: The parser's time grows with the square of the number of directives.
 _DIRECTIVE = re.compile("(?:^|[\r\n\x85\u2028\u2029\ufeff])%")
@@ -42,9 +42,9 @@ def read_yaml(path: Path, error: type[UsageError] = UsageError) -> object:
     """Read one YAML document as plain values; raise `error` naming the file, line and problem."""
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST_FILE_BYTES + 1)
-        if len(data) > LARGEST_FILE_BYTES:
-            raise error(f"{path}: larger than {LARGEST_FILE_BYTES} bytes, which no such file is")
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise error(f"{path}: larger than {MAX_FILE_BYTES} bytes, which no such file is")
         text = data.decode("utf-8")
     except FileNotFoundError as problem:
         raise error(f"{path}: there is no such file") from problem
@@ -84,7 +84,7 @@ class _Reader:
         self._values = 0
 
     def document(self) -> object:
-        """The whole stream, which must hold one document or none."""
+        """Read the whole stream, which must hold one document or none."""
         self._loader.get_event()
         if isinstance(self._loader.get_event(), yaml.StreamEndEvent):
             return None
@@ -101,12 +101,12 @@ class _Reader:
             self._refuse(event, "YAML aliases are not used; write it out")
         if event.tag is not None:
             self._refuse(event, f"YAML tags ({show(event.tag)}) are not used; write a plain value")
-        if self._values > MOST_VALUES:
-            self._refuse(event, f"more than {MOST_VALUES} values, which no such file holds")
+        if self._values > MAX_VALUES:
+            self._refuse(event, f"more than {MAX_VALUES} values, which no such file holds")
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event)
-        if depth >= DEEPEST:
-            self._refuse(event, f"nested too deeply: {DEEPEST} levels are allowed")
+        if depth >= MAX_DEPTH:
+            self._refuse(event, f"nested too deeply: {MAX_DEPTH} levels are allowed")
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(depth + 1)
         return self._mapping(depth + 1)
@@ -131,7 +131,7 @@ class _Reader:
 
     def _scalar(self, event: Any) -> object:
         text: str = event.value
-        if not event.implicit[0] or len(text) > _LONGEST_NUMBER:
+        if not event.implicit[0] or len(text) > _MAX_NUMBER_LENGTH:
             return text
         tag = self._loader.resolve(yaml.ScalarNode, text, (True, False)).removeprefix(_TAG)
         if tag not in ("null", "bool", "int", "float"):

@@ -1,6 +1,7 @@
-"""Which recipe a profile, or a folder of them, gives on the device of a model.
+"""Chooses the recipe that a profile, or a folder of them, gives on the device of a model.
 
-Where none fits, float32 or what was measured to be faster; the hardware's rules only on request.
+Where none fits, it is float32 or a policy measured to be faster; the hardware's rules choose only
+on request.
 """
 
 from __future__ import annotations
@@ -43,15 +44,19 @@ def recipe_for(
     strict: bool = False,
     fallback: Literal["measured", "rules"] = "measured",
 ) -> Recipe:
-    """The recipe of the profile that fits the device, or the fallback's where none does."""
+    """Return the recipe of the profile that fits the device, or the fallback's where none does."""
     if isinstance(profile, Profile):
         profiles = {"the profile": profile}
     elif Path(profile).is_dir():
         profiles = load_folder(Path(profile))
     else:
         profiles = {str(profile): load_profile(profile)}
-    seen = observe(on_wait=lambda text: print(f"autoprec: {text}", file=sys.stderr))
-    facts, software, framework = facts_of(address, backend, seen), backend.versions(), backend.name
+    machine = observe(on_wait=lambda text: print(f"autoprec: {text}", file=sys.stderr))
+    facts, software, framework = (
+        facts_of(address, backend, machine),
+        backend.versions(),
+        backend.name,
+    )
     fits = {
         name: fit(each, facts.fingerprint, software, framework) for name, each in profiles.items()
     }
@@ -63,15 +68,15 @@ def recipe_for(
             warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
         return recipe
     reasons = [f"{name}: {reason}" for name, reason in chosen.reasons.items()]
-    why = "; ".join((*reasons, *missed(seen.unusable, profiles.values())))
+    why = "; ".join((*reasons, *unusable_accelerators(machine.unusable, profiles.values())))
     if strict:
         raise ProfileMismatch(f"no profile fits this device ({why}); tune on it, or drop strict")
     if all(each.device.fingerprint.rehearsal for each in profiles.values()):
         raise ProfileMismatch(f"no profile to apply: {why}. Run `autoprec tune` here")
     tuned = next(iter(profiles.values()))
-    chosen_policy, said = _fallback(facts, address, backend, seen.frameworks, tuned, fallback)
+    chosen_policy, said = _fallback(facts, address, backend, machine.frameworks, tuned, fallback)
     warnings.warn(f"no profile fits this device ({why}): {said}", AutoprecWarning, stacklevel=3)
-    return _untuned(chosen_policy, tuned.recipe)
+    return _recipe_of_policy(chosen_policy, tuned.recipe)
 
 
 def _fallback(
@@ -82,17 +87,17 @@ def _fallback(
     tuned: Profile,
     how: Literal["measured", "rules"],
 ) -> tuple[Policy, str]:
-    """The policy for a device that no profile fits, and what is said of it."""
+    """Choose the policy for a device that no profile fits; return it and what to tell the user."""
     tune_here = f"Run `autoprec tune {tuned.task.file}` here"
-    shortcoming = backend.shortcoming(address)
-    by_rules = propose(doubted(facts, shortcoming)).recommended
+    missing_kernels = backend.missing_kernels(address)
+    by_rules = propose(doubted(facts, missing_kernels)).recommended
     if how == "rules":
         return by_rules, f"{by_rules} by the hardware's rules, not measured. {tune_here}"
     software = dict(backend.versions())
-    if not shortcoming:  # of another framework's products nothing would follow
+    if not missing_kernels:  # of another framework's products nothing would follow
         software |= {each.name: each.version for each in frameworks}
-    known = recalled(facts, software)
-    found = measured_choice(doubted(known, shortcoming))
+    known = with_remembered_measurements(facts, software)
+    found = measured_choice(doubted(known, missing_kernels))
     said = f"training in {found.policy}, because {found.reasons[0]}"
     if found.policy is not Policy.FLOAT32:
         said += "; that it trains like float32 is not proven"
@@ -102,8 +107,8 @@ def _fallback(
     return found.policy, "; ".join((said, *known.notes[len(facts.notes) :]))
 
 
-def _untuned(policy: Policy, tuned: Recipe) -> Recipe:
-    """A policy by itself, at the batch the profile was tuned to."""
+def _recipe_of_policy(policy: Policy, tuned: Recipe) -> Recipe:
+    """Return a recipe of the policy alone, at the batch the profile was tuned to."""
     return replace(
         Recipe(),
         policy=policy,
@@ -113,20 +118,20 @@ def _untuned(policy: Policy, tuned: Recipe) -> Recipe:
     )
 
 
-def facts_of(address: str, backend: Backend, seen: MachineObservation) -> DeviceFacts:
-    """What is known of the framework's device; by its own word where no probe sees such a one."""
+def facts_of(address: str, backend: Backend, machine: MachineObservation) -> DeviceFacts:
+    """Return the facts of the framework's device, as the framework reports it if no probe does."""
     kind, _, index = address.partition(":")
-    kinds = {each.kind for each in seen.devices}
+    kinds = {each.kind for each in machine.devices}
     if kind == "cuda" and DeviceKind.CUDA not in kinds and DeviceKind.ROCM in kinds:
         kind = "rocm"  # ROCm's devices are torch's "cuda"
     number = int(index) if index and kind not in ("cpu", "mps") else 0
     said = backend.observe(address) if kind == "xpu" else None
-    found = next((d for d in seen.devices if _is_the_same(d, kind, number, said)), None)
+    found = next((d for d in machine.devices if _is_same_device(d, kind, number, said)), None)
     if found is None:
         if kind not in {each.value for each in DeviceKind}:
             raise UsageError(f"device {address!r} given, expected KIND[:INDEX] such as cuda:0")
         found = said or backend.observe(address) or Observation(DeviceKind(kind), number)
-        found = replace(found, rehearsal=any(each.rehearsal for each in seen.devices))
+        found = replace(found, rehearsal=any(each.rehearsal for each in machine.devices))
         warnings.warn(
             f"no probe sees {address} (NVML or the vendor's driver shows none here): it is taken "
             f"for {found.name or 'an unknown device'}, as {backend.name} calls it. What can be "
@@ -137,25 +142,28 @@ def facts_of(address: str, backend: Backend, seen: MachineObservation) -> Device
     return merge(found, load_catalogue().family_of(found))
 
 
-def _is_the_same(seen: Observation, kind: str, number: int, said: Observation | None) -> bool:
-    """Whether a probe's device is the framework's: by its number, where that is the framework's own
-    too; an Intel GPU by what the framework has `said` of it.
+def _is_same_device(probed: Observation, kind: str, number: int, said: Observation | None) -> bool:
+    """Say whether a probed device is the framework's: by its number, an Intel GPU by its PCI id.
+
+    `said` is what the framework reports of an Intel GPU; None for other devices.
     """
-    if seen.kind != kind:
+    if probed.kind != kind:
         return False
     if said is None or not said.pci:
-        return seen.index == number
-    return seen.pci == said.pci and said.uuid in ("", seen.uuid)
+        return probed.index == number
+    return probed.pci == said.pci and said.uuid in ("", probed.uuid)
 
 
-def recalled(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
-    """The facts with what was measured on this device before, if anything was."""
+def with_remembered_measurements(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
+    """Return the facts with what was measured on this device before, if anything was."""
     measured, notes = cache.recall(facts.fingerprint, software)
     known = facts if measured is None else with_measurements(facts, measured)
     return replace(known, notes=(*known.notes, *notes))
 
 
-def missed(unusable: Sequence[Unusable], profiles: Iterable[Profile]) -> tuple[str, ...]:
-    """Of the accelerators that cannot be used those of a kind that a profile was made on."""
+def unusable_accelerators(
+    unusable: Sequence[Unusable], profiles: Iterable[Profile]
+) -> tuple[str, ...]:
+    """Return what is said of unusable accelerators of a kind that a profile was made on."""
     wanted = {each.device.fingerprint.kind for each in profiles}
     return tuple(each.text for each in unusable if each.kind in wanted)

@@ -133,7 +133,7 @@ DEVIATION = "core.numerics.tolerance:Tolerance.trajectory"
 SOURCES: dict[str, dict[str, Shown]] = {
     "README.md": {
         "ran at 0.34 to 3.61 times the speed": bfloat16_over_float32,
-        "products in float16 at 0.013 times": float16_products,
+        "in float16 at as little as 0.013 times": float16_products,
         "alone brought 1.03 to 2.5 times": kept_alone,
     },
     "docs/method.md": {
@@ -143,19 +143,23 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "is narrower than 2 %": constant("core.measurement:TimingBudget.precision", 100),
         "A step that is 20 to 65 % slower": beyond_one("core.statistics:_DISTURBED"),
         "grows by more than 8 MiB": constant(
-            "backends.shared.process_memory:Growth._NOISE", 1 / MIB
+            "backends.shared.process_memory:MemoryGrowth.NOISE_BYTES", 1 / MIB
         ),
-        "is older than 20 s": constant("tuning.drift_correction:_SECONDS"),
-        "difference is above 10 %": constant("tuning.drift_correction:_CHANGE", 100),
+        "is older than 20 s": constant("tuning.drift_correction:_CHECK_SECONDS"),
+        "difference is above 10 %": constant("tuning.drift_correction:_LOG_THRESHOLD", 100),
         "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),
         "varies by more than 25 %": constant("tuning.profile_builder:NOISY", 100),
-        "more than 1 % faster. The cost model": constant("core.speed.acquisition:Limits.gain", 100),
-        "A trial that was 20 to 65 %": beyond_one("core.statistics:_DISTURBED"),
+        "more than 1 % faster. Its cost model": constant("core.speed.acquisition:Limits.gain", 100),
+        "A trial that is 20 to 65 %": beyond_one("core.statistics:_DISTURBED"),
         "is 3 % of the step or more": constant("core.speed.knobs:_OPTIMIZER_SHARE", 100),
-        "did not differ by 15 %": beyond_one("core.speed.kept_memory:_CLEARLY_FASTER"),
-        "faster by more than 2 %": constant("core.speed.selection:WORTH", 100),
+        "trials differ by less than 15 %": beyond_one(
+            "core.speed.kept_memory:_CLEARLY_FASTER_RATIO"
+        ),
+        "faster by more than 2 %": constant("core.speed.selection:MIN_GAIN", 100),
         "it then brings 5 to 274 %": kept_in_the_grids,
-        "one within 0.25 %": constant("core.speed.selection:SAME_BATCH_SPEED", 100),
+        "a smaller one within 0.25 %": constant(
+            "core.speed.selection:OTHER_BATCH_SAME_SPEED_SHARE", 100
+        ),
         "ends more than 5 % away": product(
             DEVIATION,
             "core.numerics.late_failures:LONG_RUN_FACTOR",
@@ -167,7 +171,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "it must be below 10 %": product(DEVIATION, "core.numerics.late_failures:LONG_RUN_FACTOR"),
         "no harm ends within 5 %": product(DEVIATION),
         "stay within 8 %": product(DEVIATION, "core.numerics.parity:SECOND_HALF_FACTOR"),
-        "a loss more than 3.5 %": product(
+        "A loss more than 3.5 %": product(
             "core.numerics.tolerance:Tolerance.loss",
             "core.numerics.single_step:UNTRAINED_NOISE_FACTOR",
         ),
@@ -181,25 +185,25 @@ SOURCES: dict[str, dict[str, Shown]] = {
             "core.numerics.late_failures:SECOND_SEED_SHARE",
         ),
         "is 12 % away at step 500": truth("physics_informed"),
-        "luck of single timings (10 %)": constant("core.speed.reranking:LUCK", 100),
-        "and 30 s at most": constant("core.speed.reranking:_SECONDS"),
-        "by more than those 10 %": constant("core.speed.reranking:LUCK", 100),
+        "single timing's noise (10 %)": constant("core.speed.reranking:SEARCH_RATIO_ERROR", 100),
+        "and 30 s at most": constant("core.speed.reranking:_MAX_SECONDS"),
+        "by more than those 10 %": constant("core.speed.reranking:SEARCH_RATIO_ERROR", 100),
         "with 512 MiB more": constant("tuning.interleaved_timing:_CONTEXT_BYTES", 1 / MIB),
         "within 5 % of the fastest": lambda: [
             100 - constant("tuning.confirmation:_NEAR", 100)()[0]
         ],
         "an interval of 95 %": CONFIDENCE,
-        "or 5 s, besides making": constant("tuning.confirmation:_BESIDE_SECONDS"),
-        "brings less than 1 %": constant("core.speed.selection:SAME_SPEED", 100),
-        "more than 15 % slower": beyond_one("tuning.interleaved_timing:_DISTURBED"),
-        "more than 1.5 times apart": constant("core.speed.consistency:WIDE"),
+        "or 5 s, not counting": constant("tuning.confirmation:_BESIDE_SECONDS"),
+        "brings less than 1 %": constant("core.speed.selection:SAME_SPEED_SHARE", 100),
+        "more than 15 % slower": beyond_one("tuning.interleaved_timing:_DISTURBED_RATIO"),
+        "more than 1.5 times apart": constant("core.speed.consistency:WIDE_INTERVAL_FACTOR"),
         "are 1.42 times apart at most": widest_interval,
         "takes up to 1.65 times as long": lambda: constant("core.statistics:_DISTURBED")()[1:],
         "more than √10 times faster": lambda: [
-            constant("core.speed.consistency:ANOTHER_PACE")()[0] ** 2
+            constant("core.speed.consistency:RATE_CHANGE_FACTOR")()[0] ** 2
         ],
-        "comparison ends at 45 % of it": constant("tuning.time_limit:SEARCH", 100),
-        "proofs at 80 %": constant("tuning.time_limit:PROOF", 100),
+        "comparison end at 45 % of it": constant("tuning.time_limit:SEARCH_SHARE", 100),
+        "and proofs at 80 %": constant("tuning.time_limit:PROOF_SHARE", 100),
         "(4 us each)": constant("core.speed.plan:LAUNCH_SECONDS", 1e6),
         "some 10 us for each": constant("core.speed.plan:FRAMEWORK_LAUNCH_SECONDS", 1e6),
         "at least 1.1 times as fast": constant("core.device.policies:_SAME_SPEED"),

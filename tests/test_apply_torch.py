@@ -160,7 +160,7 @@ def timed(fingerprint: Fingerprint, bfloat16: float, framework: str = "torch") -
     products = tuple(Product(dtype, gflops=rate, size=512) for dtype, rate in rates.items())
     version = {"torch": torch.__version__, "tensorflow": "2.21.0"}[framework]
     measured = Measurements(framework, products, date="2026-11-24")
-    assert cache.remember(cache.Timed(fingerprint, framework, version, measured)) == ""
+    assert cache.remember(cache.TimedDevice(fingerprint, framework, version, measured)) == ""
 
 
 AMX, ZEN4 = "intel-sapphire-rapids.json", "amd-zen4.json"
@@ -189,7 +189,7 @@ def test_without_a_measurement_the_catalogues_word_is_not_enough(
 def test_what_was_measured_on_this_machine_decides(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gflops: float, policy: Policy
 ) -> None:
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
     here = on_a_recorded(AMX, monkeypatch)
     timed(replace(here, name="another CPU"), 900.0)
     timed(here, gflops)
@@ -203,7 +203,7 @@ def test_what_was_measured_on_this_machine_decides(
 def test_a_damaged_memory_of_a_measurement_is_told_and_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
     timed(on_a_recorded(AMX, monkeypatch), 310.0)
     (file,) = (tmp_path / "measured").iterdir()
     file.write_text(file.read_text()[:-20])
@@ -219,7 +219,7 @@ def test_what_was_measured_on_the_family_decides_where_nothing_was_here(
     policy, said = fallback(make_profile(BFLOAT16, ELSEWHERE))
     assert policy is Policy.MIXED_BFLOAT16
     assert "bfloat16 products were measured at 2.2x float32's (another AMD Zen 4)" in said
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
     timed(here, 50.0)
     assert fallback(make_profile(BFLOAT16, ELSEWHERE))[0] is Policy.FLOAT32
 
@@ -242,11 +242,11 @@ def test_without_onednn_nothing_counts_on_the_cpus_arithmetic(
     why: str,
     how: str,
 ) -> None:
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
     timed(on_a_recorded(ZEN4, monkeypatch), 310.0, framework="tensorflow")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
     monkeypatch.setattr(type(torch.backends.mkldnn), "enabled", enabled)
-    said = TorchBackend().shortcoming("cpu")
+    said = TorchBackend().missing_kernels("cpu")
     assert why in said
     assert bool(why) == bool(said)
     assert fallback(make_profile(BFLOAT16, ELSEWHERE), fallback=how)[0] is policy

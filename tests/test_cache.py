@@ -20,13 +20,13 @@ MEASURED = Measurements(
     20.0,
     date="2026-11-24",
 )
-TIMED = cache.Timed(HERE, "torch", "2.13.0+cpu", MEASURED)
+TIMED = cache.TimedDevice(HERE, "torch", "2.13.0+cpu", MEASURED)
 SOFTWARE = {"python": "3.11.7", "torch": "2.13.0+cpu", "keras": "3.15.1"}
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
@@ -54,7 +54,9 @@ def test_it_is_for_that_device_and_version_alone(
 
 
 def test_the_first_framework_named_counts(folder: Path) -> None:
-    other = cache.Timed(HERE, "tensorflow", "2.21.0", replace(MEASURED, framework="tensorflow"))
+    other = cache.TimedDevice(
+        HERE, "tensorflow", "2.21.0", replace(MEASURED, framework="tensorflow")
+    )
     cache.remember(TIMED)
     cache.remember(other)
     both = {"tensorflow": "2.21.0", **SOFTWARE}
@@ -93,13 +95,13 @@ def test_a_place_that_cannot_be_written_is_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "file"))
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "file"))
     assert "is not remembered" in cache.remember(TIMED)
     assert cache.recall(HERE, SOFTWARE) == (None, ())
 
 
 def test_an_empty_name_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cache.FOLDER, "")
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, "")
     monkeypatch.chdir(tmp_path)
     assert cache.cache_folder() is None
     assert cache.remember(TIMED) == ""
@@ -110,6 +112,6 @@ def test_an_empty_name_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_without_a_name_it_is_the_systems_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(cache.FOLDER)
+    monkeypatch.delenv(cache.FOLDER_VARIABLE)
     monkeypatch.setattr("platformdirs.user_cache_path", lambda name, **_: tmp_path / name)
     assert cache.cache_folder() == tmp_path / "autoprec"

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec import documents
-from autoprec.documents import DEEPEST, MOST_VALUES, parse_yaml, read_yaml, write_text
+from autoprec.documents import MAX_DEPTH, MAX_VALUES, parse_yaml, read_yaml, write_text
 from autoprec.errors import CatalogueError, UsageError
 
 MAPPINGS = st.dictionaries(TEXT, PLAIN, max_size=4)
@@ -81,12 +81,12 @@ def test_what_no_file_of_ours_holds_is_refused_with_its_place(text, message):
 
 
 def test_depth_and_count_are_limited():
-    assert parse_yaml("[" * DEEPEST + "]" * DEEPEST, "a.yaml")
+    assert parse_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH, "a.yaml")
     with pytest.raises(UsageError, match="nested too deeply: 40 levels are allowed"):
-        parse_yaml("[" * (DEEPEST + 1) + "]" * (DEEPEST + 1), "a.yaml")
-    assert len(parse_yaml("- 1\n" * (MOST_VALUES - 1), "a.yaml")) == MOST_VALUES - 1
+        parse_yaml("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "a.yaml")
+    assert len(parse_yaml("- 1\n" * (MAX_VALUES - 1), "a.yaml")) == MAX_VALUES - 1
     with pytest.raises(UsageError, match="line 20000: more than 20000 values"):
-        parse_yaml("- 1\n" * MOST_VALUES, "a.yaml")
+        parse_yaml("- 1\n" * MAX_VALUES, "a.yaml")
 
 
 LONG = {
@@ -141,15 +141,15 @@ def test_no_input_of_the_largest_size_is_much_work(text, monkeypatch):
     """Two events a value, numbers of 64 digits, no directive: their squares are what takes long."""
     monkeypatch.setattr(documents, "_Loader", Counting)
     counted.clear()
-    assert len(text) <= documents.LARGEST_FILE_BYTES
+    assert len(text) <= documents.MAX_FILE_BYTES
     try:
         parse_yaml(text, "a.yaml")
     except UsageError as error:
         assert len(str(error)) < 500  # noqa: PT017 (either way is right)
     assert len(counted) == ("%TAG" not in text)
     for loader in counted:
-        assert loader.events <= 2 * MOST_VALUES + 5
-        assert loader.deepest <= DEEPEST + 1
+        assert loader.events <= 2 * MAX_VALUES + 5
+        assert loader.deepest <= MAX_DEPTH + 1
         assert loader.digits <= 64 * loader.events
         assert loader.directives == 0
 
@@ -181,9 +181,9 @@ def test_what_cannot_be_read_is_told(tmp_path):
 
 def test_a_file_that_is_too_large_is_not_read_whole(tmp_path):
     path = tmp_path / "a.yaml"
-    path.write_bytes(b"a" * documents.LARGEST_FILE_BYTES)
+    path.write_bytes(b"a" * documents.MAX_FILE_BYTES)
     assert read_yaml(path)
-    path.write_bytes(b"a" * (documents.LARGEST_FILE_BYTES + 1))
+    path.write_bytes(b"a" * (documents.MAX_FILE_BYTES + 1))
     with pytest.raises(UsageError, match="larger than 1000000 bytes"):
         read_yaml(path)
     if Path("/dev/zero").exists():

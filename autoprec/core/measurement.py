@@ -16,8 +16,8 @@ class TimingBudget:
 
     Timing stops when the confidence interval of the median step is narrower than `precision`
     (relative, full width), after `seconds`, or after `max_steps`; never before `min_steps`.
-    `hopeless_seconds`, where given, is a step time that is clearly too slow: a first step above
-    twice that ends the timing at once. `foreseen_seconds` is the step time that was expected: where
+    `too_slow_seconds`, where given, is a step time that is clearly too slow: a first step above
+    twice that ends the timing at once. `expected_seconds` is the step time that was expected: where
     steps take clearly longer, a trial times them twice (see `statistics.disturbed`).
     """
 
@@ -25,8 +25,8 @@ class TimingBudget:
     min_steps: int = 5
     max_steps: int = 200
     precision: float = 0.02
-    hopeless_seconds: float | None = None
-    foreseen_seconds: float | None = None
+    too_slow_seconds: float | None = None
+    expected_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.parity import Verdict
 from autoprec.core.recipe import KNOBS, Alignment, Recipe
-from autoprec.core.speed.attribution import Part, in_words
+from autoprec.core.speed.attribution import Part, describe_recipe
 from autoprec.core.statistics import Ratio
 
 SCHEMA = 1
@@ -152,7 +152,7 @@ class Profile:
     def _rows(self) -> list[tuple[str, str]]:
         """What matters most, each with its name."""
         evidence = self.evidence
-        rows = [("recipe", in_words(self.recipe))]
+        rows = [("recipe", describe_recipe(self.recipe))]
         if evidence.inconclusive:
             rows.insert(0, ("inconclusive", f"inconclusive: {evidence.inconclusive}"))
         base, gain = evidence.baseline, evidence.speedup

@@ -89,7 +89,7 @@ class Recipe:
         return replace(self, policy=policy, loss_scale=scale, float32_modules=())
 
 
-def batch_in_words(batch_size: int, accumulation_steps: int) -> str:
+def describe_batch(batch_size: int, accumulation_steps: int) -> str:
     """The batch of an update, and how it is split: "batch 32 in 4 micro-batches of 8"."""
     if accumulation_steps == 1:
         return f"batch {batch_size}"

@@ -148,7 +148,7 @@ def enough(times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool
     """
     if not times:
         return False
-    hopeless = budget.hopeless_seconds
+    hopeless = budget.too_slow_seconds
     if hopeless is not None and len(times) >= 2 and min(times) > 2 * hopeless:
         return True
     if len(times) < budget.min_steps:
@@ -159,16 +159,16 @@ def enough(times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool
     return summary.steps >= max(6, budget.min_steps) and summary.spread <= budget.precision
 
 
-def disturbed(step_seconds: float, foreseen_seconds: float | None) -> bool:
+def disturbed(step_seconds: float, expected_seconds: float | None) -> bool:
     """Whether a timing is so much slower than foreseen that the machine may have been disturbed.
 
     Or what foresaw it was wrong: only timing it again tells. Then the faster of the two counts, for
     nothing that disturbs a machine makes it faster.
     """
-    if not foreseen_seconds:
+    if not expected_seconds:
         return False
     least, most = _DISTURBED
-    return least < step_seconds / foreseen_seconds < most
+    return least < step_seconds / expected_seconds < most
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:

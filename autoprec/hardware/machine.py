@@ -210,9 +210,7 @@ class LocalMachine:
             )
             found: Mapping[str, Any] = json.loads(done.stdout)
         except subprocess.TimeoutExpired:
-            return {
-                "error": f"CUDA's driver gave no answer in {_CUDA_TIMEOUT_SECONDS:g} seconds"
-            }
+            return {"error": f"CUDA's driver gave no answer in {_CUDA_TIMEOUT_SECONDS:g} seconds"}
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             return {"error": f"CUDA's driver could not be queried: {error}"}
         return found

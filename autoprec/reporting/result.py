@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
-from autoprec.core.recipe import batch_in_words
+from autoprec.core.recipe import describe_batch
 from autoprec.core.speed.attribution import PRECISION
-from autoprec.core.speed.selection import WORTH
+from autoprec.core.speed.selection import MIN_GAIN
 from autoprec.reporting.text import ratio_text, recipe_text
 
 
@@ -35,13 +35,13 @@ def _precision_pays(profile: Profile) -> bool:
     if profile.recipe.policy is Policy.FLOAT32:
         return False
     own = [part.speedup for part in profile.evidence.waterfall if part.what == PRECISION]
-    return not own or (own[0].low > 1.0 and own[0].ratio >= 1.0 + WORTH)
+    return not own or (own[0].low > 1.0 and own[0].ratio >= 1.0 + MIN_GAIN)
 
 
 def baseline_text(profile: Profile) -> str:
     """The baseline named wholly: "float32, batch 32"."""
     base = profile.evidence.baseline
-    return f"{base.policy}, {batch_in_words(base.batch_size, base.accumulation_steps)}"
+    return f"{base.policy}, {describe_batch(base.batch_size, base.accumulation_steps)}"
 
 
 def part_lines(profile: Profile) -> list[str]:

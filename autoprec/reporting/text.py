@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe, batch_in_words
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe, describe_batch
 from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.trial_results import Status
 from autoprec.core.statistics import Ratio
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 def recipe_text(recipe: Recipe) -> str:
     """A recipe in a few words: "mixed_bfloat16, batch 64, channels_last, memory kept"."""
-    batch = batch_in_words(recipe.batch_size, recipe.accumulation_steps)
+    batch = describe_batch(recipe.batch_size, recipe.accumulation_steps)
     parts = [recipe.policy.value, batch]
     if recipe.memory_format != "contiguous":
         parts.append(recipe.memory_format)

@@ -7,10 +7,16 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.device.policies import Refusal
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.speed.attribution import PRECISION, at_its_batch, in_words, parts, switched_off
-from autoprec.core.speed.best_arm import FEWEST, TURN_SECONDS
-from autoprec.core.speed.consistency import too_wide
-from autoprec.core.speed.selection import WORTH, Choice, Finalist, choose
+from autoprec.core.speed.attribution import (
+    PRECISION,
+    attribute_speedup,
+    baseline_at_batch_of,
+    describe_recipe,
+    switch_off_in_turn,
+)
+from autoprec.core.speed.best_arm import MIN_ROUNDS, TURN_SECONDS
+from autoprec.core.speed.consistency import is_too_wide
+from autoprec.core.speed.selection import MIN_GAIN, Choice, Finalist, choose
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
 from autoprec.tuning.consistency import doubts_of, far_behind, searched_ratio, why_plain
@@ -128,11 +134,11 @@ class Confirmation:
         self.job.listener(Stage("finish", "the baseline again: it is far ahead of all else"))
         quick = self._seconds(rest) <= _BESIDE_SECONDS
         try:
-            finals = self._alternate([self.plain, rest] if quick else [self.plain], FEWEST)
+            finals = self._alternate([self.plain, rest] if quick else [self.plain], MIN_ROUNDS)
         except FinalistFailed as failed:
             if failed.recipe.key() == self.plain.key():
                 raise
-            finals = self._alternate([self.plain], FEWEST)
+            finals = self._alternate([self.plain], MIN_ROUNDS)
         best = finals[1] if len(finals) > 1 else None
         self.findings.inconclusive = doubts_of(self.findings, finals[0], best)
 
@@ -149,7 +155,7 @@ class Confirmation:
             return
         simpler = self._simpler(winner.recipe)
         finals = () if self._late() else self._finals(winner, simpler)
-        if not finals or len(finals[0].rates) < min(FEWEST, self.job.options.rounds):
+        if not finals or len(finals[0].rates) < min(MIN_ROUNDS, self.job.options.rounds):
             self._leave_unconfirmed(winner, searched)
             return
         may_win = {recipe.key() for recipe in (winner.recipe, *simpler)}
@@ -198,8 +204,8 @@ class Confirmation:
             proven = ProvenRecipe(recipe, REFERENCE, winner.rate, winner.step_seconds)
         findings.proven = proven
         findings.speedup = paired_ratio(rates[recipe.key()], rates[self.plain.key()])
-        findings.waterfall = parts(recipe, self.plain, rates)
-        same = at_its_batch(recipe, self.plain).key()
+        findings.waterfall = attribute_speedup(recipe, self.plain, rates)
+        same = baseline_at_batch_of(recipe, self.plain).key()
         if same in rates and same != recipe.key():
             findings.speedup_same_batch = paired_ratio(rates[recipe.key()], rates[same])
 
@@ -210,7 +216,7 @@ class Confirmation:
 
     def _leave_unconfirmed(self, winner: ProvenRecipe, searched: Ratio | None) -> None:
         """Keep float32 where there was no time: nothing is chosen that did not run beside it."""
-        name = in_words(winner.recipe)
+        name = describe_recipe(winner.recipe)
         self.findings.not_covered.append(f"{name} in alternation with float32")
         if self.job.float32_allowed:
             self._keep_plain(f"there was no time left to confirm {name}")
@@ -225,7 +231,7 @@ class Confirmation:
         memory does not suffice for all at once, too.
         """
         rivals = [winner, *simpler]
-        between = [step for rival in rivals for step in switched_off(rival, self.plain)]
+        between = [step for rival in rivals for step in switch_off_in_turn(rival, self.plain)]
         between.sort(key=lambda step: step.what != PRECISION)
         found = {recipe.key(): recipe for recipe in (self.plain, *rivals)}
         left = max(_BESIDE_SECONDS, self._turns(seconds) + self._seconds(self.plain))
@@ -288,11 +294,11 @@ class Confirmation:
         Whether it is surely faster is asked once: who asks until it is so is misled.
         """
         rounds = self.job.options.rounds
-        if self._forced and ran >= FEWEST and ratio.high < 1.0:
+        if self._forced and ran >= MIN_ROUNDS and ratio.high < 1.0:
             return True
-        if ran < rounds or too_wide(ratio):
+        if ran < rounds or is_too_wide(ratio):
             return False
-        return ratio.ratio <= 1.0 + WORTH or (ran == rounds and ratio.low > 1.0)
+        return ratio.ratio <= 1.0 + MIN_GAIN or (ran == rounds and ratio.low > 1.0)
 
     def _alternate(
         self,

@@ -1,18 +1,18 @@
-"""Holds the final rounds against the search: what does not agree is not believed."""
+"""Compares the confirmation's rounds with the search: results that contradict are not believed."""
 
 from __future__ import annotations
 
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.attribution import in_words
-from autoprec.core.speed.consistency import ANOTHER_PACE, Pace, doubts
+from autoprec.core.speed.attribution import describe_recipe
+from autoprec.core.speed.consistency import RATE_CHANGE_FACTOR, RecipeRates, find_inconsistencies
 from autoprec.core.speed.selection import Finalist
-from autoprec.core.speed.trial_results import Outcome, key
+from autoprec.core.speed.trial_results import Outcome, point_key
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.tuning.profile_builder import Findings
 
 
 def searched_ratio(findings: Findings, recipe: Recipe, plain: Recipe) -> Ratio | None:
-    """A recipe's ratio to the baseline as the search saw it; None where it did not."""
+    """Return the speedup over the baseline that the search saw; None where it saw none."""
     one, other = _trial(findings, recipe), _trial(findings, plain)
     if one is None or other is None or one.measurement is None or other.measurement is None:
         return None
@@ -26,27 +26,31 @@ def searched_ratio(findings: Findings, recipe: Recipe, plain: Recipe) -> Ratio |
 
 
 def doubts_of(findings: Findings, baseline: Finalist, best: Finalist | None) -> str:
-    """Why the final rounds cannot be believed; empty where they can. `best`: who may be chosen."""
+    """Say why the final rounds cannot be believed, "" where they can; `best` may be chosen."""
     if findings.rehearsed:
         return ""
     if best is None:
-        return "; ".join(doubts(None, None, [_pace(findings, baseline)]))
+        return "; ".join(find_inconsistencies(None, None, [_pace(findings, baseline)]))
     ratio = paired_ratio(best.rates, baseline.rates)
     searched = searched_ratio(findings, best.recipe, baseline.recipe)
-    return "; ".join(doubts(ratio, searched, [_pace(findings, f) for f in (baseline, best)]))
+    return "; ".join(
+        find_inconsistencies(ratio, searched, [_pace(findings, f) for f in (baseline, best)])
+    )
 
 
 def far_behind(findings: Findings, plain: Recipe) -> Recipe | None:
-    """The best of the rest, where that seemed slower than the baseline by an order of magnitude."""
+    """Return the best other recipe where it measured an order of magnitude below the baseline."""
     own = _trial(findings, plain)
     rest = max((o for o in findings.history if o is not own), key=lambda o: o.rate, default=None)
     if own is None or rest is None or findings.rehearsed:
         return None
-    return findings.space.recipe(rest.point) if 0 < rest.rate * ANOTHER_PACE < own.rate else None
+    return (
+        findings.space.recipe(rest.point) if 0 < rest.rate * RATE_CHANGE_FACTOR < own.rate else None
+    )
 
 
 def why_plain(findings: Findings, plain: Recipe) -> str:
-    """Why the baseline is the answer where nothing is left to run beside it."""
+    """Say why the baseline is the answer where no other recipe is left to be confirmed."""
     own = _trial(findings, plain)
     rest = max((o.rate for o in findings.history if o is not own), default=0.0)
     if not rest:
@@ -55,17 +59,17 @@ def why_plain(findings: Findings, plain: Recipe) -> str:
     return f"the baseline is the fastest recipe{passed}"
 
 
-def _pace(findings: Findings, final: Finalist) -> Pace:
+def _pace(findings: Findings, final: Finalist) -> RecipeRates:
     trial = _trial(findings, final.recipe)
     measured = None if trial is None else trial.measurement
     before = 0.0 if measured is None else measured.samples_per_second
-    return Pace(in_words(final.recipe), before, final.rates)
+    return RecipeRates(describe_recipe(final.recipe), before, final.rates)
 
 
 def _trial(findings: Findings, recipe: Recipe) -> Outcome | None:
-    """The search's own trial of a recipe; None of one that was mended with islands after it."""
+    """Return the search's trial of a recipe; None where islands were added to it afterwards."""
     space = findings.space
     point = space.point(recipe)
     if space.recipe(point).float32_modules != recipe.float32_modules:
         return None
-    return next((o for o in findings.history if key(o.point) == key(point)), None)
+    return next((o for o in findings.history if point_key(o.point) == point_key(point)), None)

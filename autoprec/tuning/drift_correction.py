@@ -1,11 +1,11 @@
-"""The drift guard: the baseline is timed again between trials, and what follows is corrected by it.
+"""Corrects trials for machine drift: the baseline is timed again between them.
 
-A machine that slows down while a search runs (its clock falls, a neighbour wakes up) would make
-late recipes look worse than early ones. On shared machines, though, most of what slows a step is
-over within seconds: a correction for that would be an error of its own. So a change counts only
-when two timings in a row see it, beyond their intervals, with a trial between them. And while a
-large one counts, the baseline is timed after every trial: where it is over by then, the trial is
-not corrected by it. The fastest recipe must not be who ran just after a disturbance.
+A machine that slows down during a search (its clock drops, another process starts) would make late
+recipes look worse than early ones. On shared machines, though, most disturbances last seconds, and
+correcting for one of those would be an error of its own. So a change counts only when two
+consecutive timings show it, beyond their intervals, with a trial between them. While a large change
+counts, the baseline is timed after every trial, and a trial is not corrected for a disturbance that
+has ended by then: the recipe that ran just after a disturbance must not come out fastest.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner, run_trial
 
-#: When the first timing is done again, then every timing: seconds, or times what the last took.
+#: Seconds until the baseline's first timing is repeated; later ones are due after this many
+#: seconds, or this many times what the last timing cost.
 _FIRST_CHECK_SECONDS, _CHECK_SECONDS, _CHECK_COST_MULTIPLE = 6.0, 20.0, 20.0
 
-#: A drift that differs by more, as a logarithm, is looked at again; a larger one, after each trial.
+#: A larger change (natural logarithm of the ratio) is confirmed by another timing; while a larger
+#: drift lasts, the baseline is timed after each trial.
 _LOG_THRESHOLD = 0.1
 
 _BUDGET = TimingBudget(seconds=0.5, min_steps=4, max_steps=40)
 
 
 class DriftMonitor:
-    """Knows how fast the baseline runs now, relative to its first timings."""
+    """Tracks how fast the baseline runs now, relative to its first timings."""
 
     def __init__(
         self, job: TuningJob, space: Space, clock: Callable[[], float] = time.monotonic
@@ -45,10 +47,10 @@ class DriftMonitor:
     def check(self, runner: Runner, first: Outcome | None) -> float:
         """Return the drift; time the baseline again where its last timing is old.
 
-        `first` is how the baseline came out; None: it is to be timed now for the first time. Soon
-        after that it is timed once more, and the faster of the two is what all others are compared
-        with. Later a timing is old after 20 s, or twenty times what it took, and one that saw a
-        change after the next trial.
+        `first` is the baseline's trial; None where it is about to be timed for the first time. Soon
+        after that it is timed once more, and the faster of the two becomes the reference. Later a
+        timing is old after 20 s or twenty times its own cost, and after the next trial where it
+        showed an unconfirmed change.
         """
         if first is None:
             self._next_check, self._first_check = self._clock() + _FIRST_CHECK_SECONDS, True
@@ -62,9 +64,9 @@ class DriftMonitor:
         return self.drift
 
     def measure_since_resume(self, runner: Runner, first: Outcome) -> float:
-        """Return the drift since an earlier tuning, which this one goes on from.
+        """Return the drift since the earlier tuning that this one resumes.
 
-        The baseline is timed before any other trial, and where it differs at once again.
+        The baseline is timed before any other trial, and twice where the first timing differs.
         """
         self._check_now(runner, first)
         if self._next_check is not None and self._clock() >= self._next_check:
@@ -72,18 +74,17 @@ class DriftMonitor:
         return self.drift
 
     def drift_of_trial(self, runner: Runner, first: Outcome | None) -> float:
-        """Return the drift of the trial that just ran: of a large one what is left of it now."""
+        """Return the drift for the trial that just ran; a large one is measured again first."""
         before = self.drift
         if first is None or abs(math.log(before)) <= _LOG_THRESHOLD:
             return before
         after = self._check_now(runner, first)
-        self._next_check = (
-            self._clock() + _CHECK_SECONDS
-        )  # while it is large, the next look is after a trial
+        # While the drift is large, the baseline is timed after each trial and not before the next.
+        self._next_check = self._clock() + _CHECK_SECONDS
         return min(before, after, key=lambda drift: abs(math.log(drift)))
 
     def _check_now(self, runner: Runner, first: Outcome) -> float:
-        """Time the baseline, take on the change that it settles, and return what it saw."""
+        """Time the baseline, accept a change that this confirms, and return the observed drift."""
         began = self._clock()
         assert first.measurement is not None
         reference = self._reference or first.measurement
@@ -110,7 +111,7 @@ class DriftMonitor:
         return again.measurement if again.rate > 0 else None
 
     def _confirm_change(self, observed: float) -> bool:
-        """Take a change on where two timings in a row saw it, the smaller; say if one alone did."""
+        """Accept the smaller of two consecutive changes; say whether one alone is unconfirmed."""
         both, self._last_observed = (self._last_observed, observed), observed
         if not min(both) <= self.drift <= max(both):
             self.drift = min(both, key=lambda drift: abs(math.log(drift / self.drift)))
@@ -119,7 +120,7 @@ class DriftMonitor:
 
 
 def drift_between(first: Measurement, again: Measurement) -> float:
-    """How fast the same recipe ran the second time (1: as the first time, within their noise)."""
+    """Return how fast a recipe ran the second time, relative to the first; 1 within their noise."""
     if again.low <= first.high and first.low <= again.high:
         return 1.0
     return again.samples_per_second / first.samples_per_second

@@ -1,10 +1,10 @@
-"""Finalists measured in alternation, each with a session of its own.
+"""Interleaved timing: finalists take turns in rounds, each with a session of its own.
 
-Machines drift by more than the differences that matter, so only rounds in which everybody ran count
-against each other. The order turns round in every second round (A B C, C B A). Starting a process
-takes as long as several rounds, so recipes share a worker where that does not change their times.
-Where the finalists' memory together exceeds the budget, each session is opened for its turn and
-closed again.
+Machines drift by more than the differences that matter, so recipes are compared only within rounds
+that all of them ran. Every second round runs in reverse order (A B C, C B A). Starting a process
+costs as much as several rounds, so recipes share a worker where that does not change their times.
+Where the finalists together exceed the memory limit, each session is opened for its turn and closed
+again.
 """
 
 from __future__ import annotations
@@ -30,48 +30,49 @@ from autoprec.workers.runner import RETRIED_FAILURES, Runner
 
 
 class FinalistFailed(Exception):
-    """A finalist that ran before failed now; `recipe` is out."""
+    """A finalist that ran before failed during interleaved timing; `recipe` is excluded."""
 
     def __init__(self, recipe: Recipe, failure: WorkerFailure) -> None:
         super().__init__(str(failure))
         self.recipe, self.failure = recipe, failure
 
 
-#: What a session is warmed up for, where it shares a worker and where it has its own.
+#: How long a session is warmed up, in a shared worker and in one of its own.
 _SHARED_WORKER_WARMUP_SECONDS, _OWN_WORKER_WARMUP_SECONDS = 0.1, 0.5
 
-#: A turn this much slower than the recipe ran before it in this contest is disturbed: what its
-#: neighbours freed comes back from the system page by page. (Not in the search: who was lucky there
-#: would be waited for more often, and so be lucky again.) It runs on, for so many seconds in a
-#: round; what is not reached by then is not reached beside the others, or the whole machine has
-#: become slower: that is the pace now, and is not waited for again. And one for which that took so
-#: long in all varies by that much of itself.
+#: A turn this much slower than the recipe's fastest so far is disturbed, for example while memory
+#: that other sessions freed comes back from the system page by page. (The search's own times do not
+#: count as the fastest: a recipe that was lucky there would be retried more often, and so be lucky
+#: again.) A disturbed turn is repeated within a retry budget per round: a speed not reached by then
+#: is not reachable next to the others, or the whole machine has slowed down, and the slower time
+#: becomes the recipe's own. A recipe that has used up its whole budget simply varies that much.
 _DISTURBED_RATIO, _ROUND_RETRY_SECONDS, _RETRY_BUDGET_SECONDS = 1.15, 0.5, 1.0
 
-#: Who runs after another worker pays for it in its first step: that one's threads spin for some
-#: milliseconds before they sleep (OpenMP's wait), and the caches are cold. Training pays neither,
-#: and a step as long as a turn would count nothing else. So each such turn begins with a pause, and
-#: with a step that is not counted where it takes less than this; in a longer one it is lost.
+#: The first step after another worker's turn is slower: that worker's threads spin for some
+#: milliseconds before they sleep (OpenMP's wait policy), and the caches are cold. Training pays for
+#: neither, but a step as long as a turn would measure nothing else. So such a turn begins with a
+#: pause, and with an uncounted step where a step is shorter than this; in a longer one the effect
+#: does not show.
 _WORKER_SWITCH_PAUSE_SECONDS, _LONGEST_WARM_STEP_SECONDS = 0.02, 0.5
 
 SelectRemaining = Callable[[tuple[Finalist, ...]], Collection[int]]
-"""Who runs another round after those so far, by number; nobody: they are enough."""
+"""Returns the indices of the finalists that run another round; none: the rounds are enough."""
 
 
 def keep_all(finals: tuple[Finalist, ...]) -> Collection[int]:
-    """All of them, whatever the rounds brought."""
+    """Let every finalist run the next round, whatever the rounds so far say."""
     return range(len(finals))
 
 
-#: Knobs that a framework holds once for the whole process.
+#: Knobs that a framework sets for the whole process.
 _PROCESS_WIDE_KNOBS = ("threads", "implicit_bfloat16", "cudnn_benchmark")
 
 
 def may_share_worker(recipe: Recipe, framework: str) -> bool:
-    """Whether other sessions in its process leave a recipe's times on a CPU as they are.
+    """Say whether a recipe's times on a CPU are unaffected by other sessions in its process.
 
-    Under torch they do where freed memory is kept. Where it is not, what the others hold decides
-    how much of the heap glibc gives back after each step, which moves a step by up to a third.
+    Under torch they are where freed memory is kept. Where it is not, the other sessions' memory
+    decides how much of the heap glibc returns after each step, which changes a step by a third.
     """
     wide = any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS)
     if framework == "torch":
@@ -80,7 +81,7 @@ def may_share_worker(recipe: Recipe, framework: str) -> bool:
 
 
 class InterleavedTiming:
-    """Finalists ready to run in rounds: those that may share a worker in `shared`'s."""
+    """Finalists ready to run in rounds; those that may share a worker use the one of `shared`."""
 
     def __init__(
         self,
@@ -133,17 +134,17 @@ class InterleavedTiming:
                 runner.drop()
 
     def _open_together(self) -> None:
-        """Make everybody ready: the workers side by side where that may be, for one takes seconds.
+        """Start the workers and open every session; concurrently on a CPU, as one takes seconds.
 
-        On an accelerator a session limits itself to what is free, so the workers start side by
-        side, and their sessions are opened one after the other.
+        On an accelerator a session limits itself to the free memory, so the workers start
+        concurrently, but their sessions are opened one after the other.
         """
         by_runner: dict[Runner, list[int]] = {}
         for index, runner in enumerate(self._runners):
             by_runner.setdefault(runner, []).append(index)
 
         def start(runner: Runner) -> None:
-            with contextlib.suppress(WorkerFailure):  # opening says it again, and for whom
+            with contextlib.suppress(WorkerFailure):  # opening fails again, and names the recipe
                 runner.load()
 
         def open_all(indices: list[int]) -> None:
@@ -189,7 +190,7 @@ class InterleavedTiming:
             raise FinalistFailed(self.recipes[index], failure) from failure
 
     def _call_in_new_worker(self, index: int, method: str, **arguments: Any) -> Any:
-        """Go on in a new worker, once: that one was killed says nothing of the recipe."""
+        """Retry once in a new worker: a killed worker is no evidence against the recipe."""
         self._restarted.add(index)
         runner = self._runners[index]
         for mate in sorted(self._open_now):
@@ -199,9 +200,9 @@ class InterleavedTiming:
         return runner.call(method, name=f"final{index}", **arguments)
 
     def run(self, rounds: int, running: SelectRemaining = keep_all) -> tuple[Finalist, ...]:
-        """Run the rounds, fewer where they settle it; return everybody with the rates in each.
+        """Run up to `rounds` rounds; return every finalist with its rates, in samples a second.
 
-        `running` says after each who runs the next; who is out has fewer rates.
+        After each round `running` selects who runs the next; a finalist dropped has fewer rates.
         """
         order = list(range(len(self.recipes)))
         for number in range(rounds):
@@ -228,7 +229,7 @@ class InterleavedTiming:
         return [pid for runner in {*self._runners} for pid in runner.pids]
 
     def _time_turn(self, index: int) -> Measurement:
-        """A few steps. The peak of a worker that others share is not this recipe's."""
+        """Time a few steps; report no memory peak of a worker that other recipes share."""
         if self._together:
             measured = self._time_until_undisturbed(index)
             shared = self._runners.count(self._runners[index]) > 1
@@ -239,7 +240,7 @@ class InterleavedTiming:
         return measured
 
     def _time_until_undisturbed(self, index: int) -> Measurement:
-        """A turn, which goes on while the recipe is slower than it has been."""
+        """Time a turn, repeated within the retry budget while the recipe is disturbed."""
         if self._runners[index] is not self._last:
             self._last = self._runners[index]
             self._warm_caches(index)
@@ -257,7 +258,7 @@ class InterleavedTiming:
                 return measured
 
     def _warm_caches(self, index: int) -> None:
-        """Leave the worker before time to fall silent, and this one a step to warm the caches."""
+        """Let the previous worker's threads go to sleep, then warm the caches by one step."""
         time.sleep(_WORKER_SWITCH_PAUSE_SECONDS)
         if self._fastest[index] < _LONGEST_WARM_STEP_SECONDS:
             self._time(index, 0.0)
@@ -268,12 +269,12 @@ class InterleavedTiming:
         return measured
 
 
-#: What a process's own context takes of an accelerator, besides its tensors: some 500 MiB on CUDA.
+#: Accelerator memory of a process's own context, besides its tensors: some 500 MiB on CUDA.
 _CONTEXT_BYTES = 512 * 2**20
 
 
 def fit_in_memory_together(job: TuningJob, recipes: Sequence[Recipe], findings: Findings) -> bool:
-    """Whether the memory suffices for all of them at once."""
+    """Say whether the memory limit allows sessions of all these recipes at once."""
     budget = job.memory_bytes
     beside = 0 if job.on_cpu else _CONTEXT_BYTES
     needed = sum(findings.peak_of(recipe) + beside for recipe in recipes)
@@ -289,17 +290,17 @@ def time_interleaved(
     running: SelectRemaining = keep_all,
     make_runner: Callable[[], Runner] | None = None,
 ) -> tuple[Finalist, ...]:
-    """Run recipes in alternation; `findings` keeps what it took.
+    """Run recipes in alternation; `findings` keeps what was measured.
 
-    `runner` is what recipes share, where they may; what they hold there is given back at the end.
-    `make_runner` makes the others' (default: the work's).
+    Recipes that may share a worker use `runner`, and release their memory there at the end. The
+    others get runners from `make_runner` (default: the job's).
     """
 
     def shares(recipe: Recipe) -> bool:
         return job.on_cpu and may_share_worker(recipe, findings.task.framework)
 
     if not any(map(shares, recipes)):
-        runner.drop()  # its memory is better used by those who run
+        runner.drop()  # frees its memory for the recipes that run
     timing = InterleavedTiming(
         recipes,
         runner,

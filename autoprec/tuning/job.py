@@ -1,4 +1,4 @@
-"""One tuning's work order: what every stage needs to know, none of which changes on the way."""
+"""One tuning's job: what every stage needs to know, fixed before the first one starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from autoprec.backends.protocol import FREE_SHARE, DeviceMemory
+from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.facts import DeviceFacts, DeviceKind
 from autoprec.core.device.placement import alone
 from autoprec.core.dtypes import Policy
@@ -25,10 +25,10 @@ from autoprec.workers.runner import Runner
 
 @dataclass(frozen=True)
 class Target:
-    """Where a tuning runs: what is known of the device and the software before any work.
+    """What a tuning is for: the device and the software, as known before anything is measured.
 
-    `measure` times the device's matrix products. `unusable` are accelerators that
-    would have been preferred and cannot be used.
+    `measure` times the device's matrix products. `unusable` holds the accelerators that would have
+    been preferred but cannot be used.
     """
 
     facts: DeviceFacts
@@ -39,9 +39,10 @@ class Target:
 
 @dataclass(frozen=True)
 class TuningJob:
-    """The task, the place, the options, and how workers are started.
+    """The task, the target, the options, and how workers are started.
 
-    `memory` is the accelerator's as the first worker finds it, `deadline` when all must have ended.
+    `memory` is the accelerator's memory as the first worker finds it; by `deadline` the whole
+    tuning must have ended.
     """
 
     task: Path
@@ -54,9 +55,9 @@ class TuningJob:
 
     @cached_property
     def memory_bytes(self) -> int | None:
-        """What a worker may use: main memory on a CPU, elsewhere what is free of the device's own.
+        """Return a worker's memory limit in bytes: of main memory on a CPU, else of free memory.
 
-        All of the device's where nobody tells what is free.
+        Where the free memory is not known, it is taken of all the device's memory.
         """
         if self.options.memory_bytes is not None:
             return self.options.memory_bytes
@@ -64,11 +65,11 @@ class TuningJob:
         if self.on_cpu:
             return memory_budget(seen.memory_bytes)
         free = seen.memory_bytes if self.memory is None else self.memory.free
-        return None if free is None else int(FREE_SHARE * free)
+        return None if free is None else int(USABLE_FREE_MEMORY_SHARE * free)
 
     @cached_property
     def checkpoint(self) -> CheckpointRecord | None:
-        """The weights that training starts from, where they are not `build_model`'s own."""
+        """Return the record of the weights that training starts from; None: `build_model`'s own."""
         path = self.options.checkpoint
         if path is None:
             return None
@@ -77,21 +78,21 @@ class TuningJob:
 
     @cached_property
     def contention_monitor(self) -> ContentionMonitor:
-        """Watches for other processes while something is measured."""
+        """Return what watches for other processes during measurements."""
         return ContentionMonitor(lambda text: self.listener(Note(text, warning=True)))
 
     @property
     def on_cpu(self) -> bool:
-        """Whether main memory is the device's memory."""
+        """Say whether the device's memory is main memory."""
         return self.target.facts.kind is DeviceKind.CPU
 
     @property
     def float32_allowed(self) -> bool:
-        """Whether float32 may be the answer."""
+        """Say whether float32 may be chosen."""
         return not self.options.policies or Policy.FLOAT32 in self.options.policies
 
     def settings(self) -> WorkerSettings:
-        """How this work's workers are started."""
+        """Return how this job's workers are started."""
         placement = alone(self.target.facts.observation)
         return WorkerSettings(
             task=self.task,
@@ -102,9 +103,9 @@ class TuningJob:
         )
 
     def runner(self) -> Runner:
-        """A runner with a worker of its own."""
+        """Return a runner with a worker of its own."""
         return Runner(self.settings(), self.on_progress, self.start)
 
     def on_progress(self, phase: str, step: int) -> None:
-        """Tell the listener how far a worker is."""
+        """Report a worker's progress to the listener."""
         self.listener(Progress(phase, step))

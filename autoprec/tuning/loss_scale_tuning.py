@@ -21,35 +21,43 @@ from autoprec.core.numerics.loss_scale import (
 from autoprec.core.numerics.records import ExponentHistogram, Trajectory
 from autoprec.core.recipe import LossScale, Recipe
 
+#: Batches whose gradient magnitudes are recorded.
 HISTOGRAM_BATCHES = 8
+
+#: Steps of a training that confirms a loss scale.
 CONFIRMATION_STEPS = 100
+
+#: Loss scales that are tried at most.
 MAX_TRIALS = 4
+
+#: Steps over which the scale is doubled to see what an overflow costs.
 GROWTH_STEPS = 12
 
 
 def loss_scale_from_backward(
     recipe: Recipe, tracer: Tracer, batches: int = HISTOGRAM_BATCHES
 ) -> LossScale:
-    """The loss scale that the backward pass's magnitudes allow, without a training."""
+    """Return the loss scale that the backward pass's magnitudes allow, without a training."""
     histogram = tracer.backward_exponents(recipe=recipe, batches=batches)
     return recommended_scale(_evidence(histogram, initial_exponent(histogram)))
 
 
 def default_loss_scale(note: str) -> tuple[LossScale, ScaleEvidence]:
-    """The usual scale, where nothing could be measured; `note` says why."""
+    """Return the default loss scale where nothing could be measured; `note` says why."""
     histogram = ExponentHistogram(largest=None, smallest=None)
     evidence = replace(_evidence(histogram, initial_exponent(histogram)), note=note)
     return recommended_scale(evidence), evidence
 
 
 def tune_loss_scale(
-    recipe: Recipe, tracer: Tracer, *, most: int = CONFIRMATION_STEPS
+    recipe: Recipe, tracer: Tracer, *, max_steps: int = CONFIRMATION_STEPS
 ) -> tuple[LossScale, ScaleEvidence, Trajectory]:
-    """Choose the initial loss scale and confirm it by short trainings in float16; return the last.
+    """Choose the initial loss scale, confirmed by short float16 trainings; return the best's run.
 
-    Optuna holds the trials over the exponent, seeded and in memory. The analytic start is the first
-    one; where it skips no step and loses next to no gradient, it is the only one. A training takes
-    `CONFIRMATION_STEPS` steps, or twice the `most` that a proof may take.
+    Optuna keeps the trials of the exponent, seeded and in memory. The first trial is the exponent
+    that the backward pass's magnitudes allow; where it skips no step and loses next to no gradient,
+    it is the only one. A training takes `CONFIRMATION_STEPS` steps, or twice a proof's maximum
+    `max_steps` where that is less.
     """
     import optuna
 
@@ -68,7 +76,7 @@ def tune_loss_scale(
             run = runs[exponent] = tracer.trajectory(
                 recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
                 seed=0,
-                steps=confirmation_steps(most),
+                steps=confirmation_steps(max_steps),
             )
             skipped = len(run.skipped) / max(1, len(run.losses))
             tried[exponent] = skipped, underflow_share(histogram, exponent)
@@ -85,16 +93,16 @@ def tune_loss_scale(
     return recommended_scale(evidence), evidence, runs[best]
 
 
-def confirmation_steps(most: int) -> int:
-    """The steps of a training that confirms a loss scale, where a proof may take `most`."""
-    return min(CONFIRMATION_STEPS, 2 * most)
+def confirmation_steps(max_steps: int) -> int:
+    """Return the steps of a training that confirms a loss scale, for a proof's maximum steps."""
+    return min(CONFIRMATION_STEPS, 2 * max_steps)
 
 
 def _growth(recipe: Recipe, tracer: Tracer, evidence: ScaleEvidence) -> ScaleEvidence:
-    """Let the scale double every step, and see what growing too far costs.
+    """Let the scale double every step, and measure what growing too far costs.
 
-    In a real training it doubles every 2000 good steps, so that each overflow is as rare; a few
-    steps tell what one costs.
+    In a real training it doubles every 2000 good steps, so overflows are as rare; a few steps show
+    how many steps one of them skips.
     """
     if evidence.exponent + GROWTH_STEPS > MAX_EXPONENT:
         return evidence

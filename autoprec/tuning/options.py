@@ -1,4 +1,4 @@
-"""What a tuning was asked for, checked once at the border."""
+"""The settings of a tuning, checked once at the border."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ BASELINE_BATCH = 32
 
 @dataclass(frozen=True)
 class Options:
-    """Everything `autoprec tune` can be told. Times are in seconds; None means no limit.
+    """Every setting of a tuning. Times are in seconds; None means no limit.
 
-    `policies` empty means what the rules propose. `batch_sizes` None means powers of two from 8 to
-    1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name to the levels to try, its
-    default first; what else this device makes plausible is tried too, unless `extras` is off.
-    `align` overrides the multiple that the device wants. `time_limit` bounds the whole tuning,
-    `search_limit` the search alone. `proof_steps` are the most steps of a proof; None means as many
-    as the ladder allows for `proof_seconds` (None: 60) by the pace of a float32 step. `tolerance`
-    widens (above 1) or narrows the proof's tolerances. `checkpoint` is a file with weights that
-    the model begins with wherever it is built, so that the proof starts from them.
+    Empty `policies` stand for those that the hardware's rules propose; `batch_sizes` None stands
+    for the powers of two from 8 to 1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name
+    to the levels to try, its default first; other knobs that are plausible on this device are tried
+    too, unless `extras` is off. `align` overrides the device's padding multiple. `time_limit`
+    bounds the whole tuning, `search_limit` the search alone. `proof_steps` is the maximum number of
+    steps of a proof; None means as many as fit `proof_seconds` (None: 60) at the speed of a float32
+    step. `tolerance` widens (above 1) or narrows the proof's tolerances. `checkpoint` is a file of
+    weights that the model is given wherever it is built, so that the proof starts from them.
     """
 
     output: Path | None = None
@@ -81,7 +81,7 @@ class Options:
                 check_knob(name, level)
 
     def identity(self) -> tuple[object, ...]:
-        """What makes two tunings of one task different studies."""
+        """Return the settings that make two tunings of one task different studies."""
         return (
             self.policies,
             self.batch_sizes,
@@ -95,7 +95,7 @@ class Options:
         )
 
     def limits(self) -> tuple[object, ...]:
-        """What makes a finished study unfinished when it is asked for more."""
+        """Return the settings which, when changed, make a finished study run again."""
         return (
             self.trials,
             self.time_limit,
@@ -108,7 +108,7 @@ class Options:
 
 
 def _readable(name: str, path: Path) -> Path:
-    """The absolute path of a file that is there; `UsageError` where it is not."""
+    """Return the absolute path of a readable file; raise `UsageError` where there is none."""
     file = path.expanduser()
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"

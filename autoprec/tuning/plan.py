@@ -1,6 +1,6 @@
-"""Plans a tuning without measuring: the task is described on the CPU, the device by what is known.
+"""Plans a tuning without measuring: the task is described on the CPU, the device by the catalogue.
 
-Nothing is written, and no lock is taken: a plan may be asked for anywhere.
+Nothing is written, and no lock is taken: a plan can be made on any machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from autoprec.core.device.facts import DeviceFacts, DeviceKind
 from autoprec.core.device.placement import alone
 from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.speed.plan import Plan, estimates, expectation, memory_plan
+from autoprec.core.speed.plan import Plan, estimate_steps, explain_expectation, plan_memory
 from autoprec.core.speed.space import BATCH
 from autoprec.tuning.events import Event, Note, Stage
 from autoprec.tuning.job import Target, TuningJob
@@ -30,13 +30,13 @@ from autoprec.tuning.preflight import (
 from autoprec.workers.handlers import LoadedTask
 
 Figures = Callable[[DeviceFacts], DeviceFacts]
-"""The device whose peaks and bandwidth are used for another: itself, or a product of its family."""
+"""Finds the device whose peaks and bandwidth stand for another's: itself or one of its family."""
 
 
 def plan(job: TuningJob, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
-    """What `tune` would do on the first of `devices` that the task's framework is built for.
+    """Plan what `tune` would do on the first of `devices` that the task's framework is built for.
 
-    `job` is placed on this machine's CPU. One device alone need not be here.
+    The target of `job` is this machine's CPU. A single device need not be present.
     """
     if len(devices) == 1:
         refuse_absent_tf32(job, devices[0])
@@ -54,14 +54,14 @@ def plan(job: TuningJob, devices: Sequence[DeviceFacts], figures: Figures) -> Pl
 
 
 def _drives(loaded: LoadedTask, device: DeviceFacts) -> bool:
-    """Whether the framework, as it is installed, is for such a device; no build says so of TPUs."""
+    """Say whether the installed framework drives such a device; no build says so of TPUs."""
     return device.kind in loaded.built_for or alone(device.observation).device in loaded.usable
 
 
 def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
-    """The plan for a task that is described already."""
+    """Make the plan for a task that is described already."""
     notes: list[str] = []
-    # What is free on this machine says nothing of a device that is not here.
+    # This machine's free memory says nothing about a device that is not present.
     hypothetical = device.observation.hypothetical
 
     def note(event: Event) -> None:
@@ -72,7 +72,7 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
     proposal = propose(device, job.options.policies)
     space = build_space(there, task, device, proposal)
     baseline = int(baseline_point(space)[BATCH])
-    estimated = estimates(
+    estimated = estimate_steps(
         task, figures, proposal.policies, sorted({baseline, max(space.batch_sizes)})
     )
     multiple = min(padding_multiples(there, device, space.policies), default=1)
@@ -85,10 +85,10 @@ def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: Devi
         recipes=len(space.points()),
         figures=figures.name if estimated else "",
         estimates=estimated,
-        expectation=expectation(estimated, figures, task, proposal.policies),
+        expectation=explain_expectation(estimated, figures, task, proposal.policies),
         alignment=multiple,
         off_alignment=misaligned(task, multiple),
-        memory=memory_plan(
+        memory=plan_memory(
             task, baseline, job.options.memory_bytes if hypothetical else there.memory_bytes
         ),
         notes=tuple(notes),

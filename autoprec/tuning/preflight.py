@@ -26,17 +26,17 @@ from autoprec.workers.runner import Runner, raise_user_error
 
 SMALLEST_BATCH = 8
 
-#: Rounds every float32 product of the process, so that no module stays in float32.
+#: This knob rounds every float32 product of the process, so that no module stays in float32.
 _ROUNDING_KNOB = "implicit_bfloat16"
 
-#: Padding is tried where the modules off the alignment do at least this share of the products.
+#: Padding is tried where misaligned modules do at least this share of the matrix products.
 _MIN_MISALIGNED_SHARE = 0.1
 _LARGEST_BATCH = {DeviceKind.CPU: 1024}
 _LARGEST_BATCH_ELSEWHERE = 4096
 
 
 def preflight(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
-    """Take one float32 step: the user's bugs show here, before anything else is tried."""
+    """Take one float32 step, so that the user's bugs show before anything else is tried."""
     known = study.recall("task", TaskFacts)
     if known is not None:
         return known
@@ -47,7 +47,7 @@ def preflight(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
 
 
 def describe(job: TuningJob, runner: Runner) -> TaskFacts:
-    """Take one float32 step, at the user's batch where that fits in memory, and describe it."""
+    """Describe the task by one float32 step, at the user's batch where that fits in memory."""
     try:
         batch = runner.load().batch_size or _first_batch(job)
         return _describe(job, runner, batch)
@@ -58,8 +58,8 @@ def describe(job: TuningJob, runner: Runner) -> TaskFacts:
 def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
     """Load the task in a worker.
 
-    `DeviceUnusable` where its framework cannot drive the device, or where that is the CPU for want
-    of an accelerator that the framework was built for, and that is here but cannot be used.
+    Raises `DeviceUnusable` where its framework cannot drive the device, or where the CPU would be
+    tuned only because an accelerator that the framework was built for is present but unusable.
     """
     try:
         loaded = runner.load()
@@ -69,16 +69,16 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
     if never:
         raise DeviceUnusable(f"{never}; tune for another: --device {loaded.usable[-1]}")
     device = job.settings().device
-    # ROCm's GPUs are "cuda", too: the build tells whose it uses.
-    anothers = device == "cuda" and job.target.facts.kind not in loaded.built_for
-    if device not in loaded.usable or anothers:
+    # PyTorch calls ROCm's GPUs "cuda" as well: the build tells which vendor's it uses.
+    other_vendor = device == "cuda" and job.target.facts.kind not in loaded.built_for
+    if device not in loaded.usable or other_vendor:
         name = job.target.facts.observation.name or device
         version = loaded.software.get(loaded.framework, "")
         build = f"Install a build of it for this device ({loaded.builds})"
         if job.target.facts.kind in loaded.built_for:
             build = (
-                "This build is for such devices: mend the driver, a library that is missing "
-                f"({loaded.builds}) or the setting that hides it"
+                "This build is for such devices: fix the driver, install a missing library "
+                f"({loaded.builds}) or change the setting that hides the device"
             )
         raise DeviceUnusable(
             f"{loaded.framework} {version} cannot use {name} ({job.target.facts.kind}): as it is "
@@ -91,18 +91,18 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
 
 
 def untrainable_reason(loaded: LoadedTask, kind: DeviceKind) -> str:
-    """That a framework's models are never tuned on such a device; "" where they are."""
+    """Say why a framework's models are never tuned on a kind of device; "" where they are."""
     if kind in loaded.trains_on:
         return ""
     return f"{loaded.framework} models are tuned on {', '.join(loaded.trains_on)}, not on {kind}"
 
 
 def refuse_cpu_for_missing_accelerator(unusable: Sequence[Unusable], loaded: LoadedTask) -> None:
-    """Raise `DeviceUnusable` where the CPU would stand for what the framework was built for."""
-    missed = [each.text for each in unusable if each.kind in loaded.built_for]
-    if missed:
+    """Raise `DeviceUnusable` where the framework was built for one of the unusable accelerators."""
+    reasons = [each.text for each in unusable if each.kind in loaded.built_for]
+    if reasons:
         raise DeviceUnusable(
-            f"{'; '.join(missed)}. Mend that, or tune for the CPU as it is: --device cpu"
+            f"{'; '.join(reasons)}. Fix that, or tune for the CPU instead: --device cpu"
         )
 
 
@@ -115,13 +115,13 @@ def _first_step_error(job: TuningJob, failure: WorkerFailure, where: str = "") -
 
 
 def _missing_file_hint(task: Path, message: str) -> str:
-    """What to do where the file that is missing here is there beside the task file."""
+    """Say what to do where the missing file exists next to the task file; "" elsewhere."""
     found = re.search(r"No such file or directory: '([^'\n]+)'", message)
     if found is None or Path(found[1]).is_absolute() or not (task.parent / found[1]).exists():
         return ""
     return (
-        f". It is in {task.parent}: paths count from the folder that the command is run in, so run "
-        "it there, or begin them with Path(__file__).parent"
+        f". It is in {task.parent}: relative paths start from the folder the command is run in, so "
+        "run it there, or begin them with Path(__file__).parent"
     )
 
 
@@ -154,7 +154,7 @@ def refuse_absent_tf32(job: TuningJob, facts: DeviceFacts) -> None:
 
 
 def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: Proposal) -> Space:
-    """The recipes worth trying for this task on this device."""
+    """Build the space of the recipes worth trying for this task on this device."""
     policies = list(proposal.policies)
     if Policy.FLOAT32 not in policies:
         policies.insert(0, Policy.FLOAT32)  # measured as the baseline, never chosen
@@ -163,7 +163,7 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
         job.listener(
             Note(
                 "tf32 is not tried: the task's float32 products are TF32 already, in the baseline "
-                "and in the proof's float32 too"
+                "and in the proof's float32 as well"
             )
         )
     if task.low_precision:
@@ -187,17 +187,17 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
 
 
 def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
-    """The knobs that were asked for, without those that mean nothing here."""
+    """Return the requested knobs, without those that have no effect here."""
     found = {}
     for name, levels in job.options.knobs.items():
         if task.framework in ("torch", "keras") and task.framework not in KNOBS[name].frameworks:
-            job.listener(Note(f"--knob {name} is not {task.framework}'s and is left out"))
+            job.listener(Note(f"--knob {name} does not apply to {task.framework} and is left out"))
         elif name == KEEP_MEMORY and not task.keepable_memory:
             job.listener(Note(f"--knob {name} needs glibc's malloc on a CPU and is left out"))
         elif name == _ROUNDING_KNOB and job.options.float32_modules:
             job.listener(
                 Note(
-                    f"--knob {name} rounds every float32 product, those of --float32-modules too, "
+                    f"--knob {name} rounds every float32 product, even those of --float32-modules, "
                     "and is left out"
                 )
             )
@@ -207,36 +207,38 @@ def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobVal
 
 
 def _may_compile(job: TuningJob, task: TaskFacts) -> bool:
-    """Whether compilation is worth trials: XLA under Keras always is, torch.compile if asked for.
+    """Say whether compilation is worth trials: XLA under Keras always, torch.compile on request.
 
-    A model that compiles itself is left to it, in the baseline as in every recipe.
-    XLA can double a small step's speed or lose all that bfloat16 wins, and costs seconds to try;
-    torch.compile can take minutes.
+    A model that compiles itself does so in the baseline and in every recipe. XLA can double a small
+    step's speed or lose all that bfloat16 gains, and costs seconds to try; torch.compile can take
+    minutes.
     """
-    asked = job.options.compile or task.framework == "keras"
-    return asked and not task.compiled and not task.not_compilable
+    requested = job.options.compile or task.framework == "keras"
+    return requested and not task.compiled and not task.not_compilable
 
 
 def refusals_for_task(job: TuningJob, task: TaskFacts) -> tuple[Refusal, ...]:
-    """What would be tried and is not for the task's sake, besides policies."""
-    asked = job.options.compile or task.framework == "keras"
-    return (Refusal("compiled", task.not_compilable),) if asked and task.not_compilable else ()
+    """Return what the task itself rules out, besides policies."""
+    requested = job.options.compile or task.framework == "keras"
+    if requested and task.not_compilable:
+        return (Refusal("compiled", task.not_compilable),)
+    return ()
 
 
 def padding_multiples(
     job: TuningJob, facts: DeviceFacts, policies: Sequence[Policy]
 ) -> tuple[int, ...]:
-    """The multiples that dimensions may be padded to, the least first: what was asked for alone."""
+    """Return the multiples that dimensions may be padded to, least first, or the requested one."""
     return (job.options.align,) if job.options.align else wanted_multiples(facts, policies)
 
 
 def misaligned(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
-    """The dimensions of the model that are no multiple of what the device wants."""
+    """Return the model's dimensions that are not multiples of the device's alignment."""
     return tuple(dimension for dimension in task.dimensions if dimension.size % multiple)
 
 
 def _alignments(job: TuningJob, task: TaskFacts, wanted: Sequence[int]) -> tuple[Alignment, ...]:
-    """No padding, and each that may pay; two multiples that make the same sizes are tried once."""
+    """Return no padding and each that may pay; multiples with equal results are tried once."""
     found: dict[tuple[int, ...], Alignment] = {}
     for multiple in wanted:
         off = misaligned(task, multiple)
@@ -248,7 +250,7 @@ def _alignments(job: TuningJob, task: TaskFacts, wanted: Sequence[int]) -> tuple
 
 
 def _padding_may_pay(job: TuningJob, task: TaskFacts, off: Sequence[Dimension]) -> bool:
-    """Whether enough of the work is off the alignment (an image's 3 channels seldom are)."""
+    """Say whether misaligned modules do enough of the work (an image's 3 channels seldom do)."""
     if not off or job.options.align:
         return bool(off)
     modules = {dimension.module for dimension in off}
@@ -275,7 +277,7 @@ def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
 
 
 def baseline_point(space: Space) -> Point:
-    """Plain float32 as the user would run it: their batch, else 32, else the smallest there is."""
+    """Return plain float32 as the user would run it: their batch, else 32, else the smallest."""
     sizes = space.batch_sizes
     batch = space.effective_batch
     if batch not in sizes:

@@ -28,7 +28,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome, key
+from autoprec.core.speed.trial_results import Outcome, point_key
 from autoprec.core.statistics import Ratio, median, relative_spread
 from autoprec.version import __version__
 from autoprec.workers.cpu_contention import BUSY_SHARE
@@ -86,7 +86,7 @@ class Findings:
         return self.facts.observation.rehearsal
 
     def of(self, policy: str) -> list[Outcome]:
-        """The outcomes of one policy, as the heats ranked them."""
+        """The outcomes of one policy, as the re-ranking left them."""
         return [o for o in self.ranking or self.history if o.point["policy"] == policy]
 
     def peak_of(self, recipe: Recipe) -> int:
@@ -223,13 +223,13 @@ def _padding(findings: Findings, recipe: Recipe) -> tuple[Mapping[str, Any], ...
 
 def _padding_gain(findings: Findings) -> float | None:
     """The best ratio among trials that differ in the padding alone; None where there are none."""
-    rates = {key(o.point): o.rate for o in findings.history if o.rate > 0}
+    rates = {point_key(o.point): o.rate for o in findings.history if o.rate > 0}
     ratios = [
         o.rate / plain
         for o in findings.history
         if o.rate > 0
         and o.point.get("alignment", 1) != 1
-        and (plain := rates.get(key({**o.point, "alignment": 1})))
+        and (plain := rates.get(point_key({**o.point, "alignment": 1})))
     ]
     return _round(max(ratios)) if ratios else None
 

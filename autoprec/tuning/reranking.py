@@ -1,8 +1,8 @@
-"""The heats: the search's fastest recipes measured anew, in alternation, before any is proven.
+"""Re-ranks the search's fastest recipes by interleaved timing, before any of them is proven.
 
-A proof takes as long as a search, so what is proven first should be what is really the fastest. Who
-runs, and what their rounds say, core decides; here they run. The baseline does not: the
-finish measures everybody against it.
+A proof takes as long as a search, so the recipe proven first should be the fastest one indeed. Core
+decides which recipes run and what their rounds mean; here they are run. The baseline is left out:
+the confirmation measures every finalist against it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from autoprec.core.device.policies import Refusal
-from autoprec.core.speed.reranking import ROUNDS, Heat, Heats
+from autoprec.core.speed.reranking import MAX_ROUNDS, Race, Reranking
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, key
+from autoprec.core.speed.trial_results import Outcome, Status, point_key
 from autoprec.tuning.events import Stage
 from autoprec.tuning.interleaved_timing import (
     FinalistFailed,
@@ -28,9 +28,9 @@ from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, raise_device_lost
 
 
-def recall_reranking(study: Study) -> Heats:
-    """What an earlier run of this tuning has kept."""
-    return study.recall("heats", Heats) or Heats()
+def recall_reranking(study: Study) -> Reranking:
+    """Return the re-ranking that an earlier run of this tuning kept, or an empty one."""
+    return study.recall("heats", Reranking) or Reranking()
 
 
 def rerank(
@@ -39,53 +39,53 @@ def rerank(
     space: Space,
     baseline: Point,
     findings: Findings,
-    before: Heats,
+    before: Reranking,
     runner: Runner,
-) -> Heats:
-    """Run who may be the fastest of the history; return `before` where nobody else may be."""
+) -> Reranking:
+    """Time the recipes that may be the fastest; return `before` where it covers them already."""
 
     def allowed(outcome: Outcome) -> bool:
         policies = job.options.policies
         chosen = not policies or outcome.point["policy"] in policies
-        return outcome.rate > 0 and chosen and key(outcome.point) != key(baseline)
+        return outcome.rate > 0 and chosen and point_key(outcome.point) != point_key(baseline)
 
     def fit(outcomes: Sequence[Outcome]) -> bool:
         return fit_in_memory_together(job, [space.recipe(o.point) for o in outcomes], findings)
 
-    heats, history = before, findings.history
+    reranking, history = before, findings.history
     if job.deadline.passed(SEARCH_SHARE):
         return before
-    while heat := heats.next_heat(history, allowed, fit):
+    while race := reranking.next_race(history, allowed, fit):
         try:
-            rates = _run(job, space, heat, findings, runner)
+            rates = _run(job, space, race, findings, runner)
         except FinalistFailed as failed:
             raise_device_lost(failed.failure)
             reason = f"ran before but failed when it ran beside the others: {failed}"
             findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
             lost = failed.recipe.key()
-            out = next(o for o in heat.running if space.recipe(o.point).key() == lost)
+            out = next(o for o in race.contenders if space.recipe(o.point).key() == lost)
             gone = replace(out, status=Status.CRASHED, measurement=None, reason=reason)
-            heats = heats.failed(gone)
+            reranking = reranking.with_failure(gone)
         else:
-            heats = heats.finished(heat, rates, history)
+            reranking = reranking.with_race(race, rates, history)
             break
     else:
-        heats = heats.nobody_else(history)
-    study.remember("heats", heats)
-    return heats
+        reranking = reranking.closed(history)
+    study.remember("heats", reranking)
+    return reranking
 
 
 def _run(
-    job: TuningJob, space: Space, heat: Heat, findings: Findings, runner: Runner
+    job: TuningJob, space: Space, race: Race, findings: Findings, runner: Runner
 ) -> list[tuple[float, ...]]:
-    """Run a heat; return everybody's rates, round by round."""
+    """Run one race; return each recipe's rates, round by round."""
     job.listener(Stage("heats", "the fastest recipes in alternation"))
 
     def still_running(finals: Sequence[Finalist]) -> Collection[int]:
         if job.deadline.passed(SEARCH_SHARE):
             return ()
-        return heat.pace.still_running([final.rates for final in finals])
+        return race.cost.select_contenders([final.rates for final in finals])
 
-    recipes = [space.recipe(outcome.point) for outcome in heat.running]
-    finals = time_interleaved(job, recipes, ROUNDS, findings, runner, still_running)
+    recipes = [space.recipe(outcome.point) for outcome in race.contenders]
+    finals = time_interleaved(job, recipes, MAX_ROUNDS, findings, runner, still_running)
     return [final.rates for final in finals]

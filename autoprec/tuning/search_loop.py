@@ -12,15 +12,15 @@ from autoprec.core.speed.acquisition import (
     Limits,
     Next,
     Stop,
+    fitting_baseline,
     next_point,
-    ruled_out,
-    settled_baseline,
+    why_ruled_out,
 )
-from autoprec.core.speed.consistency import another_pace
-from autoprec.core.speed.kept_memory import start_point, what_it_brings
-from autoprec.core.speed.reranking import Heats
+from autoprec.core.speed.consistency import rate_changed
+from autoprec.core.speed.kept_memory import describe_gain, start_point
+from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, key
+from autoprec.core.speed.trial_results import Outcome, Status, point_key
 from autoprec.tuning.drift_correction import DriftMonitor
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
@@ -28,21 +28,28 @@ from autoprec.tuning.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, run_trial
 
+#: A sampler that proposes known points this many times in a row proposes nothing new.
 _MAX_REPEATS = 20
+
+#: Share of a worker's memory limit that a trial may be expected to need.
 _MEMORY_SHARE = 0.95
+
+#: Trials of Optuna's samplers where `trials` is not set.
 _DEFAULT_SAMPLER_TRIALS = 40
 
 
 def outcome_at(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
-    """The outcome at a point, if it was tried."""
-    return next((outcome for outcome in history if key(outcome.point) == key(point)), None)
+    """Return the outcome at a point, None where it was not tried."""
+    return next(
+        (outcome for outcome in history if point_key(outcome.point) == point_key(point)), None
+    )
 
 
 class Search:
-    """The search of one tuning: goes on where its study stands, as often as it is run.
+    """The search of one tuning; each `run` continues from the state of its study.
 
-    Where plain float32 does not fit at the baseline's batch, the largest batch at which it does
-    becomes the baseline (`settled_baseline` of the history says which).
+    Where plain float32 does not fit in memory at the baseline's batch, the largest batch at which
+    it does becomes the baseline (`fitting_baseline` of the history tells which).
     """
 
     def __init__(
@@ -61,14 +68,14 @@ class Search:
         self.time_limit_reached = False
 
     def measure_since_resume(self, runner: Runner) -> None:
-        """Time the baseline of a study that goes on, before any new trial.
+        """Time the baseline of a resumed study, before any new trial.
 
-        What is measured from now on is compared with the earlier trials by it. Trials that the
-        machine ran at a pace of another order of magnitude compare with nothing: they are measured
-        anew. So is a baseline that stands alone, where the pace has changed at all.
+        New trials are compared with the earlier ones by it. Where the machine's speed has changed
+        by an order of magnitude, the earlier trials are not comparable and are measured again. So
+        is a lone baseline, where the speed has changed at all.
         """
         study, space, history = self._study, self._space, self._study.history()
-        settled = settled_baseline(space, self._baseline, history)
+        settled = fitting_baseline(space, self._baseline, history)
         plain = None if settled is None else outcome_at(history, settled)
         if settled is None or plain is None or plain.rate <= 0:
             return
@@ -78,44 +85,45 @@ class Search:
         monitor = DriftMonitor(self._job, space)
         drift = monitor.measure_since_resume(runner, first or plain)
         alone = first is None and self._job.options.sampler == "cost"
-        if another_pace(1.0, drift) or (alone and drift != 1.0):
+        if rate_changed(1.0, drift) or (alone and drift != 1.0):
             study.forget_trials()
-            study.remember("heats", Heats())
+            study.remember("heats", Reranking())
         elif first is not None:
             self._drift_monitor = monitor
         if drift != 1.0:
-            self._job.listener(Note(_pace_change_note(drift), warning=another_pace(1.0, drift)))
+            self._job.listener(Note(_pace_change_note(drift), warning=rate_changed(1.0, drift)))
 
-    def run(self, runner: Runner, heats: Heats) -> tuple[Outcome, ...]:
+    def run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
 
-        What ran in `heats` counts as it came out there. Run again after them, only what is expected
-        to be faster is tried: what no model can know was looked at before.
+        For recipes that were re-ranked in `heats` the rates measured there count. Run again after a
+        re-ranking, the search tries only recipes that are expected to be faster; exploration is
+        over.
         """
         job, study, space = self._job, self._study, self._space
         if self._ended and job.options.sampler != "cost":
-            return study.history()  # the others learn nothing from a mended rate
+            return study.history()  # the other samplers do not learn from corrected rates
         stage = Stage("search", f"{len(space.points())} recipes")
         if not self._ended:
             job.listener(stage)
-        repeats, told = 0, False
+        repeats, resumed = 0, False
         while True:
             measured = study.history()
-            history = heats.mended(measured)
-            settled = settled_baseline(space, self._baseline, history)
+            history = reranking.corrected(measured)
+            settled = fitting_baseline(space, self._baseline, history)
             if settled is None:
                 return measured
             elapsed = self._clock() - self._began
             over = bool(history) and job.deadline.passed(SEARCH_SHARE)
             self.time_limit_reached = self.time_limit_reached or (over and not self._ended)
             decision = (
-                Stop(f"the time limit of {job.options.time_limit:g} s leaves it no more")
+                Stop(f"its share of the time limit of {job.options.time_limit:g} s is used up")
                 if over
                 else _decide(job, space, settled, history, repeats, elapsed, not self._ended)
             )
             if isinstance(decision, Stop):
                 self._ended = True
-                if told or not heats.trials:
+                if resumed or not reranking.trials:
                     job.listener(Note(f"the search ends: {decision.reason}"))
                 return measured
             trial, point = study.ask(decision.point)
@@ -125,11 +133,11 @@ class Search:
                 repeats += 1
                 continue
             repeats = 0
-            if heats.trials and not told:
-                job.listener(Note("the search goes on, with the rates that the comparison gave"))
+            if reranking.trials and not resumed:
+                job.listener(Note("the search continues, with the rates of the comparison"))
                 if self._ended:
                     job.listener(stage)
-            told = True
+            resumed = True
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
@@ -151,7 +159,7 @@ class Search:
         runner.load()
         first = outcome_at(history, start_point(space, baseline, history))
         drift = self._drift_monitor.check(runner, first)
-        budget = _timing_budget(recipe, history, decision.foreseen, drift)
+        budget = _timing_budget(recipe, history, decision.expected_rate, drift)
         with job.contention_monitor.over(lambda: runner.pids):
             outcome = run_trial(
                 runner,
@@ -159,7 +167,7 @@ class Search:
                 recipe,
                 seed=job.options.seed,
                 budget=budget,
-                baseline=key(point) == key(baseline),
+                baseline=point_key(point) == point_key(baseline),
             )
         return replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
 
@@ -171,15 +179,17 @@ class Search:
         best = max(each.rate for each in (*history, outcome))
         baseline_rate = base.rate if base is not None else 0.0
         self._job.listener(TrialFinished(len(history), recipe, outcome, best, baseline_rate))
-        if recipe.keeps_memory and key(outcome.point) == key({**baseline, KEEP_MEMORY: True}):
-            said = what_it_brings(baseline, (*history, outcome))
+        if recipe.keeps_memory and point_key(outcome.point) == point_key(
+            {**baseline, KEEP_MEMORY: True}
+        ):
+            said = describe_gain(baseline, (*history, outcome))
             if said:
                 self._job.listener(Note(said))
 
 
 def _pace_change_note(drift: float) -> str:
-    known = "they are measured anew" if another_pace(1.0, drift) else "that is taken into account"
-    return f"this machine runs at {drift:.2g}x the pace of the earlier trials: {known}"
+    taken = "they are measured again" if rate_changed(1.0, drift) else "this is taken into account"
+    return f"this machine now runs at {drift:.2g}x the speed of the earlier trials: {taken}"
 
 
 def _decide(
@@ -189,13 +199,17 @@ def _decide(
     history: tuple[Outcome, ...],
     repeats: int,
     elapsed: float,
-    doubts: bool,
+    explore_neighbours: bool,
 ) -> Next | Stop:
     options = job.options
     if options.search_limit is not None and elapsed >= options.search_limit and history:
         return Stop(f"the search's limit of {options.search_limit:g} s is reached")
     if options.sampler == "cost" or outcome_at(history, baseline) is None:
-        limits = Limits(memory_bytes=_memory_limit(job), trials=options.trials, doubts=doubts)
+        limits = Limits(
+            memory_bytes=_memory_limit(job),
+            trials=options.trials,
+            explore_neighbours=explore_neighbours,
+        )
         return next_point(space, baseline, history, limits)
     points = len(space.points())
     count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)
@@ -209,25 +223,25 @@ def _decide(
 
 
 def _memory_limit(job: TuningJob) -> float | None:
-    """What a recipe may be expected to take: less than a worker may, so that it fits every time."""
+    """Return the memory a trial may be expected to need, a little below a worker's limit."""
     return None if job.memory_bytes is None else _MEMORY_SHARE * job.memory_bytes
 
 
 def _outcome_if_too_large(
     job: TuningJob, history: tuple[Outcome, ...], point: Point
 ) -> Outcome | None:
-    """The outcome of what is known not to fit (a sampler of Optuna's may propose it)."""
-    why = ruled_out(point, history, Limits(memory_bytes=_memory_limit(job)))
+    """Return the outcome of a recipe known not to fit (Optuna's samplers may propose one)."""
+    why = why_ruled_out(point, history, Limits(memory_bytes=_memory_limit(job)))
     return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
 
 
 def _timing_budget(
     recipe: Recipe, history: tuple[Outcome, ...], foreseen: float, drift: float
 ) -> TimingBudget:
-    """Half a second of steps, less where the incumbent is out of reach.
+    """Return half a second of steps, less for a recipe that is far slower than the best so far.
 
-    That tells recipes apart that differ by more than a few per cent; the heats do the rest.
-    `foreseen` is a rate (0: unknown).
+    That tells recipes apart that differ by more than a few per cent; the re-ranking does the rest.
+    `foreseen` is the expected rate in samples a second (0: unknown).
     """
 
     def step(rate: float) -> float | None:
@@ -238,13 +252,13 @@ def _timing_budget(
         seconds=0.5,
         min_steps=2,
         max_steps=100,
-        hopeless_seconds=step(best / 1.25),
-        foreseen_seconds=step(foreseen),
+        too_slow_seconds=step(best / 1.25),
+        expected_seconds=step(foreseen),
     )
 
 
 def _next_of_grid(space: Space, history: tuple[Outcome, ...], count: int) -> Next | Stop:
-    """The next recipe of the grid, small batches first, so that what does not fit is learned."""
+    """Return the grid's next recipe, small batches first, to learn what does not fit in memory."""
     points = sorted(space.points(), key=lambda point: int(point[BATCH]))
     left = [point for point in points if outcome_at(history, point) is None]
     if not left or len(history) >= count:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, key
+from autoprec.core.speed.trial_results import Outcome, Status, point_key
 from autoprec.errors import UsageError
 from autoprec.tuning.study_storage import open_storage, storage_error
 from autoprec.version import __version__
@@ -32,7 +32,7 @@ _FIRST_TRIAL = "since"
 
 
 def study_name(stem: str, *parts: object) -> str:
-    """A name that changes with anything in `parts`, and with the version of autoprec."""
+    """Return a name that changes with anything in `parts`, and with the version of autoprec."""
     text = json.dumps([__version__, *map(to_plain, parts)], sort_keys=True, default=str)
     return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -64,7 +64,7 @@ class Study:
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Say in our own words that the study cannot be read or written."""
+        """Raise `UsageError` where the study cannot be read or written."""
         from optuna.exceptions import StorageInternalError
 
         try:
@@ -86,7 +86,7 @@ class Study:
         }
 
     def _separate_spaces(self, levels: Mapping[str, tuple[KnobValue, ...]]) -> None:
-        """Give trials a study of their own if this one's were asked from another space."""
+        """Give the trials a study of their own if this study's came from another space."""
         space = study_name("space", levels)
         first = self._notes.user_attrs.get(_SPACE)
         if first is None:
@@ -96,7 +96,7 @@ class Study:
             self._fail_unfinished()
 
     def _fail_unfinished(self) -> None:
-        """A trial that runs now runs in no process: its tuner was killed."""
+        """Mark trials that never ended as failed: the tuner that ran them was killed."""
         from optuna.trial import TrialState
 
         for trial in self._trials.get_trials(deepcopy=False):
@@ -104,7 +104,7 @@ class Study:
                 self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
     def history(self) -> tuple[Outcome, ...]:
-        """Every finished trial's outcome, oldest first, each point once."""
+        """Return every finished trial's outcome, oldest first, each point once."""
         found: dict[object, Outcome] = {}
         with self._translate_errors():
             trials = self._trials.get_trials(deepcopy=False)
@@ -115,17 +115,17 @@ class Study:
                 continue
             with contextlib.suppress(DecodeError):  # it is measured again
                 outcome = from_plain(Outcome, plain)
-                found.setdefault(key(outcome.point), outcome)
+                found.setdefault(point_key(outcome.point), outcome)
         return tuple(found.values())
 
     def forget_trials(self) -> None:
-        """Let the trials so far count no more, so that all are measured anew."""
+        """Exclude the trials so far, so that every recipe is measured again."""
         with self._translate_errors():
             count = len(self._trials.get_trials(deepcopy=False))
             self._trials.set_user_attr(_FIRST_TRIAL, count)
 
     def ask(self, point: Point | None = None) -> tuple[Any, Point]:
-        """A new trial, at `point` or where the sampler says."""
+        """Ask for a new trial, at `point` or where the sampler says; return it and its point."""
         with self._translate_errors():
             if point is not None:
                 self._trials.enqueue_trial(dict(point))
@@ -133,7 +133,7 @@ class Study:
         return trial, dict(trial.params)
 
     def tell(self, trial: Any, outcome: Outcome) -> None:
-        """Record how a trial ended. What failed is infeasible and worth 0, so samplers learn it."""
+        """Record how a trial ended; a failed one counts as infeasible with value 0 for samplers."""
         with self._translate_errors():
             trial.set_user_attr(_OUTCOME, to_plain(outcome))
             trial.set_constraint("feasible", 0.0 if outcome.status is Status.OK else 1.0)
@@ -145,7 +145,7 @@ class Study:
             self._notes.set_user_attr(name, to_plain(value))
 
     def recall(self, name: str, kind: type[T]) -> T | None:
-        """What was kept under a name, None if nothing readable was."""
+        """Return what was kept under a name, None where nothing readable was."""
         plain = self._notes.user_attrs.get(name)
         if plain is None:
             return None
@@ -155,7 +155,7 @@ class Study:
             return None
 
     def notes(self) -> Mapping[str, Any]:
-        """Everything that was kept, as plain values."""
+        """Return everything that was kept, as plain values."""
         return dict(self._notes.user_attrs)
 
 

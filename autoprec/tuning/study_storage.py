@@ -1,8 +1,8 @@
 """Where a study lives: a journal file by default, any Optuna storage URL on request.
 
-A journal is a text file of JSON lines. A tuning that was killed can leave its last line torn, which
-Optuna reads over but which the next append would make unreadable for good: such a tail is cut off
-before the file is opened. The lock is the kernel's (flock), so a dead process never leaves it held.
+A journal is a text file of JSON lines. A tuning that was killed can leave its last line incomplete,
+which Optuna skips but the next append would make unreadable for good: such a tail is cut off before
+the file is opened. The lock is the kernel's (flock), so a dead process never keeps it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LOCK_SUFFIX = ".lock"
 
 
 def default_journal(task: Path) -> Path:
-    """Where a task's study goes unless told otherwise: beside the task file.
+    """Return the default path of a task's study: next to the task file.
 
-    Where nothing can be written there, it is the user's cache directory.
+    Where nothing can be written there, it is in the user's cache directory.
     """
     beside = task.with_name(task.stem + JOURNAL_SUFFIX)
     folder = cache_folder()
@@ -40,16 +40,16 @@ def default_journal(task: Path) -> Path:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether a file, and others beside it, can be made or written to, as far as can be asked."""
+    """Say whether a file, and others next to it, can be created or written, without trying it."""
     folder = next((each for each in path.parents if each.exists()), path.parent)
     return os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
 @contextlib.contextmanager
 def discard_new_journal_on_task_error(storage: str | Path) -> Iterator[None]:
-    """Take away a journal that was begun in here if the task itself is wrong.
+    """Remove a journal that was created inside the block if the task file turns out to be wrong.
 
-    A task that is mended is another one, which asks for nothing of what was kept.
+    A corrected task file is a different task, whose study needs nothing from this one.
     """
     path = _journal_path(str(storage))
     known = path is None or path.exists()
@@ -64,16 +64,16 @@ def discard_new_journal_on_task_error(storage: str | Path) -> Iterator[None]:
 
 
 def _journal_path(name: str) -> Path | None:
-    """The file that a storage's name means; None where it is a database."""
+    """Return the file that a storage's name stands for; None where it is a database."""
     name = name.removeprefix("journal://")
     return None if "://" in name else Path(name).expanduser()
 
 
 def repair_journal(path: Path) -> int:
-    """Cut torn lines off the end of a journal; return how many bytes were cut.
+    """Cut incomplete lines off the end of a journal; return how many bytes were cut.
 
-    A line is torn if it has no end, or if it is no JSON (a power cut can leave zeros). Call it
-    with the journal's lock held: another process's line is torn while it is being written.
+    A line is incomplete if it has no newline or is not JSON (a power cut can leave zeros). The
+    journal's lock must be held: another process's line is incomplete while it is being written.
     """
     try:
         with path.open("rb+") as file:
@@ -95,7 +95,7 @@ def repair_journal(path: Path) -> int:
 
 
 def _line_start(file: IO[bytes], end: int) -> int:
-    """Where the line that ends before `end` begins."""
+    """Return the offset of the line that ends before `end`."""
     at = end - 1  # the line's own newline does not count
     while at > 0:
         start = max(0, at - 65536)
@@ -117,7 +117,7 @@ def _is_complete(line: bytes) -> bool:
 
 
 def open_storage(text: str | Path) -> Any:
-    """An Optuna storage from a journal file's path, `journal://PATH`, or a storage URL."""
+    """Open an Optuna storage by a journal file's path, `journal://PATH`, or a storage URL."""
     name = str(text)
     path = _journal_path(name)
     if path is None:
@@ -138,13 +138,13 @@ def open_storage(text: str | Path) -> Any:
         raise storage_error(path, error) from error
     except (ValueError, KeyError, AssertionError) as error:
         raise UsageError(
-            f"{path} is no journal of a study, or a damaged one: {error}. Move it away, or choose "
+            f"{path} is not a study's journal, or it is damaged: {error}. Move it away, or choose "
             "another place with --storage"
         ) from error
 
 
 def storage_error(location: str | Path, error: BaseException) -> UsageError:
-    """The error of a study that cannot be written: the disk is full, the folder is read-only."""
+    """Make the error of a study that cannot be written: disk full, folder read-only."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error).split("\n")[0]
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     fix = "free some space and run the same command again, or " if full else ""
@@ -171,7 +171,7 @@ def _open_url(url: str) -> Any:
 
 
 def _without_password(url: str) -> str:
-    """The URL without its password; a path as it is."""
+    """Return the URL without its password; a path as it is."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url
@@ -179,13 +179,13 @@ def _without_password(url: str) -> str:
 
 
 class _KernelLock:
-    """An flock on a file beside the journal, in the shape Optuna asks of a lock.
+    """An flock on a file next to the journal, with the methods that Optuna expects of a lock.
 
-    It is held for milliseconds. A holder that was stopped (Ctrl-Z) would hold it for good, so
-    waiting has an end.
+    It is held for milliseconds. A holder that was suspended (Ctrl-Z) could hold it for ever, so
+    waiting times out.
     """
 
-    _SECONDS = 30.0
+    _TIMEOUT_SECONDS = 30.0
 
     def __init__(self, path: Path) -> None:
         self._path, self._handle = f"{path}{_LOCK_SUFFIX}", -1
@@ -194,7 +194,7 @@ class _KernelLock:
         import fcntl
 
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        deadline = time.monotonic() + self._SECONDS
+        deadline = time.monotonic() + self._TIMEOUT_SECONDS
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -203,8 +203,8 @@ class _KernelLock:
                     os.close(handle)
                     raise TimeoutError(
                         errno.ETIMEDOUT,
-                        f"another process has held {self._path} for {self._SECONDS:.0f} s "
-                        "(is it stopped?)",
+                        f"another process has held {self._path} for {self._TIMEOUT_SECONDS:.0f} s "
+                        "(is it suspended?)",
                     ) from None
                 time.sleep(0.002)
             except BaseException:
@@ -226,11 +226,11 @@ class _KernelLock:
 
 
 class DeviceLock:
-    """Held while trials run on a device: timing two things at once measures neither.
+    """Held while trials run on a device: two measurements at once would invalidate each other.
 
-    The lock is a file in the temporary folder, held by flock; it is free again when its holder
-    dies. Raises `DeviceBusy` if another tuning holds it and `wait` is false; while it waits,
-    `on_wait` is told for whom. Where no such file can be had, nothing is locked.
+    The lock is a file in the temporary folder, held by flock; it is released when its holder dies.
+    Raises `DeviceBusy` if another tuning holds it and `wait` is false; before waiting, `on_wait` is
+    called with the holder. Where the file cannot be created, nothing is locked.
     """
 
     def __init__(
@@ -260,8 +260,8 @@ class DeviceLock:
             except BlockingIOError:
                 if not self._wait:
                     raise DeviceBusy(
-                        f"another tuning is measuring on {self._device}{self._holder()}; two at "
-                        "once would measure neither. Wait for it with --wait, or stop it"
+                        f"another tuning is measuring on {self._device}{self._holder()}; running "
+                        "both would invalidate both timings. Wait for it with --wait, or stop it"
                     ) from None
                 if self._on_wait is not None:
                     self._on_wait(
@@ -274,7 +274,7 @@ class DeviceLock:
         except BaseException:
             self._close()
             raise
-        with contextlib.suppress(OSError):  # only said for people; a full disk does not matter
+        with contextlib.suppress(OSError):  # only for messages; a full disk does not matter
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, str(os.getpid()).encode(), 0)
         return self
@@ -299,11 +299,11 @@ class DeviceLock:
 
 
 def _open_lock(path: Path) -> int:
-    """A descriptor of the lock file, which every user may open; -1 where there can be none.
+    """Open the lock file, which every user may open; return its descriptor, -1 where it fails.
 
-    The folder is open to everybody, so a link there is not followed: it could lead to a file that
-    is not ours to write on. An existing file is opened without O_CREAT, which the kernel denies
-    for another user's file (fs.protected_regular).
+    The folder is world-writable, so a link there is not followed: it could lead to a file that must
+    not be written. An existing file is opened without O_CREAT, which the kernel denies for another
+    user's file (fs.protected_regular).
     """
     common = os.O_CLOEXEC | os.O_NOFOLLOW
     for flags in (os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDWR, os.O_RDONLY):

@@ -1,4 +1,4 @@
-"""The tuning, stage by stage: preflight, search, heats, proof, finish, profile.
+"""The tuning, stage by stage: preflight, search, re-ranking, proof, finish, profile.
 
 `tune` is the whole story; every stage reads what the ones before it learned, and what a stage
 learned is kept in the study, so that a stopped tuning goes on where it stopped. Decisions are
@@ -20,8 +20,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.acquisition import settled_baseline
-from autoprec.core.speed.kept_memory import surely_pays
+from autoprec.core.speed.acquisition import fitting_baseline
+from autoprec.core.speed.kept_memory import clearly_pays
 from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe, TaskError
@@ -187,7 +187,7 @@ def _learn(
         prover.forget()
 
         def memory_pays(batch_size: int) -> bool:
-            return surely_pays(space, settled, findings.history, batch_size)
+            return clearly_pays(space, settled, findings.history, batch_size)
 
         Confirmation(job, runner, plain, findings, spares, memory_pays).run(proven, substitute)
     findings.neighbours = job.contention_monitor.worst
@@ -197,27 +197,27 @@ def _learn(
 def _search(
     job: TuningJob, study: Study, space: Space, findings: Findings, runner: Runner
 ) -> Point:
-    """Search and run the heats, until what they mend brings nothing new; return the baseline."""
+    """Search and re-rank until that brings nothing new; return the baseline."""
     baseline = baseline_point(space)
     search = Search(job, study, space, baseline)
     if not findings.rehearsed:
         search.measure_since_resume(runner)
-    heats = recall_reranking(study)
+    reranking = recall_reranking(study)
     while True:
-        findings.history = search.run(runner, heats)
-        settled = settled_baseline(space, baseline, findings.history) or baseline
+        findings.history = search.run(runner, reranking)
+        settled = fitting_baseline(space, baseline, findings.history) or baseline
         measured = outcome_at(findings.history, settled)
         if measured is None or measured.rate <= 0:
             raise _baseline_error(measured)
         if measured.measurement is not None and not measured.measurement.finite:
             raise _nonfinite_error(job, settled)
-        further = rerank(job, study, space, settled, findings, heats, runner)
-        if further == heats:
+        further = rerank(job, study, space, settled, findings, reranking, runner)
+        if further == reranking:
             break
-        heats = further
+        reranking = further
     if search.time_limit_reached:
         findings.not_covered.append("recipes that the search did not come to")
-    findings.ranking = heats.ranking(findings.history)
+    findings.ranking = reranking.ranking(findings.history)
     if settled != baseline:
         findings.notes.append(
             f"plain float32 does not fit at batch {baseline[BATCH]}: the baseline is batch "
@@ -299,7 +299,7 @@ def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> 
 
 
 def _candidates(own: Sequence[Outcome], findings: Findings) -> tuple[Outcome, ...]:
-    """The fastest of one policy: one where the heats decided it, two where they could not."""
+    """The fastest of one policy: one where the re-ranking decided it, two where it could not."""
     return shortlist(own, count=1 if findings.ranking != findings.history else 2)
 
 

@@ -32,7 +32,7 @@ def build_model():
     return SimulatedModel(
         overhead={"float32": 0.004, "mixed_bfloat16": 0.006, "mixed_float16": 0.006},
         per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002, "mixed_float16": 0.0003},
-        broken=("mixed_float16",), sleep=0.003)
+        broken=("mixed_float16",), sleep_seconds=0.003)
 
 def build_data(batch_size):
     return []
@@ -67,7 +67,7 @@ TASKS = {"simulated": SIMULATED, "torch": TORCH}
 UNMEASURED = """
 import sys
 from autoprec import api, cli
-api._measured = lambda facts, frameworks: facts
+api._measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 COMMANDS = {"simulated": ["-c", UNMEASURED], "torch": ["-m", "autoprec"]}

@@ -30,7 +30,8 @@ from autoprec.backends.torch.trace.tracer import TorchTracer
 from autoprec.core.numerics.records import NoisyStep
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.tolerance import Tolerance
-from autoprec.tuning.proof import NOISE_DRAWS, Proof
+from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof_runs import NOISE_DRAWS
 from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import BATCH, POLICIES, at_tuned_scale
 from benchmarks.numerics.truth_torch import tracer

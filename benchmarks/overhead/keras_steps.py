@@ -105,12 +105,12 @@ def _on_batch(model: Any, case: Case) -> Turn:
 
 def _own_loop(model: Any, case: Case) -> Turn:
     inputs, targets = (tf.constant(each) for each in _data(case, 1))
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss_in_logs = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function  # type: ignore[untyped-decorator]
     def step() -> Any:
         with tf.GradientTape() as tape:
-            loss = loss_of(targets, model(inputs, training=True))
+            loss = loss_in_logs(targets, model(inputs, training=True))
         gradients = tape.gradient(loss, model.trainable_variables)
         model.optimizer.apply(gradients, model.trainable_variables)
         return loss

@@ -23,7 +23,7 @@ from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.speed.space import Point, Space
-from autoprec.core.speed.trial_results import Outcome, key
+from autoprec.core.speed.trial_results import Outcome, point_key
 from autoprec.documents import write_text
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
@@ -91,7 +91,7 @@ def refined(space: Space, fastest: Sequence[Point]) -> list[Point]:
     names = further_knobs(space)
     levels = [space.knobs[name] for name in names]
     found = {
-        key(point): point
+        point_key(point): point
         for start in fastest
         for chosen in product(*levels)
         for point in ({**start, **dict(zip(names, chosen, strict=True))},)
@@ -112,23 +112,23 @@ def measure_grid(
     What is `known` is not measured again, and its seconds are not counted. `save` is told of all
     there is of the first part after each recipe: that is a whole product, which can be replayed.
     """
-    measured = {key(outcome.point): outcome for outcome in known}
+    measured = {point_key(outcome.point): outcome for outcome in known}
     budget = TimingBudget(seconds=seconds, min_steps=3, max_steps=100_000, precision=0.0)
     began = time.monotonic()
 
     def measure(points: Sequence[Point], save: Save) -> Grid:
         for point in points:
-            if key(point) not in measured:
-                measured[key(point)] = _apart(job, space, point, budget)
+            if point_key(point) not in measured:
+                measured[point_key(point)] = _apart(job, space, point, budget)
                 save([*measured.values()])
-        return Grid(tuple(measured[key(p)] for p in points), time.monotonic() - began)
+        return Grid(tuple(measured[point_key(p)] for p in points), time.monotonic() - began)
 
     first = points_of(space, whole)
     grid = measure(first, save)
     if whole:
         return grid
     more = refined(space, [outcome.point for outcome in grid.fastest()])
-    points = {key(point): point for point in (*first, *more)}
+    points = {point_key(point): point for point in (*first, *more)}
     return measure(list(points.values()), lambda outcomes: None)
 
 

@@ -32,9 +32,9 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
 from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
-from autoprec.core.speed.kept_memory import surely_pays
+from autoprec.core.speed.kept_memory import clearly_pays
 from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome, key, shortlist, suspects
+from autoprec.core.speed.trial_results import Outcome, point_key, possibly_disturbed, shortlist
 from autoprec.core.statistics import disturbed as seems_disturbed
 from benchmarks.checkout import CURVES
 from benchmarks.provenance import commit, today
@@ -77,7 +77,7 @@ def read_grids(folder: Path = CURVES) -> Iterator[Grid]:
     for path in sorted(folder.glob("*/*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
         outcomes = [from_plain(Outcome, item) for item in kept["grid"]]
-        found = {key(outcome.point): outcome for outcome in outcomes}
+        found = {point_key(outcome.point): outcome for outcome in outcomes}
         space = space_of([outcome.point for outcome in outcomes])
         yield Grid(f"{path.parent.name}/{path.stem}", space, found, kept["seconds"])
 
@@ -137,15 +137,17 @@ def giving_back(grid: Grid, history: Sequence[Outcome]) -> Next | None:
 
     The baseline itself runs in every finish.
     """
-    others = [outcome for outcome in history if key(outcome.point) != key(grid.baseline)]
+    others = [
+        outcome for outcome in history if point_key(outcome.point) != point_key(grid.baseline)
+    ]
     if not others:
         return None
     fastest = max(others, key=lambda outcome: outcome.rate).point
-    pays = surely_pays(grid.space, grid.baseline, history, int(fastest[BATCH]))
+    pays = clearly_pays(grid.space, grid.baseline, history, int(fastest[BATCH]))
     if pays or not fastest.get(KEEP_MEMORY):
         return None
     twin = {**fastest, KEEP_MEMORY: False}
-    tried = key(twin) in {key(outcome.point) for outcome in history}
+    tried = point_key(twin) in {point_key(outcome.point) for outcome in history}
     return None if tried else Next(twin, "the winner without its freed memory kept")
 
 
@@ -170,15 +172,15 @@ def by_optuna(grid: Grid, name: str, seed: int, count: int) -> Ask:
             study.tell(open_trials[-1], history[-1].rate)
         if len(history) >= count:
             return None
-        known = {key(outcome.point): outcome for outcome in history}
+        known = {point_key(outcome.point): outcome for outcome in history}
         if not history:
             study.enqueue_trial(dict(grid.baseline))
         for _ in range(20 * count):
             trial = study.ask(spread)
             open_trials.append(trial)
-            if key(trial.params) not in known:
+            if point_key(trial.params) not in known:
                 return Next(dict(trial.params), name)
-            study.tell(trial, known[key(trial.params)].rate)
+            study.tell(trial, known[point_key(trial.params)].rate)
         return None
 
     return ask
@@ -199,16 +201,16 @@ def replay(grid: Grid, ask: Ask, seed: int, disturbed: float = 0.0) -> tuple[flo
 
     while (decision := ask(grid, history)) is not None:
         assert decision.point is not None
-        true = grid.outcomes[key(decision.point)]
+        true = grid.outcomes[point_key(decision.point)]
         seen = look(true)
         seconds += SETUP + trial_seconds(true.measurement)
-        foreseen = decision.foreseen
+        foreseen = decision.expected_rate
         if seen.rate and foreseen and seems_disturbed(1 / seen.rate, 1 / foreseen):
             seen = max(seen, look(true), key=lambda outcome: outcome.rate)
             seconds += trial_seconds(true.measurement)
         history.append(seen)
-    last = (*shortlist(history, count=FINALISTS), *suspects(history)[:1])
-    finalists = [grid.outcomes[key(o.point)] for o in last]
+    last = (*shortlist(history, count=FINALISTS), *possibly_disturbed(history)[:1])
+    finalists = [grid.outcomes[point_key(o.point)] for o in last]
     chosen = max(finalists, key=lambda o: noisy(o, draw, FINAL_NOISE).rate)
     return 1 - chosen.rate / grid.best, len(history), seconds
 

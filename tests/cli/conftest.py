@@ -32,7 +32,7 @@ FAST = {
 @pytest.fixture
 def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lock files of this test alone, and no timing of real matrix products."""
-    monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
+    monkeypatch.setattr(api, "_measure_device", lambda facts, frameworks: facts)
     locks = tmp_path / "locks"
     locks.mkdir()
     monkeypatch.setenv("TMPDIR", str(locks))

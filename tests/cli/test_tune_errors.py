@@ -182,8 +182,8 @@ def test_trials_that_fail_in_every_way_do_not_end_a_tuning(
     write: Write, run: Run, tmp_path: Path
 ) -> None:
     for name, fields in {
-        "crash": {"crash_at": 64},
-        "exit": {"exit_at": 64},
+        "crash": {"crash_at_batch": 64},
+        "exit": {"exit_at_batch": 64},
         "memory": {"capacity_bytes": 250 * 2**20},
         "unsupported": {"unsupported": ("mixed_bfloat16",)},
         "nan": {"nonfinite": ("mixed_bfloat16",)},
@@ -277,7 +277,7 @@ def test_a_read_only_folder_asks_once_and_the_study_finds_a_place(
 ) -> None:
     (tmp_path / "apart").mkdir()
     task = write(name="apart/model_x.py")
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     read_only(task.parent)
     code, _, err = run(task, *QUICK)
     assert code == 2

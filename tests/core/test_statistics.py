@@ -32,7 +32,7 @@ budgets = st.builds(
     min_steps=st.integers(1, 10),
     max_steps=st.integers(10, 60),
     precision=st.floats(0.001, 0.5),
-    hopeless_seconds=st.none() | times,
+    too_slow_seconds=st.none() | times,
 )
 
 
@@ -166,7 +166,7 @@ def test_a_looser_budget_never_lengthens_the_stop(values, budget, elapsed, facto
         min_steps=budget.min_steps,
         max_steps=math.ceil(budget.max_steps / factor),
         precision=budget.precision * factor,
-        hopeless_seconds=budget.hopeless_seconds and budget.hopeless_seconds / factor,
+        too_slow_seconds=budget.too_slow_seconds and budget.too_slow_seconds / factor,
     )
     assert enough(values, looser, elapsed)
 
@@ -182,7 +182,7 @@ def test_a_steady_timing_stops_as_soon_as_an_interval_can_be_given():
 
 
 def test_a_hopeless_timing_stops_at_its_second_step():
-    budget = TimingBudget(hopeless_seconds=0.1)
+    budget = TimingBudget(too_slow_seconds=0.1)
     assert not enough([0.5], budget, 0.5)
     assert enough([0.5, 0.3], budget, 0.8)
     assert not enough([0.5, 0.15], budget, 0.65)

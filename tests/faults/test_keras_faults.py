@@ -52,7 +52,7 @@ def build_data(batch_size):
 
 @pytest.fixture
 def grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
+    monkeypatch.setattr(api, "_measure_device", lambda facts, frameworks: facts)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = tmp_path / "keras_task.py"
     path.write_text(GROWS)

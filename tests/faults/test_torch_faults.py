@@ -84,7 +84,7 @@ def task(tmp_path: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
+    monkeypatch.setattr(api, "_measure_device", lambda facts, frameworks: facts)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 

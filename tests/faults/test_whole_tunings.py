@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 DRIVER = """
 import sys
 from autoprec import api, cli
-api._measured = lambda facts, frameworks: facts
+api._measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -38,7 +38,7 @@ def build_model():
     return SimulatedModel(
         overhead={"float32": 0.004, "mixed_bfloat16": 0.006},
         per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002},
-        sleep=0.002)
+        sleep_seconds=0.002)
 
 def build_data(batch_size):
     return []

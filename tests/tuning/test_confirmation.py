@@ -16,7 +16,7 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Space
-from autoprec.core.speed.trial_results import Outcome, Status, key
+from autoprec.core.speed.trial_results import Outcome, Status, point_key
 from autoprec.core.statistics import Ratio
 from autoprec.errors import TaskError
 from autoprec.tuning import interleaved_timing as module
@@ -369,11 +369,11 @@ def test_parts_that_would_take_long_are_one(
     """They may take as long as winner and baseline; what precision brings is asked first."""
     monkeypatch.setattr(module, "InterleavedTiming", Several)
     between = replace(PLAIN, knobs={KEEP_MEMORY: True})
-    steps = {key(SPACE.point(between)): 0.7}
+    steps = {point_key(SPACE.point(between)): 0.7}
     findings.history = tuple(
         replace(o, measurement=Measurement(step, step, step, 5, o.rate * step))
         for o in at(Several)
-        for step in (steps.get(key(o.point), 0.5),)
+        for step in (steps.get(point_key(o.point), 0.5),)
     )
     finish(findings, [proven(KEPT)])
     assert [(p.what, round(p.speedup.ratio, 6)) for p in findings.waterfall] == [
@@ -410,13 +410,13 @@ def test_what_plain_float32_beats_at_its_own_batch_is_not_the_result(
 def loaded(*ratios: float) -> type[Stage]:
     """A contest on a machine where the winner's ratio to the baseline goes up and down."""
 
-    class Loaded(Stage):
+    class LoadedTask(Stage):
         def finals(self, rounds: int) -> tuple[Finalist, ...]:
             rates = tuple(320.0 * ratio for ratio in (ratios * rounds)[:rounds])
             plain = (320.0,) * rounds
             return tuple(Finalist(r, plain if r == PLAIN else rates) for r in self.recipes)
 
-    return Loaded
+    return LoadedTask
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from autoprec.tuning.loss_scale_tuning import (
     loss_scale_from_backward,
     tune_loss_scale,
 )
-from tests.tuning.test_proof import FLOAT16, FakeTracer
+from tests.tuning.fake_tracer import FLOAT16, FakeTracer
 
 PLAIN = {"-2": 1.0}
 
@@ -105,7 +105,7 @@ def test_a_scale_that_loses_much_of_the_gradient_is_raised() -> None:
 @pytest.mark.parametrize(("most", "steps"), [(30, 60), (50, 100), (400, 100)])
 def test_a_training_is_at_most_twice_as_long_as_a_proof(most: int, steps: int) -> None:
     tracer = Overflowing()
-    tuned(tracer, most=most)
+    tuned(tracer, max_steps=most)
     assert tracer.tried[0][1] == confirmation_steps(most) == steps
 
 

@@ -15,7 +15,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed import best_arm
-from autoprec.core.speed.reranking import LUCK, Heats
+from autoprec.core.speed.reranking import SEARCH_RATIO_ERROR, Reranking
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -130,11 +130,11 @@ def job(policies: tuple[Policy, ...] = ()) -> Any:
 
 
 def run(
-    found: Findings, before: Heats | None = None, notes: Notes | None = None, **kwargs: Any
-) -> Heats:
+    found: Findings, before: Reranking | None = None, notes: Notes | None = None, **kwargs: Any
+) -> Reranking:
     baseline = found.history[0].point
     study, runner = cast(Any, notes or Notes()), cast(Any, RUNNER)
-    return rerank(job(**kwargs), study, SPACE, baseline, found, before or Heats(), runner)
+    return rerank(job(**kwargs), study, SPACE, baseline, found, before or Reranking(), runner)
 
 
 def rank(found: Findings, **kwargs: Any) -> dict[int, Outcome]:
@@ -245,7 +245,7 @@ def test_the_race_is_over_when_a_round_costs_more_than_it_can_bring() -> None:
 
 def test_the_race_is_over_when_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 3.2 and 6.5 s: four rounds take 39 s at least, three fit into 30."""
-    monkeypatch.setattr(best_arm, "still_running", lambda rates, seconds: range(len(rates)))
+    monkeypatch.setattr(best_arm, "select_contenders", lambda rates, seconds: range(len(rates)))
     rank(findings(scale=0.02))
     assert Rounds.lengths == [[4, 4]]
 
@@ -266,7 +266,7 @@ def test_what_they_came_to_is_kept_with_the_trials_that_were_known() -> None:
     heats = run(found, notes=notes)
     assert heats.trials == len(found.history)
     assert recall_reranking(cast(Any, notes)) == heats
-    assert recall_reranking(cast(Any, Notes())) == Heats()
+    assert recall_reranking(cast(Any, Notes())) == Reranking()
     run(found, before=heats)
     assert len(Rounds.ran) == 1  # a stopped tuning does not run them again
 
@@ -308,7 +308,7 @@ def test_where_the_search_erred_by_much_who_seemed_too_slow_runs_once_too(
     assert Rounds.ran == [[64, 128], [128, 32, 16]]
     ranking = by_batch(second.ranking(found.history))
     assert ranking[32].rate == pytest.approx(ranking[128].rate * 1300 / 1200)
-    assert second.luck == LUCK
+    assert second.luck == SEARCH_RATIO_ERROR
     assert run(found, before=second) == second
 
 
@@ -316,7 +316,7 @@ def test_who_is_too_slow_even_for_that_does_not_run() -> None:
     found = findings()
     found.history = tuple(o for o in found.history if o.point[BATCH] != 128)
     first = run(found)
-    assert run(found, before=first) == replace(first, luck=LUCK)
+    assert run(found, before=first) == replace(first, luck=SEARCH_RATIO_ERROR)
     assert Rounds.ran == [[64, 32]]
 
 
@@ -325,7 +325,10 @@ def test_the_search_learns_rates_but_not_that_one_failed_beside_others(monkeypat
     monkeypatch.setattr(Rounds, "failing", (128,))
     found = findings()
     heats = run(found)
-    mended, ranking = by_batch(heats.mended(found.history)), by_batch(heats.ranking(found.history))
+    mended, ranking = (
+        by_batch(heats.corrected(found.history)),
+        by_batch(heats.ranking(found.history)),
+    )
     assert ranking[128].rate == 0.0
     assert mended[128].rate == pytest.approx(980.0)
     assert mended[64] == ranking[64]

@@ -14,7 +14,7 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.speed.reranking import Heats
+from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, powers_of_two
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning import search_loop
@@ -84,7 +84,7 @@ class Tuning:
             cast(Any, job), self.study, space, self.baseline, clock=lambda: self.now
         )
 
-    def run(self, heats: Heats) -> list[int]:
+    def run(self, heats: Reranking) -> list[int]:
         """Search; return the batches of the trials that it made."""
         self.events.clear()
         runner = SimpleNamespace(pids=(), load=lambda: None)
@@ -95,7 +95,7 @@ class Tuning:
     def notes(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Note)]
 
-    def heats(self, rates: dict[int, float]) -> Heats:
+    def heats(self, rates: dict[int, float]) -> Reranking:
         """Heats in which these batches of plain bfloat16 came to these rates."""
         fast = {**self.baseline, "policy": "mixed_bfloat16"}
         ran = []
@@ -103,7 +103,7 @@ class Tuning:
             outcome = outcome_at(self.history, {**fast, BATCH: batch})
             assert outcome is not None
             ran.append(replace(outcome, drift=outcome.rate / mended))
-        return Heats(tuple(ran), len(self.history))
+        return Reranking(tuple(ran), len(self.history))
 
 
 @pytest.fixture
@@ -113,17 +113,17 @@ def tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuning:
 
 
 def test_the_search_goes_on_where_the_heats_mended_what_ended_it(tuning: Tuning) -> None:
-    first = tuning.run(Heats())
+    first = tuning.run(Reranking())
     assert 512 in first
     assert 1024 not in first
     assert [note.split(":")[0] for note in tuning.notes] == ["the search ends"]
     assert 1024 in tuning.run(tuning.heats(MENDED))
     said = [note.split(",")[0].split(":")[0] for note in tuning.notes]
-    assert said == ["the search goes on", "the search ends"]
+    assert said == ["the search continues", "the search ends"]
 
 
 def test_it_ends_without_a_word_where_they_mended_nothing(tuning: Tuning) -> None:
-    tuning.run(Heats())
+    tuning.run(Reranking())
     assert tuning.run(tuning.heats({128: 1739.0, 256: 1716.0})) == []
     assert tuning.notes == []
 
@@ -131,14 +131,14 @@ def test_it_ends_without_a_word_where_they_mended_nothing(tuning: Tuning) -> Non
 def test_the_search_limit_covers_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_loop, "run_trial", measured)
     tuning = Tuning(tmp_path, search_limit=100.0)
-    tuning.run(Heats())
+    tuning.run(Reranking())
     tuning.now = 101.0
     assert tuning.run(tuning.heats(MENDED)) == []
 
 
 def test_what_no_model_can_know_is_not_looked_at_twice(tuning: Tuning) -> None:
     """That 1024 is the fastest now makes its twin of another layout no likelier to be so."""
-    tuning.run(Heats())
+    tuning.run(Reranking())
     tuning.run(tuning.heats(MENDED))
     again = [e.recipe for e in tuning.events if isinstance(e, TrialFinished)]
     assert {(r.policy, r.memory_format) for r in again} == {(Policy.MIXED_BFLOAT16, "contiguous")}
@@ -151,8 +151,8 @@ KEEPING = replace(SPACE, knobs={KEEP_MEMORY: (False, True)})
     ("alone", "drift", "forgotten", "said"),
     [
         (False, 1.0, False, ""),
-        (False, 0.5, False, "at 0.5x the pace of the earlier trials: that is taken into account"),
-        (False, 0.014, True, "at 0.014x the pace of the earlier trials: they are measured anew"),
+        (False, 0.5, False, "at 0.5x the speed of the earlier trials: this is taken into account"),
+        (False, 0.014, True, "at 0.014x the speed of the earlier trials: they are measured again"),
         (False, 72.0, True, "at 72x"),
         (True, 1.0, False, ""),
         (True, 0.5, True, "at 0.5x"),
@@ -170,7 +170,7 @@ def test_a_study_that_goes_on_is_anchored_by_its_baseline(
     monkeypatch.setattr(search_loop, "run_trial", measured)
     monkeypatch.setattr(DriftMonitor, "measure_since_resume", lambda self, runner, first: drift)
     tuning = Tuning(tmp_path, space=KEEPING, trials=1 if alone else 4)
-    tuning.run(Heats())
+    tuning.run(Reranking())
     tuning.events.clear()
     tuning.search.measure_since_resume(cast(Any, SimpleNamespace(load=lambda: None)))
     assert (tuning.study.history() == ()) is forgotten

@@ -134,10 +134,10 @@ def test_a_line_that_another_process_is_writing_is_not_torn(
 def test_a_lock_that_is_never_given_back_is_an_error_and_not_a_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_storage._KernelLock, "_SECONDS", 0.2)
+    monkeypatch.setattr(study_storage._KernelLock, "_TIMEOUT_SECONDS", 0.2)
     held = study_storage._KernelLock(tmp_path / "j")
     held.acquire()
-    with pytest.raises(UsageError, match="is it stopped"):
+    with pytest.raises(UsageError, match="is it suspended"):
         open_storage(tmp_path / "j")
     held.release()
     assert open_storage(tmp_path / "j") is not None

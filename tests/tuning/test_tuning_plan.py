@@ -13,7 +13,7 @@ from autoprec import api
 from autoprec.core.device.facts import GIB, DeviceFacts, DeviceKind, Observation, merge
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts
-from autoprec.core.speed.plan import SOLD_WITH, Plan
+from autoprec.core.speed.plan import COMMON_MEMORY_GIB, Plan
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical_observation, with_vendor_figures
@@ -92,12 +92,12 @@ def test_a_product_is_not_reckoned_with_anothers_figures() -> None:
     assert planned("apple-m1").figures == ""
     assert planned("nvidia-a100").figures == "NVIDIA A100 SXM4 40 GB"
     part = replace(facts_of("nvidia-a100"), observation=Observation(CUDA, partition="3g.20gb"))
-    assert api._figures(part) == part
+    assert api._reference_device(part) == part
 
 
 def test_this_machines_memory_is_not_that_of_a_cpu_elsewhere() -> None:
     found = {each.memory_bytes / GIB for each in planned("amd-zen4").memory.fits}
-    assert found == set(SOLD_WITH)
+    assert found == set(COMMON_MEMORY_GIB)
 
 
 def test_a_p100_has_no_tensor_cores_for_float16() -> None:

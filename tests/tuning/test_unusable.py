@@ -38,7 +38,7 @@ def a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU that cannot be used."""
     for module in (api, fitting):
         monkeypatch.setattr(module, "observe", lambda **_: MISSED)
-    monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
+    monkeypatch.setattr(api, "_measure_device", lambda facts, frameworks: facts)
 
 
 def loaded(job: TuningJob, *built_for: DeviceKind) -> LoadedTask:
@@ -102,7 +102,7 @@ def test_a_result_from_before_does_not_hide_it(
 ) -> None:
     task = simulated()
     settings = {"policies": "float32", "batch_sizes": (16,), "trials": 1, "rounds": 1, "wait": True}
-    monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
+    monkeypatch.setattr(api, "_measure_device", lambda facts, frameworks: facts)
     first = api.tune(task, device="cpu", **settings)
     seen = replace(api.observe(), unusable=(MISMATCH,))
     monkeypatch.setattr(api, "observe", lambda **_: replace(seen, devices=seen.devices[-1:]))
@@ -182,7 +182,7 @@ def test_a_build_for_a_device_that_it_cannot_use_is_not_to_be_installed_again(
 ) -> None:
     target = Target(DeviceFacts(Observation(DeviceKind.XPU), "", "", {}), {}, lambda known: known)
     job = TuningJob(simulated(), target, Options(), lambda event: None)
-    with pytest.raises(DeviceUnusable, match="This build is for such devices: mend the driver"):
+    with pytest.raises(DeviceUnusable, match="This build is for such devices: fix the driver"):
         loaded(job, DeviceKind.XPU)
     with pytest.raises(DeviceUnusable, match="Install a build of it for this device"):
         loaded(job)

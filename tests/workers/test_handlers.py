@@ -40,7 +40,7 @@ def trial(session: Session, foreseen: float | None) -> Measurement:
     service = Service(lambda phase, step: None)
     service._task = cast(Any, SimpleNamespace())
     service._backend = cast(Any, SimpleNamespace(open=lambda *args, **kwargs: session))
-    budget = TimingBudget(foreseen_seconds=foreseen)
+    budget = TimingBudget(expected_seconds=foreseen)
     measured = service.measure(recipe=Recipe(batch_size=32), seed=0, budget=budget)
     assert session.closed
     return measured

@@ -1,9 +1,10 @@
-"""Whether the search runs with freed memory kept, settled at the baseline before anything else.
+"""Decides whether the search runs with freed memory kept, at the baseline before anything else.
 
 The knob works on every recipe, hardly ever for the worse, the more the larger the tensors are, and
-a process cannot take it back. So it is no factor to be searched: where the baseline runs with it,
-all other recipes are measured with it, for two trials are too rough to say more. What it is worth
-at the chosen recipe the finish measures, unless the baseline or the recipe's batch leave no doubt.
+a process cannot undo it. So it is not a factor of the search: where the baseline runs with it, all
+other recipes are measured with it, for two trials are too rough to say more. What it is worth at
+the chosen recipe is measured in the confirmation, unless the baseline or the recipe's batch make
+that plain.
 """
 
 from __future__ import annotations
@@ -15,27 +16,27 @@ from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.speed.space import BATCH, Point, Space
 
 #: Above this ratio of the baseline's two trials it is plain that the knob pays.
-_CLEARLY_FASTER = 1.15
+_CLEARLY_FASTER_RATIO = 1.15
 
-#: So many times the baseline's batch has tensors so much larger that it pays there, too: on all
-#: recorded grids (benchmarks/curves/) whose fastest recipe is that large, it brings 5 to 274 %.
-_MUCH_LARGER = 4
+#: At this many times the baseline's batch, tensors are so much larger that the knob pays: on all
+#: recorded grids (benchmarks/curves/) whose fastest recipe is that large, it gains 5 to 274 %.
+_MUCH_LARGER_FACTOR = 4
 
 
-class Ran(Protocol):
-    """What is needed of an outcome."""
+class MeasuredPoint(Protocol):
+    """The part of an outcome that is needed here."""
 
     @property
     def point(self) -> Point:
-        """Where it was."""
+        """Return the measured point."""
 
     @property
     def rate(self) -> float:
-        """Samples per second, 0 where it failed."""
+        """Return samples per second, 0 where it failed."""
 
 
-def start_point(space: Space, baseline: Point, history: Sequence[Ran]) -> Point:
-    """The baseline as all further recipes are measured: with its memory kept or without."""
+def start_point(space: Space, baseline: Point, history: Sequence[MeasuredPoint]) -> Point:
+    """Return the baseline as all further recipes are measured: with its memory kept or without."""
     keeping = {**baseline, KEEP_MEMORY: True}
     if True not in space.knobs.get(KEEP_MEMORY, ()) or keeping == baseline:
         return baseline
@@ -45,21 +46,23 @@ def start_point(space: Space, baseline: Point, history: Sequence[Ran]) -> Point:
     return keeping if kept > 0 else baseline
 
 
-def surely_pays(space: Space, baseline: Point, history: Sequence[Ran], batch_size: int) -> bool:
-    """Whether keeping memory is plainly worth its cost at a batch."""
-    if batch_size >= _MUCH_LARGER * int(baseline[BATCH]):
+def clearly_pays(
+    space: Space, baseline: Point, history: Sequence[MeasuredPoint], batch_size: int
+) -> bool:
+    """Return whether keeping memory is plainly worth its cost at a batch."""
+    if batch_size >= _MUCH_LARGER_FACTOR * int(baseline[BATCH]):
         return True
     start = start_point(space, baseline, history)
     kept, plain = _rate(start, history), _rate(baseline, history)
-    return bool(kept and plain and kept > _CLEARLY_FASTER * plain)
+    return bool(kept and plain and kept > _CLEARLY_FASTER_RATIO * plain)
 
 
-def what_it_brings(baseline: Point, history: Sequence[Ran]) -> str:
-    """What the trial of the baseline with its memory kept has shown; empty where nothing ran."""
+def describe_gain(baseline: Point, history: Sequence[MeasuredPoint]) -> str:
+    """Describe what the baseline gains with its memory kept; empty where it did not run."""
     kept, plain = _rate({**baseline, KEEP_MEMORY: True}, history), _rate(baseline, history)
     if not kept or not plain:
         return ""
-    sure = kept > _CLEARLY_FASTER * plain
+    sure = kept > _CLEARLY_FASTER_RATIO * plain
     return (
         "from here on the process keeps the memory that a step frees, for the next step to use: "
         f"so float32 ran at {kept / plain:.2f}x its speed"
@@ -67,5 +70,5 @@ def what_it_brings(baseline: Point, history: Sequence[Ran]) -> str:
     )
 
 
-def _rate(point: Point, history: Sequence[Ran]) -> float | None:
+def _rate(point: Point, history: Sequence[MeasuredPoint]) -> float | None:
     return next((ran.rate for ran in history if dict(ran.point) == dict(point)), None)

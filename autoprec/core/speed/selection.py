@@ -1,7 +1,7 @@
-"""The last decision: which finalist is the recipe, from rounds measured in alternation.
+"""Chooses the recipe among the finalists, from rounds measured in alternation.
 
 Every finalist's rate is taken relative to the baseline's of the same round, because machines drift.
-Among finalists that are as fast the smallest batch and the simplest recipe win; nothing that may be
+Among equally fast finalists the smallest batch and the simplest recipe win; nothing that may be
 slower than the baseline is ever chosen over it.
 """
 
@@ -17,19 +17,19 @@ from autoprec.core.statistics import Ratio, paired_ratio
 
 T = TypeVar("T")
 
-SAME_SPEED = 0.01
-"""Recipes of one batch this near each other are as fast as each other."""
+SAME_SPEED_SHARE = 0.01
+"""Recipes of one batch whose rates differ by less than this share are equally fast."""
 
-SAME_BATCH_SPEED = 0.0025
-"""A smaller batch this near the fastest is as fast.
+OTHER_BATCH_SAME_SPEED_SHARE = 0.0025
+"""A smaller batch within this share of the fastest is equally fast.
 
-Two batches' ratio is known to a per cent or two, and what is given up here comes on top: of races
-drawn from recorded rounds 4.7 % ended more than 3 % slower where 1 % was given up, 0.2 % where
-nothing was.
+The ratio of two batches is known to a per cent or two, and what is given up here comes on top: of
+races resampled from recorded rounds, 4.7 % ended more than 3 % slower with a share of 1 %, and
+0.2 % with none.
 """
 
-WORTH = 0.02
-"""A recipe that gains less over the baseline is not worth its name."""
+MIN_GAIN = 0.02
+"""A recipe that gains less than this share over the baseline is not worth recommending."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ def simplest_of_fastest(
     batch: Callable[[T], int],
     settings: Callable[[T], int],
 ) -> T:
-    """The item of fewest `settings` that is as fast as the fastest at the smallest such batch."""
+    """Return the item of fewest `settings` among the fastest ones at the smallest such batch."""
     best = max(map(rate, items))
-    near = [item for item in items if rate(item) >= best * (1 - SAME_BATCH_SPEED)]
+    near = [item for item in items if rate(item) >= best * (1 - OTHER_BATCH_SAME_SPEED_SHARE)]
     smallest = min(map(batch, near))
-    lowest = best * (1 - SAME_SPEED)
-    mates = [item for item in items if batch(item) == smallest and rate(item) >= lowest]
-    return min(mates, key=lambda item: (settings(item), -rate(item)))
+    lowest = best * (1 - SAME_SPEED_SHARE)
+    equals = [item for item in items if batch(item) == smallest and rate(item) >= lowest]
+    return min(equals, key=lambda item: (settings(item), -rate(item)))
 
 
 def choose(
@@ -82,13 +82,15 @@ def choose(
 ) -> Choice:
     """Choose among finalists; the baseline wins unless another is faster beyond the noise.
 
-    With `baseline_allowed` false (float32 was not asked for) the fastest of the others is chosen
+    With `baseline_allowed` false (float32 was not requested) the fastest of the others is chosen
     whatever its ratio.
     """
     ratios = [(other, paired_ratio(other.rates, baseline.rates)) for other in others]
-    faster = [item for item in ratios if not baseline_allowed or _faster(item[1])]
+    faster = [item for item in ratios if not baseline_allowed or _is_faster(item[1])]
     if not faster:
-        return Choice(baseline.recipe, Ratio(1.0, 1.0, 1.0, len(baseline.rates)), _why_not(ratios))
+        return Choice(
+            baseline.recipe, Ratio(1.0, 1.0, 1.0, len(baseline.rates)), _explain_baseline(ratios)
+        )
     finalist, ratio = simplest_of_fastest(
         faster,
         rate=lambda item: item[1].ratio,
@@ -98,11 +100,11 @@ def choose(
     return Choice(finalist.recipe, ratio, "the fastest of those that train like float32")
 
 
-def _faster(ratio: Ratio) -> bool:
-    return ratio.low > 1.0 and ratio.ratio > 1.0 + WORTH
+def _is_faster(ratio: Ratio) -> bool:
+    return ratio.low > 1.0 and ratio.ratio > 1.0 + MIN_GAIN
 
 
-def _why_not(ratios: Sequence[tuple[Finalist, Ratio]]) -> str:
+def _explain_baseline(ratios: Sequence[tuple[Finalist, Ratio]]) -> str:
     if not ratios:
         return "nothing else was left to compare with"
     finalist, ratio = max(ratios, key=lambda item: item[1].ratio)

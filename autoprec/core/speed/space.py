@@ -1,4 +1,4 @@
-"""The space of the speed search: which recipes may be tried, as parameters of independent factors.
+"""Defines the search space: the recipes that may be tried, as parameters of independent factors.
 
 A point of the space is a mapping from parameter names to values (what Optuna stores); `recipe`
 turns it into the Recipe it stands for. Batch sizes here are micro-batches; with an effective batch
@@ -53,7 +53,7 @@ class Space:
                 )
 
     def levels(self) -> dict[str, tuple[KnobValue, ...]]:
-        """Every factor's levels by parameter name, the batch last."""
+        """Return every factor's levels by parameter name, the batch last."""
         return {
             "policy": tuple(policy.value for policy in self.policies),
             "memory_format": self.memory_formats,
@@ -64,12 +64,12 @@ class Space:
         }
 
     def points(self) -> list[Point]:
-        """Every point of the space, in a fixed order."""
+        """Return every point of the space, in a fixed order."""
         levels = self.levels()
         return [dict(zip(levels, values, strict=True)) for values in product(*levels.values())]
 
     def recipe(self, point: Point) -> Recipe:
-        """The recipe a point stands for."""
+        """Return the recipe a point stands for."""
         policy = Policy(str(point["policy"]))
         batch = int(point[BATCH])
         return Recipe(
@@ -91,7 +91,7 @@ class Space:
         return {alignment.multiple: alignment for alignment in self.alignments}
 
     def point(self, recipe: Recipe) -> Point:
-        """The point that stands for `recipe`: the inverse of `recipe` within the space."""
+        """Return the point that stands for a recipe: the inverse of `recipe` within the space."""
         return {
             "policy": recipe.policy.value,
             "memory_format": recipe.memory_format,
@@ -108,12 +108,12 @@ class Space:
 
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:
-    """Powers of two from `low` to `high`, both included where they are powers of two."""
+    """Return the powers of two from `low` to `high`, inclusive."""
     return tuple(2**e for e in range(high.bit_length() + 1) if low <= 2**e <= high)
 
 
 def micro_batches(effective: int, *, low: int = 1, splittable: bool = True) -> tuple[int, ...]:
-    """The effective batch and its halves down to `low`, while they divide; largest last."""
+    """Return the effective batch and its halves down to `low`, while they divide; largest last."""
     sizes = [effective]
     while splittable and sizes[-1] % 2 == 0 and sizes[-1] // 2 >= low:
         sizes.append(sizes[-1] // 2)

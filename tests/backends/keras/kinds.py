@@ -200,7 +200,7 @@ def compile_kind(model: Any, kind: Kind, **more: Any) -> Any:
     return model
 
 
-def part(values: Any, start: int) -> Any:
+def slice_samples(values: Any, start: int) -> Any:
     return tf.nest.map_structure(
         lambda leaf: None if leaf is None else leaf[start : start + BATCH], values
     )
@@ -208,7 +208,7 @@ def part(values: Any, start: int) -> Any:
 
 def by_batch(kind: Kind) -> Sequence[tuple[Any, Any]]:
     x, y = kind.data()
-    return [(part(x, at), part(y, at)) for at in range(0, STEPS * BATCH, BATCH)]
+    return [(slice_samples(x, at), slice_samples(y, at)) for at in range(0, STEPS * BATCH, BATCH)]
 
 
 class Losses(keras.callbacks.Callback):

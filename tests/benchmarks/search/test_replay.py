@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 from autoprec.core.speed.acquisition import Limits
-from autoprec.core.speed.cost_model import MemorySeen, Seen, ThroughputModel, predict_memory
+from autoprec.core.speed.cost_model import (
+    MeasuredMemory,
+    MeasuredRate,
+    ThroughputModel,
+    predict_memory,
+)
 from autoprec.core.speed.space import BATCH
-from autoprec.core.speed.trial_results import key
+from autoprec.core.speed.trial_results import point_key
 from benchmarks.search import replay
 
 GRIDS = list(replay.read_grids())
@@ -31,8 +36,8 @@ def arms(grid: Any) -> list[list[Any]]:
     return [arm for arm in ordered if len(arm) >= 4]
 
 
-def seen(outcome: Any) -> Seen:
-    return Seen(outcome.point, math.log(outcome.rate))
+def seen(outcome: Any) -> MeasuredRate:
+    return MeasuredRate(outcome.point, math.log(outcome.rate))
 
 
 def test_there_are_grids() -> None:
@@ -82,7 +87,7 @@ def widened(grid: Any) -> Any:
                 steps = {n: getattr(measured, n) / faster for n in ("step_seconds", "low", "high")}
                 measured = replace(measured, **steps)
             point = {**outcome.point, **named}
-            outcomes[key(point)] = replace(outcome, point=point, measurement=measured)
+            outcomes[point_key(point)] = replace(outcome, point=point, measurement=measured)
     points = [outcome.point for outcome in outcomes.values()]
     return replay.Grid(grid.name, replay.space_of(points), outcomes, grid.seconds)
 
@@ -131,10 +136,11 @@ def test_the_predictions_errors_are_as_large_as_it_says() -> None:
     assert sum(error >= 0.5 for error in errors) / len(errors) >= 0.4, "more doubt than there is"
 
 
-def peaks_of(grid: Any) -> list[list[MemorySeen]]:
+def peaks_of(grid: Any) -> list[list[MeasuredMemory]]:
     """The peak memory of every arm of four or more batches, smallest batch first."""
     return [
-        [MemorySeen(o.point, o.measurement.peak_memory_bytes) for o in arm] for arm in arms(grid)
+        [MeasuredMemory(o.point, o.measurement.peak_memory_bytes) for o in arm]
+        for arm in arms(grid)
     ]
 
 

@@ -12,9 +12,22 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.speed.acquisition import Limits, Next, Stop, _model, next_point, ruled_out
+from autoprec.core.speed.acquisition import (
+    Limits,
+    Next,
+    Stop,
+    _fit_model,
+    next_point,
+    why_ruled_out,
+)
 from autoprec.core.speed.space import BATCH, Space, powers_of_two
-from autoprec.core.speed.trial_results import Outcome, Status, key, shortlist, suspects
+from autoprec.core.speed.trial_results import (
+    Outcome,
+    Status,
+    point_key,
+    possibly_disturbed,
+    shortlist,
+)
 
 SPACE = Space(
     (Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16),
@@ -86,12 +99,12 @@ def test_the_search_ends_and_every_step_of_it_makes_sense(machine, trials, memor
     points = [outcome.point for outcome in history]
     assert stop.reason
     assert points[0] == BASELINE
-    assert len({key(point) for point in points}) == len(points) <= len(SPACE.points())
+    assert len({point_key(point) for point in points}) == len(points) <= len(SPACE.points())
     assert all(point in SPACE.points() for point in points)
     assert trials is None or len(points) <= trials
     for index, point in enumerate(points[1:], start=1):
         before = history[:index]
-        assert ruled_out(point, before, limits) == ""
+        assert why_ruled_out(point, before, limits) == ""
         if point["policy"] not in {outcome.point["policy"] for outcome in before}:
             assert point == {**BASELINE, "policy": point["policy"]}
 
@@ -128,11 +141,11 @@ def test_what_is_foreseen_is_said_of_points_that_may_be_chosen_and_comes_true():
     machine, history, errors = Machine(), [], []
     while isinstance(step := next_point(SPACE, BASELINE, history, LIMITS), Next):
         if step.reason == "the baseline under another policy":
-            assert step.foreseen == history[0].rate
+            assert step.expected_rate == history[0].rate
         elif step.reason.startswith(("the baseline", "nothing")):
-            assert step.foreseen == 0.0
-        elif step.foreseen:
-            errors.append(abs(math.log(step.foreseen / true_rate(step.point))))
+            assert step.expected_rate == 0.0
+        elif step.expected_rate:
+            errors.append(abs(math.log(step.expected_rate / true_rate(step.point))))
         history.append(machine.run(step.point))
     assert len(errors) == 4
     assert max(errors[-3:]) < 0.1
@@ -155,7 +168,9 @@ class Neighbour(Machine):
 def test_one_disturbed_trial_hides_the_fastest_recipe_from_nobody(number):
     """It is among the three fastest found, or in doubt: the heats measure both anew."""
     history, _ = search(Neighbour(number))
-    looked_at = [outcome.point for outcome in (*shortlist(history), *suspects(history)[:1])]
+    looked_at = [
+        outcome.point for outcome in (*shortlist(history), *possibly_disturbed(history)[:1])
+    ]
     best = max(true_rate(point) for point in SPACE.points())
     assert max(true_rate(point) for point in looked_at) >= 0.97 * best
 
@@ -288,9 +303,9 @@ def test_the_batches_beside_the_fastest_are_tried_before_the_end():
     fastest = max(history, key=lambda outcome: outcome.rate).point
     sizes = SPACE.batch_sizes
     at = sizes.index(int(fastest[BATCH]))
-    tried = {key(outcome.point) for outcome in history}
+    tried = {point_key(outcome.point) for outcome in history}
     for size in (*sizes[at + 1 : at + 2], *sizes[max(0, at - 1) : at]):
-        assert key({**fastest, BATCH: size}) in tried
+        assert point_key({**fastest, BATCH: size}) in tried
 
 
 class Losing(Machine):
@@ -384,7 +399,7 @@ def doubted(space, *histories, limits=DOUBTS):
     decision = next_point(space, base, history, limits)
     if isinstance(decision, Stop):
         return None
-    assert decision.reason == "beside the fastest"
+    assert decision.reason == "next to the fastest"
     return decision.point
 
 
@@ -393,7 +408,7 @@ def test_the_batch_beside_the_fastest_is_tried_however_slow_it_is_foreseen_to_be
     others = [size for size in SIZES if size not in (cliff, beside)]
     history = (ran(others), ran([cliff], speed=4000.0))
     assert doubted(ONE, *history) == at(beside)
-    assert doubted(ONE, *history, limits=replace(DOUBTS, doubts=False)) is None
+    assert doubted(ONE, *history, limits=replace(DOUBTS, explore_neighbours=False)) is None
     assert doubted(ONE, *history, limits=replace(DOUBTS, cheap_seconds=1.0)) == at(beside)
     assert doubted(ONE, *history, limits=replace(DOUBTS, cheap_seconds=0.99)) is None
 
@@ -506,7 +521,7 @@ def test_recipes_of_less_than_a_sample_per_second_are_searched_alike():
 
 # Which gain is looked for first ------------------------------------------------------------------
 
-EAGER = Limits(doubts=False)
+EAGER = Limits(explore_neighbours=False)
 
 
 @pytest.mark.parametrize("speed", [1000.0, 1.0])
@@ -535,7 +550,7 @@ def test_a_policy_is_foreseen_at_the_rate_of_the_baseline_with_its_memory_kept_o
     space = replace(TWO, batch_sizes=(32, 64))
     history = [Outcome(at(64), Status.TIMEOUT), *ran([32])]
     decision = next_point(space, at(64), history, LIMITS)
-    assert (decision.point, decision.foreseen) == (at(64, "mixed_bfloat16"), 0.0)
+    assert (decision.point, decision.expected_rate) == (at(64, "mixed_bfloat16"), 0.0)
 
 
 def test_a_dear_trial_must_promise_more():
@@ -554,7 +569,7 @@ def test_what_is_not_likely_to_be_faster_is_not_tried_for_however_small_a_price(
     history = [*ran([32, 8, 16, 128], flat=True), measured(at(256), 1150.0)]
     free = replace(EAGER, gain_per_second=0.0)
     assert isinstance(next_point(ONE, at(32), history, free), Stop)
-    assert isinstance(next_point(ONE, at(32), history, replace(free, doubt=1e3)), Next)
+    assert isinstance(next_point(ONE, at(32), history, replace(free, optimism=1e3)), Next)
 
 
 def test_of_a_larger_gain_and_a_quicker_trial_the_one_that_gains_more_per_second_is_first():
@@ -568,6 +583,6 @@ def test_a_measurement_in_doubt_weighs_little():
     """Batch 256 ran at three quarters of what the others foresee."""
     rates = {size: size / (4e-3 + 1e-4 * size) for size in (32, 64, 128, 256)}
     slowed = [measured(at(s), rate * (0.75 if s == 256 else 1)) for s, rate in rates.items()]
-    assert suspects(slowed) == (slowed[-1],)
-    mean = _model(slowed).predict(at(256)).mean
+    assert possibly_disturbed(slowed) == (slowed[-1],)
+    mean = _fit_model(slowed).predict(at(256)).mean
     assert mean > math.log(rates[256]) - 0.1

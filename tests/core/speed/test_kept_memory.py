@@ -8,7 +8,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
-from autoprec.core.speed.kept_memory import start_point, surely_pays, what_it_brings
+from autoprec.core.speed.kept_memory import clearly_pays, describe_gain, start_point
 from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 
@@ -45,18 +45,18 @@ def test_memory_is_kept_where_it_can_be_and_two_trials_seldom_say_that_it_pays(
 ) -> None:
     history = [ran(BASELINE, 100.0), ran(KEEPING, kept)]
     assert start_point(SPACE, BASELINE, history) == start
-    assert surely_pays(SPACE, BASELINE, history, 64) is sure
-    assert surely_pays(SPACE, BASELINE, history, 128)  # with tensors so much larger
+    assert clearly_pays(SPACE, BASELINE, history, 64) is sure
+    assert clearly_pays(SPACE, BASELINE, history, 128)  # with tensors so much larger
 
 
 def test_the_user_is_told_what_it_brings() -> None:
-    clear = what_it_brings(BASELINE, [ran(BASELINE, 100.0), ran(KEEPING, 136.0)])
+    clear = describe_gain(BASELINE, [ran(BASELINE, 100.0), ran(KEEPING, 136.0)])
     assert clear.endswith("so float32 ran at 1.36x its speed")
-    doubtful = what_it_brings(BASELINE, [ran(BASELINE, 100.0), ran(KEEPING, 97.0)])
+    doubtful = describe_gain(BASELINE, [ran(BASELINE, 100.0), ran(KEEPING, 97.0)])
     assert doubtful.endswith(
         "0.97x its speed. Whether the winner needs that too is measured at the end"
     )
-    assert what_it_brings(BASELINE, [ran(BASELINE, 100.0)]) == ""
+    assert describe_gain(BASELINE, [ran(BASELINE, 100.0)]) == ""
 
 
 def test_what_does_not_run_is_not_kept() -> None:
@@ -68,7 +68,7 @@ def test_without_the_knob_the_baseline_is_where_the_search_starts() -> None:
     space = Space(policies=SPACE.policies, batch_sizes=SPACE.batch_sizes)
     plain = {name: value for name, value in BASELINE.items() if name != KEEP_MEMORY}
     assert start_point(space, plain, []) == plain
-    assert not surely_pays(space, plain, [ran(plain, 100.0)], 64)
+    assert not clearly_pays(space, plain, [ran(plain, 100.0)], 64)
 
 
 def searched(fails: bool) -> list[Outcome]:

@@ -13,10 +13,17 @@ from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.acquisition import Limits, ruled_out, settled_baseline
-from autoprec.core.speed.selection import SAME_BATCH_SPEED, SAME_SPEED
+from autoprec.core.speed.acquisition import Limits, fitting_baseline, why_ruled_out
+from autoprec.core.speed.selection import OTHER_BATCH_SAME_SPEED_SHARE, SAME_SPEED_SHARE
 from autoprec.core.speed.space import BATCH, Space
-from autoprec.core.speed.trial_results import Outcome, Status, key, seen, shortlist, suspects
+from autoprec.core.speed.trial_results import (
+    Outcome,
+    Status,
+    measured_rate,
+    point_key,
+    possibly_disturbed,
+    shortlist,
+)
 from tests.core.speed.test_acquisition import LIMITS, SPACE, at, machines, measured
 
 # What is ruled out --------------------------------------------------------------------------------
@@ -27,27 +34,27 @@ GROWING = [Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KI
 @pytest.mark.parametrize("status", GROWING)
 def test_what_grows_worse_rules_out_the_same_and_larger_batches_of_its_arm(status):
     history = [Outcome(at(64), status)]
-    assert ruled_out(at(64), history, LIMITS) == f"batch 64 ended with {status}"
-    assert ruled_out(at(128), history, LIMITS)
-    assert not ruled_out(at(32), history, LIMITS)
-    assert not ruled_out(at(128, "mixed_bfloat16"), history, LIMITS)
-    assert not ruled_out(at(128, memory_format="channels_last"), history, LIMITS)
+    assert why_ruled_out(at(64), history, LIMITS) == f"batch 64 ended with {status}"
+    assert why_ruled_out(at(128), history, LIMITS)
+    assert not why_ruled_out(at(32), history, LIMITS)
+    assert not why_ruled_out(at(128, "mixed_bfloat16"), history, LIMITS)
+    assert not why_ruled_out(at(128, memory_format="channels_last"), history, LIMITS)
 
 
 @pytest.mark.parametrize("status", GROWING)
 def test_what_is_padded_needs_no_less(status):
     plain, padded = {**at(64), "alignment": 1}, {**at(64), "alignment": 8}
-    assert ruled_out(padded, [Outcome(plain, status)], LIMITS)
-    assert not ruled_out(plain, [Outcome(padded, status)], LIMITS)
-    assert not ruled_out({**padded, BATCH: 32}, [Outcome(plain, status)], LIMITS)
+    assert why_ruled_out(padded, [Outcome(plain, status)], LIMITS)
+    assert not why_ruled_out(plain, [Outcome(padded, status)], LIMITS)
+    assert not why_ruled_out({**padded, BATCH: 32}, [Outcome(plain, status)], LIMITS)
 
 
 @pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.CRASHED])
 def test_what_cannot_run_rules_out_its_whole_arm(status):
     history = [Outcome(at(64), status, reason="no such kernel"), Outcome(at(32), Status.TIMEOUT)]
-    assert ruled_out(at(8), history, LIMITS) == "no such kernel"
-    assert ruled_out(at(8), [Outcome(at(64), status)], LIMITS) == status
-    assert not ruled_out(at(64, "mixed_float16"), history, LIMITS)
+    assert why_ruled_out(at(8), history, LIMITS) == "no such kernel"
+    assert why_ruled_out(at(8), [Outcome(at(64), status)], LIMITS) == status
+    assert not why_ruled_out(at(64, "mixed_float16"), history, LIMITS)
 
 
 @pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.CRASHED])
@@ -56,50 +63,54 @@ def test_what_cannot_run_rules_out_its_whole_arm(status):
 )
 def test_where_an_arm_has_run_a_failure_counts_further_from_there(status, failed, out, open_):
     history = [measured(at(32), 1000), Outcome(at(failed), status, reason="why")]
-    assert [ruled_out(at(batch), history, LIMITS) for batch in out] == ["why"] * len(out)
-    assert [ruled_out(at(batch), history, LIMITS) for batch in open_] == [""] * len(open_)
-    assert ruled_out(at(failed, "mixed_float16"), history, LIMITS) == ""
+    assert [why_ruled_out(at(batch), history, LIMITS) for batch in out] == ["why"] * len(out)
+    assert [why_ruled_out(at(batch), history, LIMITS) for batch in open_] == [""] * len(open_)
+    assert why_ruled_out(at(failed, "mixed_float16"), history, LIMITS) == ""
 
 
 def test_a_failure_between_batches_that_ran_counts_there_alone():
     history = [measured(at(8), 500), measured(at(128), 2000), Outcome(at(32), Status.UNSUPPORTED)]
-    assert [bool(ruled_out(at(b), history, LIMITS)) for b in (16, 32, 64)] == [False, True, False]
+    assert [bool(why_ruled_out(at(b), history, LIMITS)) for b in (16, 32, 64)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_recipe_of_less_than_a_sample_per_second_ran_too():
     history = [measured(at(32), 0.5), Outcome(at(64), Status.UNSUPPORTED)]
-    assert not ruled_out(at(16), history, LIMITS)
+    assert not why_ruled_out(at(16), history, LIMITS)
 
 
 def test_data_that_are_too_short_rule_out_larger_batches_everywhere():
     history = [Outcome(at(64), Status.SHORT_DATA)]
-    assert ruled_out(at(64, "tf32"), history, LIMITS) == (
+    assert why_ruled_out(at(64, "tf32"), history, LIMITS) == (
         "the data hold fewer than 64 samples a batch"
     )
-    assert not ruled_out(at(32, "tf32"), history, LIMITS)
+    assert not why_ruled_out(at(32, "tf32"), history, LIMITS)
 
 
 def test_what_would_not_fit_is_ruled_out_with_the_numbers():
     gib = 2**30
     history = [measured(at(32), 100, peak=4 * gib), measured(at(64), 100, peak=8 * gib)]
     limits = Limits(memory_bytes=10 * gib)
-    assert ruled_out(at(128), history, limits) == (
-        "would need about 17.6 GiB of the 10.0 GiB there are"
+    assert why_ruled_out(at(128), history, limits) == (
+        "would need about 17.6 GiB of the 10.0 GiB available"
     )
-    assert not ruled_out(at(64), history, limits)
-    assert not ruled_out(at(128), history, LIMITS)
-    assert not ruled_out(at(128), [measured(at(32), 100)], limits)
-    assert not ruled_out(at(64), history, Limits(memory_bytes=8 * gib))  # just so much
+    assert not why_ruled_out(at(64), history, limits)
+    assert not why_ruled_out(at(128), history, LIMITS)
+    assert not why_ruled_out(at(128), [measured(at(32), 100)], limits)
+    assert not why_ruled_out(at(64), history, Limits(memory_bytes=8 * gib))  # just so much
     unknown = [history[0], measured(at(64), 100, peak=0)]
-    assert ruled_out(at(128), unknown, limits) == ruled_out(at(128), history, limits)
+    assert why_ruled_out(at(128), unknown, limits) == why_ruled_out(at(128), history, limits)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SPACE.points()), machines, st.integers(1, 10**4))
 def test_less_memory_never_lets_more_run(point, machine, memory):
     history = [machine.run(at(batch)) for batch in (8, 16)]
-    if ruled_out(point, history, Limits(memory_bytes=memory)):
-        assert ruled_out(point, history, Limits(memory_bytes=memory / 2))
+    if why_ruled_out(point, history, Limits(memory_bytes=memory)):
+        assert why_ruled_out(point, history, Limits(memory_bytes=memory / 2))
 
 
 # Outcomes -----------------------------------------------------------------------------------------
@@ -118,14 +129,14 @@ def test_an_outcome_reads_back_as_it_was_written():
 
 
 def test_points_are_told_apart_by_their_values_alone():
-    assert key({"a": 1, "b": 2}) == key({"b": 2, "a": 1})
-    assert key({"a": 1}) != key({"a": 2})
+    assert point_key({"a": 1, "b": 2}) == point_key({"b": 2, "a": 1})
+    assert point_key({"a": 1}) != point_key({"a": 2})
 
 
 rates = st.lists(
     st.tuples(st.sampled_from(SPACE.points()), st.floats(0.1, 1e4) | st.floats(99, 100)),
     max_size=12,
-    unique_by=lambda pair: key(pair[0]),
+    unique_by=lambda pair: point_key(pair[0]),
 )
 
 
@@ -139,8 +150,8 @@ def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_on
     assert len({id(outcome) for outcome in chosen}) == len(chosen)
     if chosen:
         best = max(outcome.rate for outcome in history)
-        close = [o for o in history if o.rate >= best * (1 - SAME_BATCH_SPEED)]
-        assert chosen[0].rate >= best * (1 - SAME_SPEED)
+        close = [o for o in history if o.rate >= best * (1 - OTHER_BATCH_SAME_SPEED_SHARE)]
+        assert chosen[0].rate >= best * (1 - SAME_SPEED_SHARE)
         assert chosen[0].point[BATCH] == min(o.point[BATCH] for o in close)
         rest = [outcome.rate for outcome in chosen[1:]]
         assert rest == sorted(rest, reverse=True)
@@ -196,23 +207,23 @@ def curve(**slower):
 
 
 def test_who_ran_as_fast_as_the_others_foresee_is_not_in_doubt():
-    assert suspects(curve()) == ()
-    assert suspects(curve(b32=0.7)) == ()  # slow, but at its best not the fastest
-    assert suspects([]) == suspects(curve()[:1]) == ()
+    assert possibly_disturbed(curve()) == ()
+    assert possibly_disturbed(curve(b32=0.7)) == ()  # slow, but at its best not the fastest
+    assert possibly_disturbed([]) == possibly_disturbed(curve()[:1]) == ()
 
 
 @pytest.mark.parametrize(("factor", "doubted"), [(0.95, False), (0.75, True), (0.5, False)])
 def test_the_largest_batch_is_in_doubt_if_a_neighbour_may_have_slowed_it(factor, doubted):
     """By a few per cent recipes differ anyway; half as fast is a recipe's own doing."""
     history = curve(b256=factor)
-    assert suspects(history) == ((history[-1],) if doubted else ())
+    assert possibly_disturbed(history) == ((history[-1],) if doubted else ())
 
 
 @pytest.mark.parametrize(("best", "doubted"), [(9000, True), (9200, False)])
 def test_only_who_is_foreseen_within_a_twentieth_of_the_fastest_is_in_doubt(best, doubted):
     """Batch 256 is foreseen at 8685 samples per second, whoever else is the fastest."""
     history = [*curve(b256=0.75), measured(at(32, "mixed_bfloat16"), best)]
-    assert suspects(history) == ((history[3],) if doubted else ())
+    assert possibly_disturbed(history) == ((history[3],) if doubted else ())
 
 
 def test_of_several_in_doubt_the_one_foreseen_to_be_the_fastest_comes_first():
@@ -220,7 +231,7 @@ def test_of_several_in_doubt_the_one_foreseen_to_be_the_fastest_comes_first():
     faster = [
         measured({**o.point, "policy": "mixed_bfloat16"}, 1.02 * o.rate) for o in curve(b256=0.75)
     ]
-    assert suspects([*history, *faster]) == (faster[3], history[3])
+    assert possibly_disturbed([*history, *faster]) == (faster[3], history[3])
 
 
 def test_recipes_that_are_exactly_alike_are_in_doubt_alike():
@@ -236,16 +247,16 @@ def test_recipes_that_are_exactly_alike_are_in_doubt_alike():
         for policy in ("mixed_bfloat16", "mixed_float16")
         for size in (8, 16, 64, 128)
     ]
-    assert suspects([*fast, *others, *twins]) == tuple(twins)
+    assert possibly_disturbed([*fast, *others, *twins]) == tuple(twins)
 
 
 def test_who_is_slower_than_a_sample_per_second_may_be_in_doubt_too():
     slow = [replace(o, drift=1e5) for o in curve(b256=0.75)]
-    assert suspects(slow) == (slow[-1],)
+    assert possibly_disturbed(slow) == (slow[-1],)
 
 
 def test_the_fastest_is_never_in_doubt_however_fast_it_was_foreseen():
-    assert suspects([measured(at(32), 70), measured(at(64), 100)]) == ()
+    assert possibly_disturbed([measured(at(32), 70), measured(at(64), 100)]) == ()
 
 
 @pytest.mark.parametrize(
@@ -261,7 +272,7 @@ def test_the_fastest_is_never_in_doubt_however_fast_it_was_foreseen():
 def test_the_model_is_told_how_sure_a_measurement_is(low, high, deviation):
     point = at(32)
     outcome = Outcome(point, Status.OK, Measurement(0.1, low, high, 8, 32), drift=0.5)
-    told = seen(outcome)
+    told = measured_rate(outcome)
     assert told.point == point
     assert told.log_rate == pytest.approx(math.log(640))
     assert told.deviation == pytest.approx(deviation)
@@ -273,7 +284,7 @@ def test_a_final_is_run_by_three():
 
 def test_failed_trials_are_not_in_doubt():
     history = [*curve()[:-1], Outcome(at(256), Status.OUT_OF_MEMORY)]
-    assert suspects(history) == ()
+    assert possibly_disturbed(history) == ()
 
 
 def test_the_baseline_settles_at_the_largest_batch_that_fits() -> None:
@@ -283,15 +294,15 @@ def test_the_baseline_settles_at_the_largest_batch_that_fits() -> None:
     def ended(batch: int, status: Status) -> Outcome:
         return Outcome({**start, BATCH: batch}, status)
 
-    assert settled_baseline(space, start, []) == start
+    assert fitting_baseline(space, start, []) == start
     full = ended(32, Status.OUT_OF_MEMORY)
-    assert settled_baseline(space, start, [full]) == {**start, BATCH: 16}
+    assert fitting_baseline(space, start, [full]) == {**start, BATCH: 16}
     fits = replace(
         ended(16, Status.OK), measurement=Measurement(1.0, 1.0, 1.0, 5, samples_per_step=16)
     )
-    assert settled_baseline(space, start, [full, fits]) == {**start, BATCH: 16}
+    assert fitting_baseline(space, start, [full, fits]) == {**start, BATCH: 16}
     slow = replace(fits, measurement=Measurement(99.0, 99.0, 99.0, 5, samples_per_step=16))
-    assert settled_baseline(space, start, [full, slow]) == {**start, BATCH: 16}
+    assert fitting_baseline(space, start, [full, slow]) == {**start, BATCH: 16}
     everywhere = [ended(batch, Status.KILLED) for batch in (32, 16, 8)]
-    assert settled_baseline(space, start, everywhere) is None
-    assert settled_baseline(space, start, [ended(32, Status.CRASHED)]) is None
+    assert fitting_baseline(space, start, everywhere) is None
+    assert fitting_baseline(space, start, [ended(32, Status.CRASHED)]) is None

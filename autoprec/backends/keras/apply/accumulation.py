@@ -130,7 +130,7 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
         return cls(inner, **config)
 
 
-class Finalizes(Hook):
+class FinalizeHook(Hook):
     """The compiled optimizer's `finalize_variable_values`, by which Keras ends `fit`."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply.layer_names import Placed
+from autoprec.backends.keras.apply.layer_names import LayerUnit
 from autoprec.backends.keras.apply.policies import low_precision
 from autoprec.backends.protocol import Task
 from autoprec.core.recipe import Recipe
@@ -25,12 +25,12 @@ _MULTIPLES = {"cuda": 8, "gpu": 8, "rocm": 8, "tpu": 128}
 
 
 def advise(
-    recipe: Recipe, placed: Sequence[Placed], device: str, islands: Sequence[Placed] = ()
+    recipe: Recipe, units: Sequence[LayerUnit], device: str, islands: Sequence[LayerUnit] = ()
 ) -> list[str]:
     """List what is worth knowing about `recipe` on a model, each with what to do."""
     if not recipe.policy.mixed:
         return []
-    model = placed[0].layer
+    model = units[0].layer
     notes = []
     weights = sum(_size(v) for v in model.weights)
     if model.built and weights < TINY_WEIGHTS:
@@ -38,20 +38,20 @@ def advise(
             f"the model has only {weights:,} weights: too small to benefit from {recipe.policy}; "
             "measure before keeping it, or use float32"
         )
-    notes += _off_alignment(placed, device)
+    notes += _off_alignment(units, device)
     notes += _sixteen_bit_inputs(model)
-    if any(policy in low_precision(placed) for policy in ("16-bit weights", "quantised")):
-        notes.append(f"left as it is: {low_precision(placed)}")
+    if any(policy in low_precision(units) for policy in ("16-bit weights", "quantised")):
+        notes.append(f"left as it is: {low_precision(units)}")
     return notes
 
 
-def _off_alignment(placed: Sequence[Placed], device: str) -> list[str]:
+def _off_alignment(units: Sequence[LayerUnit], device: str) -> list[str]:
     multiple = _MULTIPLES.get(device.partition(":")[0].lower())
     if multiple is None:
         return []
     off = [
         f"{unit.path}.{name}={size}"
-        for unit in placed
+        for unit in units
         for name, size in dimensions(unit.layer)
         if size % multiple
     ]

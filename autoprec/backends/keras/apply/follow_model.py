@@ -12,12 +12,12 @@ from keras.src.backend.common import global_state
 from keras.src.trainers.trainer import Trainer
 
 from autoprec.backends.keras.apply import saved_form
-from autoprec.backends.keras.apply.hooks import Hook, NewObjects
-from autoprec.backends.keras.apply.layer_names import Placed
-from autoprec.backends.keras.apply.optimizers import exchanged
+from autoprec.backends.keras.apply.hooks import Hook, NewObjectWatch
+from autoprec.backends.keras.apply.layer_names import LayerUnit
+from autoprec.backends.keras.apply.optimizers import replace_optimizers
 
 
-class Followed(Protocol):
+class ModelFollower(Protocol):
     """What wants to know of a model's compile, builds and changes."""
 
     def compiling(self) -> None:
@@ -26,17 +26,17 @@ class Followed(Protocol):
     def compiled(self) -> None:
         """React to the model having been compiled."""
 
-    def built(self, unit: Placed) -> None:
+    def built(self, unit: LayerUnit) -> None:
         """React to a layer of the model having been built."""
 
     def changed(self) -> None:
         """React to layers that may have been added or removed."""
 
 
-class Compiles(Hook):
+class CompileHook(Hook):
     """A model's `compile`, the user's own included: what it sets is carried on with the recipe."""
 
-    def __init__(self, original: Callable[..., Any], follower: Followed) -> None:
+    def __init__(self, original: Callable[..., Any], follower: ModelFollower) -> None:
         super().__init__(original)
         self.follower = follower
 
@@ -45,20 +45,20 @@ class Compiles(Hook):
         self.follower.compiling()
         try:
             return self.original(
-                *exchanged(args, saved_form.given_to),
-                **exchanged(kwargs, saved_form.given_to),
+                *replace_optimizers(args, saved_form.optimizer_as_given),
+                **replace_optimizers(kwargs, saved_form.optimizer_as_given),
             )
         finally:
             self.follower.compiled()
 
 
-class Changes(Hook):
+class LayerChangeHook(Hook):
     """A Sequential's `add` or `pop`: the recipe is carried to the layers that are there then.
 
     A Sequential may outlive the models that it was a part of, and must not keep them.
     """
 
-    def __init__(self, original: Callable[..., Any], follower: Followed) -> None:
+    def __init__(self, original: Callable[..., Any], follower: ModelFollower) -> None:
         super().__init__(original)
         self.follower = weakref.ref(follower)
 
@@ -71,10 +71,12 @@ class Changes(Hook):
         return result
 
 
-class Builds(Hook):
+class BuildHook(Hook):
     """A layer's `build`: layers made inside are given the recipe's policies too."""
 
-    def __init__(self, original: Callable[..., Any], follower: Followed, unit: Placed) -> None:
+    def __init__(
+        self, original: Callable[..., Any], follower: ModelFollower, unit: LayerUnit
+    ) -> None:
         super().__init__(original)
         self.follower = follower
         self.unit = unit
@@ -86,7 +88,7 @@ class Builds(Hook):
         return result
 
 
-class FirstCall(Hook):
+class FirstCallHook(Hook):
     """A model's `call`, until it is called with data and not as a part of another model."""
 
     def __init__(self, original: Callable[..., Any], model: Any, called: Callable[[], None]):
@@ -96,7 +98,7 @@ class FirstCall(Hook):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Report the first call, then call the model as it is by then."""
-        if _symbolic((args, kwargs)) or _outermost() not in (None, self.model):
+        if _is_symbolic((args, kwargs)) or _outermost_called_layer() not in (None, self.model):
             return self.original(*args, **kwargs)
         vars(self.model).pop("call")
         with _init_scope():
@@ -104,17 +106,17 @@ class FirstCall(Hook):
         return self.model.call(*args, **kwargs)
 
 
-def stop_waiting(layer: Any) -> None:
-    """Take off a model's `FirstCall`: a recipe is at work on it, or on what it is a part of."""
-    if isinstance(vars(layer).get("call"), FirstCall):
+def remove_first_call_hook(layer: Any) -> None:
+    """Remove a model's `FirstCallHook`: it, or a model it is part of, has a recipe now."""
+    if isinstance(vars(layer).get("call"), FirstCallHook):
         del vars(layer)["call"]
 
 
-def _symbolic(values: Any) -> bool:
+def _is_symbolic(values: Any) -> bool:
     return any(isinstance(leaf, keras.KerasTensor) for leaf in keras.tree.flatten(values))
 
 
-def _outermost() -> Any:
+def _outermost_called_layer() -> Any:
     """Return the outermost layer that Keras is calling now; None outside every call."""
     context = global_state.get_global_attribute("current_call_ctx")
     return None if context is None else context.entry_layer
@@ -129,12 +131,12 @@ def _init_scope() -> AbstractContextManager[Any]:
     return tf.init_scope()  # type: ignore[no-any-return]
 
 
-class NewModels:
+class NewModelWatch:
     """Watches models being made; `attach` is called once each is compiled or first called."""
 
     def __init__(self, attach: Callable[[Any], Any]) -> None:
         self.attach = attach
-        self._watch = NewObjects(Trainer, self._made)
+        self._watch = NewObjectWatch(Trainer, self._made)
 
     @property
     def active(self) -> bool:
@@ -143,25 +145,25 @@ class NewModels:
 
     def _made(self, model: Any) -> None:
         if isinstance(model, keras.Model):
-            _NewModel(self, model).wait()
+            _WaitingModel(self, model).wait()
 
     def stop(self) -> None:
         """Leave models alone from now on."""
         self._watch.stop()
 
 
-class _NewModel:
+class _WaitingModel:
     """A model that waits for its compile or its first call."""
 
-    def __init__(self, watch: NewModels, model: Any) -> None:
+    def __init__(self, watch: NewModelWatch, model: Any) -> None:
         self.watch = watch
         self.model = model
 
     def wait(self) -> None:
         """Install hooks on `compile` and the first call, whichever comes first."""
         self.hooks = {
-            "compile": Compiles(self.model.compile, self),
-            "call": FirstCall(self.model.call, self.model, self.compiled),
+            "compile": CompileHook(self.model.compile, self),
+            "call": FirstCallHook(self.model.call, self.model, self.compiled),
         }
         vars(self.model).update(self.hooks)
 
@@ -176,7 +178,7 @@ class _NewModel:
         if self.watch.active:
             self.watch.attach(self.model)
 
-    def built(self, unit: Placed) -> None:
+    def built(self, unit: LayerUnit) -> None:
         """Do nothing: no recipe is applied yet."""
 
     def changed(self) -> None:

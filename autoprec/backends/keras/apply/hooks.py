@@ -19,9 +19,9 @@ class Hook:
     original: Callable[..., Any]
 
     def __init__(self, original: Callable[..., Any]) -> None:
-        self.stand_for(original)
+        self.hook_method(original)
 
-    def stand_for(self, original: Callable[..., Any]) -> None:
+    def hook_method(self, original: Callable[..., Any]) -> None:
         """Take another method to be the one that is hooked."""
         functools.update_wrapper(self, original)
         self.original = original
@@ -32,7 +32,7 @@ class Hook:
 
 
 @dataclass
-class Wraps:
+class InstalledHooks:
     """Hooks put on objects, to be taken off again."""
 
     _installed: list[tuple[Any, str, Hook]] = field(default_factory=list)
@@ -45,10 +45,10 @@ class Wraps:
     def restore(self) -> None:
         """Take everything off, last first, but for what someone else has put over a method."""
         while self._installed:
-            _take_off(*self._installed.pop())
+            _remove_hook(*self._installed.pop())
 
 
-def _take_off(owner: Any, name: str, hook: Hook) -> None:
+def _remove_hook(owner: Any, name: str, hook: Hook) -> None:
     """Take off a hook, also where others lie over it: recipes on shared layers end in any order."""
     above, found = None, vars(owner).get(name)
     while found is not hook and isinstance(found, Hook):
@@ -56,14 +56,14 @@ def _take_off(owner: Any, name: str, hook: Hook) -> None:
     if found is not hook:
         return
     if above is not None:
-        above.stand_for(hook.original)
+        above.hook_method(hook.original)
     elif getattr(hook.original, "__func__", None) is getattr(type(owner), name, None):
         vars(owner).pop(name)
     else:
         object.__setattr__(owner, name, hook.original)
 
 
-class NewObjects:
+class NewObjectWatch:
     """Watches objects of a class, and of those below it, being made; `made` is told of each."""
 
     def __init__(self, kind: type, made: Callable[[Any], None]) -> None:

@@ -14,10 +14,10 @@ import keras
 from autoprec.backends.keras.apply.hooks import Hook
 
 #: The weight of what was added: it sums as 0 does, and the sign tells it from a sample's own 0.
-ADDED = -0.0
+PADDING_WEIGHT = -0.0
 
 
-class OfRealSamples(Hook):
+class RealSamplesHook(Hook):
     """The `update_state` of all that a model was compiled with in `metrics=`."""
 
     def __init__(self, original: Callable[..., Any], metrics: Any) -> None:
@@ -37,7 +37,9 @@ class OfRealSamples(Hook):
             if found is not None and weight is not None
         ]
         for found, weight in given:
-            vars(found)["update_state"] = _Weighted(found.update_state, _real(weight))
+            vars(found)["update_state"] = _WeightedUpdateHook(
+                found.update_state, _real_weights(weight)
+            )
         try:
             self.original(y_true, y_pred, sample_weight)
         finally:
@@ -45,7 +47,7 @@ class OfRealSamples(Hook):
                 vars(found).pop("update_state", None)
 
 
-class _Weighted(Hook):
+class _WeightedUpdateHook(Hook):
     """A metric's `update_state`, given the weights that its caller leaves out."""
 
     def __init__(self, original: Callable[..., Any], weights: Any) -> None:
@@ -57,7 +59,7 @@ class _Weighted(Hook):
         self.original(y_true, y_pred, sample_weight=self.weights)
 
 
-def _real(weights: Any) -> Any:
+def _real_weights(weights: Any) -> Any:
     """Return 1 for a sample, 0 for padding."""
     import tensorflow as tf
 
@@ -68,7 +70,7 @@ def _real(weights: Any) -> Any:
     return tf.where(added, 0.0, 1.0)
 
 
-def installable(model: Any) -> Any:
+def hookable_metrics(model: Any) -> Any:
     """Return the compiled metrics whose updates can be changed; None where there are none."""
     if keras.config.backend() != "tensorflow":
         return None

@@ -15,8 +15,8 @@ from keras.src.saving.keras_saveable import KerasSaveable
 
 #: Keras's `LossScaleOptimizer` writes four numbers of its own before those of the inner optimizer:
 #: iterations, learning rate, growth counter and scale.
-_OWN = 4
-_COUNTER, _SCALE = "2", "3"
+_OWN_VARIABLES = 4
+_GROWTH_COUNTER_KEY, _SCALE_KEY = "2", "3"
 
 
 class SavedAsGiven:
@@ -27,33 +27,33 @@ class SavedAsGiven:
     def __dir__(self) -> list[str]:
         """List the attributes Keras looks for state in: those of the user's own optimizer."""
         hidden = {"given", "optimizers"}
-        if not isinstance(given_to(self), keras.optimizers.LossScaleOptimizer):
+        if not isinstance(optimizer_as_given(self), keras.optimizers.LossScaleOptimizer):
             hidden.add("inner_optimizer")
         return [name for name in super().__dir__() if name not in hidden]
 
     def save_own_variables(self, store: Any) -> None:
         """Write what the user's optimizer would write, at the same places."""
-        given = given_to(self)
+        given = optimizer_as_given(self)
         if isinstance(given, keras.optimizers.LossScaleOptimizer):
-            hand_back_scale(self, given)
+            copy_scale_back(self, given)
         given.save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Read the state of a plain optimizer, or of one in Keras's `LossScaleOptimizer`."""
-        inner = innermost(self)
+        inner = innermost_optimizer(self)
         variables = inner.variables
-        if len(store.keys()) != len(variables) + _OWN:
+        if len(store.keys()) != len(variables) + _OWN_VARIABLES:
             inner.load_own_variables(store)
             return
         for index, variable in enumerate(variables):
-            variable.assign(store[str(index + _OWN)])
-        for wrapper in chain(self):
+            variable.assign(store[str(index + _OWN_VARIABLES)])
+        for wrapper in wrapper_chain(self):
             if isinstance(wrapper, keras.optimizers.LossScaleOptimizer) and wrapper.built:
-                wrapper.step_counter.assign(store[_COUNTER])
-                wrapper.dynamic_scale.assign(store[_SCALE])
+                wrapper.step_counter.assign(store[_GROWTH_COUNTER_KEY])
+                wrapper.dynamic_scale.assign(store[_SCALE_KEY])
 
 
-class Numbers(KerasSaveable):  # type: ignore[misc]
+class SavedScalars(KerasSaveable):  # type: ignore[misc]
     """A few variables with a place of their own in a file; one without that place changes none."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
@@ -74,7 +74,7 @@ class Numbers(KerasSaveable):  # type: ignore[misc]
                 variable.assign(store[str(index)])
 
 
-def chain(optimizer: Any) -> Iterable[Any]:
+def wrapper_chain(optimizer: Any) -> Iterable[Any]:
     """Yield the optimizer and those inside it, down to the user's own."""
     yield optimizer
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer | SavedAsGiven):
@@ -82,23 +82,23 @@ def chain(optimizer: Any) -> Iterable[Any]:
         yield optimizer
 
 
-def innermost(optimizer: Any) -> Any:
+def innermost_optimizer(optimizer: Any) -> Any:
     """Return the user's optimizer below every wrapper, Keras's included."""
-    return list(chain(optimizer))[-1]
+    return list(wrapper_chain(optimizer))[-1]
 
 
-def given_to(optimizer: Any) -> Any:
+def optimizer_as_given(optimizer: Any) -> Any:
     """Return what the user gave: the optimizer itself, or what our wrapper was put around."""
     if not isinstance(optimizer, SavedAsGiven):
         return optimizer
-    return vars(optimizer).get("given") or innermost(optimizer)
+    return vars(optimizer).get("given") or innermost_optimizer(optimizer)
 
 
-def hand_back_scale(wrapper: Any, given: Any) -> None:
+def copy_scale_back(wrapper: Any, given: Any) -> None:
     """Copy the trained scale back to the user's own `LossScaleOptimizer`."""
-    if innermost(wrapper).built and not given.built:
-        given.build(list(innermost(wrapper)._trainable_variables))
-    for ours in chain(wrapper):
+    if innermost_optimizer(wrapper).built and not given.built:
+        given.build(list(innermost_optimizer(wrapper)._trainable_variables))
+    for ours in wrapper_chain(wrapper):
         if isinstance(ours, keras.optimizers.LossScaleOptimizer) and ours.built:
             given.step_counter.assign(ours.step_counter)
             given.dynamic_scale.assign(ours.dynamic_scale)

@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply.hooks import Hook, Wraps
-from autoprec.backends.keras.apply.layer_names import Placed
+from autoprec.backends.keras.apply.hooks import Hook, InstalledHooks
+from autoprec.backends.keras.apply.layer_names import LayerUnit
 from autoprec.backends.keras.train.task_runner import loss_and_gradients
 
 _GRADIENT = "gradient_tape/"
@@ -24,15 +24,12 @@ _GRADIENT = "gradient_tape/"
 #: A multiply-add is two operations, as TensorFlow's profiler counts.
 _MULTIPLY_ADD = 2
 
-#: Loops longer than this stay loops when a graph is unrolled to look inside.
-_UNROLLED = 128
-
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One call of one unit: the scope of its operations, and the shapes that went in and out."""
 
-    unit: Placed
+    unit: LayerUnit
     scope: str
     inputs: tuple[tuple[int | None, ...], ...]
     outputs: tuple[Any, ...] = field(compare=False, default=())
@@ -43,7 +40,7 @@ class StepGraph:
     """A traced training step: its operations and the calls they came from."""
 
     operations: Sequence[Any]
-    calls: list[Call]
+    calls: list[LayerCall]
 
     def unit_of(self, name: str) -> str | None:
         """Return the path of the unit that the operation `name` is of; None outside every unit."""
@@ -69,10 +66,10 @@ def is_backward(name: str) -> bool:
     return _GRADIENT in name
 
 
-class _Watch(Hook):
+class _CallRecorder(Hook):
     """A layer's `call` that notes its scope and shapes while a graph is traced."""
 
-    def __init__(self, unit: Placed, calls: list[Call]) -> None:
+    def __init__(self, unit: LayerUnit, calls: list[LayerCall]) -> None:
         super().__init__(unit.layer.call)
         self.unit, self.calls = unit, calls
 
@@ -82,7 +79,7 @@ class _Watch(Hook):
         scope = tf.compat.v1.get_default_graph().get_name_scope()
         result = self.original(*args, **kwargs)
         shapes = tuple(tuple(t.shape) for t in _tensors((args, kwargs)))
-        self.calls.append(Call(self.unit, scope, shapes, tuple(_tensors(result))))
+        self.calls.append(LayerCall(self.unit, scope, shapes, tuple(_tensors(result))))
         return result
 
 
@@ -92,23 +89,23 @@ def _tensors(value: Any) -> list[Any]:
 
 
 @contextmanager
-def watched(placed: Sequence[Placed], calls: list[Call]) -> Iterator[None]:
+def calls_recorded(units: Sequence[LayerUnit], calls: list[LayerCall]) -> Iterator[None]:
     """Record every unit's calls in `calls` while the block traces."""
-    wraps = Wraps()
-    for unit in placed:
-        wraps.install(unit.layer, "call", _Watch(unit, calls))
+    hooks = InstalledHooks()
+    for unit in units:
+        hooks.install(unit.layer, "call", _CallRecorder(unit, calls))
     try:
         yield
     finally:
-        wraps.restore()
+        hooks.restore()
 
 
 @contextmanager
-def unrolled(placed: Sequence[Placed]) -> Iterator[None]:
+def unrolled(units: Sequence[LayerUnit]) -> Iterator[None]:
     """Trace recurrent layers step by step, so that the inside of their loops can be seen."""
     changed = [
         unit.layer
-        for unit in placed
+        for unit in units
         if isinstance(unit.layer, keras.layers.RNN) and not unit.layer.unroll
     ]
     for layer in changed:
@@ -120,18 +117,18 @@ def unrolled(placed: Sequence[Placed]) -> Iterator[None]:
             layer.unroll = False
 
 
-def trace_step(model: Any, placed: Sequence[Placed], batch: Any) -> StepGraph:
+def trace_step(model: Any, units: Sequence[LayerUnit], batch: Any) -> StepGraph:
     """Trace `loss_and_gradients` on batches like `batch`."""
     import tensorflow as tf
 
-    calls: list[Call] = []
-    with watched(placed, calls):
+    calls: list[LayerCall] = []
+    with calls_recorded(units, calls):
         traced = tf.function(lambda given: loss_and_gradients(model, given), autograph=False)
         graph = traced.get_concrete_function(batch).graph
     return StepGraph(graph.get_operations(), calls)
 
 
-def operations_by_unit(step: StepGraph) -> dict[str, int]:
+def flops_by_unit(step: StepGraph) -> dict[str, int]:
     """Count floating-point operations of products and convolutions, forward and backward.
 
     Outside every unit (the loss, a model's own train_step) the path is "". What runs inside loops
@@ -145,7 +142,7 @@ def operations_by_unit(step: StepGraph) -> dict[str, int]:
     inside = {call.unit.path for call in loops}
     totals: dict[str, int] = {}
     for operation in step.operations:
-        count = products(operation)
+        count = product_flops(operation)
         path = step.unit_of(operation.name) or "" if count else ""
         if count and path not in inside:  # beside the loop is a first step that is never run
             totals[path] = totals.get(path, 0) + count
@@ -154,7 +151,7 @@ def operations_by_unit(step: StepGraph) -> dict[str, int]:
     return totals
 
 
-def _recurrent(call: Call) -> int:
+def _recurrent(call: LayerCall) -> int:
     """Count three products with every matrix per time step: one forward, two backward."""
     batch, time = call.inputs[0][0] or 1, call.inputs[0][1] or 1
     weights = sum(
@@ -168,7 +165,7 @@ def _recurrent(call: Call) -> int:
     return 3 * _MULTIPLY_ADD * batch * time * (weights - bias)
 
 
-def products(operation: Any) -> int:
+def product_flops(operation: Any) -> int:
     """Count the operations of one product, two per multiply-add; 0 for anything else."""
     count = _COUNTERS.get(operation.type)
     if count is None:

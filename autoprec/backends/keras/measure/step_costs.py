@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autoprec.backends.keras.measure.graph import StepGraph, is_backward, products
+from autoprec.backends.keras.measure.graph import StepGraph, is_backward, product_flops
 from autoprec.core.measurement import Kernel
 
 #: What computes nothing: constants, variables' handles, names, shapes, and views of what is there.
@@ -46,7 +46,7 @@ def kernels(
                 fixed += size
             else:
                 growing += size
-        found[products(operation), growing, fixed] += 1
+        found[product_flops(operation), growing, fixed] += 1
     return tuple(
         Kernel(flops / samples, growing / samples, fixed, count)
         for (flops, growing, fixed), count in found.items()

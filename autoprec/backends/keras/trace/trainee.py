@@ -1,36 +1,37 @@
 """A model under one recipe as a trace needs it: built, its state taken and put back, stepped.
 
 State is weights, statistics and the seeds of dropout, so that two models in the same state see the
-same random numbers. Snapshots are numpy arrays in the order of the model's variables, which is the
+same random numbers. Snapshots are NumPy arrays in the order of the model's variables, which is the
 same in every build.
 """
 
 from __future__ import annotations
 
 import gc
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
-from autoprec.backends.keras.apply import optimizer_wrapping
-from autoprec.backends.keras.apply.loss_scale import ScaledOptimizer
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
-from autoprec.backends.keras.train.data import size_in_bytes
+from autoprec.backends.keras.trace import magnitudes
+from autoprec.backends.keras.train.data import size_in_bytes, to_numpy
 from autoprec.backends.keras.train.rng import same_in_every_dtype
 from autoprec.backends.keras.train.task_runner import (
-    Holdings,
+    VariableMemory,
     build_model,
     gradient_function,
-    loss_of,
-    number,
+    loss_in_logs,
     on_tensorflow,
-    variables,
+    state_variables,
+    to_float,
 )
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.exponents import relative_error
+from autoprec.backends.shared.tracer import Float16Magnitudes
+from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 
 #: Relative noise of the null: bfloat16's unit roundoff, 2**-8, halved.
@@ -39,84 +40,104 @@ NOISE = 2.0**-9
 Snapshot = Sequence[Any]
 
 
-class Trainee:
-    """One model with its optimizer under one recipe."""
+class KerasTrainee:
+    """One model with its optimizer under one recipe; see `Trainee`."""
 
     def __init__(self, task: Task, recipe: Recipe, seed: int, batch: Any, device: str) -> None:
         knobs = {k: v for k, v in recipe.knobs.items() if k != "steps_per_execution"}
+        self._task = task
         self.model: Any = build_model(task, seed, batch)
         self.model.steps_per_execution = 1
         self.precision: Any = KerasSurgeon().apply(
             replace(recipe, knobs=knobs), model=self.model, device=device
         )
         self.model.make_train_function()
-        self._run: Any = None
+        self._gradient_function: Any = None
+        self._readers: dict[Any, magnitudes.StepReader] = {}
 
-    def step(self, micro_batches: Sequence[Any]) -> float | None:
-        """Train one update; return the mean loss before it, None if it is not finite."""
-        losses = []
-        for batch in micro_batches:
+    @property
+    def scale(self) -> float:
+        """Return the loss scale, 1 without one."""
+        return float(self.precision.scale)
+
+    def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
+        """Train one update; return the mean loss before it, and whether it was skipped."""
+        before, losses = self.precision.skipped, []
+        for batch, _ in batches:
             self.model.reset_metrics()
             feed = iter([batch]) if on_tensorflow() else [batch]
             with same_in_every_dtype():
-                losses.append(number(loss_of(self.model.train_function(feed))))
-        return finite(sum(losses) / len(losses))
+                losses.append(to_float(loss_in_logs(self.model.train_function(feed))))
+        return sum(losses) / len(losses), self.precision.skipped > before
 
-    def loss_and_gradient(self, batch: Any) -> tuple[float | None, list[Any]]:
+    def loss(self, batch: Any, seed: int) -> float:
+        """Return the loss of one batch; the state stays as it is."""
+        return self.loss_and_gradient(batch, seed)[0]
+
+    def loss_and_gradient(self, batch: Any, seed: int) -> tuple[float, list[Any]]:
         """Return the loss and the float32 gradient of one batch; the state stays as it is."""
-        if self._run is None:
-            self._run = gradient_function(self.model)
-        kept = self.take()
+        if self._gradient_function is None:
+            self._gradient_function = gradient_function(self.model)
+        kept = self.take_state()
         self.model.reset_metrics()
         scale = self.precision.scale
         with same_in_every_dtype():
-            loss, gradients = self._run(batch, scale)
+            loss, gradients = self._gradient_function(batch, scale)
         self.put_back(kept)
-        return finite(number(loss)), [to_numpy(g) / np.float32(scale) for g in gradients]
+        return to_float(loss), [to_numpy(g) / np.float32(scale) for g in gradients]
 
-    def take(self) -> Snapshot:
+    def loss_and_gradient_watched(
+        self, batch: Any, seed: int
+    ) -> tuple[float, list[Any], Float16Magnitudes]:
+        """Read the step's float16 numbers from its graph, where it can be read, then the rest."""
+        policy, compiled = self.precision.policy, self.precision.recipe.compile
+        found = Float16Magnitudes()
+        if policy.compute_dtype is DType.FLOAT16 and not compiled and on_tensorflow():
+            reader = self.step_reader(batch, "float16")
+            found = magnitudes.float16_magnitudes(reader, batch, self.scale)
+        return *self.loss_and_gradient(batch, seed), found
+
+    def step_reader(self, batch: Any, *dtypes: str) -> magnitudes.StepReader:
+        """Return what reads tensors of `dtypes` of a step on batches shaped like `batch`."""
+        key = dtypes, tuple(tuple(leaf.shape) for leaf in keras.tree.flatten(batch))
+        if key not in self._readers:
+            self._readers = {key: magnitudes.StepReader(self, batch, dtypes)}
+        return self._readers[key]
+
+    def take_state(self) -> Snapshot:
         """Copy the state."""
-        return [to_numpy(v) for v in variables(self.model)]
+        return [to_numpy(v) for v in state_variables(self.model)]
 
-    def put_back(self, snapshot: Snapshot) -> None:
-        """Put a copied state back."""
-        for variable, value in zip(variables(self.model), snapshot, strict=True):
+    def put_back(self, state: Snapshot) -> None:
+        """Load a copied state."""
+        for variable, value in zip(state_variables(self.model), state, strict=True):
             variable.assign(value)
 
-    def size_in_bytes(self) -> int:
+    def state_bytes(self) -> int:
         """Return the size of a copy of the state in bytes."""
-        return sum(size_in_bytes(variable) for variable in variables(self.model))
+        return sum(size_in_bytes(variable) for variable in state_variables(self.model))
 
-    def add_noise(self, seed: int) -> None:
-        """Multiply every weight by 1 + uniform(-2**-9, 2**-9)."""
-        random = np.random.default_rng(seed)
+    def add_noise(self, draw: int) -> None:
+        """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn from seed `draw`."""
+        random = np.random.default_rng(draw)
         for variable in self.model.trainable_variables:
             value = to_numpy(variable)
             factor = 1.0 + random.uniform(-NOISE, NOISE, value.shape)
             variable.assign((value * factor).astype(value.dtype))
 
-    @property
-    def scaled(self) -> Any:
-        """Return the loss-scaling optimizer, or None."""
-        return optimizer_wrapping.find(self.model.optimizer, ScaledOptimizer)
+    def evaluate(self) -> float:
+        """Call the task's `evaluate`."""
+        assert self._task.evaluate is not None
+        return float(self._task.evaluate(self.model))
 
     def close(self) -> None:
         """Restore the process's settings, and free the memory."""
-        holdings = Holdings(self.model)
+        memory = VariableMemory(self.model)
         self.precision.restore()
-        self.model = self.precision = self._run = None
+        self.model = self.precision = self._gradient_function = None
+        self._readers.clear()
         gc.collect()
-        holdings.give_back()
-
-
-def to_numpy(value: Any) -> Any:
-    """Return a tensor or variable as a NumPy array."""
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
-
-
-def finite(value: float) -> float | None:
-    """Return the value, or None if it is infinite or NaN."""
-    return value if math.isfinite(value) else None
+        memory.free()
 
 
 def gradient_error(candidate: Sequence[Any], reference: Sequence[Any]) -> float | None:
@@ -125,8 +146,4 @@ def gradient_error(candidate: Sequence[Any], reference: Sequence[Any]) -> float 
     for ours, theirs in zip(candidate, reference, strict=True):
         difference += float(np.sum(np.square((ours - theirs).astype(np.float64))))
         total += float(np.sum(np.square(theirs.astype(np.float64))))
-    if not math.isfinite(difference):
-        return None
-    if difference == 0.0:
-        return 0.0
-    return math.sqrt(difference / total) if total > 0.0 else None
+    return relative_error(difference, total)

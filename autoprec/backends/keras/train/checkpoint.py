@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autoprec.backends.keras.apply.optimizers import holding
+from autoprec.backends.keras.apply.optimizers import optimizer_attributes
 from autoprec.errors import TaskError
 
 _SUFFIXES = (".weights.h5", ".keras", ".h5", ".hdf5")
@@ -36,7 +36,7 @@ def load_weights(model: Any, path: Path) -> None:
 @contextlib.contextmanager
 def _without_optimizers(model: Any) -> Iterator[None]:
     """Hide a model's optimizers from what walks through all that a file may hold."""
-    held = holding(model)
+    held = optimizer_attributes(model)
     try:
         vars(model).update(dict.fromkeys(held))
         yield

@@ -183,6 +183,11 @@ def _to_tensor(leaf: Any) -> Any:
     return keras.ops.convert_to_tensor(leaf)
 
 
+def to_numpy(value: Any) -> Any:
+    """Return a tensor or variable as a NumPy array."""
+    return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
+
+
 def size_in_bytes(batch: Any) -> int:
     """Return the bytes of all arrays in a batch."""
     return sum(_bytes(leaf) for leaf in keras.tree.flatten(batch))
@@ -197,7 +202,7 @@ def _bytes(leaf: Any) -> int:
     return int(np.prod([int(n) for n in shape])) * item.get(name, 4)
 
 
-def part(batch: Any, samples: int, start: int, stop: int) -> Any:
+def slice_samples(batch: Any, samples: int, start: int, stop: int) -> Any:
     """Slice from `start` to `stop` every array that holds `samples` samples."""
 
     def cut(leaf: Any) -> Any:
@@ -215,7 +220,7 @@ def digest(batch: Any) -> str:
     for leaf in keras.tree.flatten(batch):
         if leaf is None:
             continue
-        array = np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(leaf)))
+        array = to_numpy(leaf)
         flat = array.reshape(-1)
         flat = np.ascontiguousarray(flat[:: max(1, flat.size // 65536)])
         state.update(f"{array.shape}{array.dtype}".encode())

@@ -14,32 +14,32 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoprec.backends.keras.apply.hooks import Hook, Wraps
-from autoprec.backends.keras.apply.layer_names import Placed
+from autoprec.backends.keras.apply.hooks import Hook, InstalledHooks
+from autoprec.backends.keras.apply.layer_names import LayerUnit
 from autoprec.backends.keras.train.task_runner import (
     gradient_function,
     loss_and_gradients,
-    number,
-    variables,
+    state_variables,
+    to_float,
 )
 from autoprec.backends.protocol import Task
 from autoprec.errors import TaskError
 
 
-def check_first_loss(task: Task, model: Any, placed: Sequence[Placed], batch: Any) -> None:
+def check_first_loss(task: Task, model: Any, units: Sequence[LayerUnit], batch: Any) -> None:
     """Compute one float32 loss with its gradient; the model's variables stay as they are.
 
     Raises `TaskError` where the loss is inf or NaN, with where that begins, where a gradient is,
     and where none reaches the weights. A train_step that shows no gradient at all may hide it.
     """
-    with _kept(model):
+    with _state_kept(model):
         loss, gradients = gradient_function(model)(batch, 1.0)
-        value = number(loss)
+        value = to_float(loss)
         arrays = [keras.ops.convert_to_numpy(each) for each in gradients]
     if not math.isfinite(value):
         raise TaskError(
             f"{task.name}: the loss of the first batch is {value} in float32, so no training can "
-            f"be measured or proven: {_origin(model, placed, batch)}"
+            f"be measured or proven: {_nonfinite_origin(model, units, batch)}"
         )
     wrong = [
         variable.path
@@ -61,8 +61,8 @@ def check_first_loss(task: Task, model: Any, placed: Sequence[Placed], batch: An
 
 
 @contextmanager
-def _kept(model: Any) -> Iterator[None]:
-    before = [(variable, keras.ops.copy(variable.value)) for variable in variables(model)]
+def _state_kept(model: Any) -> Iterator[None]:
+    before = [(variable, keras.ops.copy(variable.value)) for variable in state_variables(model)]
     try:
         yield
     finally:
@@ -70,7 +70,7 @@ def _kept(model: Any) -> Iterator[None]:
             variable.assign(value)
 
 
-def _origin(model: Any, placed: Sequence[Placed], batch: Any) -> str:
+def _nonfinite_origin(model: Any, units: Sequence[LayerUnit], batch: Any) -> str:
     """Say where inf or NaN is seen first: in the batch, in a layer, or in the loss."""
     for number_of, leaf in enumerate(keras.tree.flatten(batch)):
         values = keras.ops.convert_to_numpy(leaf)
@@ -82,7 +82,7 @@ def _origin(model: Any, placed: Sequence[Placed], batch: Any) -> str:
                 f"array {number_of} of a batch (counted from 0, inputs first){first}. Clean the "
                 "data, or leave such samples out"
             )
-    layer = _first_layer(model, placed, batch)
+    layer = _first_nonfinite_layer(model, units, batch)
     if layer:
         return f"its inputs are finite, and {layer} is the first layer that returns inf or NaN"
     return (
@@ -91,7 +91,7 @@ def _origin(model: Any, placed: Sequence[Placed], batch: Any) -> str:
     )
 
 
-class _Look(Hook):
+class _NonfiniteHook(Hook):
     """A layer's `call` that notes the layer if it is the first whose outputs are not finite."""
 
     def __init__(self, original: Any, name: str, found: list[str]) -> None:
@@ -105,18 +105,18 @@ class _Look(Hook):
         return outputs
 
 
-def _first_layer(model: Any, placed: Sequence[Placed], batch: Any) -> str:
+def _first_nonfinite_layer(model: Any, units: Sequence[LayerUnit], batch: Any) -> str:
     """Name the first layer that returns what is not finite, "" where none does."""
     found: list[str] = []
-    wraps = Wraps()
-    for unit in placed:
+    hooks = InstalledHooks()
+    for unit in units:
         name = f"{unit.path} ({unit.kind})"
-        wraps.install(unit.layer, "call", _Look(unit.layer.call, name, found))
+        hooks.install(unit.layer, "call", _NonfiniteHook(unit.layer.call, name, found))
     try:
-        with _kept(model):
+        with _state_kept(model):
             loss_and_gradients(model, batch)
     finally:
-        wraps.restore()
+        hooks.restore()
     return found[0] if found else ""
 
 

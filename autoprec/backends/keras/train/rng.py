@@ -2,8 +2,8 @@
 
 Keras draws a dropout mask in the dtype of what it drops from, so the same seed gives a bfloat16
 model another mask than a float32 one. Inside `same_in_every_dtype` numbers are drawn in float32 and
-then cast. This holds for `keras.random` and every layer built on it, not for a model's own calls
-of the library below.
+then cast. This holds for `keras.random` and every layer built on it, not for a model's own calls of
+the library below.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-from keras.src.backend import random as drawn
+from keras.src.backend import random as keras_random
 
 _SIXTEEN_BIT = ("float16", "bfloat16")
 
@@ -21,15 +21,15 @@ _SIXTEEN_BIT = ("float16", "bfloat16")
 @contextmanager
 def same_in_every_dtype() -> Iterator[None]:
     """Draw in float32 what is traced or run inside."""
-    before = {name: getattr(drawn, name) for name in ("dropout", *_BY_DTYPE)}
-    drawn.dropout = _dropout(before["dropout"])
+    before = {name: getattr(keras_random, name) for name in ("dropout", *_BY_DTYPE)}
+    keras_random.dropout = _dropout(before["dropout"])
     for name in _BY_DTYPE:
-        setattr(drawn, name, _cast(before[name]))
+        setattr(keras_random, name, _drawn_in_float32(before[name]))
     try:
         yield
     finally:
         for name, function in before.items():
-            setattr(drawn, name, function)
+            setattr(keras_random, name, function)
 
 
 _BY_DTYPE = ("normal", "uniform", "truncated_normal")
@@ -47,7 +47,7 @@ def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
     return dropout
 
 
-def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
+def _drawn_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     def draw(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
         if dtype is None or keras.backend.standardize_dtype(dtype) not in _SIXTEEN_BIT:
             return original(*args, dtype=dtype, **kwargs)

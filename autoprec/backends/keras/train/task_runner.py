@@ -15,7 +15,11 @@ from typing import Any
 import keras
 
 from autoprec.backends import registry
-from autoprec.backends.keras.apply.optimizers import exchanged, holding, optimizers_of
+from autoprec.backends.keras.apply.optimizers import (
+    optimizer_attributes,
+    optimizers_of,
+    replace_optimizers,
+)
 from autoprec.backends.keras.train.checkpoint import load_weights
 from autoprec.backends.protocol import Task
 from autoprec.core.device.facts import DeviceKind
@@ -159,13 +163,13 @@ def _clip(task: Task, model: Any) -> None:
             optimizer.global_clipnorm = task.clip_grad_norm
 
 
-def variables(model: Any) -> list[Any]:
+def state_variables(model: Any) -> list[Any]:
     """List the model's state that training changes: weights, statistics, seeds; no metrics."""
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return [v for v in model.variables if id(v) not in metrics]
 
 
-class Holdings:
+class VariableMemory:
     """The memory of a model's variables, to be given back once nothing in Python holds them.
 
     TensorFlow keeps the graphs of a train function, and with them the buffers of every variable
@@ -177,12 +181,12 @@ class Holdings:
         self._held: list[tuple[Any, Any, Any]] = []
         if not on_tensorflow():
             return
-        for variable in _everything(model):
+        for variable in _all_variables(model):
             handle = getattr(variable.value, "handle", None)
             if handle is not None:
                 self._held.append((weakref.ref(variable), handle, variable.value.dtype))
 
-    def give_back(self) -> None:
+    def free(self) -> None:
         """Empty the buffers of variables that are gone; call it after collecting garbage."""
         for reference, handle, dtype in self._held:
             if reference() is None:
@@ -192,14 +196,14 @@ class Holdings:
         self._held.clear()
 
 
-def _everything(model: Any) -> Iterator[Any]:
+def _all_variables(model: Any) -> Iterator[Any]:
     """Yield every variable of a model, its metrics and its optimizers."""
     yield from model.variables
     for optimizer in optimizers_of(model):
         yield from optimizer.variables
 
 
-def loss_of(logs: Any) -> Any:
+def loss_in_logs(logs: Any) -> Any:
     """Return the loss in what a train function returned: a dict with "loss", or the loss."""
     if isinstance(logs, dict):
         if "loss" in logs:
@@ -213,12 +217,12 @@ def loss_of(logs: Any) -> Any:
     return keras.tree.flatten(logs)[0]
 
 
-def number(tensor: Any) -> float:
+def to_float(tensor: Any) -> float:
     """Return a scalar tensor's value; waits for the device."""
     return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(tensor)))
 
 
-class Recorder:
+class GradientRecorder:
     """Stands in for one of a model's optimizers during a train_step, and keeps what it is given.
 
     Whatever train_step the model has, its loss comes through `scale_loss` and its gradients through
@@ -263,17 +267,18 @@ def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, l
     and seeds move on as in training. Where train_step never calls `scale_loss`, the loss is the one
     it returns.
     """
-    recorders = {id(each): Recorder(each, scale) for each in optimizers_of(model)}
-    held = holding(model)
+    recorders = {id(each): GradientRecorder(each, scale) for each in optimizers_of(model)}
+    held = optimizer_attributes(model)
     vars(model).update(
-        (name, exchanged(value, lambda each: recorders[id(each)])) for name, value in held.items()
+        (name, replace_optimizers(value, lambda each: recorders[id(each)]))
+        for name, value in held.items()
     )
     try:
         logs = model.train_step(batch)
     finally:
         vars(model).update(held)
     losses = [each.loss for each in recorders.values() if each.loss is not None]
-    loss = sum(losses[1:], losses[0]) if losses else loss_of(logs)
+    loss = sum(losses[1:], losses[0]) if losses else loss_in_logs(logs)
     found: dict[int, Any] = {}
     for recorder in recorders.values():
         found.update(recorder.gradients)

@@ -227,7 +227,7 @@ def test_every_model_made_under_a_policy_is_served_and_a_part_is_no_model_of_its
 
 def test_a_model_without_the_islands_says_so_at_once() -> None:
     recipe = Recipe(policy=Policy.MIXED_BFLOAT16, float32_modules=("encoder/attention",))
-    with apply(recipe), pytest.warns(AutoprecWarning, match=r"not carried.*encoder/attention"):
+    with apply(recipe), pytest.warns(AutoprecWarning, match=r"not applied.*encoder/attention"):
         compiled(net())
     with pytest.raises(UsageError, match="encoder/attention"):
         apply(recipe, net())
@@ -299,7 +299,7 @@ def test_a_new_head_has_the_recipe_too(global_policy: bool) -> None:
         precision = first or apply(recipe, model)
         model.pop()
         model.add(keras.layers.Dense(4, activation="softmax", name="last"))
-        with pytest.warns(AutoprecWarning, match="not carried.*'head'"):
+        with pytest.warns(AutoprecWarning, match="not applied.*'head'"):
             compiled(model, optimizer=keras.optimizers.SGD(0.5))
         assert precision.report.islands == ("middle", "last (activation)")
         assert [each.compute_dtype for each in model.layers] == ["float16", "float32", "float16"]

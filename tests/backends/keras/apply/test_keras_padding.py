@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keras_models import compiled, data, softmax_net
 
-from autoprec.backends.keras.apply.hooks import Wraps
-from autoprec.backends.keras.apply.layer_names import place
-from autoprec.backends.keras.apply.padding import candidates, pad_layers
+from autoprec.backends.keras.apply.hooks import InstalledHooks
+from autoprec.backends.keras.apply.layer_names import layer_units
+from autoprec.backends.keras.apply.padding import pad_layers, paddable_layers
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
@@ -43,12 +43,12 @@ def same_when_padded(make, inputs, multiple, dtype, tolerance):
         inputs = inputs.astype(dtype)
     plain = outcome(layer, inputs)
     identities = [id(v) for v in layer.variables]
-    wraps = Wraps()
-    placed = place(layer)
-    paths = [p.path for p in candidates(placed, multiple)[0]]
-    pad_layers(placed, Alignment(multiple, tuple(paths)), wraps)
+    hooks = InstalledHooks()
+    units = layer_units(layer)
+    paths = [p.path for p in paddable_layers(units, multiple)[0]]
+    pad_layers(units, Alignment(multiple, tuple(paths)), hooks)
     padded = outcome(layer, inputs)
-    wraps.restore()
+    hooks.restore()
     assert [id(v) for v in layer.variables] == identities
     for one, other in zip(plain, padded, strict=True):
         assert one.shape == other.shape
@@ -139,7 +139,7 @@ def test_what_cannot_be_padded_says_why():
         ]
     )
     paths = ("grouped", "router", "own", "fine", "aligned", "flatten", "absent")
-    done, skipped = pad_layers(place(model), Alignment(8, paths), Wraps())
+    done, skipped = pad_layers(layer_units(model), Alignment(8, paths), InstalledHooks())
     assert [(p.path, p.sizes) for p in done] == [("fine", (("inputs", 5, 8), ("units", 8, 8)))]
     reasons = dict(skipped)
     assert "2 groups" in reasons["grouped"]

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_models import LogitsThenOwnCode, Subclassed, compiled, data, softmax_net
 
 from autoprec import apply_profile
-from autoprec.backends.keras.apply.layer_names import place, resolve
+from autoprec.backends.keras.apply.layer_names import layer_units, resolve_layers
 from autoprec.backends.keras.apply.loss_scale import ScaledOptimizer
 from autoprec.backends.keras.apply.policies import low_precision
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
@@ -169,7 +169,7 @@ def test_a_recurrent_layer_is_one_unit():
     model = keras.Sequential(
         [keras.layers.Input((5, 3)), keras.layers.LSTM(4), keras.layers.Dense(2)]
     )
-    assert [unit.path for unit in place(model)] == ["", "input_layer", "lstm", "dense"]
+    assert [unit.path for unit in layer_units(model)] == ["", "input_layer", "lstm", "dense"]
     apply(Recipe(policy=Policy.MIXED_BFLOAT16, float32_modules=("lstm",)), model)
     assert model.layers[0].cell.compute_dtype == "float32"
     apply(BF16, model)
@@ -178,19 +178,19 @@ def test_a_recurrent_layer_is_one_unit():
 
 
 def test_paths_do_not_depend_on_what_was_built_before():
-    first = [unit.path for unit in place(softmax_net())]
+    first = [unit.path for unit in layer_units(softmax_net())]
     second = softmax_net()
     assert second.layers[0].name == "dense_3"
-    assert [unit.path for unit in place(second)] == first
+    assert [unit.path for unit in layer_units(second)] == first
 
 
 def test_a_pattern_must_name_exactly_one_layer():
-    placed = place(softmax_net())
-    assert [unit.path for unit in resolve(("dense_.*2",), placed)] == ["dense_2"]
+    units = layer_units(softmax_net())
+    assert [unit.path for unit in resolve_layers(("dense_.*2",), units)] == ["dense_2"]
     with pytest.raises(UsageError, match=r"matches 2 layers \(dense_1, dense_2\)"):
-        resolve(("dense_.",), placed)
+        resolve_layers(("dense_.",), units)
     with pytest.raises(UsageError, match="matches no layer"):
-        resolve(("attention",), placed)
+        resolve_layers(("attention",), units)
 
 
 def test_float16_gets_a_loss_scale_and_bfloat16_never():
@@ -217,7 +217,7 @@ def test_the_users_float32_layers_in_a_mixed_model_stay():
         )
     finally:
         keras.config.set_dtype_policy("float32")
-    assert low_precision(place(model)).startswith("policy mixed_bfloat16")
+    assert low_precision(layer_units(model)).startswith("policy mixed_bfloat16")
     precision = apply(BF16, model)
     assert precision.report.kept == ("dense_1",)
     assert model.layers[-1].compute_dtype == "float32"

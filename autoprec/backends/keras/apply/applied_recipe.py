@@ -16,30 +16,48 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras.apply import optimizer_wrapping, saved_form
-from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer, Finalizes
+from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer, FinalizeHook
 from autoprec.backends.keras.apply.advice import advise
 from autoprec.backends.keras.apply.float32_outputs import Float32Outputs, OutputsInFloat32
-from autoprec.backends.keras.apply.follow_model import Builds, Changes, Compiles, stop_waiting
-from autoprec.backends.keras.apply.hooks import Wraps
-from autoprec.backends.keras.apply.layer_names import Placed, children, place, resolve
-from autoprec.backends.keras.apply.layer_policies import own
-from autoprec.backends.keras.apply.loss_scale import CountedLoss
-from autoprec.backends.keras.apply.metrics import OfRealSamples, installable
-from autoprec.backends.keras.apply.optimizers import exchanged, holding, optimizers_of
+from autoprec.backends.keras.apply.follow_model import (
+    BuildHook,
+    CompileHook,
+    LayerChangeHook,
+    remove_first_call_hook,
+)
+from autoprec.backends.keras.apply.hooks import InstalledHooks
+from autoprec.backends.keras.apply.layer_names import (
+    LayerUnit,
+    child_layers,
+    layer_units,
+    resolve_layers,
+)
+from autoprec.backends.keras.apply.layer_policies import own_policy
+from autoprec.backends.keras.apply.loss_scale import LossCountingHook
+from autoprec.backends.keras.apply.metrics import RealSamplesHook, hookable_metrics
+from autoprec.backends.keras.apply.optimizers import (
+    optimizer_attributes,
+    optimizers_of,
+    replace_optimizers,
+)
 from autoprec.backends.keras.apply.padding import PaddedLayer, pad_layers
 from autoprec.backends.keras.apply.policies import LayerPolicies
 from autoprec.backends.keras.apply.precision import Applied, Precision
-from autoprec.backends.keras.apply.train_function import compile_settings, remake, watch
+from autoprec.backends.keras.apply.train_function import (
+    compile_settings,
+    retrace_functions,
+    watch_scale_floor,
+)
 from autoprec.errors import AutoprecWarning, UsageError
 
 #: Where a model holds the recipe that is at work on it.
-PLACE = "_autoprec"
+RECIPE_ATTRIBUTE = "_autoprec"
 
 #: How a note begins that says what a model to which a recipe came by itself does not carry.
-_NOT_CARRIED = "not carried to "
+_NOT_APPLIED = "not applied to "
 
 
-class ModelOperation:
+class AppliedRecipe:
     """A recipe at work on `model`; held by the model itself, so that it lives as long.
 
     `given` are optimizers of the script that the model does not hold. With `tolerant`, islands
@@ -65,36 +83,36 @@ class ModelOperation:
         self.nonfinite: Any = None
         self._precision, self._recipe = precision, precision.recipe
         self._device, self._given, self._tolerant = device, tuple(given), tolerant
-        self._wraps, self._compiled = Wraps(), Wraps()
-        self._policies = LayerPolicies(self._wraps)
+        self._hooks, self._compile_hooks = InstalledHooks(), InstalledHooks()
+        self._policies = LayerPolicies(self._hooks)
         self._undo: list[Callable[[], None]] = []
-        self._placed: tuple[Placed, ...] = ()
-        self._islands: tuple[Placed, ...] = ()
-        self._kept: list[Placed] = []
+        self._units: tuple[LayerUnit, ...] = ()
+        self._islands: tuple[LayerUnit, ...] = ()
+        self._kept: list[LayerUnit] = []
         self._padded: list[PaddedLayer] = []
         self._not_padded: dict[str, str] = {}
         self._notes: list[str] = []
         self._warned: set[str] = set()
         self._advice: list[str] = []
 
-    def apply(self) -> ModelOperation:
+    def apply(self) -> AppliedRecipe:
         """Apply the recipe, undoing what was applied before to the model or a part of it."""
-        release(self.model)
+        undo_former_recipe(self.model)
         try:
             with _scope_of(self.model):
                 self._change_layers()
-                self._take_in_compile()
+                self._apply_to_compiled()
         except BaseException:
             self.restore()
             raise
-        vars(self.model)[PLACE] = self
+        vars(self.model)[RECIPE_ATTRIBUTE] = self
         return self
 
     @property
     def report(self) -> Applied:
         """Return what was changed."""
         named = tuple(unit.path for unit in self._islands)
-        there = {unit.path for unit in self._placed}
+        there = {unit.path for unit in self._units}
         missing = (
             (path, "this model has no layer of that name")
             for path in self._recipe.alignment.modules
@@ -102,7 +120,7 @@ class ModelOperation:
         )
         return Applied(
             self._recipe.policy,
-            layers=len(self._placed),
+            layers=len(self._units),
             islands=(*named, *(path for path in self._outputs.islands if path not in named)),
             kept=tuple(unit.path for unit in self._kept),
             padded=tuple(self._padded),
@@ -113,158 +131,158 @@ class ModelOperation:
     def warn(self) -> None:
         """Warn, once each, of what this model does not carry."""
         for note in self._notes:
-            if note.startswith(_NOT_CARRIED) and note not in self._warned:
+            if note.startswith(_NOT_APPLIED) and note not in self._warned:
                 self._warned.add(note)
                 warnings.warn(note, AutoprecWarning, stacklevel=3)
 
     def restore(self) -> None:
         """Put the model back as it was, but for what the script has changed itself since."""
-        self._leave_compile()
-        self._wraps.restore()
+        self._undo_compiled()
+        self._hooks.restore()
         self._policies.restore()
-        if vars(self.model).get(PLACE) is self:
-            del vars(self.model)[PLACE]
+        if vars(self.model).get(RECIPE_ATTRIBUTE) is self:
+            del vars(self.model)[RECIPE_ATTRIBUTE]
 
     # Layers --------------------------------------------------------------------------------------
 
     def _change_layers(self) -> None:
         """Set the layers' policies and make outputs float32; watch for layers made later."""
         policy = self._recipe.policy
-        placed = self._placed = place(self.model)
-        for unit in placed:
+        units = self._units = layer_units(self.model)
+        for unit in units:
             if unit.layer is not self.model and not getattr(unit.layer, "compiled", False):
-                release(unit.layer)
-            stop_waiting(unit.layer)
-        self._outputs = OutputsInFloat32(self._policies, self._wraps)
+                undo_former_recipe(unit.layer)
+            remove_first_call_hook(unit.layer)
+        self._outputs = OutputsInFloat32(self._policies, self._hooks)
         self._islands = self._resolve() if policy.mixed else ()
-        self._pad(placed)
-        self._kept += self._policies.apply(placed, policy, self._islands)
+        self._pad(units)
+        self._kept += self._policies.apply(units, policy, self._islands)
         for island in self._islands:
-            _lift_own_code(island, self._islands, self._wraps)
+            _own_code_in_float32(island, self._islands, self._hooks)
         if policy.mixed:
-            self._outputs.apply(self._placed)
-            _add_losses_in_float32(self.model, self._wraps)
-        self._wait_for(placed)
-        self._follow(placed)
-        self._advice = advise(self._recipe, self._placed, self._device, self._islands)
+            self._outputs.apply(self._units)
+            _add_losses_in_float32(self.model, self._hooks)
+        self._await_builds(units)
+        self._follow_model(units)
+        self._advice = advise(self._recipe, self._units, self._device, self._islands)
 
-    def _follow(self, placed: Sequence[Placed]) -> None:
+    def _follow_model(self, units: Sequence[LayerUnit]) -> None:
         """Install hooks on `compile`, and on a Sequential's `add` and `pop`."""
         if hasattr(self.model, "compile"):
-            self._wraps.install(self.model, "compile", Compiles(self.model.compile, self))
-        for unit in placed:
+            self._hooks.install(self.model, "compile", CompileHook(self.model.compile, self))
+        for unit in units:
             if isinstance(unit.layer, keras.Sequential):
                 for name in ("add", "pop"):
-                    hook = Changes(getattr(unit.layer, name), self)
-                    self._wraps.install(unit.layer, name, hook)
+                    hook = LayerChangeHook(getattr(unit.layer, name), self)
+                    self._hooks.install(unit.layer, name, hook)
 
     def changed(self) -> None:
         """Apply the recipe anew if the model has other layers by now, such as a new head."""
-        if [id(p.layer) for p in place(self.model)] == [id(p.layer) for p in self._placed]:
+        if [id(p.layer) for p in layer_units(self.model)] == [id(p.layer) for p in self._units]:
             return
-        self._wraps.restore()
+        self._hooks.restore()
         self._policies.restore()
         self._kept, self._padded, self._not_padded = [], [], {}
-        self._notes = [note for note in self._notes if not note.startswith(_NOT_CARRIED)]
+        self._notes = [note for note in self._notes if not note.startswith(_NOT_APPLIED)]
         self._tolerant = True  # of an island whose layer is gone
         with _scope_of(self.model):
             self._change_layers()
 
-    def _resolve(self) -> tuple[Placed, ...]:
+    def _resolve(self) -> tuple[LayerUnit, ...]:
         """Find the islands; while layers may still be added, those that exist."""
-        found: list[Placed] = []
-        complete = all(unit.layer.built for unit in self._placed)
+        found: list[LayerUnit] = []
+        complete = all(unit.layer.built for unit in self._units)
         for pattern in self._recipe.float32_modules:
             try:
-                found += resolve((pattern,), self._placed)
+                found += resolve_layers((pattern,), self._units)
             except UsageError as error:
                 if complete and not self._tolerant:
                     raise
-                note = f"{_NOT_CARRIED}{self.model.name}: {error}"
+                note = f"{_NOT_APPLIED}{self.model.name}: {error}"
                 if complete and note not in self._notes:
                     self._notes.append(note)
         return tuple(dict.fromkeys(found))
 
-    def _pad(self, placed: Iterable[Placed]) -> None:
-        """Pad what the recipe names among `placed`; what is not built waits for it."""
+    def _pad(self, units: Iterable[LayerUnit]) -> None:
+        """Pad what the recipe names among `units`; what is not built waits for it."""
         wanted = self._recipe.alignment.modules
-        ready = [unit for unit in placed if unit.path in wanted]
+        ready = [unit for unit in units if unit.path in wanted]
         alignment = replace(self._recipe.alignment, modules=tuple(unit.path for unit in ready))
-        padded, skipped = pad_layers(ready, alignment, self._wraps)
+        padded, skipped = pad_layers(ready, alignment, self._hooks)
         self._padded += padded
         self._not_padded.update(skipped)
         for unit in padded:
             self._not_padded.pop(unit.path, None)
 
-    def _wait_for(self, placed: Sequence[Placed]) -> None:
-        for unit in placed:
+    def _await_builds(self, units: Sequence[LayerUnit]) -> None:
+        for unit in units:
             if not unit.layer.built:
-                self._wraps.install(unit.layer, "build", Builds(unit.layer.build, self, unit))
+                self._hooks.install(unit.layer, "build", BuildHook(unit.layer.build, self, unit))
 
-    def built(self, unit: Placed) -> None:
+    def built(self, unit: LayerUnit) -> None:
         """Take in the layers that `unit` made when it was built, and pad it."""
-        known = {id(known.layer): known for known in self._placed}
-        if any(id(child) not in known for child in children(unit.layer)):
-            self._placed = tuple(known.get(id(p.layer), p) for p in place(self.model))
-            self._take_in([p for p in self._placed if id(p.layer) not in known])
+        known = {id(known.layer): known for known in self._units}
+        if any(id(child) not in known for child in child_layers(unit.layer)):
+            self._units = tuple(known.get(id(p.layer), p) for p in layer_units(self.model))
+            self._apply_to_new_layers([p for p in self._units if id(p.layer) not in known])
         elif len(self._islands) < len(self._recipe.float32_modules) and self._recipe.policy.mixed:
             self._resolve()  # says what is missing, once nothing more can come
         if unit.path in self._recipe.alignment.modules:
             self._pad([unit])
 
-    def _take_in(self, new: Sequence[Placed]) -> None:
+    def _apply_to_new_layers(self, new: Sequence[LayerUnit]) -> None:
         """Apply the recipe to layers that were made later."""
         policy = self._recipe.policy
-        self._outputs.know(new)
+        self._outputs.add_units(new)
         self._pad(new)
         before, self._islands = self._islands, self._resolve() if policy.mixed else ()
         self._kept += self._policies.extend(new, policy, self._islands)
         for island in set(self._islands) - set(before):
-            _lift_own_code(island, self._islands, self._wraps)
+            _own_code_in_float32(island, self._islands, self._hooks)
         if policy.mixed:
-            self._outputs.lift_softmax(new)
-        self._wait_for(new)
+            self._outputs.make_softmax_float32(new)
+        self._await_builds(new)
 
     # What compile sets ---------------------------------------------------------------------------
 
     def compiling(self) -> None:
         """Undo the changes to what the model is compiled with, before it is compiled anew."""
-        self._leave_compile()
+        self._undo_compiled()
 
     def compiled(self) -> None:
         """Carry the recipe into what `compile` has set, and to layers that are new."""
         self.changed()
         with _scope_of(self.model):
-            self._take_in_compile()
+            self._apply_to_compiled()
         self.warn()
 
-    def _take_in_compile(self) -> None:
+    def _apply_to_compiled(self) -> None:
         self._wrap_optimizers()
-        metrics = installable(self.model)
+        metrics = hookable_metrics(self.model)
         if metrics is not None:
-            hook = OfRealSamples(metrics.update_state, metrics)
-            self._compiled.install(metrics, "update_state", hook)
+            hook = RealSamplesHook(metrics.update_state, metrics)
+            self._compile_hooks.install(metrics, "update_state", hook)
         if getattr(self.model, "compiled", False):
             self._set_train_function()
 
-    def _leave_compile(self) -> None:
-        self._compiled.restore()
+    def _undo_compiled(self) -> None:
+        self._compile_hooks.restore()
         while self._undo:
             self._undo.pop()()
 
     def _wrap_optimizers(self) -> None:
-        held = [self._as_compiled(optimizer) for optimizer in optimizers_of(self.model)]
+        held = [self._as_given_to_compile(optimizer) for optimizer in optimizers_of(self.model)]
         wrapped: dict[int, Any] = {}
         for optimizer in (*self._given, *held):
-            inner = id(saved_form.innermost(optimizer))
+            inner = id(saved_form.innermost_optimizer(optimizer))
             wrapped[inner] = wrapped.get(inner) or self._precision.wrapped(optimizer)
         self.optimizers = tuple(wrapped.values())
         self._count_losses()
-        for name in holding(self.model):
-            self._hold(name, wrapped)
+        for name in optimizer_attributes(self.model):
+            self._hold_wrapped(name, wrapped)
         self._flush_when_fit_ends()
 
-    def _as_compiled(self, optimizer: Any) -> Any:
+    def _as_given_to_compile(self, optimizer: Any) -> Any:
         """Return what the user gave to `compile`, without the loss scale Keras may have added.
 
         Keras adds one where the model's policy is mixed_float16, and files name it only where the
@@ -279,46 +297,46 @@ class ModelOperation:
         )
         return optimizer.inner_optimizer if added else optimizer
 
-    def _hold(self, name: str, wrapped: Mapping[int, Any]) -> None:
+    def _hold_wrapped(self, name: str, wrapped: Mapping[int, Any]) -> None:
         """Make the model hold wrapped optimizers where it held the user's."""
-        ours = own(self.model).name != "mixed_float16"
+        ours = own_policy(self.model).name != "mixed_float16"
         back: dict[int, tuple[Any, Any]] = {}
 
         def wrap(held: Any) -> Any:
-            found = wrapped[id(saved_form.innermost(held))]
+            found = wrapped[id(saved_form.innermost_optimizer(held))]
             if found is not held:
-                back[id(found)] = found, self._as_compiled(held) if ours else held
+                back[id(found)] = found, self._as_given_to_compile(held) if ours else held
             return found
 
         def undo() -> None:
             for ours, given in back.values():
                 optimizer_wrapping.unwrap(ours, given)
-            self._exchange(name, lambda held: back.get(id(held), (held, held))[1])
+            self._replace_in_attribute(name, lambda held: back.get(id(held), (held, held))[1])
 
-        self._exchange(name, wrap)
+        self._replace_in_attribute(name, wrap)
         if back:
             self._undo.append(undo)
 
-    def _exchange(self, name: str, change: Callable[[Any], Any]) -> None:
+    def _replace_in_attribute(self, name: str, change: Callable[[Any], Any]) -> None:
         """Exchange the optimizers in an attribute of the model."""
         held = vars(self.model).get(name)
-        now = exchanged(held, change)
+        now = replace_optimizers(held, change)
         if now is not held:
             setattr(self.model, name, now)
-            remake(self.model)
+            retrace_functions(self.model)
 
     def _flush_when_fit_ends(self) -> None:
         """Flush every optimizer where Keras finalizes the compiled one alone."""
         compiled = getattr(self.model, "optimizer", None)
         found = (
-            optimizer_wrapping.find(o, AccumulatingOptimizer)
+            optimizer_wrapping.find_wrapper(o, AccumulatingOptimizer)
             for o in self.optimizers
             if o is not compiled
         )
         others = [each for each in found if each is not None]
         if compiled is not None and others:
-            hook = Finalizes(compiled.finalize_variable_values, others)
-            self._compiled.install(compiled, "finalize_variable_values", hook)
+            hook = FinalizeHook(compiled.finalize_variable_values, others)
+            self._compile_hooks.install(compiled, "finalize_variable_values", hook)
 
     def _count_losses(self) -> None:
         """Count losses that are not finite; on several replicas a variable could not be shared."""
@@ -327,8 +345,8 @@ class ModelOperation:
         if self.nonfinite is None:
             self.nonfinite = keras.Variable(0, dtype="int64", trainable=False, name="broken_losses")
         for optimizer in self.optimizers:
-            counted = CountedLoss(optimizer.scale_loss, self.nonfinite)
-            self._compiled.install(optimizer, "scale_loss", counted)
+            counted = LossCountingHook(optimizer.scale_loss, self.nonfinite)
+            self._compile_hooks.install(optimizer, "scale_loss", counted)
 
     def _set_train_function(self) -> None:
         model, recipe = self.model, self._recipe
@@ -340,7 +358,7 @@ class ModelOperation:
             self._notes += [note] if note not in self._notes else []
         compiles = model.jit_compile or (recipe.compile and not model.run_eagerly)
         compile_settings(model, compiles, steps)
-        watch(self._precision, model)
+        watch_scale_floor(self._precision, model)
         after = (model.jit_compile, model.steps_per_execution)
 
         def undo() -> None:
@@ -350,28 +368,30 @@ class ModelOperation:
         self._undo.append(undo)
 
 
-def release(layer: Any) -> None:
+def undo_former_recipe(layer: Any) -> None:
     """Undo the recipe that is at work on `layer`, if one is."""
-    former = vars(layer).get(PLACE)
+    former = vars(layer).get(RECIPE_ATTRIBUTE)
     if former is not None:
         former.restore()
 
 
-def _lift_own_code(island: Placed, islands: Sequence[Placed], wraps: Wraps) -> None:
+def _own_code_in_float32(
+    island: LayerUnit, islands: Sequence[LayerUnit], hooks: InstalledHooks
+) -> None:
     """Let a container compute its own code in float32 on what its 16-bit layers give it."""
     if len(island.members) > 1:
         return
     inside = {id(other.layer) for other in islands}
-    for child in children(island.layer):
+    for child in child_layers(island.layer):
         if id(child) not in inside and child.compute_dtype != "float32":
-            wraps.install(child, "call", Float32Outputs(child, child.call))
+            hooks.install(child, "call", Float32Outputs(child, child.call))
 
 
-def _add_losses_in_float32(model: Any, wraps: Wraps) -> None:
+def _add_losses_in_float32(model: Any, hooks: InstalledHooks) -> None:
     """Cast what layers add to the loss: Keras cannot sum 16-bit terms with the float32 loss."""
     if hasattr(model, "_aggregate_additional_loss"):
         aggregate = model._aggregate_additional_loss
-        wraps.install(model, "_aggregate_additional_loss", Float32Outputs(model, aggregate))
+        hooks.install(model, "_aggregate_additional_loss", Float32Outputs(model, aggregate))
 
 
 def _replicas() -> int:

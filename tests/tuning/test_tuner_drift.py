@@ -29,7 +29,7 @@ def build_model():
     times = {times}
     seconds = {{"float32": .0005 * times, "mixed_bfloat16": .00025 * times}}
     overhead = {{name: 0.002 * times + {sleep} for name in seconds}}
-    return SimulatedModel(overhead, seconds, sleep={sleep})
+    return SimulatedModel(overhead, seconds, sleep_seconds={sleep})
 
 def build_data(batch_size):
     return []
@@ -39,7 +39,7 @@ def build_data(batch_size):
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the device's own products untimed: they say nothing of a simulated model."""
-    monkeypatch.setattr("autoprec.api._measured", lambda facts, frameworks: facts)
+    monkeypatch.setattr("autoprec.api._measure_device", lambda facts, frameworks: facts)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def in_two_tunings(path: Path) -> tuple[list[Event], Profile, list[Event]]:
 def test_trials_at_a_pace_of_another_order_are_measured_anew(write: Callable[..., Path]) -> None:
     first, profile, second = in_two_tunings(write(PACE.format(slower=72)))
     assert set(batches(first)) <= set(batches(second))
-    assert "measured anew" in notes(second)
+    assert "measured again" in notes(second)
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
     assert profile.evidence.inconclusive == ""
     assert profile.evidence.speedup.ratio == pytest.approx(2.0, rel=0.1)
@@ -102,7 +102,7 @@ def test_trials_at_a_pace_of_another_order_are_measured_anew(write: Callable[...
 def test_trials_at_a_slower_pace_are_compared_by_the_baseline(write: Callable[..., Path]) -> None:
     first, profile, second = in_two_tunings(write(PACE.format(slower=1.8)))
     assert not set(batches(first)) & set(batches(second))
-    assert "0.56x the pace" in notes(second)
+    assert "0.56x the speed" in notes(second)
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
     finished = next(event for event in second if isinstance(event, Finished))
     rates = {o.point["policy"]: o.rate for o in finished.outcomes}
