@@ -68,13 +68,13 @@ def test_the_worker_is_not_its_guard(simulated, start) -> None:
     ],
 )
 def test_a_phase_may_go_on_for_as_long_as_its_kind_and_its_steps_say(
-    phase: str, slowest: float, patience_factor: float, seconds: float
+    phase: str, slowest: float, patience: float, seconds: float
 ) -> None:
     worker = SimpleNamespace(
         settings=WorkerSettings(Path("task.py"), step_seconds=77.0),
         _phase=phase,
         _slowest_step=slowest,
-        _patience=patience_factor,
+        _patience=patience,
     )
     assert Worker._allowance(worker) == seconds
 
