@@ -13,7 +13,7 @@ import pytest
 from commands import QUICK, Run, Write, one_sentence, trials
 
 from autoprec import api, cache
-from autoprec.cli import _frames_alone, main
+from autoprec.cli import _frames_without_message, main
 from autoprec.profiles import load_profile
 
 pytestmark = [
@@ -213,7 +213,7 @@ def test_traceback_shows_ours_too(write: Write, monkeypatch: pytest.MonkeyPatch)
 def test_what_the_last_line_repeats_is_left_out_of_the_traceback(
     frames: str, message: str, left: str
 ) -> None:
-    assert _frames_alone(frames, message) == left
+    assert _frames_without_message(frames, message) == left
 
 
 # Places that cannot be written -------------------------------------------------------------------
