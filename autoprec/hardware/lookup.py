@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from autoprec.core.codec import show
+from autoprec.core.codec import abbreviate
 from autoprec.core.device.facts import DeviceKind, Family, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import UsageError
@@ -60,15 +60,15 @@ def named(catalogue: Catalogue, text: str) -> Family:
         near = _nearest(catalogue, text)
         hint = f"did you mean {' or '.join(near)}?" if near else "`autoprec probe` shows what is."
         raise UsageError(
-            f"unknown device {show(text)}: no kind of device here ({kinds}), and no family of the "
-            f"catalogue; {hint}"
+            f"unknown device {abbreviate(text)}: no kind of device here ({kinds}), and no family "
+            f"of the catalogue; {hint}"
         )
     lines = [f"  {family.name}: {family.title}" for family in found[:_MOST_LISTED]]
     if len(found) > _MOST_LISTED:
         lines.append(f"  and {len(found) - _MOST_LISTED} more")
     raise UsageError(
-        f"device {show(text)} may be any of {len(found)} families; name one of them, or a kind of "
-        f"device here ({kinds}):\n" + "\n".join(lines)
+        f"device {abbreviate(text)} may be any of {len(found)} families; name one of them, or a "
+        f"kind of device here ({kinds}):\n" + "\n".join(lines)
     )
 
 

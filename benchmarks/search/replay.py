@@ -35,7 +35,7 @@ from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
 from autoprec.core.speed.kept_memory import clearly_pays
 from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome, point_key, possibly_disturbed, shortlist
-from autoprec.core.statistics import disturbed as seems_disturbed
+from autoprec.core.statistics import seems_disturbed
 from benchmarks.checkout import CURVES
 from benchmarks.provenance import commit, today
 

@@ -27,7 +27,7 @@ from autoprec.core.numerics.records import (
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
+from autoprec.core.statistics import summarize, timing_may_stop
 from autoprec.errors import TaskError
 
 #: Counts the sessions of this process: what disturbed one does not disturb the next alike.
@@ -165,7 +165,7 @@ class SimulatedSession:
         if self._model.wander:
             base *= math.exp(self._random.gauss(0.0, self._model.wander))
         times: list[float] = []
-        while not enough(times, budget, sum(times)):
+        while not timing_may_stop(times, budget, sum(times)):
             times.append(base * math.exp(self._random.gauss(0.0, self._model.noise)))
             time.sleep(self._model.sleep)
             if len(times) == self._model.hang_after:

@@ -37,7 +37,7 @@ from autoprec.backends.shared.process_memory import (
 )
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
+from autoprec.core.statistics import summarize, timing_may_stop
 
 _KEPT_BATCHES = 4
 _KEPT_BYTES = 256 * 2**20
@@ -112,7 +112,7 @@ class KerasSession:
         budget = _in_rounds(budget, self._updates)
         start = time.perf_counter()
         with placed_on(self._device):
-            while not enough(times, budget, time.perf_counter() - start):
+            while not timing_may_stop(times, budget, time.perf_counter() - start):
                 for _ in range(_chunk(times)):
                     began = time.perf_counter()
                     self._steps()
