@@ -90,15 +90,15 @@ def _fallback(
 ) -> tuple[Policy, str]:
     """Choose the policy for a device that no profile fits; return it and what to tell the user."""
     tune_here = f"Run `autoprec tune {tuned.task.file}` here"
-    shortcoming = backend.shortcoming(address)
-    by_rules = propose(distrust_native_support(facts, shortcoming)).recommended
+    missing_kernels = backend.missing_kernels(address)
+    by_rules = propose(distrust_native_support(facts, missing_kernels)).recommended
     if how == "rules":
         return by_rules, f"{by_rules} by the hardware's rules, not measured. {tune_here}"
     software = dict(backend.versions())
-    if not shortcoming:  # of another framework's products nothing would follow
+    if not missing_kernels:  # of another framework's products nothing would follow
         software |= {each.name: each.version for each in frameworks}
     known = with_remembered_measurements(facts, software)
-    found = measured_choice(distrust_native_support(known, shortcoming))
+    found = measured_choice(distrust_native_support(known, missing_kernels))
     said = f"training in {found.policy}, because {found.reasons[0]}"
     if found.policy is not Policy.FLOAT32:
         said += "; that it trains like float32 is not proven"

@@ -143,7 +143,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "is narrower than 2 %": constant("core.measurement:TimingBudget.precision", 100),
         "A step that is 20 to 65 % slower": beyond_one("core.statistics:_DISTURBED_RATIO_RANGE"),
         "grows by more than 8 MiB": constant(
-            "backends.shared.process_memory:Growth._NOISE", 1 / MIB
+            "backends.shared.process_memory:MemoryGrowth.NOISE_BYTES", 1 / MIB
         ),
         "is older than 20 s": constant("tuning.drift_correction:_CHECK_SECONDS"),
         "difference is above 10 %": constant("tuning.drift_correction:_LOG_THRESHOLD", 100),

@@ -246,7 +246,7 @@ def test_without_onednn_nothing_counts_on_the_cpus_arithmetic(
     timed(on_a_recorded(ZEN4, monkeypatch), 310.0, framework="tensorflow")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
     monkeypatch.setattr(type(torch.backends.mkldnn), "enabled", enabled)
-    said = TorchBackend().shortcoming("cpu")
+    said = TorchBackend().missing_kernels("cpu")
     assert why in said
     assert bool(why) == bool(said)
     assert fallback(make_profile(BFLOAT16, ELSEWHERE), fallback=how)[0] is policy

@@ -39,13 +39,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
-        known = _words(self)
-        near = {word: difflib.get_close_matches(word, known, n=1) for word in _unknown(message)}
+        known = _known_words(self)
+        near = {
+            word: difflib.get_close_matches(word, known, n=1) for word in _unknown_words(message)
+        }
         hints = [f"{word}: did you mean {found[0]}?" for word, found in near.items() if found]
         super().error("; ".join([message, *hints]))
 
 
-def _unknown(message: str) -> list[str]:
+def _unknown_words(message: str) -> list[str]:
     """The words that argparse did not know, from what it says of them."""
     if message.startswith("unrecognized arguments: "):
         words = message.removeprefix("unrecognized arguments: ").split()
@@ -53,7 +55,7 @@ def _unknown(message: str) -> list[str]:
     return re.findall(r"invalid choice: '([^']*)'", message)
 
 
-def _words(parser: argparse.ArgumentParser) -> list[str]:
+def _known_words(parser: argparse.ArgumentParser) -> list[str]:
     """Every option and choice of a parser and of its subcommands."""
     words: list[str] = []
     for action in parser._actions:
@@ -61,7 +63,7 @@ def _words(parser: argparse.ArgumentParser) -> list[str]:
         for name in action.choices or ():
             words.append(str(name))
             if isinstance(action.choices, dict):
-                words += _words(action.choices[name])
+                words += _known_words(action.choices[name])
     return words
 
 
@@ -90,23 +92,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AutoprecError as error:
         if arguments.traceback:
             raise
-        with _in_peace():
+        with _interrupts_ignored():
             if isinstance(error, UserCodeError) and error.frames:
-                print(_frames_alone(error.frames, str(error)), end="", file=sys.stderr)
+                print(_frames_without_message(error.frames, str(error)), end="", file=sys.stderr)
             print(f"autoprec: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         if arguments.traceback:
             raise
-        with _in_peace():
+        with _interrupts_ignored():
             print("autoprec: interrupted", file=sys.stderr)
         return Interrupted.exit_code
     except BrokenPipeError:
-        _let_stdout_go()
+        _discard_stdout()
         return 0
 
 
-def _frames_alone(frames: str, message: str) -> str:
+def _frames_without_message(frames: str, message: str) -> str:
     """A traceback without its last lines where the message that follows repeats them."""
     lines = frames.rstrip().splitlines(keepends=True)
     for start in range(len(lines)):
@@ -116,7 +118,7 @@ def _frames_alone(frames: str, message: str) -> str:
 
 
 @contextlib.contextmanager
-def _in_peace() -> Iterator[None]:
+def _interrupts_ignored() -> Iterator[None]:
     """Say how it ended without being interrupted: a second Ctrl-C has nothing left to stop."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -129,6 +131,6 @@ def _in_peace() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _let_stdout_go() -> None:
+def _discard_stdout() -> None:
     """Stop Python from complaining at exit that the reader of a pipe has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

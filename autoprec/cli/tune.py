@@ -246,11 +246,11 @@ def run(arguments: argparse.Namespace) -> int:
             limit=arguments.time_limit,
         )
     )
-    with _stoppable(), listener:
+    with _stop_signals_interrupt(), listener:
         try:
             profile = tune(task, device=arguments.device, options=options, listener=listener)
         except KeyboardInterrupt:
-            raise Interrupted(_how_to_go_on(task, options.storage)) from None
+            raise Interrupted(_how_to_resume(task, options.storage)) from None
         except OSError as error:
             raise UsageError(
                 f"{output} could not be written: {error.strerror or error}. The study is kept: "
@@ -275,7 +275,7 @@ def _plan(arguments: argparse.Namespace, options: Any) -> int:
 
     if options.output is not None:
         raise UsageError("--plan writes no file; leave --output out")
-    with _stoppable():
+    with _stop_signals_interrupt():
         try:
             made = plan(arguments.task, device=arguments.device, options=options, listener=say)
         except KeyboardInterrupt:
@@ -288,7 +288,7 @@ def _plan(arguments: argparse.Namespace, options: Any) -> int:
     return 0
 
 
-def _how_to_go_on(task: Path, storage: str | None) -> str:
+def _how_to_resume(task: Path, storage: str | None) -> str:
     from autoprec.tuning.study_storage import default_journal
 
     place = storage or default_journal(task)
@@ -296,7 +296,7 @@ def _how_to_go_on(task: Path, storage: str | None) -> str:
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def _stop_signals_interrupt() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end a tuning as Ctrl-C does: workers ended, trials kept."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -334,7 +334,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         float32_modules=tuple(arguments.float32_modules),
         compile=arguments.compile,
         align=arguments.align,
-        knobs=dict(_knob(text) for text in arguments.knob),
+        knobs=dict(_parse_knob(text) for text in arguments.knob),
         extras=not (arguments.no_extras or arguments.grid),
         sampler="grid" if arguments.grid else arguments.sampler,
         seed=arguments.seed,
@@ -345,14 +345,14 @@ def _options(arguments: argparse.Namespace) -> Any:
     )
 
 
-def _knob(text: str) -> tuple[str, tuple[bool | int | str, ...]]:
+def _parse_knob(text: str) -> tuple[str, tuple[bool | int | str, ...]]:
     name, separator, values = text.partition("=")
     if not separator or not values:
         raise UsageError(f"--knob {text!r} given, expected NAME=VALUE,VALUE such as threads=2,1")
-    return name.strip(), tuple(_level(value.strip()) for value in values.split(","))
+    return name.strip(), tuple(_parse_level(value.strip()) for value in values.split(","))
 
 
-def _level(text: str) -> bool | int | str:
+def _parse_level(text: str) -> bool | int | str:
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.isascii() and text.isdigit() else text

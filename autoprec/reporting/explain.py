@@ -17,10 +17,10 @@ from autoprec.core.numerics.records import UnitTrace
 from autoprec.core.recipe import Recipe
 from autoprec.reporting.text import percent_text, printable
 
-NEAR = 2
+NEAR_LIMIT_OCTAVES = 2
 """Octaves from float16's limit within which a magnitude is called near."""
 
-NOTABLE = 1e-3
+NOTABLE_UNDERFLOW_SHARE = 1e-3
 """A share of the gradient that underflows is said from here on."""
 
 
@@ -73,7 +73,7 @@ def _range_text(unit: UnitTrace, recipe: Recipe) -> str:
     backward = _scaled(unit.backward_largest, scale_exponent(recipe))
     said = []
     for what, exponent in (("outputs", unit.forward_largest), ("gradients", backward)):
-        if exponent is None or exponent < highest - NEAR:
+        if exponent is None or exponent < highest - NEAR_LIMIT_OCTAVES:
             continue
         limit = f"float16's limit of 2^{highest + 1}"
         said.append(f"{what} {'beyond' if exponent > highest else 'near'} {limit}")
@@ -81,7 +81,7 @@ def _range_text(unit: UnitTrace, recipe: Recipe) -> str:
 
 
 def _underflow_text(unit: UnitTrace, recipe: Recipe) -> str:
-    if recipe.policy.compute_dtype is not DType.FLOAT16 or unit.underflow < NOTABLE:
+    if recipe.policy.compute_dtype is not DType.FLOAT16 or unit.underflow < NOTABLE_UNDERFLOW_SHARE:
         return ""
     return f"{percent_text(unit.underflow)} of its gradient is too small for float16"
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from autoprec.reporting.now import Now
+from autoprec.reporting.status_line import StatusLine
 from autoprec.reporting.text import printable
 from autoprec.tuning.events import Event, Finished, Note
 
 #: A browser that is told more often than this only flickers.
-_SECONDS = 0.2
+_UPDATE_SECONDS = 0.2
 
 
 def in_notebook() -> bool:
@@ -23,7 +23,7 @@ def in_notebook() -> bool:
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
-class Line:
+class HtmlLine:
     """HTML that takes its former's place; IPython shows it."""
 
     def __init__(self, text: str) -> None:
@@ -47,21 +47,21 @@ class Notebook:
     ) -> None:
         self._display = display or _ipython_display()
         self._clock = clock
-        self._now = Now(clock=clock)
+        self._status_line = StatusLine(clock=clock)
         self._handle: Any = None
         self._due = 0.0
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        self._now(event)
+        self._status_line(event)
         if isinstance(event, Note) and event.warning:
-            self._display(Line(printable(f"warning: {event.text}")))
+            self._display(HtmlLine(printable(f"warning: {event.text}")))
         if self._clock() >= self._due or isinstance(event, Finished):
-            self._due = self._clock() + _SECONDS
-            text = "" if isinstance(event, Finished) else self._now.text
-            self._show(Line(printable(text)))
+            self._due = self._clock() + _UPDATE_SECONDS
+            text = "" if isinstance(event, Finished) else self._status_line.text
+            self._show(HtmlLine(printable(text)))
 
-    def _show(self, line: Line) -> None:
+    def _show(self, line: HtmlLine) -> None:
         if self._handle is None:
             self._handle = self._display(line, display_id=True)
         else:

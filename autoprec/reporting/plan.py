@@ -15,7 +15,7 @@ from autoprec.reporting.text import bytes_text, printable, seconds_text
 _WIDTH = 120
 
 #: The choices a search has, as people call them; a further knob goes by its own name.
-_FACTORS = {
+_DIMENSION_NAMES = {
     "policy": "policy",
     "batch_size": "batch size",
     "memory_format": "memory layout",
@@ -25,7 +25,7 @@ _FACTORS = {
 }
 
 #: More dimensions than that are counted, not listed.
-_MOST_LISTED = 8
+_MAX_LISTED = 8
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -69,7 +69,7 @@ def _console() -> Console:
 def _search(plan: Plan) -> str:
     """How many recipes there are, and of what choices."""
     factors = [
-        f"{len(levels)} of {_FACTORS.get(name, name)}"
+        f"{len(levels)} of {_DIMENSION_NAMES.get(name, name)}"
         for name, levels in plan.space.levels().items()
         if len(levels) > 1
     ]
@@ -102,8 +102,8 @@ def _alignment(plan: Plan) -> list[str]:
         return []
     if not off:
         return [f"every matrix dimension is a multiple of {plan.alignment}, as this device wants"]
-    shown = [f"{d.module or 'the root'} {d.name} {d.size}" for d in off[:_MOST_LISTED]]
-    more = f" and {len(off) - _MOST_LISTED} more" if len(off) > _MOST_LISTED else ""
+    shown = [f"{d.module or 'the root'} {d.name} {d.size}" for d in off[:_MAX_LISTED]]
+    more = f" and {len(off) - _MAX_LISTED} more" if len(off) > _MAX_LISTED else ""
     return [
         f"this device wants dimensions in multiples of {plan.alignment}; these are not: "
         f"{', '.join(shown)}{more}"

@@ -21,8 +21,8 @@ from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.explain import explain_table
 from autoprec.reporting.grid import grid_table
-from autoprec.reporting.now import Now
 from autoprec.reporting.result import headline, part_lines
+from autoprec.reporting.status_line import StatusLine
 from autoprec.reporting.text import (
     bytes_text,
     dtype_text,
@@ -50,7 +50,7 @@ from autoprec.tuning.events import (
 _WIDTH = 120
 
 #: A share of the memory bandwidth that is less than this bounds nothing, and is not said.
-_WORTH_SAYING = 0.01
+_NOTABLE_BANDWIDTH_SHARE = 0.01
 
 
 class Quiet:
@@ -84,9 +84,9 @@ class Terminal:
         self._output, self._closing, self._grid = output, closing, grid
         self._console: Console = console or _console()
         self._live: LiveStatus | None = None
-        self._now = Now(limit)
+        self._status_line = StatusLine(limit)
         self._refused: set[tuple[str, str]] = set()
-        self._speeds = True
+        self._show_speeds = True
 
     def __enter__(self) -> Terminal:
         if self._console.is_terminal:
@@ -112,9 +112,9 @@ class Terminal:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        self._now(event)
+        self._status_line(event)
         if self._live is not None:
-            self._live.update(Text(printable(self._now.text)))
+            self._live.update(Text(printable(self._status_line.text)))
         match event:
             case Started():
                 self._started(event)
@@ -124,7 +124,7 @@ class Terminal:
             case Described():
                 self._described(event)
             case TrialFinished():
-                self._say(_trial_line(event, self._speeds))
+                self._say(_trial_line(event, self._show_speeds))
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
                 self._say(f"  {event.recipe.policy}: {event.verdict}: {event.reason}", style)
@@ -141,8 +141,8 @@ class Terminal:
     def _started(self, event: Started) -> None:
         facts = event.facts
         self._say(f"{event.task} on {facts.name} ({facts.address}, {facts.family})", "bold")
-        self._speeds = not facts.observation.rehearsal
-        if not self._speeds:
+        self._show_speeds = not facts.observation.rehearsal
+        if not self._show_speeds:
             self._say(f"this is {REHEARSAL_NOTE}: no speed is shown", "yellow")
         for candidate in event.proposal.candidates:
             self._say(f"  {candidate.policy}: {'; '.join(candidate.reasons)}")
@@ -168,9 +168,9 @@ class Terminal:
             self._say(
                 f"already tuned{how}; the study in {event.storage} holds it (--fresh tunes again)"
             )
-        self._speeds = not event.profile.device.fingerprint.rehearsal
-        self._console.print(_table(event.outcomes, self._speeds))
-        if self._grid and self._speeds:
+        self._show_speeds = not event.profile.device.fingerprint.rehearsal
+        self._console.print(_table(event.outcomes, self._show_speeds))
+        if self._grid and self._show_speeds:
             self._console.print(grid_table(event.outcomes))
         for refusal in event.profile.evidence.refusals:
             if refusal.reason == "not requested":
@@ -279,7 +279,7 @@ def closing_sentence(profile: Profile) -> str:
     if share is not None:
         text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
     share = evidence.chosen.memory_share
-    if share is not None and share >= _WORTH_SAYING:
+    if share is not None and share >= _NOTABLE_BANDWIDTH_SHARE:
         text += f"; at least {share:.0%} of its memory bandwidth"
     if evidence.chosen.break_even_steps is not None:
         text += f"; its compilation is won back after {evidence.chosen.break_even_steps} steps"

@@ -15,10 +15,11 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
+from autoprec.tuning.island_search import IslandSearchResult
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
-from autoprec.tuning.proof import Islands, Proof
+from autoprec.tuning.proof import Proof
 from autoprec.tuning.study import Study
 from autoprec.tuning.time_limit import PROOF_SHARE
 from autoprec.workers.failures import WorkerFailure
@@ -233,7 +234,7 @@ def _at_rate(known: ProvenRecipe, rate: float, seconds: float) -> ProvenRecipe:
     return replace(known, rate=rate * kept, step_seconds=seconds / kept)
 
 
-def _islands_evidence(found: Islands, speed: float) -> Mapping[str, Any]:
+def _islands_evidence(found: IslandSearchResult, speed: float) -> Mapping[str, Any]:
     """What the profile says of the islands; `speed_kept` is relative to the plain policy."""
     return {
         "trials": found.trials,

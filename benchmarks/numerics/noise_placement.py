@@ -25,12 +25,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from autoprec.backends.torch.trace.model_state import NOISE, gradient_error, put_back
+from autoprec.backends.torch.trace.model_state import (
+    RELATIVE_NOISE,
+    gradient_error,
+    restore_snapshot,
+)
 from autoprec.backends.torch.trace.tracer import TorchTracer
 from autoprec.core.numerics.records import NoisyStep
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.tolerance import Tolerance
-from autoprec.tuning.proof import NOISE_DRAWS, Proof
+from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof_runs import NOISE_DRAWS
 from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import BATCH, POLICIES, at_tuned_scale
 from benchmarks.numerics.truth_torch import tracer
@@ -64,14 +69,14 @@ class NoisyProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
             return value
         drawn = torch.rand(value.shape, generator=self._generator)
-        return value * (1 + NOISE * (2 * drawn - 1))
+        return value * (1 + RELATIVE_NOISE * (2 * drawn - 1))
 
 
 def noise_of_products(trace: TorchTracer) -> Iterator[NoisyStep]:
     """What noise in the products does at the checkpoints of a float32 run."""
     with trace._trainee(trace._float32(), 0, plain=True) as trainee:
         for draw, kept in itertools.product(range(NOISE_DRAWS), trace._checkpoints):
-            put_back(trainee.model, kept.state)
+            restore_snapshot(trainee.model, kept.state)
             with NoisyProducts(draw):
                 loss, gradient = trace._loss_and_gradient(trainee, kept)
             if kept.loss is not None and kept.gradient is not None:

@@ -189,7 +189,7 @@ def by_optuna(grid: Grid, name: str, seed: int, count: int) -> Ask:
 def replay(grid: Grid, ask: Ask, seed: int, disturbed: float = 0.0) -> tuple[float, int, float]:
     """One search: its regret, its trials, and the seconds that its trials would have taken.
 
-    `disturbed` is the share of the trials whose steps take a third longer.
+    `seems_disturbed` is the share of the trials whose steps take a third longer.
     """
     draw = random.Random(seed)
     history: list[Outcome] = []

@@ -97,8 +97,8 @@ def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypa
     [
         ("cpu:7", "no device 'cpu:7' here"),
         ("cpu:x", "unknown device 'cpu:x': expected KIND[:INDEX]"),
-        ("cqu", "unknown device 'cqu': no kind of device here (cpu, cuda"),
-        ("gpu", "name one of them, or a kind of device here (cpu, cuda"),
+        ("cqu", "unknown device 'cqu': neither a kind of device (cpu, cuda"),
+        ("gpu", "give the name of one, or a kind of device in this machine (cpu, cuda"),
         ("h1000", "did you mean nvidia-h100"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_device_that_is_not_here_is_told_of_by_the_catalogue(capsys):
     assert main(["probe", "--device", "tpu v5e"]) == 0
     printed = capsys.readouterr()
     assert "not here: Google TPU v5e" in printed.out
-    assert "note: not here: by the catalogue" in printed.out
+    assert "note: not in this machine: known from the catalogue" in printed.out
     assert "recommended: mixed_bfloat16" in printed.out
     assert "frameworks: " not in printed.out
     assert printed.err == ""

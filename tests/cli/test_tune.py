@@ -224,7 +224,7 @@ def wait_for_line(child: subprocess.Popen[str], wanted: str) -> None:
 def test_what_was_measured_before_an_interruption_is_not_measured_again(
     number: str, write: Write, run: Run
 ) -> None:
-    task = write(sleep=0.004)
+    task = write(sleep_seconds=0.004)
     child = begin(task)
     done = wait_for_trials(child, 2)
     child.send_signal(getattr(signal, number))
@@ -241,7 +241,7 @@ def test_what_was_measured_before_an_interruption_is_not_measured_again(
 
 
 def test_a_second_tuning_is_refused_or_waits(write: Write, run: Run, tmp_path: Path) -> None:
-    first = begin(write(sleep=0.04, name="first_x.py"))
+    first = begin(write(sleep_seconds=0.04, name="first_x.py"))
     wait_for_trials(first, 1)
     second = write(SLOWED, name="second_x.py")
     code, _, err = run(second, *QUICK)

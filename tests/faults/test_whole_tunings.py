@@ -38,7 +38,7 @@ def build_model():
     return SimulatedModel(
         overhead={"float32": 0.004, "mixed_bfloat16": 0.006},
         per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002},
-        sleep=0.002)
+        sleep_seconds=0.002)
 
 def build_data(batch_size):
     return []

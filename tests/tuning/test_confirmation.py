@@ -410,13 +410,13 @@ def test_what_plain_float32_beats_at_its_own_batch_is_not_the_result(
 def loaded(*ratios: float) -> type[Stage]:
     """A contest on a machine where the winner's ratio to the baseline goes up and down."""
 
-    class Loaded(Stage):
+    class LoadedTask(Stage):
         def finals(self, rounds: int) -> tuple[Finalist, ...]:
             rates = tuple(320.0 * ratio for ratio in (ratios * rounds)[:rounds])
             plain = (320.0,) * rounds
             return tuple(Finalist(r, plain if r == PLAIN else rates) for r in self.recipes)
 
-    return Loaded
+    return LoadedTask
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from autoprec.tuning.loss_scale_tuning import (
     loss_scale_from_backward,
     tune_loss_scale,
 )
-from tests.tuning.test_proof import FLOAT16, FakeTracer
+from tests.tuning.fake_tracer import FLOAT16, FakeTracer
 
 PLAIN = {"-2": 1.0}
 

@@ -23,7 +23,7 @@ from autoprec.tuning.proof_stage import Prover, is_reference
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from tests.core.device.test_policies import facts as device
-from tests.tuning.test_proof import BFLOAT16, FakeTracer
+from tests.tuning.fake_tracer import BFLOAT16, FakeTracer
 
 TASK = TaskFacts("torch", {}, 32, 32, 1000)
 OUTCOME = Outcome({}, Status.OK, Measurement(0.1, 0.1, 0.1, 5, 1.0))

@@ -10,11 +10,11 @@ import torch
 logger = logging.getLogger("autoprec")
 
 
-class FiniteWatch:
+class NonfiniteLossCounter:
     """Counts losses that are inf or NaN, and logs a line when it learns of some.
 
-    A loss on the CPU is looked at where it is. On an accelerator the count is kept there, and
-    fetched by `count` only.
+    A loss on the CPU is checked at once. On an accelerator the count is kept there, and fetched
+    only by `count`.
     """
 
     def __init__(self, count: int = 0) -> None:

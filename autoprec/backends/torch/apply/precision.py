@@ -29,8 +29,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from autoprec.backends.torch.apply.accumulation import Accumulation, Clip, put_aside
-from autoprec.backends.torch.apply.accumulation_checks import BetweenBackwards
+from autoprec.backends.torch.apply.accumulation import Accumulation, Clip, gradients_preserved
+from autoprec.backends.torch.apply.accumulation_checks import AccumulationCheck
 from autoprec.backends.torch.apply.distributed import (
     average_gradients,
     find_ddps,
@@ -38,7 +38,7 @@ from autoprec.backends.torch.apply.distributed import (
     no_sync,
 )
 from autoprec.backends.torch.apply.loss_scaler import LossScaler, StepCounts
-from autoprec.backends.torch.apply.nonfinite_losses import FiniteWatch
+from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.surgery_report import SurgeryReport
 from autoprec.backends.torch.apply.tensors import to_float32
 from autoprec.core.dtypes import DType, Policy
@@ -47,8 +47,8 @@ from autoprec.errors import AutoprecWarning, UsageError
 
 Batch = TypeVar("Batch")
 
-_NONE: Any = object()
-_NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
+_END_OF_LOADER: Any = object()
+_EMPTY_CONTEXT: AbstractContextManager[Any] = contextlib.nullcontext()
 
 _AUTOCAST_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -81,12 +81,12 @@ class Precision:
             )
         self.scaler = LossScaler(self._device_type, _loss_scale(recipe))
         self._accumulation = Accumulation(recipe.accumulation_steps)
-        self._between = BetweenBackwards()
+        self._accumulation_check = AccumulationCheck()
         self._undo = undo
-        self._at_the_last = False
+        self._on_last_batch = False
         self._seen_backward = False
-        self._low_loss_warned = False
-        self._losses = FiniteWatch()
+        self._warned_of_float16_loss = False
+        self._losses = NonfiniteLossCounter()
 
     def __repr__(self) -> str:
         return (
@@ -125,14 +125,14 @@ class Precision:
         So `step()` returns True for the last one, too, and there is nothing left to `flush()`.
         """
         left = iter(loader)
-        following = next(left, _NONE)
+        following = next(left, _END_OF_LOADER)
         try:
-            while following is not _NONE:
-                batch, following = following, next(left, _NONE)
-                self._at_the_last = following is _NONE
+            while following is not _END_OF_LOADER:
+                batch, following = following, next(left, _END_OF_LOADER)
+                self._on_last_batch = following is _END_OF_LOADER
                 yield cast(Batch, batch)
         finally:
-            self._at_the_last = False
+            self._on_last_batch = False
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the forward pass's context: autocast by the policy, off where that is float32.
@@ -145,7 +145,7 @@ class Precision:
         CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
         cast = self._cast()
-        if self.accumulation_steps == 1 or not self._mid_way_next():
+        if self.accumulation_steps == 1 or not self._next_is_mid_accumulation():
             return cast
         stack = contextlib.ExitStack()
         stack.enter_context(self.no_sync())
@@ -155,7 +155,7 @@ class Precision:
     def _cast(self) -> AbstractContextManager[Any]:
         """Return autocast by the policy; an empty context in float32 outside of any autocast."""
         if self._dtype is None and not torch.is_autocast_enabled(self._device_type):
-            return _NOTHING
+            return _EMPTY_CONTEXT
         return torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -199,14 +199,14 @@ class Precision:
         Raises `UsageError` where the gradients of micro-batches that wait for their update were
         cleared meanwhile.
         """
-        chosen = self._chosen(optimizer)
+        chosen = self._selected(optimizer)
         accumulates = self.accumulation_steps > 1
         if accumulates:
-            seen = self._accumulation.most(chosen)
-            self._between.find(chosen, seen, self.accumulation_steps)
+            seen = self._accumulation.largest_count(chosen)
+            self._accumulation_check.check(chosen, seen, self.accumulation_steps)
         self._losses.see(loss, self._step_number)
         if loss.dtype in _AUTOCAST_DTYPES.values():
-            loss = self._raised(loss)
+            loss = self._cast_up(loss)
         if accumulates:
             loss = loss / self.accumulation_steps
         scaled = self.scaler.scale(loss) if self.scaler.is_enabled() else loss
@@ -214,19 +214,19 @@ class Precision:
             scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
         else:
             in_buckets = any(ddp.gradient_as_bucket_view for ddp in self._ddps)
-            with put_aside(self._others(chosen), copied=in_buckets):
+            with gradients_preserved(self._others(chosen), copied=in_buckets):
                 scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
         self._seen_backward = True
         if last:
             self._accumulation.add(chosen)
         if accumulates:
             own = _parameters(chosen) if chosen else list(self._model.parameters())
-            self._between.leave(own, chosen)
+            self._accumulation_check.remember(own, chosen)
 
-    def _raised(self, loss: torch.Tensor) -> torch.Tensor:
+    def _cast_up(self, loss: torch.Tensor) -> torch.Tensor:
         """Cast a 16-bit loss up; warn of a float16 one, whose gradient is the loss scale itself."""
-        if loss.dtype is torch.float16 and not self._low_loss_warned:
-            self._low_loss_warned = True
+        if loss.dtype is torch.float16 and not self._warned_of_float16_loss:
+            self._warned_of_float16_loss = True
             warnings.warn(
                 "the loss is float16, so that every loss scale above 2**15 overflows: compute it "
                 "with precision.compute_loss(loss_fn, outputs, targets), which is float32. To "
@@ -239,9 +239,11 @@ class Precision:
     @property
     def on_boundary(self) -> bool:
         """Return whether the next `step()` updates the weights."""
-        return self._accumulation.due(self.optimizers)
+        return self._accumulation.is_complete(self.optimizers)
 
-    def _chosen(self, optimizer: torch.optim.Optimizer | None) -> tuple[torch.optim.Optimizer, ...]:
+    def _selected(
+        self, optimizer: torch.optim.Optimizer | None
+    ) -> tuple[torch.optim.Optimizer, ...]:
         """Return the optimizer that was named, else all of them."""
         if optimizer is None:
             return self.optimizers
@@ -257,13 +259,13 @@ class Precision:
         own = {id(p) for p in _parameters(chosen)}
         return [p for p in _parameters(self.optimizers) if id(p) not in own]
 
-    def _mid_way_next(self) -> bool:
+    def _next_is_mid_accumulation(self) -> bool:
         """Return whether the micro-batch about to run is not the last one before a boundary.
 
         Only where `backward` counts them: an AMP loop that calls the scaler itself has boundaries
         of its own.
         """
-        seen = self._accumulation.most(self.optimizers)
+        seen = self._accumulation.largest_count(self.optimizers)
         return self._seen_backward and seen + 1 < self.accumulation_steps
 
     def clip_grad_norm_(
@@ -317,8 +319,8 @@ class Precision:
 
     def _clip(self, clip: Clip, optimizer: torch.optim.Optimizer | None) -> Any:
         self._check_use("clip_grad_norm_")
-        chosen = self._chosen(optimizer)
-        if not self._accumulation.due(chosen):
+        chosen = self._selected(optimizer)
+        if not self._accumulation.is_complete(chosen):
             self._accumulation.clip_later(optimizer, chosen, clip)
             return None
         self._unscale(chosen)
@@ -365,10 +367,10 @@ class Precision:
         finite.
         """
         self._check_use("step")
-        chosen = self._chosen(optimizer)
-        if self._accumulation.due(chosen):
+        chosen = self._selected(optimizer)
+        if self._accumulation.is_complete(chosen):
             return self._update(chosen)
-        return self.flush(optimizer) if self._at_the_last else False
+        return self.flush(optimizer) if self._on_last_batch else False
 
     def flush(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Step with what a partial accumulation holds, and say whether weights changed.
@@ -379,11 +381,11 @@ class Precision:
         over the processes first. Without anything accumulated: False.
         """
         counted = self._accumulation
-        chosen = [each for each in self._chosen(optimizer) if counted.count(each) > 0]
+        chosen = [each for each in self._selected(optimizer) if counted.count(each) > 0]
         if not chosen and counted.count(None) == 0:
             return False
         self._check_use("flush")
-        partial = [each for each in chosen if not counted.due((each,))]
+        partial = [each for each in chosen if not counted.is_complete((each,))]
         for each in partial:
             self._complete(each)
         counted.clip_now(partial)
@@ -405,8 +407,8 @@ class Precision:
             self.scaler.step(optimizer)
             changed |= self.scaler.changed_by_last_step
             optimizer.zero_grad(set_to_none=True)
-        self._accumulation.stepped(chosen)
-        if self._accumulation.most(self.optimizers) == 0:
+        self._accumulation.reset(chosen)
+        if self._accumulation.largest_count(self.optimizers) == 0:
             self.scaler.update()
         return changed
 
@@ -477,7 +479,7 @@ class Precision:
             return
         self.scaler.load_state_dict(state["scaler"])
         counts = dict(state.get("counts", {}))
-        self._losses = FiniteWatch(int(counts.pop("nonfinite_losses", 0)))
+        self._losses = NonfiniteLossCounter(int(counts.pop("nonfinite_losses", 0)))
         known = {field.name for field in dataclasses.fields(StepCounts)}
         self.scaler.counts = StepCounts(**{k: int(v) for k, v in counts.items() if k in known})
         self._accumulation.clear()

@@ -1,8 +1,8 @@
-"""The same batches for every run that is compared, from data that may not repeat themselves.
+"""The same batches for every run that is compared, from data that may not be reproducible.
 
 Batches are drawn once per batch size and seed, kept on the CPU within a budget, and handed out as
 copies. Beyond the budget they are drawn again and compared by hash; where `build_data` gives other
-data the second time, the kept ones are replayed in a cycle, and the stream says so.
+data the second time, the kept ones are replayed in a cycle, and the stream is not `reproducible`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from autoprec.backends.protocol import Task
 from autoprec.backends.torch.apply.tensors import tensors_in
 from autoprec.backends.torch.train.task_runner import batches, move
 
-KEEP_BYTES = 1 << 30
+MAX_KEPT_BYTES = 1 << 30
 """How much data one stream keeps in memory before it draws again instead."""
 
-SAMPLED = 1 << 16
+HASHED_ELEMENTS = 1 << 16
 """Elements of one tensor that go into a batch's hash."""
 
 
@@ -31,7 +31,7 @@ def digest(batch: Any) -> str:
     for tensor in tensors_in(batch):
         for part in _strided(tensor.detach()):
             flat = part.reshape(-1)
-            flat = flat[:: max(1, flat.numel() // SAMPLED)].cpu().contiguous()
+            flat = flat[:: max(1, flat.numel() // HASHED_ELEMENTS)].cpu().contiguous()
             state.update(f"{tuple(part.shape)}{part.dtype}".encode())
             state.update(flat.view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
@@ -55,7 +55,7 @@ def size_in_bytes(batch: Any) -> int:
 class BatchStream:
     """Batch 0, 1, 2, ... of one batch size and seed: always the same ones."""
 
-    def __init__(self, task: Task, batch_size: int, seed: int, keep_bytes: int = KEEP_BYTES):
+    def __init__(self, task: Task, batch_size: int, seed: int, keep_bytes: int = MAX_KEPT_BYTES):
         self._task, self._batch_size, self._seed = task, batch_size, seed
         self._budget = keep_bytes
         self._kept: list[Any] = []
@@ -77,7 +77,7 @@ class BatchStream:
             self._pinned[index] = copy.deepcopy(batch)
         return batch
 
-    def held(self, count: int) -> Iterator[Any]:
+    def kept_batches(self, count: int) -> Iterator[Any]:
         """Copy the first batches, at most `count`, as far as they are kept in memory."""
         return (copy.deepcopy(batch) for batch in self._kept[:count])
 

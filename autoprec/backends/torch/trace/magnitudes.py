@@ -17,21 +17,21 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autoprec.backends.torch.trace.model_state import Snapshot, put_back, stored
+from autoprec.backends.torch.trace.model_state import Snapshot, restore_snapshot, stored_values
 from autoprec.backends.torch.trace.recipe_model import Trainee
 from autoprec.backends.torch.train.units import has_own_code
 from autoprec.core.dtypes import DType
 from autoprec.core.numerics.records import ExponentHistogram, UnitTrace
 
-_GROWTH = 64.0
+_SECOND_LOSS_FACTOR = 64.0
 
 
-_UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-"""Operators that give memory as it was found: what stands in it is nobody's number."""
+_UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+"""Operators that return uninitialised memory: what stands in it is no result."""
 
 
-class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the largest magnitude of every tensor of `dtype` that an operator gives."""
+class LargestMagnitudes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the largest magnitude of every tensor of `dtype` that an operator returns."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,7 +42,7 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.__name__.partition(".")[0] in _UNWRITTEN:
+        if func.__name__.partition(".")[0] in _UNINITIALISED:
             return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.dtype is self._dtype and leaf.numel():
@@ -61,8 +61,8 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max(values, default=None), False
 
 
-class Exponents:
-    """Gathers the exponents of backward passes over several batches."""
+class ExponentCounter:
+    """Counts the exponents of backward passes over several batches."""
 
     def __init__(self) -> None:
         self._largest: list[float] = []
@@ -75,15 +75,15 @@ class Exponents:
         once = self._read(trainee, batch, seed, 1.0)
         grads = [p.grad for p in trainee.model.parameters()]
         shares = _shares([grad for grad in grads if grad is not None])
-        put_back(trainee.model, state)
-        more = self._read(trainee, batch, seed, _GROWTH)
-        put_back(trainee.model, state)
+        restore_snapshot(trainee.model, state)
+        more = self._read(trainee, batch, seed, _SECOND_LOSS_FACTOR)
+        restore_snapshot(trainee.model, state)
         trainee.model.zero_grad(set_to_none=True)
         self._batches += 1
         for low, high in zip(once, more, strict=False):
             if not math.isfinite(low):
                 self._finite = False
-            elif low > 0 and high == low * _GROWTH:
+            elif low > 0 and high == low * _SECOND_LOSS_FACTOR:
                 self._largest.append(low)
         for exponent, share in shares.items():
             self._counts[exponent] = self._counts.get(exponent, 0.0) + share
@@ -92,7 +92,7 @@ class Exponents:
     def _read(trainee: Trainee, batch: Any, seed: int, factor: float) -> list[float]:
         trainee.model.zero_grad(set_to_none=True)
         loss = trainee.loss(batch, seed)
-        mode = Largest()
+        mode = LargestMagnitudes()
         with mode:
             (loss * factor).backward()  # type: ignore[no-untyped-call]
         return mode.values()
@@ -123,7 +123,7 @@ def _exponents(tensor: torch.Tensor) -> torch.Tensor:
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Copy the elements to the CPU in float64, which MPS and Arc lack; MPS lacks frexp, too."""
-    return stored(tensor.detach()).cpu().double()
+    return stored_values(tensor.detach()).cpu().double()
 
 
 def _shares(gradients: Sequence[torch.Tensor]) -> dict[int, float]:
@@ -142,7 +142,7 @@ def _shares(gradients: Sequence[torch.Tensor]) -> dict[int, float]:
     return shares
 
 
-def by_unit(trainee: Trainee, batch: Any, seed: int, scale: float) -> tuple[UnitTrace, ...]:
+def unit_magnitudes(trainee: Trainee, batch: Any, seed: int, scale: float) -> tuple[UnitTrace, ...]:
     """Measure each unit's largest exponents, and the share of its gradient lost at `scale`."""
     forward: dict[str, float] = {}
     backward: dict[str, float] = {}

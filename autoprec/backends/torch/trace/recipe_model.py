@@ -63,7 +63,7 @@ class Trainee:
         return 1.0 if scaler is None else float(scaler.get_scale())
 
 
-class Float32:
+class PlainFloat32:
     """The user's own float32 loop: no autocast, no scaler; gradients averaged over parts."""
 
     scaler: Any = None

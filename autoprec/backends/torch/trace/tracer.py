@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.checkpoint_budget import affordable_steps
 from autoprec.backends.shared.step_clock import StepClock
-from autoprec.backends.torch.apply.process_settings import restored_globals
+from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.trace import magnitudes
 from autoprec.backends.torch.trace.batch_stream import BatchStream
 from autoprec.backends.torch.trace.model_state import (
@@ -27,19 +27,19 @@ from autoprec.backends.torch.trace.model_state import (
     add_noise,
     gradient_error,
     gradients,
-    put_back,
+    restore_snapshot,
     size_in_bytes,
-    take,
+    take_snapshot,
 )
-from autoprec.backends.torch.trace.recipe_model import Float32, Trainee, apply_recipe
+from autoprec.backends.torch.trace.recipe_model import PlainFloat32, Trainee, apply_recipe
 from autoprec.backends.torch.train.compiling import compiled_throughout
-from autoprec.backends.torch.train.rng import preserved
+from autoprec.backends.torch.train.rng import rng_preserved
 from autoprec.backends.torch.train.task_runner import (
     build_model,
     build_optimizer,
     materialize,
-    modes_kept,
     move,
+    training_modes_preserved,
 )
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.numerics import proof_steps
@@ -65,19 +65,19 @@ class _Checkpoint:
     batch: Any
     loss: float | None = None
     gradient: Mapping[str, torch.Tensor] | None = None
-    further: tuple[float, ...] = ()
+    later_losses: tuple[float, ...] = ()
 
 
 class TorchTracer:
     """Compares recipes with float32, and measures the magnitudes of a backward pass."""
 
-    def __init__(self, task: Task, *, device: str, seed: int, report: Report) -> None:
+    def __init__(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> None:
         self._task, self._device, self._seed, self._report = task, device, seed, report
         self._streams: dict[tuple[int, int], BatchStream] = {}
         self._initial: dict[int, Snapshot] = {}
         self._checkpoints: list[_Checkpoint] = []
         self._batch_size = 0
-        self._answered = False
+        self._float32_answered = False
 
     def reference(
         self,
@@ -87,24 +87,26 @@ class TorchTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         """Train in float32 with seed 0; see `Tracer.reference`."""
-        self._checkpoints, self._batch_size, self._answered = [], batch_size, False
+        self._checkpoints, self._batch_size, self._float32_answered = [], batch_size, False
         self._forget_batches_but(batch_size)
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
         clock = self._clock(seconds)
         keep = frozenset(checkpoints)
-        return self._train(recipe, 0, steps, clock, plain=True, keep=keep, settle=settle)
+        return self._train(
+            recipe, 0, steps, clock, plain=True, keep=keep, stop_at_plateau=stop_at_plateau
+        )
 
     def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
-        self._answer()
+        self._compute_float32_answers()
         points = []
         with self._trainee(replace(recipe, accumulation_steps=1), 0) as trainee:
             for kept in self._checkpoints:
                 self._report("shadow", kept.step)
-                put_back(trainee.model, kept.state)
+                restore_snapshot(trainee.model, kept.state)
                 forth, back = _watch(recipe), _watch(recipe)
                 loss, gradient = self._loss_and_gradient(trainee, kept, forth, back)
                 if kept.loss is not None and kept.gradient is not None:
@@ -115,18 +117,18 @@ class TorchTracer:
                     scaled = None if most is None else most / trainee.scale
                     point = replace(point, backward=scaled)
                     points.append(
-                        point.with_mean_losses(self._further(trainee, kept), kept.further)
+                        point.with_mean_losses(self._later_losses(trainee, kept), kept.later_losses)
                     )
         return tuple(points)
 
     def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """Do the same in float32 with noisy weights, `draws` times; see `Tracer.noise`."""
-        self._answer()
+        self._compute_float32_answers()
         points = []
         with self._trainee(self._float32(), 0, plain=True) as trainee:
             for draw, kept in itertools.product(range(draws), self._checkpoints):
                 self._report("noise", kept.step)
-                put_back(trainee.model, kept.state)
+                restore_snapshot(trainee.model, kept.state)
                 add_noise(trainee.model, _NOISE_SEED + draw)
                 loss, gradient = self._loss_and_gradient(trainee, kept)
                 if kept.loss is not None and kept.gradient is not None:
@@ -149,15 +151,15 @@ class TorchTracer:
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
         stream = self._stream(recipe.batch_size, 0)
-        found = magnitudes.Exponents()
+        found = magnitudes.ExponentCounter()
         with self._trainee(_in_bfloat16(recipe), 0) as trainee:
-            states = [take(trainee.model)]
+            states = [take_snapshot(trainee.model)]
             if self._batch_size == recipe.batch_size:
                 states += [kept.state for kept in self._checkpoints if kept.step > 0]
             for index in range(batches):
                 self._report("exponents", index)
                 state = states[index % len(states)]
-                put_back(trainee.model, state)
+                restore_snapshot(trainee.model, state)
                 found.add(trainee, stream.batch(index), _seed_of(0, index, 0), state)
         return found.histogram()
 
@@ -166,7 +168,7 @@ class TorchTracer:
         batch = self._stream(recipe.batch_size, 0).batch(0)
         scale = recipe.loss_scale.initial if recipe.loss_scale is not None else 1.0
         with self._trainee(_in_bfloat16(recipe), 0) as trainee:
-            return magnitudes.by_unit(trainee, batch, _seed_of(0, 0, 0), scale)
+            return magnitudes.unit_magnitudes(trainee, batch, _seed_of(0, 0, 0), scale)
 
     def _train(
         self,
@@ -178,7 +180,7 @@ class TorchTracer:
         plain: bool = False,
         noisy: bool = False,
         keep: frozenset[int] = frozenset(),
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         losses: list[float | None] = []
         skipped: list[int] = []
@@ -189,12 +191,12 @@ class TorchTracer:
             if noisy:
                 add_noise(trainee.model, _NOISE_SEED + seed)
             for step in range(steps):
-                if not clock.tick() or (settle and proof_steps.has_ended(losses, steps)):
+                if not clock.tick() or (stop_at_plateau and proof_steps.has_ended(losses, steps)):
                     break
                 self._report("trajectory", step)
                 if step in keep:
                     batch = stream.batch(step * recipe.accumulation_steps, pin=True)
-                    self._checkpoints.append(_Checkpoint(step, take(trainee.model), batch))
+                    self._checkpoints.append(_Checkpoint(step, take_snapshot(trainee.model), batch))
                 losses.append(self._step(trainee, stream, recipe.accumulation_steps, seed, step))
                 if not trainee.changed:
                     skipped.append(step)
@@ -232,29 +234,29 @@ class TorchTracer:
         if self._task.evaluate is None:
             return None
         self._report("evaluate", 0)
-        with preserved(), modes_kept(trainee.model):
+        with rng_preserved(), training_modes_preserved(trainee.model):
             value = float(self._task.evaluate(trainee.model))
         return value if math.isfinite(value) else None
 
-    def _answer(self) -> None:
+    def _compute_float32_answers(self) -> None:
         """Compute float32's loss and gradient at every checkpoint, once."""
         if not self._checkpoints:
             raise UsageError("reference() must run, with checkpoints, before it can be compared")
-        if self._answered:
+        if self._float32_answered:
             return
         with self._trainee(self._float32(), 0, plain=True) as trainee:
             for kept in self._checkpoints:
-                put_back(trainee.model, kept.state)
+                restore_snapshot(trainee.model, kept.state)
                 kept.loss, kept.gradient = self._loss_and_gradient(trainee, kept)
-                kept.further = self._further(trainee, kept)
-        self._answered = True
+                kept.later_losses = self._later_losses(trainee, kept)
+        self._float32_answered = True
 
     def _loss_and_gradient(
         self,
         trainee: Trainee,
         kept: _Checkpoint,
-        forth: magnitudes.Largest | None = None,
-        back: magnitudes.Largest | None = None,
+        forth: magnitudes.LargestMagnitudes | None = None,
+        back: magnitudes.LargestMagnitudes | None = None,
     ) -> tuple[float | None, Mapping[str, torch.Tensor]]:
         trainee.model.zero_grad(set_to_none=True)
         with contextlib.nullcontext() if forth is None else forth:
@@ -266,10 +268,12 @@ class TorchTracer:
         value = float(loss.detach())
         return (value if math.isfinite(value) else None), found
 
-    def _further(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
+    def _later_losses(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
         """Compute the losses of further batches at a checkpoint's weights."""
-        put_back(trainee.model, kept.state)
-        batches = self._stream(self._batch_size, 0).held(proof_steps.averaged_batches(kept.step))
+        restore_snapshot(trainee.model, kept.state)
+        batches = self._stream(self._batch_size, 0).kept_batches(
+            proof_steps.averaged_batches(kept.step)
+        )
         return tuple(
             float(trainee.loss(batch, _seed_of(0, kept.step, 1 + index)).detach())
             for index, batch in enumerate(batches)
@@ -282,16 +286,16 @@ class TorchTracer:
     def _trainee(self, recipe: Recipe, seed: int, *, plain: bool = False) -> Iterator[Trainee]:
         """Build a new model under `recipe`; `plain` is the user's own float32 loop."""
         batch = move(self._stream(recipe.batch_size, seed).batch(0), self._device)
-        with restored_globals(), compiled_throughout(recipe):
+        with process_settings_restored(), compiled_throughout(recipe):
             model = build_model(self._task, self._device, self._seed + seed)
             materialize(self._task, model, batch, self._seed + seed)
             if seed in self._initial:
-                put_back(model, self._initial[seed])
+                restore_snapshot(model, self._initial[seed])
             else:
-                self._initial[seed] = take(model)
+                self._initial[seed] = take_snapshot(model)
             optimizer = build_optimizer(self._task, model)
             if plain:
-                precision: Any = Float32(optimizer, recipe.accumulation_steps)
+                precision: Any = PlainFloat32(optimizer, recipe.accumulation_steps)
             else:
                 precision = apply_recipe(recipe, model, optimizer, self._device)
             yield Trainee(self._task, model, optimizer, precision, self._device)
@@ -311,11 +315,11 @@ class TorchTracer:
         return self._streams[key]
 
 
-def _watch(recipe: Recipe) -> magnitudes.Largest | None:
+def _watch(recipe: Recipe) -> magnitudes.LargestMagnitudes | None:
     """Return what records a pass's float16 magnitudes; None if none, or if it is compiled."""
     if recipe.policy.compute_dtype is not DType.FLOAT16 or recipe.compile:
         return None
-    return magnitudes.Largest(torch.float16)
+    return magnitudes.LargestMagnitudes(torch.float16)
 
 
 def _seed_of(seed: int, step: int, index: int) -> int:

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from autoprec.backends.torch.apply.output_layers import float32_ends
-from autoprec.backends.torch.apply.process_settings import restored_globals
+from autoprec.backends.torch.apply.output_layers import find_output_layers
+from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.apply.surgery import restore
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
@@ -385,7 +385,7 @@ class AttendsOnly(Body):
 def test_the_end_of_a_model_is_read_from_its_source(
     model: nn.Module, ends: tuple[str, ...]
 ) -> None:
-    assert float32_ends(model) == ends
+    assert find_output_layers(model) == ends
 
 
 def test_a_softmax_written_as_a_function_is_computed_in_float32() -> None:
@@ -424,7 +424,7 @@ def test_no_knob_rounds_the_products_of_an_island(islands: tuple[str, ...], prod
     """`implicit_bfloat16` would, in both passes: it holds for the process."""
     model = nn.Sequential(nn.Linear(4, 4), Precise())
     recipe = replace(BFLOAT16, float32_modules=islands, knobs={"implicit_bfloat16": True})
-    with restored_globals():
+    with process_settings_restored():
         precision = apply(recipe, model)
         with precision.autocast():
             loss = model(INPUTS).sum()

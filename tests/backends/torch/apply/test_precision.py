@@ -78,7 +78,7 @@ def test_a_step_in_float32_makes_no_autocast_and_puts_no_gradient_aside(monkeypa
         raise AssertionError("a step in float32 asked for it")
 
     monkeypatch.setattr(torch, "autocast", never)
-    monkeypatch.setattr("autoprec.backends.torch.apply.precision.put_aside", never)
+    monkeypatch.setattr("autoprec.backends.torch.apply.precision.gradients_preserved", never)
     assert all(train(precision, model, batches(2)))
 
 

@@ -15,8 +15,12 @@ import torch
 import torch._dynamo.testing
 from torch import nn
 
-from autoprec.backends.torch.apply.forward_wrappers import installed
-from autoprec.backends.torch.apply.process_settings import _WRITE, global_settings, restored_globals
+from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
+from autoprec.backends.torch.apply.process_settings import (
+    _WRITE,
+    global_settings,
+    process_settings_restored,
+)
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.apply.surgery import restore
 from autoprec.core.dtypes import Policy
@@ -145,7 +149,7 @@ def _chain(forward: Any) -> Any:
 
 def test_who_was_followed_by_another_recipe_takes_nothing_of_that_back() -> None:
     before, model, inputs = readings(), mlp(), torch.ones(2, 6)
-    with restored_globals():
+    with process_settings_restored():
         first = apply(replace(BFLOAT16, alignment=Alignment(8, ("0",))), model)
         second = apply(replace(BFLOAT16, knobs={"threads": 1}), model)
         first.restore()
@@ -154,7 +158,7 @@ def test_who_was_followed_by_another_recipe_takes_nothing_of_that_back() -> None
         assert torch.get_num_threads() == 1
         second.restore()
         assert readings() == before
-    assert not any(wrapper for module in model.modules() for wrapper in installed(module))
+    assert not any(wrapper for module in model.modules() for wrapper in wrappers_on(module))
 
 
 def test_a_forward_somebody_else_had_put_there_is_kept() -> None:
@@ -391,7 +395,7 @@ def test_tf32_is_set_for_products_and_convolutions() -> None:
 
 
 def test_apply_sets_threads_for_the_process_and_says_so() -> None:
-    with restored_globals():
+    with process_settings_restored():
         precision = apply(Recipe(knobs={"threads": 1}), mlp())
         assert torch.get_num_threads() == 1
         assert precision.report.globals_set == ("threads=1",)
@@ -402,7 +406,7 @@ def test_what_a_recipe_set_for_the_process_is_taken_back_with_it(
     device: str, recipe: Recipe
 ) -> None:
     before, surgeon = readings(), TorchSurgeon()
-    with restored_globals():
+    with process_settings_restored():
         with surgeon.apply(recipe, model=mlp(), device=device) as precision:
             assert readings() != before
         assert readings() == before
@@ -413,14 +417,14 @@ def test_what_a_recipe_set_for_the_process_is_taken_back_with_it(
 @pytest.mark.parametrize(("device", "recipe"), GLOBAL)
 def test_applying_another_recipe_takes_back_what_the_first_set(device: str, recipe: Recipe) -> None:
     before, surgeon, model = readings(), TorchSurgeon(), mlp()
-    with restored_globals():
+    with process_settings_restored():
         surgeon.apply(recipe, model=model, device=device)
         surgeon.apply(FLOAT32, model=model, device=device)
         assert readings() == before
 
 
 def test_what_the_user_set_since_stays_theirs() -> None:
-    with restored_globals():
+    with process_settings_restored():
         precision = TorchSurgeon().apply(Recipe(policy=Policy.TF32), model=mlp(), device="cuda:0")
         torch.backends.cudnn.allow_tf32 = False
         torch.set_float32_matmul_precision("medium")
@@ -433,7 +437,7 @@ def test_what_the_user_set_since_stays_theirs() -> None:
 def test_two_models_may_need_the_same_setting(first_out: int) -> None:
     before, surgeon = readings(), TorchSurgeon()
     models = [mlp(), mlp()]
-    with restored_globals():
+    with process_settings_restored():
         both = [surgeon.apply(GLOBAL[0][1], model=m, device="cuda:0") for m in models]
         set_by_both = readings()
         both.pop(first_out).restore()
@@ -444,7 +448,7 @@ def test_two_models_may_need_the_same_setting(first_out: int) -> None:
 
 def test_settings_of_a_model_that_is_gone_are_taken_back_by_the_next() -> None:
     before, surgeon = readings(), TorchSurgeon()
-    with restored_globals():
+    with process_settings_restored():
         surgeon.apply(Recipe(knobs={"threads": 1}), model=mlp())
         gc.collect()
         surgeon.apply(FLOAT32, model=mlp())
@@ -557,7 +561,7 @@ def test_a_float32_recipe_changes_nothing_of_the_process() -> None:
 
 
 def test_settings_made_through_the_newer_api_are_restored_too() -> None:
-    with restored_globals():
+    with process_settings_restored():
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"
         torch.backends.cuda.matmul.fp32_precision = "tf32"
     assert torch.get_float32_matmul_precision() == "highest"

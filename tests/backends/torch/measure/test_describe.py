@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import spectral_norm
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply.process_settings import restored_globals
+from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.measure import step_costs
 from autoprec.backends.torch.measure.describe import describe
 from autoprec.backends.torch.train import batch_splitting
@@ -450,7 +450,7 @@ for device_type, statement in %r:
 
 
 def test_a_rounded_baseline_is_part_of_the_facts() -> None:
-    with restored_globals():
+    with process_settings_restored():
         torch.set_float32_matmul_precision("medium")
         assert "apply_profile leaves the setting" in facts().low_precision
     assert facts().low_precision == ""
@@ -472,8 +472,8 @@ def test_kernels_that_cannot_be_watched_are_unknown(monkeypatch: pytest.MonkeyPa
     def fail(*args: Any) -> None:
         raise RuntimeError("no dispatch here")
 
-    monkeypatch.setattr(step_costs, "passed", fail)
-    assert step_costs.attempt(lambda: step_costs.kernels(task(), small(), None, 0, 1)) == (
+    monkeypatch.setattr(step_costs, "run_pass", fail)
+    assert step_costs.try_to_measure(lambda: step_costs.kernels(task(), small(), None, 0, 1)) == (
         None,
         "RuntimeError: no dispatch here",
     )

@@ -18,7 +18,7 @@ from autoprec import fitting
 from autoprec.backends.protocol import Backend
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.backends.torch.measure import devices
-from autoprec.backends.torch.measure.xpu import XpuDevice, matching, told
+from autoprec.backends.torch.measure.xpu import XpuDevice, find_matching, identify_device
 from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.device.placement import XPU_VARIABLE
 from autoprec.core.probe_result import MachineObservation
@@ -51,7 +51,7 @@ def test_a_uuid_holds_the_address_unless_it_is_the_chips_number(
     monkeypatch: pytest.MonkeyPatch, found: SimpleNamespace, pci: str, address: str
 ) -> None:
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda index: found)
-    assert told(0) == XpuDevice(pci, address)
+    assert identify_device(0) == XpuDevice(pci, address)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_uuid_holds_the_address_unless_it_is_the_chips_number(
 def test_a_gpu_is_found_by_address_else_by_product_else_by_number(
     listed: list[XpuDevice], wanted: str, index: int | None
 ) -> None:
-    assert matching(listed, wanted) == index
+    assert find_matching(listed, wanted) == index
 
 
 @pytest.fixture

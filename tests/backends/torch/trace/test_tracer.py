@@ -20,8 +20,8 @@ from autoprec.backends.torch.trace.model_state import (
     add_noise,
     gradient_error,
     gradients,
-    put_back,
-    take,
+    restore_snapshot,
+    take_snapshot,
 )
 from autoprec.backends.torch.trace.tracer import TorchTracer
 from autoprec.core.dtypes import Policy
@@ -134,7 +134,7 @@ def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
     stream = trace._stream(8, 0)
     for point, kept in zip(late, trace._checkpoints[1:], strict=True):
         model = trace._task.build_model()
-        put_back(model, kept.state)
+        restore_snapshot(model, kept.state)
         batches = [stream.batch(index) for index in range(32)]
         theirs = [nn.functional.mse_loss(model(x), y).item() for x, y in batches]
         with torch.autocast("cpu", torch.bfloat16):
@@ -216,10 +216,10 @@ def test_data_that_change_between_runs_are_kept_and_replayed():
 
 def test_accumulation_averages_the_gradients_of_micro_batches():
     plain = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
-    start = take(plain)
+    start = take_snapshot(plain)
 
     def build() -> nn.Module:
-        put_back(plain, start)
+        restore_snapshot(plain, start)
         return plain
 
     def sgd(m: nn.Module) -> torch.optim.Optimizer:
@@ -435,15 +435,15 @@ def test_a_batch_handed_out_is_a_copy():
 
 def test_a_snapshot_holds_weights_and_buffers_and_comes_back():
     net = model()
-    kept = take(net)
+    kept = take_snapshot(net)
     net(torch.randn(4, 6))
     add_noise(net, 1)
-    changed = take(net)
+    changed = take_snapshot(net)
     assert any(not torch.equal(kept[name], changed[name]) for name in kept)
     largest = max(float((changed[n] / kept[n] - 1).abs().nan_to_num().max()) for n in ("0.weight",))
     assert 0 < largest <= 2.0**-9 * 1.001
-    put_back(net, kept)
-    assert all(torch.equal(kept[name], tensor) for name, tensor in take(net).items())
+    restore_snapshot(net, kept)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in take_snapshot(net).items())
 
 
 def test_noise_is_the_same_whatever_device_a_task_made_the_default():
