@@ -55,7 +55,7 @@ class AccumulationCheck:
                 "the scheduler where precision.step() returns True, and count its steps in "
                 "updates. To silence: filter autoprec.errors.AutoprecWarning",
                 AutoprecWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

@@ -21,7 +21,7 @@ class NonfiniteLossCounter:
         self._count = count
         self._on_device: torch.Tensor | None = None
 
-    def see(self, loss: torch.Tensor, step: int) -> None:
+    def check(self, loss: torch.Tensor, step: int) -> None:
         """Check the loss of optimizer step `step`."""
         if not loss.is_cpu:
             bad = (~torch.isfinite(loss.detach())).sum()

@@ -101,13 +101,6 @@ def set_process_settings(
 
 
 @contextmanager
-def global_settings(recipe: Recipe, device: str) -> Iterator[tuple[str, ...]]:
-    """Set what `recipe` needs of the process, and restore all of it at the end."""
-    with process_settings_restored():
-        yield set_process_settings(recipe, device)
-
-
-@contextmanager
 def process_settings_restored() -> Iterator[None]:
     """Restore every setting this module may change, whatever happens inside."""
     before = _readings()
