@@ -29,7 +29,7 @@ from autoprec.core.probe_result import (
     DeviceReport,
     ProbeResult,
 )
-from autoprec.core.profile import Fit, Profile, fit
+from autoprec.core.profile import Fit, Profile, check_fit
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import parse_batch_sizes
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
@@ -334,7 +334,7 @@ def check_profile(
     wanted = made.device.fingerprint.kind
     known = [r.facts for r in machine.devices if r.facts.kind == wanted]
     known = known or [r.facts for r in machine.devices]
-    fits = {facts.address: fit(made, facts.fingerprint, software) for facts in known}
+    fits = {facts.address: check_fit(made, facts.fingerprint, software) for facts in known}
     facts = min(known, key=lambda f: (len(fits[f.address].problems), len(fits[f.address].warnings)))
     best = fits[facts.address]
     if best.matches:

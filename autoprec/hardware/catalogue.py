@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autoprec.core.codec import DecodeError, bounded, from_plain, nearest, show
+from autoprec.core.codec import DecodeError, abbreviate, bounded, did_you_mean, from_plain
 from autoprec.core.device.facts import DeviceKind, DTypeRow, Family, Match, Observation
 from autoprec.core.dtypes import DType
 from autoprec.documents import read_yaml
@@ -78,7 +78,7 @@ class Catalogue:
     def family(self, name: str) -> Family:
         """Return the family called `name`; raise `CatalogueError` if there is none."""
         if name not in self._rows:
-            raise CatalogueError(f"unknown family {name!r}{nearest(name, self._rows)}")
+            raise CatalogueError(f"unknown family {name!r}{did_you_mean(name, self._rows)}")
         if name not in self._families:
             for ancestor in reversed(_lineage(name, self._rows)[1:]):
                 self.family(ancestor)
@@ -201,7 +201,9 @@ def _lineage(name: str, rows: Mapping[str, _RawRow]) -> list[str]:
     while parent := rows[lineage[-1]].plain.get("parent"):
         at = f"{rows[lineage[-1]].file}: families.{lineage[-1]}.from"
         if not isinstance(parent, str) or parent not in rows:
-            raise CatalogueError(f"{at}: unknown family {show(parent)}{nearest(parent, rows)}")
+            raise CatalogueError(
+                f"{at}: unknown family {abbreviate(parent)}{did_you_mean(parent, rows)}"
+            )
         if parent in lineage:
             raise CatalogueError(f"{at}: {parent!r} inherits from itself")
         if len(lineage) == _MAX_ANCESTORS:

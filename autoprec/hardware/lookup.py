@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from autoprec.core.codec import show
+from autoprec.core.codec import abbreviate
 from autoprec.core.device.facts import DeviceKind, Family, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import UsageError
@@ -65,14 +65,14 @@ def resolve_family(catalogue: Catalogue, text: str) -> Family:
             f"did you mean {' or '.join(near)}?" if near else "`autoprec probe` lists the devices"
         )
         raise UsageError(
-            f"unknown device {show(text)}: neither a kind of device ({kinds}) nor a family in the "
+            f"unknown device {abbreviate(text)}: neither a kind of device ({kinds}) nor a family in the "
             f"catalogue; {hint}"
         )
     lines = [f"  {family.name}: {family.title}" for family in found[:_MAX_LISTED]]
     if len(found) > _MAX_LISTED:
         lines.append(f"  and {len(found) - _MAX_LISTED} more")
     raise UsageError(
-        f"device {show(text)} matches {len(found)} families; give the name of one, or a kind of "
+        f"device {abbreviate(text)} matches {len(found)} families; give the name of one, or a kind of "
         f"device in this machine ({kinds}):\n" + "\n".join(lines)
     )
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.profile import REHEARSED, Profile
+from autoprec.core.profile import REHEARSAL_NOTE, Profile
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.explain import explain_table
@@ -143,7 +143,7 @@ class Terminal:
         self._say(f"{event.task} on {facts.name} ({facts.address}, {facts.family})", "bold")
         self._show_speeds = not facts.observation.rehearsal
         if not self._show_speeds:
-            self._say(f"this is {REHEARSED}: no speed is shown", "yellow")
+            self._say(f"this is {REHEARSAL_NOTE}: no speed is shown", "yellow")
         for candidate in event.proposal.candidates:
             self._say(f"  {candidate.policy}: {'; '.join(candidate.reasons)}")
         for refusal in event.proposal.refusals:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.facts import DeviceFacts, DeviceKind
-from autoprec.core.device.placement import alone
+from autoprec.core.device.placement import expose_only
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import Unusable
 from autoprec.core.profile import CheckpointRecord
@@ -93,7 +93,7 @@ class TuningJob:
 
     def settings(self) -> WorkerSettings:
         """Return how this job's workers are started."""
-        placement = alone(self.target.facts.observation)
+        placement = expose_only(self.target.facts.observation)
         return WorkerSettings(
             task=self.task,
             device=placement.device,

@@ -10,7 +10,7 @@ from typing import Any
 
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.policies import Refusal
-from autoprec.core.device.roofline import Bound, find_bound, least_traffic
+from autoprec.core.device.roofline import Bound, find_bound, min_traffic_bytes
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.parity import Verdict
@@ -253,7 +253,7 @@ def _bound(findings: Findings, recipe: Recipe, measured: Measurement) -> Bound:
         samples=measured.samples_per_step,
         flops_per_sample=task.flops_per_sample,
         peak_gflops=fact.measured_gflops,
-        traffic=least_traffic(task.trainable_bytes, saved),
+        traffic=min_traffic_bytes(task.trainable_bytes, saved),
         bandwidth_gbps=findings.facts.measured_memory_bandwidth_gbps,
         data_seconds=measured.data_seconds,
         curve=[] if recipe.accumulation_steps > 1 else curve,

@@ -33,7 +33,7 @@ from autoprec.core.numerics.records import (
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import disturbed
+from autoprec.core.statistics import seems_disturbed
 from autoprec.errors import TaskError
 from autoprec.workers.task_file import load_task
 
@@ -123,7 +123,7 @@ class Service:
         try:
             self.open(name="trial", recipe=recipe, seed=seed)
             first = self.time(name="trial", budget=budget)
-            if not disturbed(first.step_seconds, budget.expected_seconds):
+            if not seems_disturbed(first.step_seconds, budget.expected_seconds):
                 return first
             again = self.time(name="trial", budget=budget)
             faster = min(first, again, key=lambda measured: measured.step_seconds)

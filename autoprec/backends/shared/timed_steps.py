@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.process_memory import MemoryGrowth
 from autoprec.core.measurement import Measurement, TimingBudget
-from autoprec.core.statistics import enough, summarize
+from autoprec.core.statistics import summarize, timing_may_stop
 
 CHECK_SECONDS = 0.05
 """Steps are timed for about so long between two checks of the budget."""
@@ -79,7 +79,9 @@ def time_steps(
     timed = TimedSteps(updates)
     memory = MemoryGrowth()
     start = time.perf_counter()
-    while not enough(timed.times, budget, time.perf_counter() - start - timed.growth_seconds):
+    while not timing_may_stop(
+        timed.times, budget, time.perf_counter() - start - timed.growth_seconds
+    ):
         seconds = time_rounds(_rounds_before_next_check(timed))
         grew = memory.since_last_check()
         if grew and timed.growth_seconds < _MAX_GROWTH_BUDGETS * budget.seconds:

@@ -34,7 +34,7 @@ from autoprec.core.numerics.records import (
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
+from autoprec.core.statistics import summarize, timing_may_stop
 from autoprec.errors import TaskError
 
 #: Counts the sessions of this process, so that each has random numbers of its own.
@@ -174,7 +174,7 @@ class SimulatedSession:
         if self._model.drift:
             base *= math.exp(self._random.gauss(0.0, self._model.drift))
         times: list[float] = []
-        while not enough(times, budget, sum(times)):
+        while not timing_may_stop(times, budget, sum(times)):
             times.append(base * math.exp(self._random.gauss(0.0, self._model.noise)))
             time.sleep(self._model.sleep_seconds)
             if len(times) == self._model.hang_after_steps:

@@ -41,7 +41,7 @@ from autoprec.backends.torch.train.task_runner import (
 )
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
+from autoprec.core.statistics import summarize, timing_may_stop
 
 _KEPT_BATCHES = 4
 _KEPT_BYTES = 256 * 2**20
@@ -132,7 +132,7 @@ class TorchSession:
         times: list[float] = []
         memory = MemoryGrowth()
         start, growing = time.perf_counter(), 0.0
-        while not enough(times, budget, time.perf_counter() - start - growing):
+        while not timing_may_stop(times, budget, time.perf_counter() - start - growing):
             chunk = timer(_chunk_size(times))
             self._report("steps", len(times))
             if memory.since_last_check() and growing < _MAX_GROWTH_BUDGETS * budget.seconds:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autoprec.core.device.placement import XPU_WANTED
+from autoprec.core.device.placement import XPU_VARIABLE
 
 _VENDOR = 0x8086
 #: vendor, device, revision, domain, bus, device, function, four bytes of nothing, sub-device
@@ -66,7 +66,7 @@ def select_assigned_device() -> int | None:
 
     The current one where it was told none; None where torch does not list it.
     """
-    wanted = os.environ.get(XPU_WANTED, "")
+    wanted = os.environ.get(XPU_VARIABLE, "")
     if not wanted:
         return int(torch.xpu.current_device())
     index = find_matching([identify_device(i) for i in range(torch.xpu.device_count())], wanted)

@@ -20,7 +20,7 @@ from autoprec.backends.torch.backend import TorchBackend
 from autoprec.backends.torch.measure import devices
 from autoprec.backends.torch.measure.xpu import XpuDevice, find_matching, identify_device
 from autoprec.core.device.facts import DeviceKind, Observation
-from autoprec.core.device.placement import XPU_WANTED
+from autoprec.core.device.placement import XPU_VARIABLE
 from autoprec.core.probe_result import MachineObservation
 
 pytestmark = pytest.mark.torch
@@ -93,7 +93,7 @@ def test_a_process_is_put_on_the_gpu_that_it_was_told(
     monkeypatch: pytest.MonkeyPatch, two: list[int]
 ) -> None:
     assert devices.resolve_device("xpu") == torch.device("xpu:0")
-    monkeypatch.setenv(XPU_WANTED, f"0 {ARC} {FIRST}")
+    monkeypatch.setenv(XPU_VARIABLE, f"0 {ARC} {FIRST}")
     assert devices.resolve_device("xpu") == torch.device("xpu:1")
     assert two[-1] == 1  # what the task itself calls "xpu"
     assert devices.resolve_device("xpu:0") == torch.device("xpu:0")
@@ -103,7 +103,7 @@ def test_a_process_is_put_on_the_gpu_that_it_was_told(
 def test_a_gpu_that_torch_does_not_list_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch, two: list[int]
 ) -> None:
-    monkeypatch.setenv(XPU_WANTED, "0 8086:a780 0000:00:02.0")
+    monkeypatch.setenv(XPU_VARIABLE, "0 8086:a780 0000:00:02.0")
     assert "xpu" not in TorchBackend().devices()
     with pytest.raises(RuntimeError, match="does not list"):
         devices.resolve_device("xpu")
