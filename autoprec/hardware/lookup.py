@@ -65,15 +65,15 @@ def resolve_family(catalogue: Catalogue, text: str) -> Family:
             f"did you mean {' or '.join(near)}?" if near else "`autoprec probe` lists the devices"
         )
         raise UsageError(
-            f"unknown device {abbreviate(text)}: neither a kind of device ({kinds}) nor a family in the "
-            f"catalogue; {hint}"
+            f"unknown device {abbreviate(text)}: neither a kind of device ({kinds}) nor a family in "
+            f"the catalogue; {hint}"
         )
     lines = [f"  {family.name}: {family.title}" for family in found[:_MAX_LISTED]]
     if len(found) > _MAX_LISTED:
         lines.append(f"  and {len(found) - _MAX_LISTED} more")
     raise UsageError(
-        f"device {abbreviate(text)} matches {len(found)} families; give the name of one, or a kind of "
-        f"device in this machine ({kinds}):\n" + "\n".join(lines)
+        f"device {abbreviate(text)} matches {len(found)} families; give the name of one, or a kind "
+        f"of device in this machine ({kinds}):\n" + "\n".join(lines)
     )
 
 
