@@ -65,8 +65,8 @@ def resolve_family(catalogue: Catalogue, text: str) -> Family:
             f"did you mean {' or '.join(near)}?" if near else "`autoprec probe` lists the devices"
         )
         raise UsageError(
-            f"unknown device {abbreviate(text)}: neither a kind of device ({kinds}) nor a family in "
-            f"the catalogue; {hint}"
+            f"unknown device {abbreviate(text)}: neither a kind of device ({kinds}) nor a family "
+            f"in the catalogue; {hint}"
         )
     lines = [f"  {family.name}: {family.title}" for family in found[:_MAX_LISTED]]
     if len(found) > _MAX_LISTED:

@@ -113,9 +113,9 @@ class TorchBackend:
 
     def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
         """See `Backend.tracer`."""
-        from autoprec.backends.torch.trace.tracer import TorchTracer
+        from autoprec.backends.torch.trace.tracer import torch_tracer
 
-        return TorchTracer(task, device=device, seed=seed, report=report)
+        return torch_tracer(task, device=device, seed=seed, report=report)
 
     def surgeon(self) -> Surgeon:
         """See `Backend.surgeon`."""

@@ -6,11 +6,12 @@ loaded in place: Parameter objects, hooks and optimizers stay as they are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
+
+from autoprec.backends.shared.exponents import relative_error
 
 Snapshot = Mapping[str, torch.Tensor]
 
@@ -85,11 +86,7 @@ def gradient_error(
             difference += _square(ours - theirs)
         else:
             difference += _square(ours if ours is not None else theirs)
-    if not math.isfinite(difference):
-        return None
-    if difference == 0.0:
-        return 0.0
-    return math.sqrt(difference / total) if total > 0.0 else None
+    return relative_error(difference, total)
 
 
 def stored_values(gradient: torch.Tensor) -> torch.Tensor:
