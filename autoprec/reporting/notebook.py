@@ -1,4 +1,4 @@
-"""A tuning in a notebook: one line that is updated, and gone when the profile is there."""
+"""A tuning in a notebook: one line that is updated, and removed when the tuning has ended."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from autoprec.reporting.status_line import StatusLine
 from autoprec.reporting.text import printable
 from autoprec.tuning.events import Event, Finished, Note
 
-#: A browser that is told more often than this only flickers.
+#: Updating a browser more often than this only makes it flicker.
 _UPDATE_SECONDS = 0.2
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel, whose cells show HTML."""
+    """Tell whether this process is a notebook's kernel, whose cells show HTML."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class HtmlLine:
-    """HTML that takes its former's place; IPython shows it."""
+    """A line that IPython shows as HTML in place of the previous one."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -37,7 +37,7 @@ class HtmlLine:
 
 
 class Notebook:
-    """Shows a tuning as one line, and its warnings as lines that stay.
+    """Shows a tuning as one line, and its warnings as lines that remain.
 
     `display` is IPython's: called with `display_id=True` it returns a handle with `update`.
     """

@@ -1,7 +1,7 @@
-"""What a tuning is doing at this moment, in one line, and about how long it will go on.
+"""What a tuning is doing now, in one line, and about how long it will take.
 
-How long is a guess from recorded tunings (docs/results.md): a search ends after a dozen trials, the
-comparison and the confirmation take half as long as it each, and a proof 200 steps or a minute.
+The time left is an estimate from recorded tunings (docs/results.md): a search ends after about a
+dozen trials, comparison and confirmation take half as long each, a proof 200 steps or a minute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STAGE_ORDER = ("search", "heats", "proof", "finish")
 
 
 class StatusLine:
-    """Follows a tuning's events; `text` is the line. `limit` is its time limit, in seconds."""
+    """Follows a tuning's events; `text` is the line. `limit` is the time limit in seconds."""
 
     def __init__(
         self, limit: float | None = None, clock: Callable[[], float] = time.monotonic
@@ -42,7 +42,7 @@ class StatusLine:
         self._show_speeds = True
 
     def __call__(self, event: Event) -> None:
-        """Take one event in."""
+        """Update the line for one event."""
         self._phase = ""
         match event:
             case Started():
@@ -88,13 +88,13 @@ class StatusLine:
 
     @property
     def text(self) -> str:
-        """What is going on, where in it, and about how long it takes yet."""
+        """Return the activity, its phase, and about how much time is left."""
         where = f"  [{self._phase}]" if self._phase else ""
         left = self.seconds_left()
         return f"{self._activity}{where}" + ("" if left is None else f"  {time_left_text(left)}")
 
     def seconds_left(self) -> float | None:
-        """About how many seconds are left; None where nothing is known to guess from."""
+        """Estimate the seconds left; None if there is nothing to estimate from."""
         now = self._clock()
         limited = None if self._limit is None else self._limit - (now - self._began)
         if not self._trials or self._stage not in _STAGE_ORDER:
@@ -114,7 +114,7 @@ class StatusLine:
 
 
 def time_left_text(seconds: float) -> str:
-    """A guess in words, no sharper than it is: "about 40 s left"."""
+    """Show an estimate with no more precision than it has: "about 40 s left"."""
     if seconds < 5:
         return "almost done"
     if seconds < 90:

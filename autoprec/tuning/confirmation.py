@@ -17,6 +17,7 @@ from autoprec.core.speed.attribution import (
 from autoprec.core.speed.best_arm import MIN_ROUNDS, TURN_SECONDS
 from autoprec.core.speed.consistency import is_too_wide
 from autoprec.core.speed.selection import MIN_GAIN, Choice, Finalist, choose
+from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
 from autoprec.tuning.consistency import doubts_of, far_behind, searched_ratio, why_plain
@@ -34,8 +35,8 @@ from autoprec.tuning.proof_stage import is_reference
 from autoprec.tuning.time_limit import CONFIRMATION_SHARE
 from autoprec.workers.runner import Runner, raise_device_lost, raise_user_error
 
-#: Who is a finalist: at most this many, and nobody below this share of the fastest one's speed.
-_FINALISTS, _NEAR = 4, 0.95
+#: The most finalists besides the baseline.
+_MAX_FINALISTS = 4
 _FEWEST_ROUNDS = 5
 
 #: What is only there to compare with may take so many seconds, or as many as winner and baseline
@@ -101,7 +102,8 @@ class Confirmation:
         findings.baseline = plain
         self._keep_plain(why_plain(findings, plain))
         others = [p for p in left if p.recipe.key() != plain.key()]
-        others = [p for p in others if p.rate >= _NEAR * others[0].rate][:_FINALISTS]
+        near = [p for p in others if p.rate >= MAY_BE_FASTEST_SHARE * others[0].rate]
+        others = near[:_MAX_FINALISTS]
         if not others:
             self._look_again()
             return

@@ -6,7 +6,8 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import describe_recipe
 from autoprec.core.speed.consistency import RATE_CHANGE_FACTOR, RecipeRates, find_inconsistencies
 from autoprec.core.speed.selection import Finalist
-from autoprec.core.speed.trial_results import Outcome, point_key
+from autoprec.core.speed.space import point_key
+from autoprec.core.speed.trial_results import Outcome
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.tuning.profile_builder import Findings
 

@@ -27,8 +27,8 @@ from autoprec.core.profile import (
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.selection import Choice
-from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome, point_key
+from autoprec.core.speed.space import BATCH, Point, Space, point_key
+from autoprec.core.speed.trial_results import Outcome
 from autoprec.core.statistics import Ratio, median, relative_spread
 from autoprec.version import __version__
 from autoprec.workers.cpu_contention import BUSY_SHARE

@@ -23,7 +23,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.acquisition import fitting_baseline
 from autoprec.core.speed.kept_memory import clearly_pays
 from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, shortlist
+from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE, Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe, TaskError
 from autoprec.tuning.confirmation import Confirmation
 from autoprec.tuning.events import Described, Finished, Note, Stage, Started
@@ -49,10 +49,6 @@ from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.prestart import PrestartedRunners
 from autoprec.workers.runner import Runner
 from autoprec.workers.task_file import task_digest
-
-#: What was measured this near the best may be faster yet, for machines drift: the second-best
-#: recipe of a policy is a finalist too, and a policy is proven though float32 seemed faster.
-_NEAR_BEST_SHARE = 0.95
 
 #: A worker starts beside the proof where the budget holds this many times the baseline's memory.
 _PRESTART_MEMORY_MULTIPLE = 4
@@ -234,7 +230,7 @@ def _should_prestart(job: TuningJob, space: Space, plain: Recipe, findings: Find
     budget = job.memory_bytes
     room = budget is None or _PRESTART_MEMORY_MULTIPLE * findings.peak_of(plain) <= budget
     alone = job.on_cpu and not may_share_worker(plain, findings.task.framework)
-    fastest = shortlist(findings.ranking, count=1)
+    fastest = shortlist(findings.ranking, space, count=1)
     return room and alone and not is_reference(space.recipe(fastest[0].point))
 
 
@@ -267,11 +263,11 @@ def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> 
         if policy not in allowed:
             continue
         own = findings.of(policy.value)
-        best = shortlist(own, count=1)
+        best = shortlist(own, space, count=1)
         if not best:
             findings.refusals.append(Refusal(policy.value, _why_none_measured(own)))
             continue
-        if policy is not Policy.FLOAT32 and best[0].rate < _NEAR_BEST_SHARE * floor:
+        if policy is not Policy.FLOAT32 and best[0].rate < MAY_BE_FASTEST_SHARE * floor:
             seen = (
                 "slower than" if findings.rehearsed else f"{best[0].rate / floor:.2g}x the speed of"
             )
@@ -283,8 +279,14 @@ def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> 
             findings.not_covered.append(f"the proof of {policy}")
             continue
         leader = max((p.rate for p in found), default=0.0)
-        near = [o for o in _candidates(own, findings) if o.rate >= _NEAR_BEST_SHARE * best[0].rate]
-        plain = shortlist([o for o in own if keeps_arithmetic(space.recipe(o.point))], count=1)
+        near = [
+            o
+            for o in _candidates(own, space, findings)
+            if o.rate >= MAY_BE_FASTEST_SHARE * best[0].rate
+        ]
+        plain = shortlist(
+            [o for o in own if keeps_arithmetic(space.recipe(o.point))], space, count=1
+        )
         passed = _prove_candidates(near, space, prover, leader)
         if not passed:  # what a compiler or a knob broke, the policy by itself may not
             passed = _prove_candidates([o for o in plain if o not in near], space, prover, leader)
@@ -298,9 +300,9 @@ def _prove(job: TuningJob, space: Space, prover: Prover, findings: Findings) -> 
     return found
 
 
-def _candidates(own: Sequence[Outcome], findings: Findings) -> tuple[Outcome, ...]:
+def _candidates(own: Sequence[Outcome], space: Space, findings: Findings) -> tuple[Outcome, ...]:
     """The fastest of one policy: one where the re-ranking decided it, two where it could not."""
-    return shortlist(own, count=1 if findings.ranking != findings.history else 2)
+    return shortlist(own, space, count=1 if findings.ranking != findings.history else 2)
 
 
 def _prove_candidates(
@@ -317,7 +319,7 @@ def _prove_at_smaller_batch(
 ) -> ProvenRecipe | None:
     """Prove the fastest recipe of the same policy at a smaller batch than the one that failed."""
     own = findings.of(failed.policy.value)
-    best = shortlist([o for o in own if int(o.point[BATCH]) < failed.batch_size], count=1)
+    best = shortlist([o for o in own if int(o.point[BATCH]) < failed.batch_size], space, count=1)
     return prover.prove(space.recipe(best[0].point), best[0], space) if best else None
 
 

@@ -15,8 +15,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
-from autoprec.core.speed.space import Space
-from autoprec.core.speed.trial_results import Outcome, Status, point_key
+from autoprec.core.speed.space import Space, point_key
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.core.statistics import Ratio
 from autoprec.errors import TaskError
 from autoprec.tuning import interleaved_timing as module
