@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Proposal, Refusal
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts

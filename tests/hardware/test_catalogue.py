@@ -6,15 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autoprec.core.device.facts import (
-    UNIFIED_MEMORY_NOTE,
-    DeviceKind,
-    Family,
-    Match,
-    Observation,
-    Support,
-    merge,
-)
+from autoprec.core.device.family import Family, Match, Support
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import UNIFIED_MEMORY_NOTE, DeviceKind, Observation
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.errors import CatalogueError

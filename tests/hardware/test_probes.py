@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.device.facts import DeviceKind, merge
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import FrameworkFact
