@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from autoprec import api
-from autoprec.core.device.facts import GIB, DeviceFacts, DeviceKind, Observation, merge
+from autoprec.core.device.facts import GIB, DeviceFacts
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts
 from autoprec.core.speed.plan import COMMON_MEMORY_GIB, Plan
