@@ -29,14 +29,14 @@ from autoprec.core.probe_result import (
     DeviceReport,
     ProbeResult,
 )
-from autoprec.core.profile import Fit, Profile, fit
+from autoprec.core.profile import Fit, Profile, check_fit
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import parse_batch_sizes
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
 from autoprec.fitting import recipe_for, unusable_accelerators, with_remembered_measurements
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical, named, with_figures
-from autoprec.hardware.observe import OnWait, names_kind, observe
+from autoprec.hardware.lookup import hypothetical_observation, resolve_family, with_vendor_figures
+from autoprec.hardware.observe import OnWait, is_device_kind, observe
 from autoprec.hardware.observe import select as select_devices
 from autoprec.profiles import default_path, load_profile, save_profile
 
@@ -75,15 +75,15 @@ def probe(
     "tpu v5e"). Raises `UsageError` where no device is left, or where no or several catalogue
     entries match. `on_wait` is called with a message when a driver takes longer than two seconds.
     """
-    if device is None or names_kind(device):
+    if device is None or is_device_kind(device):
         machine = _probe_here(measure=measure, device=device, on_wait=on_wait)
         return machine if measure else _with_remembered_measurements(machine)
     if measure:
         raise UsageError(
             f"{device!r} is no device here such as cpu or cuda:0, and only those are measured"
         )
-    family = named(load_catalogue(), device)
-    facts = merge(hypothetical(family), family)
+    family = resolve_family(load_catalogue(), device)
+    facts = merge(hypothetical_observation(family), family)
     return ProbeResult(devices=(DeviceReport(facts, propose(facts)),))
 
 
@@ -210,12 +210,16 @@ def plan(
 
     path, chosen = check_task_path(task), _options_from(options, settings)
     listen = listener or silent
-    family = None if device is None or names_kind(device) else named(load_catalogue(), device)
+    family = (
+        None
+        if device is None or is_device_kind(device)
+        else resolve_family(load_catalogue(), device)
+    )
     machine = _probe_here(on_wait=lambda text: listen(Note(text)))
     known = [each.facts for each in machine.devices]
     cpu = next(each for each in known if each.kind is DeviceKind.CPU)
     if family is not None:
-        known = [merge(hypothetical(family), family)]
+        known = [merge(hypothetical_observation(family), family)]
     elif device is not None:
         found = select_devices([each.observation for each in known], device, machine.unusable)
         known = [each for each in known if each.observation == found[0]]
@@ -235,8 +239,8 @@ def _reference_device(facts: DeviceFacts) -> DeviceFacts:
     if facts.observation.partition:
         return facts
     catalogue = load_catalogue()
-    row = with_figures(catalogue, catalogue.family(facts.family))
-    return facts if row.name == facts.family else merge(hypothetical(row), row)
+    row = with_vendor_figures(catalogue, catalogue.family(facts.family))
+    return facts if row.name == facts.family else merge(hypothetical_observation(row), row)
 
 
 def _options_from(options: Options | None, settings: Mapping[str, Any]) -> Options:
@@ -330,7 +334,7 @@ def check_profile(
     wanted = made.device.fingerprint.kind
     known = [r.facts for r in machine.devices if r.facts.kind == wanted]
     known = known or [r.facts for r in machine.devices]
-    fits = {facts.address: fit(made, facts.fingerprint, software) for facts in known}
+    fits = {facts.address: check_fit(made, facts.fingerprint, software) for facts in known}
     facts = min(known, key=lambda f: (len(fits[f.address].problems), len(fits[f.address].warnings)))
     best = fits[facts.address]
     if best.matches:
@@ -472,7 +476,9 @@ def _leave_unchanged(
             profile = recipe_for(profile, address, backend)
     plain = Recipe(batch_size=profile.batch_size, accumulation_steps=profile.accumulation_steps)
     optimizers = _as_sequence(optimizer)
-    return backend.surgeon().leave(plain, model=model, optimizers=optimizers, device=address)
+    return backend.surgeon().leave_unchanged(
+        plain, model=model, optimizers=optimizers, device=address
+    )
 
 
 def _framework_without_model(profile: str | Path | Profile | Recipe | None) -> str:

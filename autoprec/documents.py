@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from autoprec.core.codec import show
+from autoprec.core.codec import abbreviate
 from autoprec.errors import UsageError
 
 #: More than any file of ours needs; it keeps a wrong path (a model, a log) from being parsed.
@@ -100,7 +100,9 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             self._refuse(event, "YAML aliases are not used; write it out")
         if event.tag is not None:
-            self._refuse(event, f"YAML tags ({show(event.tag)}) are not used; write a plain value")
+            self._refuse(
+                event, f"YAML tags ({abbreviate(event.tag)}) are not used; write a plain value"
+            )
         if self._values > MAX_VALUES:
             self._refuse(event, f"more than {MAX_VALUES} values, which no such file holds")
         if isinstance(event, yaml.ScalarEvent):
@@ -122,10 +124,14 @@ class _Reader:
         while not isinstance(event := self._loader.get_event(), yaml.MappingEndEvent):
             key = self._value(event, depth) if isinstance(event, yaml.ScalarEvent) else None
             if not isinstance(key, str) or (event.implicit[0] and key == "<<"):
-                given = show(event.value) if isinstance(event, yaml.ScalarEvent) else "a collection"
+                given = (
+                    abbreviate(event.value)
+                    if isinstance(event, yaml.ScalarEvent)
+                    else "a collection"
+                )
                 self._refuse(event, f"{given} given as a key, expected plain keys: quote it")
             if key in items:
-                self._refuse(event, f"the key {show(key)} is given twice")
+                self._refuse(event, f"the key {abbreviate(key)} is given twice")
             items[key] = self._value(self._loader.get_event(), depth)
         return items
 
@@ -140,9 +146,9 @@ class _Reader:
         try:
             value: object = self._loader.construct_object(node)
         except (ValueError, OverflowError):
-            self._refuse(event, f"{show(text)} is not a number")
+            self._refuse(event, f"{abbreviate(text)} is not a number")
         if isinstance(value, float) and not math.isfinite(value):
-            self._refuse(event, f"{show(text)} given, expected a finite number")
+            self._refuse(event, f"{abbreviate(text)} given, expected a finite number")
         return value
 
     def _refuse(self, event: Any, problem: str) -> NoReturn:

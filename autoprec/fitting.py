@@ -18,14 +18,14 @@ from autoprec.core.device.facts import (
     DeviceFacts,
     DeviceKind,
     Observation,
-    doubted,
+    distrust_native_support,
     merge,
     with_measurements,
 )
 from autoprec.core.device.policies import measured_choice, propose
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import FrameworkFact, MachineObservation, Unusable
-from autoprec.core.profile import Profile, carry_over, fit, select
+from autoprec.core.profile import Profile, carry_over, check_fit, select_profile
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
@@ -58,9 +58,10 @@ def recipe_for(
         backend.name,
     )
     fits = {
-        name: fit(each, facts.fingerprint, software, framework) for name, each in profiles.items()
+        name: check_fit(each, facts.fingerprint, software, framework)
+        for name, each in profiles.items()
     }
-    chosen = select(fits)
+    chosen = select_profile(fits)
     if chosen.name is not None:
         made = profiles[chosen.name]
         recipe, left_out = carry_over(made.recipe, made.task.framework, framework)
@@ -89,15 +90,15 @@ def _fallback(
 ) -> tuple[Policy, str]:
     """Choose the policy for a device that no profile fits; return it and what to tell the user."""
     tune_here = f"Run `autoprec tune {tuned.task.file}` here"
-    shortcoming = backend.shortcoming(address)
-    by_rules = propose(doubted(facts, shortcoming)).recommended
+    missing_kernels = backend.missing_kernels(address)
+    by_rules = propose(distrust_native_support(facts, missing_kernels)).recommended
     if how == "rules":
         return by_rules, f"{by_rules} by the hardware's rules, not measured. {tune_here}"
     software = dict(backend.versions())
-    if not shortcoming:  # of another framework's products nothing would follow
+    if not missing_kernels:  # of another framework's products nothing would follow
         software |= {each.name: each.version for each in frameworks}
     known = with_remembered_measurements(facts, software)
-    found = measured_choice(doubted(known, shortcoming))
+    found = measured_choice(distrust_native_support(known, missing_kernels))
     said = f"training in {found.policy}, because {found.reasons[0]}"
     if found.policy is not Policy.FLOAT32:
         said += "; that it trains like float32 is not proven"

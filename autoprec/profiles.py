@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from autoprec.core.codec import DecodeError, from_plain, show, to_plain, without_empty
+from autoprec.core.codec import DecodeError, abbreviate, from_plain, to_plain, without_empty
 from autoprec.core.profile import SCHEMA, Profile
 from autoprec.documents import read_yaml, write_text
 from autoprec.errors import ProfileError
@@ -56,7 +56,7 @@ def parse_profile(document: object, where: str) -> Profile:
         raise ProfileError(f"{where} is no profile: it has no recipe; {_EXPECTED}")
     schema = document.get("schema")
     if schema != SCHEMA or isinstance(schema, bool):
-        given = "no schema" if schema is None else f"schema {show(schema)}"
+        given = "no schema" if schema is None else f"schema {abbreviate(schema)}"
         raise ProfileError(
             f"{where}: {given} given, this autoprec reads schema {SCHEMA}; tune again, or "
             "install the version that wrote it"

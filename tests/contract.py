@@ -142,7 +142,9 @@ class BackendContract:
     def test_a_reference_that_settles_ends_where_its_losses_say(self, subject: Subject) -> None:
         tracer = self.tracer(subject)
         whole = tracer.reference(batch_size=8, steps=33, checkpoints=())
-        settled = tracer.reference(batch_size=8, steps=33, checkpoints=(0, 32), settle=True)
+        settled = tracer.reference(
+            batch_size=8, steps=33, checkpoints=(0, 32), stop_at_plateau=True
+        )
         made = next(n for n in range(1, 34) if proof_steps.has_ended(whole.losses[:n], 33))
         assert settled.losses == whole.losses[:made]
         assert made in (30, 33)

@@ -141,16 +141,16 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "hold more than 1 GiB of": constant("workers.cpu_contention:_IDLE_DEVICE_BYTES", 1 / GIB),
         "with its 95 % interval": CONFIDENCE,
         "is narrower than 2 %": constant("core.measurement:TimingBudget.precision", 100),
-        "A step that is 20 to 65 % slower": beyond_one("core.statistics:_DISTURBED"),
+        "A step that is 20 to 65 % slower": beyond_one("core.statistics:_DISTURBED_RATIO_RANGE"),
         "grows by more than 8 MiB": constant(
-            "backends.shared.process_memory:Growth._NOISE", 1 / MIB
+            "backends.shared.process_memory:MemoryGrowth.NOISE_BYTES", 1 / MIB
         ),
         "is older than 20 s": constant("tuning.drift_correction:_CHECK_SECONDS"),
         "difference is above 10 %": constant("tuning.drift_correction:_LOG_THRESHOLD", 100),
         "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),
         "varies by more than 25 %": constant("tuning.profile_warnings:NOISY_SPREAD", 100),
         "more than 1 % faster. Its cost model": constant("core.speed.acquisition:Limits.gain", 100),
-        "A trial that is 20 to 65 %": beyond_one("core.statistics:_DISTURBED"),
+        "A trial that is 20 to 65 %": beyond_one("core.statistics:_DISTURBED_RATIO_RANGE"),
         "is 3 % of the step or more": constant("core.speed.knobs:_OPTIMIZER_SHARE", 100),
         "trials differ by less than 15 %": beyond_one(
             "core.speed.kept_memory:_CLEARLY_FASTER_RATIO"
@@ -190,7 +190,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "by more than those 10 %": constant("core.speed.reranking:SEARCH_RATIO_ERROR", 100),
         "with 512 MiB more": constant("tuning.interleaved_timing:_CONTEXT_BYTES", 1 / MIB),
         "within 5 % of the fastest": lambda: [
-            100 - constant("tuning.confirmation:_NEAR", 100)()[0]
+            100 - constant("tuning.confirmation:_MIN_FINALIST_SHARE", 100)()[0]
         ],
         "an interval of 95 %": CONFIDENCE,
         "or 5 s, not counting": constant("tuning.ablations:COMPARISON_SECONDS"),
@@ -198,7 +198,9 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "more than 15 % slower": beyond_one("tuning.interleaved_timing:_DISTURBED_RATIO"),
         "more than 1.5 times apart": constant("core.speed.consistency:WIDE_INTERVAL_FACTOR"),
         "are 1.42 times apart at most": widest_interval,
-        "takes up to 1.65 times as long": lambda: constant("core.statistics:_DISTURBED")()[1:],
+        "takes up to 1.65 times as long": lambda: constant(
+            "core.statistics:_DISTURBED_RATIO_RANGE"
+        )()[1:],
         "more than √10 times faster": lambda: [
             constant("core.speed.consistency:RATE_CHANGE_FACTOR")()[0] ** 2
         ],
@@ -206,7 +208,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "and proofs at 80 %": constant("tuning.time_limit:PROOF_SHARE", 100),
         "(4 us each)": constant("core.speed.plan:LAUNCH_SECONDS", 1e6),
         "some 10 us for each": constant("core.speed.plan:FRAMEWORK_LAUNCH_SECONDS", 1e6),
-        "at least 1.1 times as fast": constant("core.device.policies:_SAME_SPEED"),
+        "at least 1.1 times as fast": constant("core.device.policies:_SAME_SPEED_RATIO"),
     },
 }
 

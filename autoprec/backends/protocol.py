@@ -1,4 +1,4 @@
-"""The seam between autoprec and a framework: a task, and what a backend can do with it.
+"""The interface between autoprec and a framework: a task, and what a backend can do with it.
 
 A backend is four small Protocols. A `Session` builds a model by a recipe and times its steps, a
 `Tracer` records numerics (scalars and histograms; no tensor leaves it), a `Surgeon` applies a
@@ -24,8 +24,8 @@ from autoprec.core.numerics.records import (
 )
 from autoprec.core.recipe import Recipe
 
-Report = Callable[[str, int], None]
-"""Called with a phase ("build", "warmup", "steps", ...) and a step number as work goes on."""
+ProgressCallback = Callable[[str, int], None]
+"""Called with the current phase ("build", "warmup", "steps", ...) and step number."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Task:
     checkpoint: Path | None = None
 
 
-#: Of what is free on an accelerator, the share that a process may take: the framework's context,
-#: its kernels and fragments need the rest, and so do others.
-FREE_SHARE = 0.92
+#: The share of an accelerator's free memory that a process may use: the framework's context, its
+#: kernels, fragmentation and other processes need the rest.
+USABLE_FREE_MEMORY_SHARE = 0.92
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
     """An accelerator's memory as a process finds it, in bytes.
 
-    `free` is what the process may take, with what it holds already; `others` is what is not its
-    own: other processes, and the driver.
+    `free` is what the process may use, including what it holds already; `others` is what other
+    processes and the driver hold.
     """
 
     free: int
@@ -93,11 +93,11 @@ class Tracer(Protocol):
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`.
 
-        To `settle` is to end where `proof_steps.has_ended` says so: the loss no longer falls.
+        With `stop_at_plateau` it ends where the loss no longer falls: `proof_steps.has_ended`.
         """
 
     def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
@@ -130,10 +130,12 @@ class Surgeon(Protocol):
     def apply(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
         """Return the framework's Precision object, which the training loop uses."""
 
-    def leave(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
-        """Return a Precision object that changes nothing, of a float32 recipe.
+    def leave_unchanged(
+        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+    ) -> Any:
+        """Return the Precision object of a float32 recipe, which changes nothing.
 
-        What was applied to the model before is taken back.
+        What was applied to the model before is undone.
         """
 
 
@@ -165,23 +167,23 @@ class Backend(Protocol):
     def memory(self, device: str) -> DeviceMemory | None:
         """Read the device's memory now; None for the CPU, and where the framework cannot tell."""
 
-    def shortcoming(self, device: str) -> str:
+    def missing_kernels(self, device: str) -> str:
         """Say why the device may lack kernels for reduced dtypes; empty where it does not."""
 
     def device_of(self, model: object) -> str:
         """Return the device `model` is on, such as "cuda:0"; for None, where it would be built."""
 
     def describe(
-        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: ProgressCallback
     ) -> TaskFacts:
         """Build the task, take one float32 step, and describe the model."""
 
     def open(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> Session:
         """Build the model by `recipe`, put full batches on the device, take the first step."""
 
-    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+    def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
         """Return a tracer of the task's numerics."""
 
     def surgeon(self) -> Surgeon:

@@ -19,9 +19,9 @@ from autoprec.errors import FrameworkMissing, TaskError
 class Entry:
     """Where a backend lives, and whose classes it owns."""
 
-    home: str
-    owns: tuple[str, ...]
-    needs: tuple[str, ...]
+    class_path: str
+    module_prefixes: tuple[str, ...]
+    required_modules: tuple[str, ...]
     extra: str
 
 
@@ -52,15 +52,15 @@ def load(name: str) -> Backend:
     entry = ENTRIES.get(name)
     if entry is None:
         raise FrameworkMissing(f"unknown framework {name!r}: expected one of {', '.join(ENTRIES)}")
-    for needed in entry.needs:
+    for needed in entry.required_modules:
         if importlib.util.find_spec(needed) is None:
             raise FrameworkMissing(
                 f"{name} is not installed here; install it with "
                 f"`pip install 'autoprec[{entry.extra}]'`"
             )
-    home, _, attribute = entry.home.partition(":")
+    class_path, _, attribute = entry.class_path.partition(":")
     try:
-        module = importlib.import_module(home)
+        module = importlib.import_module(class_path)
     except ImportError as error:
         raise FrameworkMissing(
             f"{name} is installed and cannot be imported: {error}; install what is missing"
@@ -77,7 +77,7 @@ def owner(model: object, source: str = "build_model returned") -> str:
     refuse_keras_2(model)
     for parent in type(model).__mro__:
         for name, entry in ENTRIES.items():
-            if any(_within(parent.__module__, prefix) for prefix in entry.owns):
+            if any(_within(parent.__module__, prefix) for prefix in entry.module_prefixes):
                 return name
     kind = "None" if model is None else f"a {type(model).__module__}.{type(model).__qualname__}"
     raise TaskError(f"{source} {kind}, expected a torch.nn.Module or a compiled keras.Model")

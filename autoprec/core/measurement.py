@@ -1,4 +1,4 @@
-"""What a worker saw of a task and of one recipe: plain values, ready to be decided on.
+"""What a worker measured of a task and of one recipe, as plain values to base decisions on.
 
 Units are in the names: seconds, bytes, samples. A `Measurement` is one trial's timing; `TaskFacts`
 is what preflight learned of the task before any recipe was tried.
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class TimingBudget:
-    """How long one timing may go on, and how sharp it must get.
+    """How long one timing may take, and how precise it must become.
 
     Timing stops when the confidence interval of the median step is narrower than `precision`
     (relative, full width), after `seconds`, or after `max_steps`; never before `min_steps`.
-    `too_slow_seconds`, where given, is a step time that is clearly too slow: a first step above
-    twice that ends the timing at once. `expected_seconds` is the step time that was expected: where
-    steps take clearly longer, a trial times them twice (see `statistics.disturbed`).
+    `too_slow_seconds`, where given, is a step time that is clearly too slow: a step above twice
+    that ends the timing early. `expected_seconds` is the step time that was expected: where steps
+    take clearly longer, a trial times them twice (see `statistics.seems_disturbed`).
     """
 
     seconds: float = 2.0
@@ -53,7 +53,7 @@ class Measurement:
 
     @property
     def samples_per_second(self) -> float:
-        """Throughput of the training step, the loader's time left out."""
+        """Return the throughput of the training step, without the loader's time."""
         return self.samples_per_step / self.step_seconds
 
 

@@ -50,7 +50,7 @@ class MachineObservation:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What this machine is, what it is good at, and why. Accelerators come first, the CPU last."""
+    """What this machine has, what it is good at, and why: accelerators first, the CPU last."""
 
     devices: tuple[DeviceReport, ...]
     frameworks: tuple[FrameworkFact, ...] = ()

@@ -22,11 +22,11 @@ from autoprec.core.statistics import Ratio
 
 SCHEMA = 1
 
-#: Of what was not compared, because it is the baseline itself.
-NO_SPEEDUP = Ratio(1.0, 1.0, 1.0, 0)
+#: The ratio of what was not compared, because it is the baseline itself.
+NOT_COMPARED = Ratio(1.0, 1.0, 1.0, 0)
 
 # What a number read from a file may be at most: samples a second, seconds, bytes.
-_FASTEST, _LONGEST, _LARGEST = 1e15, 1e9, 2**60
+_MAX_RATE, _MAX_SECONDS, _MAX_BYTES = 1e15, 1e9, 2**60
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Baseline:
 
     policy: Policy
     batch_size: int = bounded(low=1, high=2**31)
-    samples_per_second: float = bounded(low=0.0, high=_FASTEST)
-    step_seconds: float = bounded(low=0.0, high=_LONGEST)
-    peak_memory_bytes: int = bounded(low=0, high=_LARGEST)
+    samples_per_second: float = bounded(low=0.0, high=_MAX_RATE)
+    step_seconds: float = bounded(low=0.0, high=_MAX_SECONDS)
+    peak_memory_bytes: int = bounded(low=0, high=_MAX_BYTES)
     accumulation_steps: int = bounded(default=1, low=1, high=2**20)
 
 
@@ -76,17 +76,17 @@ class Chosen:
     the step reaches, `memory_share` the share of its measured memory bandwidth that the least
     traffic of such a step needs (None: not known); `bound` is what limits it. `data_seconds` is the
     loader's own time for one step. `break_even_steps` is after how many steps a compiled recipe has
-    won back what its compilation took (None: not compiled, or no uncompiled recipe was measured).
+    recovered its compilation time (None: not compiled, or no uncompiled recipe was measured).
     """
 
-    samples_per_second: float = bounded(low=0.0, high=_FASTEST)
-    step_seconds: float = bounded(low=0.0, high=_LONGEST)
-    peak_memory_bytes: int = bounded(low=0, high=_LARGEST)
+    samples_per_second: float = bounded(low=0.0, high=_MAX_RATE)
+    step_seconds: float = bounded(low=0.0, high=_MAX_SECONDS)
+    peak_memory_bytes: int = bounded(low=0, high=_MAX_BYTES)
     peak_share: float | None = bounded(default=None, low=0.0, high=1e6)
     bound: str = ""
-    data_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
-    warmup_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
-    break_even_steps: int | None = bounded(default=None, low=0, high=_LARGEST)
+    data_seconds: float = bounded(default=0.0, low=0.0, high=_MAX_SECONDS)
+    warmup_seconds: float = bounded(default=0.0, low=0.0, high=_MAX_SECONDS)
+    break_even_steps: int | None = bounded(default=None, low=0, high=_MAX_BYTES)
     memory_share: float | None = bounded(default=None, low=0.0, high=1e6)
 
 
@@ -105,7 +105,7 @@ class Evidence:
 
     baseline: Baseline
     chosen: Chosen
-    speedup: Ratio = NO_SPEEDUP
+    speedup: Ratio = NOT_COMPARED
     speedup_same_batch: Ratio | None = None
     parity: Verdict
     reason: str
@@ -114,14 +114,14 @@ class Evidence:
     not_covered: tuple[str, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     checkpoint: CheckpointRecord | None = None
-    proof_seconds: float = bounded(default=0.0, low=0.0, high=_LONGEST)
-    memory_budget_bytes: int | None = bounded(default=None, low=0, high=_LARGEST)
+    proof_seconds: float = bounded(default=0.0, low=0.0, high=_MAX_SECONDS)
+    memory_budget_bytes: int | None = bounded(default=None, low=0, high=_MAX_BYTES)
     loss_scale: Mapping[str, Any] | None = None
     islands: Mapping[str, Any] | None = None
     padding: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
     trials: int = bounded(low=0, high=10**9)
-    tuning_seconds: float = bounded(low=0.0, high=_LONGEST)
+    tuning_seconds: float = bounded(low=0.0, high=_MAX_SECONDS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,7 +150,7 @@ class Profile:
         return f"<table><caption>{escape(self.task.file)}</caption>{''.join(cells)}</table>"
 
     def _rows(self) -> list[tuple[str, str]]:
-        """What matters most, each with its name."""
+        """Return what matters most, each with its name."""
         evidence = self.evidence
         rows = [("recipe", describe_recipe(self.recipe))]
         if evidence.inconclusive:
@@ -167,22 +167,22 @@ class Profile:
 
 
 def without_speeds(evidence: Evidence) -> Evidence:
-    """The evidence of a rehearsal: the same verdicts and memory, and nothing that was timed."""
+    """Return the evidence of a rehearsal: the same verdicts and memory, without timings."""
     timeless: dict[str, Any] = {"samples_per_second": 0.0, "step_seconds": 0.0}
     return replace(
         evidence,
         baseline=replace(evidence.baseline, **timeless),
         chosen=Chosen(peak_memory_bytes=evidence.chosen.peak_memory_bytes, **timeless),
-        speedup=NO_SPEEDUP,
+        speedup=NOT_COMPARED,
         speedup_same_batch=None,
         waterfall=(),
         padding=tuple({**each, "speed_with_over_without": None} for each in evidence.padding),
-        reason=f"{REHEARSED}; numerics: {evidence.parity.verdict}: {evidence.parity.reason}",
+        reason=f"{REHEARSAL_NOTE}; numerics: {evidence.parity.verdict}: {evidence.parity.reason}",
     )
 
 
 #: What a profile says of itself that was made where devices are pretended.
-REHEARSED = "a rehearsal on a pretended device, in which nothing timed means anything"
+REHEARSAL_NOTE = "a rehearsal on a pretended device, in which nothing timed means anything"
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,11 @@ class Fit:
 
     @property
     def matches(self) -> bool:
-        """Whether nothing rules the profile out."""
+        """Return whether nothing rules the profile out."""
         return not self.problems
 
 
-def fit(
+def check_fit(
     profile: Profile, here: Fingerprint, software: Mapping[str, str], framework: str | None = None
 ) -> Fit:
     """Compare a profile with a device and the software on it.
@@ -247,22 +247,22 @@ def _device_differences(made: Fingerprint, here: Fingerprint) -> list[str]:
         found.append(f"made with {made.memory_gib} GiB of memory, here are {here.memory_gib} GiB")
     if made.partition != here.partition and None not in (made.partition, here.partition):
         found.append(
-            f"made on {_part(made.partition)}, this device is {_part(here.partition)}: it is as "
-            "fast as its part"
+            f"made on {_describe_partition(made.partition)}, this device is "
+            f"{_describe_partition(here.partition)}: it is as fast as its part"
         )
     if made.core_quota != here.core_quota:
         found.append(
-            f"made with a core quota of {_quota(made.core_quota)}, here it is "
-            f"{_quota(here.core_quota)}"
+            f"made with a core quota of {_describe_quota(made.core_quota)}, here it is "
+            f"{_describe_quota(here.core_quota)}"
         )
     return found
 
 
-def _part(partition: str | None) -> str:
+def _describe_partition(partition: str | None) -> str:
     return f"a part of a device ({partition})" if partition else "a whole device"
 
 
-def _quota(quota: float | None) -> str:
+def _describe_quota(quota: float | None) -> str:
     return "none" if quota is None else f"{quota:g}"
 
 
@@ -278,7 +278,7 @@ def _software_differences(profile: Profile, software: Mapping[str, str]) -> list
 
 
 def minor_version(version: str) -> str:
-    """The part of a version that matters to a profile: "2.13.0+cpu" is "2.13"."""
+    """Return the part of a version that matters to a profile: "2.13.0+cpu" is "2.13"."""
     return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
 
 
@@ -290,7 +290,7 @@ class Selection:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def select(fits: Mapping[str, Fit]) -> Selection:
+def select_profile(fits: Mapping[str, Fit]) -> Selection:
     """Choose the matching profile with the fewest warnings; ties go to the first name."""
     matching = sorted((len(fit.warnings), name) for name, fit in fits.items() if fit.matches)
     reasons = {name: "; ".join(fit.problems) for name, fit in fits.items() if not fit.matches}
@@ -298,10 +298,10 @@ def select(fits: Mapping[str, Fit]) -> Selection:
 
 
 def carry_over(recipe: Recipe, made: str, used: str) -> tuple[Recipe, tuple[str, ...]]:
-    """The part of a recipe tuned with one framework that holds in another, and what does not.
+    """Return the part of a recipe tuned with one framework that holds in another, and notes.
 
     Policy, batch and loss scale carry over; module paths, compilation and a framework's own knobs
-    do not. The second value says each thing that was left out, for the user.
+    do not. The notes name each thing that was left out, for the user.
     """
     if made == used:
         return recipe, ()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from autoprec.core.codec import bounded, nearest, show, to_plain
+from autoprec.core.codec import abbreviate, bounded, did_you_mean, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.errors import UsageError
 
@@ -71,16 +71,16 @@ class Recipe:
 
     @property
     def effective_batch(self) -> int:
-        """Samples the optimizer sees in one update."""
+        """Return the samples the optimizer sees in one update."""
         return self.batch_size * self.accumulation_steps
 
     @property
     def keeps_memory(self) -> bool:
-        """Whether the process that applies this keeps its freed memory from then on."""
+        """Return whether the process that applies this keeps its freed memory from then on."""
         return self.knobs.get(KEEP_MEMORY) is True
 
     def key(self) -> str:
-        """A canonical text: equal recipes, equal keys."""
+        """Return a canonical text: equal recipes have equal keys."""
         return json.dumps(to_plain(self), sort_keys=True)
 
     def with_policy(self, policy: Policy) -> Recipe:
@@ -90,7 +90,7 @@ class Recipe:
 
 
 def describe_batch(batch_size: int, accumulation_steps: int) -> str:
-    """The batch of an update, and how it is split: "batch 32 in 4 micro-batches of 8"."""
+    """Describe the batch of an update and its split: "batch 32 in 4 micro-batches of 8"."""
     if accumulation_steps == 1:
         return f"batch {batch_size}"
     whole = batch_size * accumulation_steps
@@ -108,7 +108,7 @@ class Knob:
     meaning: str = ""
 
 
-#: The one knob that a process cannot take back (see `backends.memory`).
+#: The only knob that a process cannot undo.
 KEEP_MEMORY = "keep_memory"
 
 KNOBS: Mapping[str, Knob] = {
@@ -145,13 +145,15 @@ def check_knob(name: str, value: KnobValue) -> None:
     knob = KNOBS.get(name)
     if knob is None:
         raise UsageError(
-            f"unknown knob {show(name)}{nearest(name, KNOBS)} (known: {', '.join(KNOBS)})"
+            f"unknown knob {abbreviate(name)}{did_you_mean(name, KNOBS)} "
+            f"(known: {', '.join(KNOBS)})"
         )
     if knob.values:
         if not any(value == v and type(value) is type(v) for v in knob.values):
             allowed = ", ".join(str(v) for v in knob.values)
-            raise UsageError(f"knob {name}: {show(value)} given, expected one of {allowed}")
+            raise UsageError(f"knob {name}: {abbreviate(value)} given, expected one of {allowed}")
     elif type(value) is not int or not knob.low <= value <= knob.high:
         raise UsageError(
-            f"knob {name}: {show(value)} given, expected an integer from {knob.low} to {knob.high}"
+            f"knob {name}: {abbreviate(value)} given, expected an integer from {knob.low} to "
+            f"{knob.high}"
         )

@@ -20,9 +20,9 @@ from autoprec.core.measurement import TimingBudget
 
 CONFIDENCE = 0.95
 
-#: How much longer than foreseen a disturbed step takes. Neighbours on a shared machine take a fifth
-#: or more; beyond the upper bound it is the recipe that is slow.
-_DISTURBED = (1.2, 1.65)
+#: How much longer than expected a disturbed step takes. Other processes on a shared machine take a
+#: fifth or more; beyond the upper bound it is the recipe that is slow.
+_DISTURBED_RATIO_RANGE = (1.2, 1.65)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Summary:
 
     @property
     def spread(self) -> float:
-        """Full width of the interval relative to the median."""
+        """Return the full width of the interval relative to the median."""
         return (self.high - self.low) / self.median if self.median else 0.0
 
 
@@ -52,7 +52,7 @@ class Ratio:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two middle ones."""
+    """Return the middle value, or the mean of the two middle ones."""
     if not values:
         raise ValueError("the median of nothing is not defined")
     ordered = sorted(values)
@@ -63,9 +63,10 @@ def median(values: Sequence[float]) -> float:
 
 
 def _largest_rank(ways: Iterable[int], count: int, confidence: float) -> int:
-    """The largest r with 1 - 2 P(X <= r) >= `confidence`; X is k in the k-th of 2^count `ways`.
+    """Return the largest r with 1 - 2 P(X <= r) >= `confidence`; X is k in the k-th of the `ways`.
 
-    So many values may be cut at either end. Counted in integers: no count overflows.
+    There are 2^count ways in all; r values may be cut at either end. Counted in integers: no count
+    overflows.
     """
     tail, rank = 0, 0
     for number, each in enumerate(ways):
@@ -78,7 +79,7 @@ def _largest_rank(ways: Iterable[int], count: int, confidence: float) -> int:
 
 @cache
 def _sign_rank(count: int, confidence: float) -> int:
-    """How many of `count` values may be cut at either end: the rest covers the median.
+    """Return how many of `count` values may be cut at either end: the rest covers the median.
 
     The number of values below the true median is Binomial(count, 1/2).
     """
@@ -87,7 +88,7 @@ def _sign_rank(count: int, confidence: float) -> int:
 
 @cache
 def _signed_rank(count: int, confidence: float) -> int:
-    """How many of the means of two of `count` values may be cut at either end.
+    """Return how many of the pairwise means of `count` values may be cut at either end.
 
     Wilcoxon's statistic is the sum of those of the ranks 1 ... count whose sign is positive, each
     with probability 1/2; it equals the number of means above the centre.
@@ -101,7 +102,7 @@ def _signed_rank(count: int, confidence: float) -> int:
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The interval of the median from order statistics; with few values, the whole range.
+    """Return the interval of the median from order statistics; with few values, the whole range.
 
     Fewer than 6 values cannot give 95 %: then the range is the honest answer.
     """
@@ -113,7 +114,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 
 def warmup_length(times: Sequence[float]) -> int:
-    """How many leading steps are warm-up: those clearly slower than the second half.
+    """Return how many leading steps are warm-up: those clearly slower than the second half.
 
     First steps compile, fault pages in and pick kernels. A leading step counts as warm-up while it
     exceeds the second half's median by 10 % or three times its own deviation, whichever is more;
@@ -140,16 +141,16 @@ def summarize(times: Sequence[float]) -> Summary:
     return Summary(median(steady), low, high, len(steady), warmup)
 
 
-def enough(times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool:
-    """Whether a timing may stop: sharp enough, out of time, or clearly too slow.
+def timing_may_stop(times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool:
+    """Return whether a timing may stop: precise enough, out of time, or clearly too slow.
 
     With fewer than `budget.min_steps` steps only four times `budget.seconds` stops it, so that a
-    slow step is timed twice at least; nothing is said of a single step.
+    slow step is timed at least twice; a single step proves nothing.
     """
     if not times:
         return False
-    hopeless = budget.too_slow_seconds
-    if hopeless is not None and len(times) >= 2 and min(times) > 2 * hopeless:
+    too_slow = budget.too_slow_seconds
+    if too_slow is not None and len(times) >= 2 and min(times) > 2 * too_slow:
         return True
     if len(times) < budget.min_steps:
         return elapsed >= 4 * budget.seconds and len(times) >= 2
@@ -159,20 +160,20 @@ def enough(times: Sequence[float], budget: TimingBudget, elapsed: float) -> bool
     return summary.steps >= max(6, budget.min_steps) and summary.spread <= budget.precision
 
 
-def disturbed(step_seconds: float, expected_seconds: float | None) -> bool:
-    """Whether a timing is so much slower than foreseen that the machine may have been disturbed.
+def seems_disturbed(step_seconds: float, expected_seconds: float | None) -> bool:
+    """Return whether a timing is slower than expected as if the machine had been disturbed.
 
-    Or what foresaw it was wrong: only timing it again tells. Then the faster of the two counts, for
-    nothing that disturbs a machine makes it faster.
+    Or the expectation was wrong: only timing it again tells. Then the faster of the two counts,
+    because no disturbance makes a machine faster.
     """
     if not expected_seconds:
         return False
-    least, most = _DISTURBED
+    least, most = _DISTURBED_RATIO_RANGE
     return least < step_seconds / expected_seconds < most
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """The pseudomedian of the rounds' ratios with its interval; round i pairs the i-th of each.
+    """Return the pseudomedian of the rounds' ratios with its interval; round i pairs i-th values.
 
     It is the median of the geometric means of every two rounds' ratios. Fewer than 6 rounds cannot
     give 95 %: then the range is the honest answer.
@@ -186,6 +187,6 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def relative_spread(values: Sequence[float]) -> float:
-    """How far repeated measurements of one thing lie apart: (max - min) / median."""
+    """Return how far repeated measurements of one thing lie apart: (max - min) / median."""
     centre = median(values) if values else 0.0
     return (max(values) - min(values)) / centre if centre else 0.0

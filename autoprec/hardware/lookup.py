@@ -1,6 +1,6 @@
-"""Devices by what people call them, here or not: "a100", "tpu v5e", "Tesla T4".
+"""Devices by the names people use, present or not: "a100", "tpu v5e", "Tesla T4".
 
-What is said of a device that is not here is the catalogue's alone; its observation says so.
+A device that is not in this machine is known from the catalogue only; its observation says so.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from autoprec.core.codec import show
+from autoprec.core.codec import abbreviate
 from autoprec.core.device.facts import DeviceKind, Family, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import Catalogue
-from autoprec.hardware.others import load_others
+from autoprec.hardware.other_accelerators import load_other_accelerators
 
-#: More than that is no answer to a question; the rest is counted.
-_MOST_LISTED = 20
+#: A longer list helps nobody; the rest is counted.
+_MAX_LISTED = 20
 
-_NOT_HERE = "not here: by the catalogue alone, nothing was probed or measured"
+_NOT_HERE = "not in this machine: known from the catalogue, neither probed nor measured"
 
 
-def by_name(catalogue: Catalogue, text: str) -> tuple[Family, ...]:
-    """The families that a text names: one where it is exact, several where it is not, or none.
+def find_families(catalogue: Catalogue, text: str) -> tuple[Family, ...]:
+    """Find the families that a text names: one if it is exact, several if it is ambiguous, or none.
 
-    Exact is a family's name or title, with its vendor or without. Otherwise all words must be
-    words of the name, the title or the architecture (or, if none has them, the beginnings of such),
-    and a family that all the others descend from stands for them. Last, the text may be what the
-    device's driver calls it. Case and punctuation do not count.
+    Exact is a family's name or title, with or without its vendor. Otherwise all words must be words
+    of the name, the title or the architecture (or, failing that, beginnings of such words), and a
+    family from which all the others descend stands for them. Last, the text may be the name that
+    the device's driver reports. Case and punctuation are ignored.
     """
     words = _words(text)
     families = catalogue.families
     if not words:
         return ()
-    exact = tuple(family for family in families if "".join(words) in _exact(family))
+    exact = tuple(family for family in families if "".join(words) in _exact_names(family))
     if exact:
         return exact
     known = [(family, _known_words(family)) for family in families]
@@ -44,38 +44,43 @@ def by_name(catalogue: Catalogue, text: str) -> tuple[Family, ...]:
         for family, names in known
         if all(any(name.startswith(word) for name in names) for word in words)
     ]
-    return _eldest(whole) or _eldest(begun) or _by_pattern(families, text)
+    return _common_ancestor(whole) or _common_ancestor(begun) or _by_pattern(families, text)
 
 
-def named(catalogue: Catalogue, text: str) -> Family:
-    """The one family that a text names; raise `UsageError` with the list, or the nearest names."""
-    found = by_name(catalogue, text)
+def resolve_family(catalogue: Catalogue, text: str) -> Family:
+    """Return the one family that a text names.
+
+    Raise `UsageError` with the list where there are several, or the nearest names where none.
+    """
+    found = find_families(catalogue, text)
     if len(found) == 1:
         return found[0]
     kinds = ", ".join(kind.value for kind in DeviceKind)
-    for other in load_others():
+    for other in load_other_accelerators():
         if not found and _words(text) and set(_words(text)) <= set(_words(other.title)):
             raise UsageError(f"autoprec does not tune {other.title}: {other.advice}")
     if not found:
         near = _nearest(catalogue, text)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`autoprec probe` shows what is."
-        raise UsageError(
-            f"unknown device {show(text)}: no kind of device here ({kinds}), and no family of the "
-            f"catalogue; {hint}"
+        hint = (
+            f"did you mean {' or '.join(near)}?" if near else "`autoprec probe` lists the devices"
         )
-    lines = [f"  {family.name}: {family.title}" for family in found[:_MOST_LISTED]]
-    if len(found) > _MOST_LISTED:
-        lines.append(f"  and {len(found) - _MOST_LISTED} more")
+        raise UsageError(
+            f"unknown device {abbreviate(text)}: neither a kind of device ({kinds}) nor a family "
+            f"in the catalogue; {hint}"
+        )
+    lines = [f"  {family.name}: {family.title}" for family in found[:_MAX_LISTED]]
+    if len(found) > _MAX_LISTED:
+        lines.append(f"  and {len(found) - _MAX_LISTED} more")
     raise UsageError(
-        f"device {show(text)} may be any of {len(found)} families; name one of them, or a kind of "
-        f"device here ({kinds}):\n" + "\n".join(lines)
+        f"device {abbreviate(text)} matches {len(found)} families; give the name of one, or a kind "
+        f"of device in this machine ({kinds}):\n" + "\n".join(lines)
     )
 
 
-def hypothetical(family: Family) -> Observation:
-    """What a probe would see of a device of this family, as far as the family's row tells.
+def hypothetical_observation(family: Family) -> Observation:
+    """Return what a probe would observe of a device of this family, as far as its row tells.
 
-    Memory, cores and driver are not known; a row's `features` are what all its processors show.
+    Memory, cores and driver are unknown; a row's `features` are those that all its processors have.
     """
     match = family.match
     return Observation(
@@ -85,8 +90,8 @@ def hypothetical(family: Family) -> Observation:
         compute_capability=_first(match.compute_capability).removesuffix("-"),
         pci=_first(match.pci),
         pci_subsystem=_first(match.pci_subsystem),
-        cpu_family=_low(match.cpu_family),
-        cpu_model=_low(match.cpu_model),
+        cpu_family=_lowest(match.cpu_family),
+        cpu_model=_lowest(match.cpu_model),
         implementer=_first(match.implementer),
         part=_first(match.part),
         features=frozenset((*match.features, *family.features)),
@@ -95,11 +100,11 @@ def hypothetical(family: Family) -> Observation:
     )
 
 
-def with_figures(catalogue: Catalogue, family: Family) -> Family:
-    """The family, or the first product of it, whose row has the vendor's peaks and bandwidth.
+def with_vendor_figures(catalogue: Catalogue, family: Family) -> Family:
+    """Return the family, or its first product whose row has the vendor's peaks and bandwidth.
 
-    The family itself where no row has them (products of a family differ in both), and where those
-    that have them are faster or slower than it says of itself.
+    It is the family itself if no row has them (products of a family differ in both), or if those
+    that do have other peaks than its own row.
     """
 
     def peak(row: Family) -> float | None:
@@ -115,8 +120,8 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[a-z0-9]+", text.lower()))
 
 
-def _exact(family: Family) -> set[str]:
-    """The name and the title, each with and without its first word, the vendor."""
+def _exact_names(family: Family) -> set[str]:
+    """Return the name and the title, each with and without its first word, the vendor."""
     return {
         "".join(words[start:])
         for words in (_words(family.name), _words(family.title))
@@ -128,8 +133,11 @@ def _known_words(family: Family) -> set[str]:
     return set(_words(" ".join((family.name, family.title, *family.match.architecture))))
 
 
-def _eldest(families: list[Family]) -> tuple[Family, ...]:
-    """The family that all the others descend from, else all; what is generic stands for none."""
+def _common_ancestor(families: list[Family]) -> tuple[Family, ...]:
+    """Return the family from which all the others descend, else all of them.
+
+    A generic family stands for none.
+    """
     for family in families:
         rest = [other for other in families if other is not family]
         if family.ancestors and all(family.name in other.ancestors for other in rest):
@@ -138,7 +146,7 @@ def _eldest(families: list[Family]) -> tuple[Family, ...]:
 
 
 def _by_pattern(families: Iterable[Family], text: str) -> tuple[Family, ...]:
-    """The deepest families one of whose own names' patterns is found in the text."""
+    """Return the deepest families that have a name pattern found in the text."""
     found = [
         family
         for family in families
@@ -149,9 +157,9 @@ def _by_pattern(families: Iterable[Family], text: str) -> tuple[Family, ...]:
 
 
 def _nearest(catalogue: Catalogue, text: str) -> list[str]:
-    """The names of up to three families that are spelt almost so."""
+    """Return the names of up to three families with a similar spelling."""
     squeezed = "".join(_words(text[:80]))
-    spelt = {each: family.name for family in catalogue.families for each in _exact(family)}
+    spelt = {each: family.name for family in catalogue.families for each in _exact_names(family)}
     close = difflib.get_close_matches(squeezed, spelt, n=5)
     return list(dict.fromkeys(spelt[each] for each in close))[:3]
 
@@ -160,5 +168,5 @@ def _first(texts: tuple[str, ...]) -> str:
     return texts[0] if texts else ""
 
 
-def _low(ranges: tuple[str, ...]) -> int | None:
+def _lowest(ranges: tuple[str, ...]) -> int | None:
     return int(ranges[0].partition("-")[0]) if ranges else None

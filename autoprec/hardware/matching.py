@@ -1,6 +1,6 @@
 """Which families describe an observation, by the conditions in the catalogue.
 
-The conditions are data; this module knows only how each sort of condition is compared.
+The conditions are data; this module only knows how each type of condition is compared.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from dataclasses import fields
 from autoprec.core.device.facts import Family, Match, Observation
 
 
-def matches(family: Family, seen: Observation) -> bool:
-    """Whether every condition that the family gives holds."""
+def matches(family: Family, observation: Observation) -> bool:
+    """Tell whether every condition of the family holds for the observation."""
     match = family.match
     return (
-        family.kind is seen.kind
-        and _found(match.name, seen.name)
-        and _found(match.board, seen.board)
-        and _equal(match.vendor, seen.vendor)
-        and _equal(match.architecture, seen.architecture)
-        and _capable(match.compute_capability, seen.compute_capability)
-        and _equal(match.pci, seen.pci)
-        and _equal(match.pci_subsystem, seen.pci_subsystem)
-        and _equal(match.implementer, seen.implementer)
-        and _equal(match.part, seen.part)
-        and _within(match.cpu_family, seen.cpu_family)
-        and _within(match.cpu_model, seen.cpu_model)
-        and seen.features.issuperset(match.features)
-        and seen.features.isdisjoint(match.lacks)
+        family.kind is observation.kind
+        and _found(match.name, observation.name)
+        and _found(match.board, observation.board)
+        and _equal(match.vendor, observation.vendor)
+        and _equal(match.architecture, observation.architecture)
+        and _capable(match.compute_capability, observation.compute_capability)
+        and _equal(match.pci, observation.pci)
+        and _equal(match.pci_subsystem, observation.pci_subsystem)
+        and _equal(match.implementer, observation.implementer)
+        and _equal(match.part, observation.part)
+        and _within(match.cpu_family, observation.cpu_family)
+        and _within(match.cpu_model, observation.cpu_model)
+        and observation.features.issuperset(match.features)
+        and observation.features.isdisjoint(match.lacks)
     )
 
 
 def specificity(family: Family) -> tuple[int, int]:
-    """How narrow a family is: its depth in the tree, then how many conditions it gives."""
-    given = sum(bool(getattr(family.match, each.name)) for each in fields(Match))
-    return len(family.ancestors), given
+    """Rank how narrow a family is: its depth in the tree, then its number of conditions."""
+    conditions = sum(bool(getattr(family.match, each.name)) for each in fields(Match))
+    return len(family.ancestors), conditions
 
 
 def _found(patterns: Iterable[str], text: str) -> bool:
@@ -50,14 +50,14 @@ def _equal(texts: Iterable[str], text: str) -> bool:
 
 
 def _capable(ranges: Iterable[str], text: str) -> bool:
-    """Whether a compute capability is one of "9.0", or from one of "8.0-" on."""
+    """Tell whether a compute capability is in ranges such as "9.0" (exactly) and "8.0-" (from)."""
     ranges = tuple(ranges)
     if not ranges or not re.fullmatch(r"\d+\.\d+", text):
         return not ranges
-    seen = _version(text)
+    version = _version(text)
     for each in ranges:
         low = _version(each.removesuffix("-"))
-        if seen == low or (each.endswith("-") and seen > low):
+        if version == low or (each.endswith("-") and version > low):
             return True
     return False
 
@@ -68,7 +68,7 @@ def _version(text: str) -> tuple[int, int]:
 
 
 def _within(ranges: Iterable[str], number: int | None) -> bool:
-    """Whether a number is one of "17" or inside one of "16-31"."""
+    """Tell whether a number is in ranges such as "17" and "16-31"."""
     ranges = tuple(ranges)
     if not ranges or number is None:
         return not ranges

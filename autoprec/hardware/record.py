@@ -2,8 +2,8 @@
 
     python -m autoprec.hardware.record "what it is" > profiles/recordings/FAMILY.json
 
-The family to name the file after, and what the catalogue and the rules make of the machine, are
-told on stderr: read them before you commit the file, because from then on a test expects them.
+stderr shows the family to name the file after, and what the catalogue and the rules conclude about
+the machine: check that before you commit the file, because from then on a test expects it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing a machine down: every question a probe asks is passed on, and its answer kept."""
+"""Records a machine: every question of a probe is passed on, and its answer kept."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autoprec.hardware.recording import Expectation, Package, Recording
 
 T = TypeVar("T")
 
-#: Other names in /dev are disks and volumes, which their owner named.
+#: Other names in /dev are disks and volumes, some named by their owner.
 _ACCELERATOR = re.compile(r"nv(idia|host|map|gpu)|dxg$|kfd$|accel")
 
 
 class Recorder:
-    """A `Machine` that passes every question on and writes the answers down."""
+    """A `Machine` that passes every question on and records the answers."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -37,7 +37,7 @@ class Recorder:
         self._uuids: dict[str, str] = {}
 
     def recording(self, note: str, expect: Expectation) -> Recording:
-        """Everything that was answered so far, with what names this machine's owner taken out."""
+        """Return everything that was answered so far, without what identifies the owner."""
         return Recording(
             note=note,
             synthetic=False,
@@ -54,52 +54,52 @@ class Recorder:
         )
 
     def variable(self, name: str) -> str | None:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         return _keep(self._variables, name, self._machine.variable(name))
 
     def read(self, path: str) -> str | None:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         return _keep(self._files, path, self._machine.read(path))
 
     def entries(self, path: str) -> tuple[str, ...]:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         names = self._machine.entries(path)
         kept = tuple(name for name in names if path != "/dev" or _ACCELERATOR.match(name))
         return _keep(self._folders, path, kept or None) or ()
 
     def command(self, *words: str) -> str | None:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         return _keep(self._commands, " ".join(words), self._machine.command(*words))
 
     def processors(self) -> int | None:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         return _keep(self._answers, "processors", self._machine.processors())
 
     def usable_processors(self) -> int | None:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         return _keep(self._answers, "usable_processors", self._machine.usable_processors())
 
     def physical_memory(self) -> int | None:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         return _keep(self._answers, "physical_memory", self._machine.physical_memory())
 
     def tiles_permitted(self) -> bool | None:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         return _keep(self._answers, "tiles_permitted", self._machine.tiles_permitted())
 
     def cpuid(self) -> Mapping[str, Any]:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         return _keep(self._answers, "cpuid", self._machine.cpuid()) or {}
 
     def has_package(self, name: str) -> bool:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         found = self._machine.has_package(name)
         if found:
             self._packages.setdefault(name, Package())
         return found
 
     def package_file(self, name: str, path: str) -> str | None:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         text = self._machine.package_file(name, path)
         if text is not None:
             package = self._packages.get(name, Package())
@@ -107,14 +107,14 @@ class Recorder:
         return text
 
     def distribution_version(self, name: str) -> str | None:
-        """Pass on, and write down."""
+        """Pass the question on and record the answer."""
         version = self._machine.distribution_version(name)
         if version is not None:
             self._packages[name] = replace(self._packages.get(name, Package()), version=version)
         return version
 
     def nvml(self) -> Any:
-        """Pass on the module, and write down what it shows, UUIDs replaced."""
+        """Pass the module on and record what it shows, with UUIDs replaced."""
         module = self._machine.nvml()
         snapshot = read_nvml(module)
         if snapshot.devices:
@@ -124,7 +124,7 @@ class Recorder:
         return module
 
     def cuda(self) -> Mapping[str, Any]:
-        """Pass on, and write down, UUIDs replaced as NVML's are."""
+        """Pass the question on and record the answer, with UUIDs replaced as NVML's are."""
         answer = self._machine.cuda()
         with contextlib.suppress(DecodeError):
             found = from_plain(CudaAnswer, answer)
@@ -143,7 +143,7 @@ def _keep(answers: dict[str, Any], name: str, value: T) -> T:
 
 
 def _uuids(snapshot: NvmlSnapshot) -> list[str]:
-    """Every UUID of a snapshot, as CUDA gives it: without the prefix."""
+    """Return every UUID of a snapshot as CUDA gives it, without the prefix."""
     found = [[gpu.uuid, *(part.uuid for part in gpu.instances)] for gpu in snapshot.devices]
     return [uuid.partition("-")[2] for uuids in found for uuid in uuids]
 
@@ -159,7 +159,7 @@ def _without_uuids(snapshot: NvmlSnapshot) -> NvmlSnapshot:
 
 
 def _anonymous(files: Mapping[str, str]) -> dict[str, str]:
-    """Rename control groups (they carry user and container names) and drop all other mounts."""
+    """Rename control groups (they contain user and container names) and drop all other mounts."""
     paths = [line.split(":", 2)[-1] for line in files.get("/proc/self/cgroup", "").splitlines()]
     groups = list(dict.fromkeys(part for path in paths for part in path.split("/") if part))
     renamed = {name: f"group{i}" for i, name in enumerate(groups, 1)}

@@ -1,8 +1,8 @@
-"""Machines written down: what the probes were told on one, to be replayed on any other.
+"""Recorded machines: what the probes read on one machine, to be replayed on any other.
 
-A recording holds what was read, never what the probes made of it, so that replaying one runs the
-probes whole. `expect` is what a person found right about the outcome; the file's name is the family
-expected. What no real machine printed is marked `synthetic`.
+A recording holds what was read, never what the probes concluded, so that a replay runs all of their
+code. `expect` is the outcome that a person has checked; the file's name is the expected family. A
+recording that no real machine produced is marked `synthetic`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOT_SUPPORTED, _NO_DRIVER = 3, 9
 
 @dataclass(frozen=True)
 class Expectation:
-    """What replaying must give for the first device: its supports and the first candidate."""
+    """What a replay must give for the first device: its dtype support and the first candidate."""
 
     policy: Policy
     support: Mapping[DType, Support] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Recording:
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a recording; raises `DecodeError` where it does not fit."""
+    """Read a recording; raise `DecodeError` if it does not match the format."""
     return from_plain(Recording, json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -79,76 +79,76 @@ class RecordedMachine:
         self.python = recording.python
 
     def variable(self, name: str) -> str | None:
-        """A recorded environment variable."""
+        """Return a recorded environment variable."""
         return self._recording.variables.get(name)
 
     def read(self, path: str) -> str | None:
-        """A recorded file."""
+        """Return a recorded file."""
         return self._recording.files.get(path)
 
     def entries(self, path: str) -> tuple[str, ...]:
-        """The recorded names in a folder, and those of the recorded files below it."""
+        """List the recorded names in a folder, and those of the recorded files below it."""
         prefix = path.rstrip("/") + "/"
         files = (name for name in self._recording.files if name.startswith(prefix))
         names = {name[len(prefix) :].split("/")[0] for name in files}
         return tuple(sorted(names.union(self._recording.folders.get(path, ()))))
 
     def command(self, *words: str) -> str | None:
-        """What a command printed."""
+        """Return what a command printed."""
         return self._recording.commands.get(" ".join(words))
 
     def processors(self) -> int | None:
-        """The logical processors."""
+        """Return the number of logical processors."""
         return self._recording.processors
 
     def usable_processors(self) -> int | None:
-        """Those the process could run on."""
+        """Return how many processors the process could run on."""
         return self._recording.usable_processors
 
     def physical_memory(self) -> int | None:
-        """The installed memory in bytes."""
+        """Return the installed memory in bytes."""
         return self._recording.physical_memory
 
     def tiles_permitted(self) -> bool | None:
-        """Whether AMX tiles were permitted."""
+        """Tell whether AMX tiles were permitted."""
         return self._recording.tiles_permitted
 
     def cpuid(self) -> Mapping[str, Any]:
-        """What py-cpuinfo said."""
+        """Return py-cpuinfo's answer."""
         return self._recording.cpuid
 
     def has_package(self, name: str) -> bool:
-        """Whether a package was installed."""
+        """Tell whether a package was installed."""
         return name in self._recording.packages
 
     def package_file(self, name: str, path: str) -> str | None:
-        """A file of an installed package."""
+        """Return a file of an installed package."""
         package = self._recording.packages.get(name)
         return package.files.get(path) if package else None
 
     def distribution_version(self, name: str) -> str | None:
-        """The version of an installed distribution."""
+        """Return the version of an installed distribution."""
         package = self._recording.packages.get(name)
         return package.version or None if package else None
 
     def nvml(self) -> Any:
-        """Stand in for the pynvml module."""
+        """Return a replacement for the pynvml module."""
         return NvmlReplay(self._recording.nvml)
 
     def cuda(self) -> Mapping[str, Any]:
-        """What CUDA's driver showed."""
+        """Return what CUDA's driver showed."""
         answer = self._recording.cuda or CudaAnswer(error="libcuda.so.1: no such file")
         found: Mapping[str, Any] = to_plain(answer)
         return found
 
 
-def made_up(**answers: Any) -> RecordedMachine:
-    """A machine that has what is given and nothing else, for tests; keys as in `Recording`."""
+def synthetic_machine(**answers: Any) -> RecordedMachine:
+    """Make a machine that has what is given and nothing else, for tests; keys as in `Recording`."""
     return RecordedMachine(Recording("", True, Expectation(Policy.FLOAT32), **answers))
 
 
 class NvmlError(Exception):
-    """What NVML raises, with its return code."""
+    """The error that NVML raises, with its return code."""
 
     def __init__(self, value: int) -> None:
         super().__init__(f"NVML error {value}")

@@ -1,4 +1,4 @@
-"""A profile's result in words: how much faster, than what, and what that is due to."""
+"""A profile's result in words: how much faster than what, and why."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from autoprec.reporting.text import ratio_text, recipe_text
 
 
 def headline(profile: Profile) -> str:
-    """The recipe, its ratio to the baseline and the parts of that; first what would be overlooked.
+    """Summarize the recipe, its speed-up over the baseline, and the parts of that.
 
-    That is a recipe slower than float32, and a gain that is none of precision.
+    What is easily overlooked comes first: a recipe slower than float32, or a gain that is not
+    due to precision.
     """
     recipe, evidence = profile.recipe, profile.evidence
     name, gain = recipe_text(recipe), evidence.speedup
     if gain.ratio < 1.0 and recipe.forced:
-        return (
-            f"{gain.ratio:.2g}x: slower than {baseline_text(profile)}; {name} alone was asked for"
-        )
-    first = "" if _precision_pays(profile) else "precision brings nothing here; "
+        return f"{gain.ratio:.2g}x: slower than {baseline_text(profile)}; only {name} was requested"
+    first = "" if _precision_pays(profile) else "lower precision brings no gain here; "
     text = f"{first}{name}: {ratio_text(gain)} over {baseline_text(profile)}"
     if len(evidence.waterfall) == 1 and " and " in evidence.waterfall[0].what:
-        text += f"; {evidence.waterfall[0].what} together, not told apart in the time"
+        text += f"; {evidence.waterfall[0].what} together, not measured separately for lack of time"
     if len(evidence.waterfall) > 1:
         parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)
         text += f" = {parts}"
@@ -39,13 +38,13 @@ def _precision_pays(profile: Profile) -> bool:
 
 
 def baseline_text(profile: Profile) -> str:
-    """The baseline named wholly: "float32, batch 32"."""
+    """Name the baseline in full: "float32, batch 32"."""
     base = profile.evidence.baseline
     return f"{base.policy}, {describe_batch(base.batch_size, base.accumulation_steps)}"
 
 
 def part_lines(profile: Profile) -> list[str]:
-    """Each part of the gain with its interval and both sides; none where there is only one."""
+    """List each part of the gain with its interval and both sides; nothing if there is only one."""
     evidence = profile.evidence
     if len(evidence.waterfall) < 2 or evidence.inconclusive:
         return []

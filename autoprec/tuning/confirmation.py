@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from autoprec.core.profile import NOT_COMPARED
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import (
     attribute_speedup,
@@ -49,8 +50,11 @@ from autoprec.tuning.time_limit import CONFIRMATION_SHARE
 from autoprec.tuning.trials import Measured, typical_measurement
 from autoprec.workers.runner import Runner, raise_device_lost, raise_user_error
 
-#: At most this many recipes are finalists, and none below this share of the fastest one's speed.
-_MAX_FINALISTS, _MIN_FINALIST_SHARE = 4, 0.95
+#: At most this many recipes are finalists,
+_MAX_FINALISTS = 4
+
+#: and none below this share of the fastest one's speed.
+_MIN_FINALIST_SHARE = 0.95
 
 #: Rounds among several finalists at least.
 _MIN_FINALIST_ROUNDS = 5
@@ -58,8 +62,6 @@ _MIN_FINALIST_ROUNDS = 5
 #: A recipe that must be taken and ran below this share of the baseline's speed in the search is
 #: slower, whatever disturbed either of them: measuring by how much is worth no further round.
 _SURELY_SLOWER_SHARE = 0.5
-
-_NO_CHANGE = Ratio(1.0, 1.0, 1.0, 0)
 
 
 def confirm(
@@ -139,7 +141,7 @@ class _Confirmation:
     def _keep_baseline(
         self, reason: str, measured: Measured, inconclusive: str = ""
     ) -> ConfirmationResult:
-        choice = Choice(self._baseline, _NO_CHANGE, reason)
+        choice = Choice(self._baseline, NOT_COMPARED, reason)
         return ConfirmationResult(choice, inconclusive=inconclusive, measured=measured)
 
     def _is_late(self) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from autoprec.backends.protocol import FREE_SHARE, DeviceMemory
+from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.facts import DeviceFacts, DeviceKind
-from autoprec.core.device.placement import alone
+from autoprec.core.device.placement import expose_only
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import Unusable
 from autoprec.core.profile import CheckpointRecord
@@ -65,7 +65,7 @@ class TuningJob:
         if self.on_cpu:
             return memory_budget(seen.memory_bytes)
         free = seen.memory_bytes if self.memory is None else self.memory.free
-        return None if free is None else int(FREE_SHARE * free)
+        return None if free is None else int(USABLE_FREE_MEMORY_SHARE * free)
 
     @cached_property
     def checkpoint(self) -> CheckpointRecord | None:
@@ -93,7 +93,7 @@ class TuningJob:
 
     def settings(self) -> WorkerSettings:
         """Return how this job's workers are started."""
-        placement = alone(self.target.facts.observation)
+        placement = expose_only(self.target.facts.observation)
         return WorkerSettings(
             task=self.task,
             device=placement.device,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autoprec.core.device.facts import DeviceFacts, DeviceKind
-from autoprec.core.device.placement import alone
+from autoprec.core.device.placement import expose_only
 from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.speed.plan import Plan, estimate_steps, explain_expectation, plan_memory
@@ -57,7 +57,9 @@ def plan(job: TuningJob, devices: Sequence[DeviceFacts], figures: Figures) -> Pl
 
 def _drives(loaded: LoadedTask, device: DeviceFacts) -> bool:
     """Say whether the installed framework drives such a device; no build says so of TPUs."""
-    return device.kind in loaded.built_for or alone(device.observation).device in loaded.usable
+    return (
+        device.kind in loaded.built_for or expose_only(device.observation).device in loaded.usable
+    )
 
 
 def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:

@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from autoprec.core.device.roofline import Bound, find_bound, least_traffic
+from autoprec.core.device.roofline import Bound, find_bound, min_traffic_bytes
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.profile import (
-    NO_SPEEDUP,
+    NOT_COMPARED,
     Baseline,
     Chosen,
     DeviceRecord,
@@ -60,7 +60,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
             warmup_seconds=significant(chosen.warmup_seconds),
             break_even_steps=_break_even(result, choice.recipe),
         ),
-        speedup=rounded(gain) if gain is not None else NO_SPEEDUP,
+        speedup=rounded(gain) if gain is not None else NOT_COMPARED,
         speedup_same_batch=None if same is None else rounded(same),
         parity=verdict,
         checkpoint=job.checkpoint,
@@ -114,7 +114,7 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement) -> Bound
         samples=measured.samples_per_step,
         flops_per_sample=task.flops_per_sample,
         peak_gflops=fact.measured_gflops,
-        traffic=least_traffic(task.trainable_bytes, saved),
+        traffic=min_traffic_bytes(task.trainable_bytes, saved),
         bandwidth_gbps=result.preflight.facts.measured_memory_bandwidth_gbps,
         data_seconds=measured.data_seconds,
         curve=[] if recipe.accumulation_steps > 1 else curve,

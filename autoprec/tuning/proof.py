@@ -168,12 +168,12 @@ class Proof:
             evidence = replace(evidence, candidate_run=run)
             yield evidence
         if not proof_steps.has_ended(runs.reference.losses, most):
-            recorder.extend(recipe, runs, most, settle=True)
+            recorder.extend(recipe, runs, most, stop_at_plateau=True)
         steps = runs.stopping_step(most)
         evidence = runs.compared(evidence, steps)
         if steps < most and judging.needs_longest_run(evidence, self._tolerance):
             if len(runs.reference.losses) < most:
-                recorder.extend(recipe, runs, most, settle=False)
+                recorder.extend(recipe, runs, most, stop_at_plateau=False)
             steps = min(most, len(runs.reference.losses))
             evidence = runs.compared(evidence, steps)
         if steps <= proof_steps.SHORT_STEPS:

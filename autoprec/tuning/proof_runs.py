@@ -112,12 +112,14 @@ class RunRecorder:
         if runs.noise is None and not any(each.loss is None for each in runs.comparisons):
             runs.noise = self._tracer.noise(draws=NOISE_DRAWS)
 
-    def extend(self, recipe: Recipe, runs: RecordedRuns, max_steps: int, *, settle: bool) -> None:
+    def extend(
+        self, recipe: Recipe, runs: RecordedRuns, max_steps: int, *, stop_at_plateau: bool
+    ) -> None:
         """Train float32 to `max_steps`, or while its loss falls, and compare there as well.
 
         Where float32 itself stops being finite, the comparisons before that are all there are.
         """
-        reference = self._record(recipe, max_steps, settle=settle)
+        reference = self._record(recipe, max_steps, stop_at_plateau=stop_at_plateau)
         if not reference.finite:
             self.forget()
             return
@@ -125,7 +127,7 @@ class RunRecorder:
         runs.noise = None
         self.compare(recipe, runs)
 
-    def _record(self, recipe: Recipe, steps: int, *, settle: bool = True) -> Trajectory:
+    def _record(self, recipe: Recipe, steps: int, *, stop_at_plateau: bool = True) -> Trajectory:
         """Train float32 for `steps`, or while its loss falls; keep weights at the checkpoints."""
         reference = self._tracer.reference(
             batch_size=recipe.batch_size,
@@ -133,10 +135,12 @@ class RunRecorder:
             steps=steps,
             checkpoints=proof_steps.checkpoint_steps(steps),
             seconds=self._seconds_left(),
-            settle=settle,
+            stop_at_plateau=stop_at_plateau,
         )
         done = len(reference.losses)
-        if not (proof_steps.has_ended(reference.losses, steps) if settle else done == steps):
+        if not (
+            proof_steps.has_ended(reference.losses, steps) if stop_at_plateau else done == steps
+        ):
             raise ProofTimeout("everything", done)
         return reference
 

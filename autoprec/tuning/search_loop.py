@@ -96,9 +96,9 @@ class Search:
     def run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
 
-        For recipes that were re-ranked in `heats` the rates measured there count. Run again after a
-        re-ranking, the search tries only recipes that are expected to be faster; exploration is
-        over.
+        For recipes that were re-ranked in `reranking` the rates measured there count. Run again
+        after a re-ranking, the search tries only recipes that are expected to be faster;
+        exploration is over.
         """
         job, study, space = self._job, self._study, self._space
         if self._ended and job.options.sampler != "cost":

@@ -18,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from autoprec.backends.protocol import ProgressCallback
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.errors import UsageError
 from autoprec.workers.channel import TOKEN_BYTES, Channel, ChannelClosed
@@ -58,9 +59,6 @@ PATIENCE_VARIABLE = "AUTOPREC_PATIENCE"
 _FIRST_PHASE_OF = {"load": "load", "time": "steps"}
 _SHOWN_LOG_LINES = 40
 _EXIT_WAIT_SECONDS = 5.0
-
-OnProgress = Callable[[str, int], None]
-"""Hears the phase that a worker is in and the step that it is at."""
 
 
 def ignore_progress(phase: str, step: int) -> None:
@@ -158,7 +156,7 @@ class Worker:
         """Return whether the process still runs."""
         return self._process.poll() is None
 
-    def load(self, on_progress: OnProgress | None = None) -> LoadedTask:
+    def load(self, on_progress: ProgressCallback | None = None) -> LoadedTask:
         """Load the task file, once."""
         if self.loaded is None:
             checkpoint = self.settings.checkpoint
@@ -171,7 +169,9 @@ class Worker:
             )
         return self.loaded
 
-    def call(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Any:
+    def call(
+        self, method: str, *, on_progress: ProgressCallback | None = None, **arguments: Any
+    ) -> Any:
         """Call a method of `Service` and wait; `WorkerFailure` if it or the worker fails."""
         self._phase = _FIRST_PHASE_OF.get(method, "start")
         try:
@@ -194,7 +194,7 @@ class Worker:
             )
         return from_plain(type_hints_of(method)["return"], answer["result"])
 
-    def _wait(self, on_progress: OnProgress | None) -> dict[str, Any]:
+    def _wait(self, on_progress: ProgressCallback | None) -> dict[str, Any]:
         since = time.monotonic()
         while True:
             allowed = self._allowance()

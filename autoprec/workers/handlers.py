@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.backends import registry
-from autoprec.backends.protocol import Backend, DeviceMemory, Report, Session, Task, Tracer
-from autoprec.backends.shared.process_memory import give_back_memory
+from autoprec.backends.protocol import (
+    Backend,
+    DeviceMemory,
+    ProgressCallback,
+    Session,
+    Task,
+    Tracer,
+)
+from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.facts import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
@@ -26,7 +33,7 @@ from autoprec.core.numerics.records import (
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import disturbed
+from autoprec.core.statistics import seems_disturbed
 from autoprec.errors import TaskError
 from autoprec.workers.task_file import load_task
 
@@ -50,7 +57,7 @@ class LoadedTask:
 class Service:
     """Serves one task on one device with one framework."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ProgressCallback) -> None:
         self._report = report
         self._task: Task | None = None
         self._backend: Backend | None = None
@@ -116,7 +123,7 @@ class Service:
         try:
             self.open(name="trial", recipe=recipe, seed=seed)
             first = self.time(name="trial", budget=budget)
-            if not disturbed(first.step_seconds, budget.expected_seconds):
+            if not seems_disturbed(first.step_seconds, budget.expected_seconds):
                 return first
             again = self.time(name="trial", budget=budget)
             faster = min(first, again, key=lambda measured: measured.step_seconds)
@@ -137,7 +144,7 @@ class Service:
         checkpoints: tuple[int, ...],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         """See `Tracer.reference`."""
         return self._tracer().reference(
@@ -146,7 +153,7 @@ class Service:
             checkpoints=checkpoints,
             accumulation_steps=accumulation_steps,
             seconds=seconds,
-            settle=settle,
+            stop_at_plateau=stop_at_plateau,
         )
 
     def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
@@ -183,7 +190,7 @@ class Service:
         """Free the memory of the tracer's snapshots."""
         self._tracers.clear()
         gc.collect()
-        give_back_memory()
+        return_freed_memory()
 
     def _tracer(self) -> Tracer:
         task, backend = self._loaded()

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from autoprec.backends.protocol import ProgressCallback
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Point
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import TaskError, TrialFailure, UserCodeError
-from autoprec.workers.client import OnProgress, Worker, WorkerSettings
+from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.handlers import LoadedTask
 
@@ -42,7 +43,7 @@ class Runner:
     def __init__(
         self,
         settings: WorkerSettings,
-        on_progress: OnProgress,
+        on_progress: ProgressCallback,
         start: Callable[..., Worker] = Worker,
     ) -> None:
         self.settings = settings

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from autoprec.backends.protocol import Task
-from autoprec.core.codec import nearest
+from autoprec.core.codec import did_you_mean
 from autoprec.errors import TaskError, UsageError, UserCodeError
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -146,7 +146,7 @@ def load_task(path: Path) -> Task:
             raise TaskError(
                 f"{path.name} defines no function {name}; expected "
                 + ("build_model() -> model" if name == "build_model" else _BUILD_DATA)
-                + nearest(name, [n for n, value in vars(module).items() if callable(value)])
+                + did_you_mean(name, [n for n, value in vars(module).items() if callable(value)])
             )
     _reject_near_misses(module, path)
     optional = {name: _defined_function(module, path, name) for name in _OPTIONAL_FUNCTIONS}

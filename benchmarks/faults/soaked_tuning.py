@@ -32,7 +32,7 @@ def build_model():
     return SimulatedModel(
         overhead={"float32": 0.004, "mixed_bfloat16": 0.006, "mixed_float16": 0.006},
         per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002, "mixed_float16": 0.0003},
-        broken=("mixed_float16",), sleep=0.003)
+        broken=("mixed_float16",), sleep_seconds=0.003)
 
 def build_data(batch_size):
     return []

@@ -41,7 +41,7 @@ HOW = (
 try:
     from autoprec.api import probe
     from autoprec.core.device.facts import DeviceFacts, DeviceKind
-    from autoprec.core.device.placement import alone
+    from autoprec.core.device.placement import expose_only
     from autoprec.documents import write_text
     from autoprec.errors import AutoprecError
     from benchmarks.checkout import RESULTS, ROOT, child_environment
@@ -178,7 +178,9 @@ def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> En
                         stdout=log,
                         stderr=log,
                         start_new_session=True,
-                        env=child_environment(**alone(facts.observation).environment, **given),
+                        env=child_environment(
+                            **expose_only(facts.observation).environment, **given
+                        ),
                     )
                 code = child.wait(seconds)
                 failed = f"ended with code {code}" if code else ""

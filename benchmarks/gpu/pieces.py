@@ -29,7 +29,7 @@ from autoprec.api import probe
 from autoprec.backends.shared.matmul_timing import measure_products
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
-from autoprec.core.device.placement import alone
+from autoprec.core.device.placement import expose_only
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.statistics import paired_ratio
@@ -75,7 +75,7 @@ class Setting:
     @property
     def where(self) -> str:
         """The device as torch names it, in this process that is shown it alone."""
-        return alone(self.facts.observation).device
+        return expose_only(self.facts.observation).device
 
 
 Rows = Iterator[dict[str, Any]]

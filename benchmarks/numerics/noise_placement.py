@@ -15,6 +15,7 @@ import argparse
 import datetime
 import itertools
 import json
+import math
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,8 +26,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from autoprec.backends.torch.trace.model_state import NOISE, gradient_error, put_back
-from autoprec.backends.torch.trace.tracer import TorchTracer
+from autoprec.backends.shared.tracer import ComparisonTracer, batch_seed
+from autoprec.backends.torch.trace.model_state import RELATIVE_NOISE, gradient_error
 from autoprec.core.numerics.records import NoisyStep
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.tolerance import Tolerance
@@ -65,19 +66,21 @@ class NoisyProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(value, torch.Tensor) or value.dtype is not torch.float32:
             return value
         drawn = torch.rand(value.shape, generator=self._generator)
-        return value * (1 + NOISE * (2 * drawn - 1))
+        return value * (1 + RELATIVE_NOISE * (2 * drawn - 1))
 
 
-def noise_of_products(trace: TorchTracer) -> Iterator[NoisyStep]:
+def noise_of_products(trace: ComparisonTracer) -> Iterator[NoisyStep]:
     """What noise in the products does at the checkpoints of a float32 run."""
-    with trace._trainee(trace._float32(), 0, plain=True) as trainee:
+    with trace._trainee(trace._float32(), 0, reference=True) as trainee:
         for draw, kept in itertools.product(range(NOISE_DRAWS), trace._checkpoints):
-            put_back(trainee.model, kept.state)
+            trainee.put_back(kept.state)
             with NoisyProducts(draw):
-                loss, gradient = trace._loss_and_gradient(trainee, kept)
+                seed = batch_seed(0, kept.step, 0)
+                loss, gradient = trainee.loss_and_gradient(kept.batch, seed)
             if kept.loss is not None and kept.gradient is not None:
                 error = gradient_error(gradient, kept.gradient)
-                yield NoisyStep(kept.step, loss, kept.loss, error)
+                finite = loss if math.isfinite(loss) else None
+                yield NoisyStep(kept.step, finite, kept.loss, error)
 
 
 def compared(job: Job) -> dict[str, list[dict[str, Any]]]:

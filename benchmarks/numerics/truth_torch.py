@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.trace.tracer import TorchTracer
+from autoprec.backends.shared.tracer import ComparisonTracer
+from autoprec.backends.torch.trace.tracer import torch_tracer
 from autoprec.core.numerics.records import Trajectory
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.proof import Proof
@@ -45,9 +46,9 @@ from benchmarks.numerics.loops_torch import DTYPES, train
 SEEDS, MORE_SEEDS = 5, 20
 
 
-def tracer(task: Task, seed: int = 0, device: str = "cpu") -> TorchTracer:
+def tracer(task: Task, seed: int = 0, device: str = "cpu") -> ComparisonTracer:
     """A tracer on the device."""
-    return TorchTracer(task, device=device, seed=seed, report=silent)
+    return torch_tracer(task, device=device, seed=seed, report=silent)
 
 
 def write_truth(folder: Path, only: list[str]) -> None:
@@ -90,7 +91,7 @@ def truth_of(task: Task) -> dict[str, Any]:
     return rows
 
 
-def traced(trace: TorchTracer, recipe: Recipe, *, noisy: bool) -> Callable[[int], Trajectory]:
+def traced(trace: ComparisonTracer, recipe: Recipe, *, noisy: bool) -> Callable[[int], Trajectory]:
     """Long runs by the tracer, as a function of the seed."""
     return lambda seed: trace.trajectory(recipe=recipe, seed=seed, steps=STEPS, noisy=noisy)
 

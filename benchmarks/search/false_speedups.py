@@ -51,7 +51,7 @@ TASK = """
 from autoprec.backends.simulated import SimulatedModel
 
 def build_model():
-    return SimulatedModel(wander={wander!r})
+    return SimulatedModel(drift={drift!r})
 
 def build_data(batch_size):
     return []
@@ -182,10 +182,10 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
         dict.fromkeys(DType, native),
     )
     for seed in range(count):
-        wander = random.Random(seed).choice(noise)
+        drift = random.Random(seed).choice(noise)
         with tempfile.TemporaryDirectory() as folder:
             task = Path(folder) / "the_same.py"
-            task.write_text(TASK.format(wander=wander), encoding="utf-8")
+            task.write_text(TASK.format(drift=drift), encoding="utf-8")
             options = Options(
                 policies=tuple(policies),
                 batch_sizes=(32,),
@@ -197,7 +197,7 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
             job = TuningJob(task, target, options, lambda event: None, start=Here)  # type: ignore[arg-type]
             profile = tune(job)
             del sys.modules[task.stem]  # of one name only one file can be loaded
-        yield claim(f"noise {wander:.1%}, seed {seed}", profile)
+        yield claim(f"noise {drift:.1%}, seed {seed}", profile)
 
 
 def summary(found: Sequence[Tuned]) -> str:

@@ -35,7 +35,7 @@ from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
 from autoprec.core.speed.kept_memory import clearly_pays
 from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome, point_key, possibly_disturbed, shortlist
-from autoprec.core.statistics import disturbed as seems_disturbed
+from autoprec.core.statistics import seems_disturbed
 from benchmarks.checkout import CURVES
 from benchmarks.provenance import commit, today
 
@@ -189,7 +189,7 @@ def by_optuna(grid: Grid, name: str, seed: int, count: int) -> Ask:
 def replay(grid: Grid, ask: Ask, seed: int, disturbed: float = 0.0) -> tuple[float, int, float]:
     """One search: its regret, its trials, and the seconds that its trials would have taken.
 
-    `disturbed` is the share of the trials whose steps take a third longer.
+    `seems_disturbed` is the share of the trials whose steps take a third longer.
     """
     draw = random.Random(seed)
     history: list[Outcome] = []

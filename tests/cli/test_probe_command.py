@@ -79,7 +79,7 @@ def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypa
 
     monkeypatch.setattr(matmul_timing, "launch", launch)
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
-    assert "(by the catalogue, not measured here): " in said()
+    assert "(from the catalogue, not measured here): " in said()
     assert "recommended: float32 (measured here with " in said("--measure")
     again = said()
     assert "recommended: float32 (measured here with torch on 20" in again
@@ -87,7 +87,7 @@ def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypa
     (file,) = (tmp_path / "measured").iterdir()
     file.write_text("{")
     damaged = said()
-    assert "(by the catalogue, not measured here): " in damaged
+    assert "(from the catalogue, not measured here): " in damaged
     assert "note: " in damaged
     assert "left out" in damaged
 
@@ -97,8 +97,8 @@ def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypa
     [
         ("cpu:7", "no device 'cpu:7' here"),
         ("cpu:x", "unknown device 'cpu:x': expected KIND[:INDEX]"),
-        ("cqu", "unknown device 'cqu': no kind of device here (cpu, cuda"),
-        ("gpu", "name one of them, or a kind of device here (cpu, cuda"),
+        ("cqu", "unknown device 'cqu': neither a kind of device (cpu, cuda"),
+        ("gpu", "give the name of one, or a kind of device in this machine (cpu, cuda"),
         ("h1000", "did you mean nvidia-h100"),
     ],
 )
@@ -113,8 +113,8 @@ def test_a_wrong_device_is_told_and_exit_code_2(capsys, chosen, message):
 def test_a_device_that_is_not_here_is_told_of_by_the_catalogue(capsys):
     assert main(["probe", "--device", "tpu v5e"]) == 0
     printed = capsys.readouterr()
-    assert "not here: Google TPU v5e" in printed.out
-    assert "note: not here: by the catalogue" in printed.out
+    assert "not in this machine: Google TPU v5e" in printed.out
+    assert "note: not in this machine: known from the catalogue" in printed.out
     assert "recommended: mixed_bfloat16" in printed.out
     assert "frameworks: " not in printed.out
     assert printed.err == ""

@@ -13,7 +13,7 @@ import pytest
 from commands import QUICK, Run, Write, one_sentence, trials
 
 from autoprec import api, cache
-from autoprec.cli import _frames_alone, main
+from autoprec.cli import _frames_without_message, main
 from autoprec.profiles import load_profile
 
 pytestmark = [
@@ -182,8 +182,8 @@ def test_trials_that_fail_in_every_way_do_not_end_a_tuning(
     write: Write, run: Run, tmp_path: Path
 ) -> None:
     for name, fields in {
-        "crash": {"crash_at": 64},
-        "exit": {"exit_at": 64},
+        "crash": {"crash_at_batch": 64},
+        "exit": {"exit_at_batch": 64},
         "memory": {"capacity_bytes": 250 * 2**20},
         "unsupported": {"unsupported": ("mixed_bfloat16",)},
         "nan": {"nonfinite": ("mixed_bfloat16",)},
@@ -213,7 +213,7 @@ def test_traceback_shows_ours_too(write: Write, monkeypatch: pytest.MonkeyPatch)
 def test_what_the_last_line_repeats_is_left_out_of_the_traceback(
     frames: str, message: str, left: str
 ) -> None:
-    assert _frames_alone(frames, message) == left
+    assert _frames_without_message(frames, message) == left
 
 
 # Places that cannot be written -------------------------------------------------------------------

@@ -22,9 +22,9 @@ from autoprec.core.profile import (
     Profile,
     TaskRecord,
     carry_over,
-    fit,
+    check_fit,
     minor_version,
-    select,
+    select_profile,
     without_speeds,
 )
 from autoprec.core.recipe import KNOBS, Recipe
@@ -110,14 +110,14 @@ def test_numbers_out_of_range_and_unknown_keys_are_refused(path, value, message)
 
 
 def test_a_profile_fits_where_it_was_made():
-    assert fit(PROFILE, HERE, SOFTWARE, "torch") == Fit()
-    assert fit(PROFILE, HERE, SOFTWARE).matches
+    assert check_fit(PROFILE, HERE, SOFTWARE, "torch") == Fit()
+    assert check_fit(PROFILE, HERE, SOFTWARE).matches
 
 
 @given(fingerprints, fingerprints)
 def test_another_family_or_kind_never_matches_and_the_same_always_does(made, here):
     profile = replace(PROFILE, device=replace(PROFILE.device, fingerprint=made))
-    found = fit(profile, here, SOFTWARE, "torch")
+    found = check_fit(profile, here, SOFTWARE, "torch")
     assert found.matches == ((made.kind, made.family) == (here.kind, here.family))
     if not found.matches:
         assert found.warnings == ()
@@ -128,11 +128,11 @@ def test_another_family_or_kind_never_matches_and_the_same_always_does(made, her
 def test_a_rehearsals_profile_fits_in_a_rehearsal_only():
     rehearsed = replace(HERE, rehearsal=True)
     profile = replace(PROFILE, device=replace(PROFILE.device, fingerprint=rehearsed))
-    assert fit(profile, rehearsed, SOFTWARE, "torch") == Fit()
-    assert fit(profile, HERE, SOFTWARE, "torch").problems == (
+    assert check_fit(profile, rehearsed, SOFTWARE, "torch") == Fit()
+    assert check_fit(profile, HERE, SOFTWARE, "torch").problems == (
         "made in a rehearsal, on a device that was only pretended",
     )
-    assert fit(PROFILE, rehearsed, SOFTWARE, "torch").matches
+    assert check_fit(PROFILE, rehearsed, SOFTWARE, "torch").matches
 
 
 def test_a_rehearsals_evidence_keeps_verdicts_and_memory_and_nothing_timed():
@@ -146,9 +146,11 @@ def test_a_rehearsals_evidence_keeps_verdicts_and_memory_and_nothing_timed():
 
 def test_what_rules_a_profile_out_is_told_with_both_devices():
     other = Fingerprint(DeviceKind.CUDA, "nvidia-hopper", "H200", 139)
-    assert fit(PROFILE, other, SOFTWARE).problems == ("made on a cpu device, this one is cuda",)
+    assert check_fit(PROFILE, other, SOFTWARE).problems == (
+        "made on a cpu device, this one is cuda",
+    )
     cousin = replace(HERE, family="intel-spr", name="")
-    assert fit(PROFILE, cousin, SOFTWARE).problems == (
+    assert check_fit(PROFILE, cousin, SOFTWARE).problems == (
         "made on AMD EPYC (amd-zen4), this device is intel-spr (intel-spr)",
     )
 
@@ -166,7 +168,7 @@ def test_what_rules_a_profile_out_is_told_with_both_devices():
     ],
 )
 def test_another_name_memory_or_quota_is_a_warning(change, warnings):
-    found = fit(PROFILE, replace(HERE, **change), SOFTWARE, "torch")
+    found = check_fit(PROFILE, replace(HERE, **change), SOFTWARE, "torch")
     assert found == Fit(warnings=warnings)
 
 
@@ -178,8 +180,8 @@ def test_parts_of_a_device_are_told_apart():
         for part, each in made.items()
     }
     here = made["3g.20gb"]
-    fits = {part: fit(each, here, SOFTWARE, "torch") for part, each in profiles.items()}
-    assert select(fits).name == "3g.20gb"
+    fits = {part: check_fit(each, here, SOFTWARE, "torch") for part, each in profiles.items()}
+    assert select_profile(fits).name == "3g.20gb"
     assert "a part of a device (4g.20gb), this device is a part" in fits["4g.20gb"].warnings[0]
     assert "made on a whole device" in fits[""].warnings[0]
 
@@ -189,7 +191,7 @@ def test_a_profile_from_before_partitions_were_told_still_loads_and_fits():
     old = from_plain(Fingerprint, plain)
     profile = replace(PROFILE, device=replace(PROFILE.device, fingerprint=old))
     for part in ("", "3g.20gb"):
-        assert fit(profile, replace(HERE, partition=part), SOFTWARE, "torch") == Fit()
+        assert check_fit(profile, replace(HERE, partition=part), SOFTWARE, "torch") == Fit()
 
 
 @pytest.mark.parametrize(
@@ -209,20 +211,20 @@ def test_a_profile_from_before_partitions_were_told_still_loads_and_fits():
     ],
 )
 def test_another_framework_or_minor_version_is_a_warning(software, framework, warnings):
-    assert fit(PROFILE, HERE, software, framework) == Fit(warnings=warnings)
+    assert check_fit(PROFILE, HERE, software, framework) == Fit(warnings=warnings)
 
 
 @pytest.mark.parametrize("software", [{}, {"tensorflow": "2.21.0", "keras": "3.15.1"}])
 @pytest.mark.parametrize("framework", ["torch", None])
 def test_without_its_own_framework_a_profile_does_not_fit(software, framework):
-    found = fit(PROFILE, HERE, software, framework)
+    found = check_fit(PROFILE, HERE, software, framework)
     assert found == Fit(problems=("made with torch 2.13.0+cpu, which is not installed here",))
 
 
 def test_what_the_framework_stands_on_is_compared_only_where_it_is_installed():
     made = replace(PROFILE, software={**SOFTWARE, "numpy": "2.1.0"})
-    assert fit(made, HERE, SOFTWARE, "torch") == Fit()
-    assert fit(made, HERE, {**SOFTWARE, "numpy": "1.26.4"}, "torch").warnings == (
+    assert check_fit(made, HERE, SOFTWARE, "torch") == Fit()
+    assert check_fit(made, HERE, {**SOFTWARE, "numpy": "1.26.4"}, "torch").warnings == (
         "made with numpy 2.1.0, here is 1.26.4",
     )
 
@@ -271,7 +273,7 @@ fits = st.dictionaries(
 
 @given(fits)
 def test_the_matching_profile_with_the_fewest_warnings_is_selected(candidates):
-    chosen = select(candidates)
+    chosen = select_profile(candidates)
     matching = {name: each for name, each in candidates.items() if each.matches}
     assert (chosen.name is None) == (not matching)
     assert set(chosen.reasons) == set(candidates) - set(matching)
@@ -285,11 +287,11 @@ def test_the_matching_profile_with_the_fewest_warnings_is_selected(candidates):
 def test_the_order_of_the_profiles_does_not_matter(candidates, shuffler):
     names = list(candidates)
     shuffler.shuffle(names)
-    assert select({name: candidates[name] for name in names}) == select(candidates)
+    assert select_profile({name: candidates[name] for name in names}) == select_profile(candidates)
 
 
 def test_why_a_profile_does_not_fit_is_kept():
-    assert select({"a": Fit(("too old", "too slow"))}).reasons == {"a": "too old; too slow"}
+    assert select_profile({"a": Fit(("too old", "too slow"))}).reasons == {"a": "too old; too slow"}
 
 
 def test_its_repr_is_one_line_and_its_html_escapes_what_comes_from_elsewhere():

@@ -14,13 +14,13 @@ from autoprec.core.measurement import TimingBudget
 from autoprec.core.statistics import (
     Ratio,
     Summary,
-    disturbed,
-    enough,
     median,
     median_interval,
     paired_ratio,
     relative_spread,
+    seems_disturbed,
     summarize,
+    timing_may_stop,
     warmup_length,
 )
 
@@ -140,7 +140,7 @@ def test_the_spread_is_relative_and_zero_where_the_clock_saw_nothing():
 def steps_until(budget, time_of):
     """Count the steps a timing takes whose i-th step takes `time_of(i)` seconds."""
     taken = []
-    while not enough(taken, budget, sum(taken)):
+    while not timing_may_stop(taken, budget, sum(taken)):
         taken.append(time_of(len(taken)))
         assert len(taken) <= max(budget.max_steps, budget.min_steps)
     return len(taken)
@@ -155,12 +155,12 @@ def test_every_timing_ends_within_its_steps(budget, seed):
 @given(budgets, times)
 def test_a_timing_stays_stopped_however_many_equal_steps_follow(budget, step):
     count = steps_until(budget, lambda _: step)
-    assert all(enough([step] * n, budget, step * n) for n in range(count, count + 30))
+    assert all(timing_may_stop([step] * n, budget, step * n) for n in range(count, count + 30))
 
 
 @given(series, budgets, st.floats(0, 20), st.floats(1, 4))
 def test_a_looser_budget_never_lengthens_the_stop(values, budget, elapsed, factor):
-    assume(enough(values, budget, elapsed))
+    assume(timing_may_stop(values, budget, elapsed))
     looser = TimingBudget(
         seconds=budget.seconds / factor,
         min_steps=budget.min_steps,
@@ -168,13 +168,13 @@ def test_a_looser_budget_never_lengthens_the_stop(values, budget, elapsed, facto
         precision=budget.precision * factor,
         too_slow_seconds=budget.too_slow_seconds and budget.too_slow_seconds / factor,
     )
-    assert enough(values, looser, elapsed)
+    assert timing_may_stop(values, looser, elapsed)
 
 
 @given(series, budgets, st.floats(0, 20), st.floats(0, 20))
 def test_more_time_never_undoes_a_stop(values, budget, elapsed, more):
-    assume(enough(values, budget, elapsed))
-    assert enough(values, budget, elapsed + more)
+    assume(timing_may_stop(values, budget, elapsed))
+    assert timing_may_stop(values, budget, elapsed + more)
 
 
 def test_a_steady_timing_stops_as_soon_as_an_interval_can_be_given():
@@ -183,9 +183,9 @@ def test_a_steady_timing_stops_as_soon_as_an_interval_can_be_given():
 
 def test_a_hopeless_timing_stops_at_its_second_step():
     budget = TimingBudget(too_slow_seconds=0.1)
-    assert not enough([0.5], budget, 0.5)
-    assert enough([0.5, 0.3], budget, 0.8)
-    assert not enough([0.5, 0.15], budget, 0.65)
+    assert not timing_may_stop([0.5], budget, 0.5)
+    assert timing_may_stop([0.5, 0.3], budget, 0.8)
+    assert not timing_may_stop([0.5, 0.15], budget, 0.65)
 
 
 @pytest.mark.parametrize(
@@ -200,15 +200,15 @@ def test_a_hopeless_timing_stops_at_its_second_step():
     ],
 )
 def test_a_timing_much_slower_than_foreseen_may_be_disturbed(step, foreseen, twice):
-    assert disturbed(step, foreseen) is twice
+    assert seems_disturbed(step, foreseen) is twice
 
 
 def test_too_few_steps_stop_only_at_four_times_the_time():
     budget = TimingBudget(seconds=1.0, min_steps=5)
-    assert not enough([], budget, 100.0)
-    assert not enough([9.0], budget, 9.0)
-    assert enough([2.0, 2.0], budget, 4.0)
-    assert not enough([1.9, 1.9], budget, 3.8)
+    assert not timing_may_stop([], budget, 100.0)
+    assert not timing_may_stop([9.0], budget, 9.0)
+    assert timing_may_stop([2.0, 2.0], budget, 4.0)
+    assert not timing_may_stop([1.9, 1.9], budget, 3.8)
 
 
 @given(st.lists(st.tuples(times, times), min_size=1, max_size=20))

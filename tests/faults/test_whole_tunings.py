@@ -38,7 +38,7 @@ def build_model():
     return SimulatedModel(
         overhead={"float32": 0.004, "mixed_bfloat16": 0.006},
         per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002},
-        sleep=0.002)
+        sleep_seconds=0.002)
 
 def build_data(batch_size):
     return []
@@ -73,7 +73,7 @@ def trials(err: str) -> list[str]:
 
 def tried(err: str) -> list[str]:
     """The recipes in the table at the end, which holds what earlier runs measured too."""
-    table = err.partition("\nwhat was tried")[2]
+    table = err.partition("\nrecipes tried")[2]
     found = re.findall(r"^(float32|mixed_bfloat16) +(\d+) ", table, re.MULTILINE)
     return sorted(f"{policy}, batch {size}" for policy, size in found)
 

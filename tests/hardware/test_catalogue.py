@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoprec.core.device.facts import (
-    UNIFIED,
+    UNIFIED_MEMORY_NOTE,
     DeviceKind,
     Family,
     Match,
@@ -376,7 +376,10 @@ def test_what_a_driver_says_of_a_shared_memory_is_not_the_gpus_own(name, capabil
     facts = merge(seen, CATALOGUE.family_of(seen))
     assert facts.observation.memory_bytes is None
     assert sum("shares the CPU's memory" in note for note in facts.notes) == 1
-    assert merge(replace(seen, notes=(UNIFIED,)), CATALOGUE.family_of(seen)).notes == facts.notes
+    assert (
+        merge(replace(seen, notes=(UNIFIED_MEMORY_NOTE,)), CATALOGUE.family_of(seen)).notes
+        == facts.notes
+    )
 
 
 @pytest.mark.parametrize("text", ["8", "8.x", "-8.0", "8.0-9.0", ""])

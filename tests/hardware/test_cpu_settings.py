@@ -80,8 +80,8 @@ def test_the_newer_name_goes_before_the_older():
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}, "may compute float32 products in less"),
-        ({"DNNL_DEFAULT_FPMATH_MODE": "any"}, "may compute float32 products in less"),
+        ({"ONEDNN_DEFAULT_FPMATH_MODE": "BF16"}, "compute float32 products in a lower precision"),
+        ({"DNNL_DEFAULT_FPMATH_MODE": "any"}, "compute float32 products in a lower precision"),
         ({"ONEDNN_DEFAULT_FPMATH_MODE": "STRICT"}, ""),
         ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "TensorFlow computes without oneDNN"),
         ({"TF_ENABLE_ONEDNN_OPTS": "1"}, ""),

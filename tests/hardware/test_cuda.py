@@ -22,7 +22,7 @@ from autoprec.hardware.probes.nvidia import probe_nvidia
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot
 from autoprec.hardware.recorder import Recorder
 from autoprec.hardware.recording import Expectation, RecordedMachine
-from autoprec.hardware.recording import made_up as machine
+from autoprec.hardware.recording import synthetic_machine as machine
 
 GIB = 2**30
 A = NvmlDevice("GPU-aaaa-1", "NVIDIA A100-SXM4-40GB", "8.0", 40 * GIB)
@@ -96,7 +96,7 @@ def test_a_library_that_does_not_start_says_why(library, code, why):
 
 @linux
 def test_a_library_that_never_answers_is_left_behind(library, monkeypatch):
-    monkeypatch.setattr(machines, "_CUDA_SECONDS", 0.5)
+    monkeypatch.setattr(machines, "_CUDA_TIMEOUT_SECONDS", 0.5)
     assert "no answer in 0.5 seconds" in read_cuda(library(0, 60)).error
 
 
@@ -111,7 +111,7 @@ def test_a_child_that_fails_is_an_answer_too(monkeypatch, tmp_path):
         broken = tmp_path / "child.py"
         broken.write_text(text)
         monkeypatch.setattr(machines, "_CUDA_CHILD", broken)
-        assert "could not be asked" in read_cuda(LocalMachine()).error
+        assert "could not be queried" in read_cuda(LocalMachine()).error
 
 
 def test_an_answer_that_cannot_be_read_is_none():
@@ -119,7 +119,7 @@ def test_an_answer_that_cannot_be_read_is_none():
         def cuda(self):
             return {"devices": 5}
 
-    assert "cannot be read" in read_cuda(Odd(machine()._recording)).error
+    assert "could not be parsed" in read_cuda(Odd(machine()._recording)).error
 
 
 # Where it is asked --------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_without_nvml_cudas_word_is_taken():
     assert (device.name, device.compute_capability, device.driver) == ("Orin", "8.7", "CUDA 13.0")
     assert (device.uuid, device.memory_bytes, seen.unusable) == ("", None, ())
     assert "shares the CPU's memory" in device.notes[0]
-    assert "CUDA was asked" in seen.notes[0]
+    assert "used CUDA's driver instead" in seen.notes[0]
 
 
 def test_without_nvml_several_devices_are_told_apart():

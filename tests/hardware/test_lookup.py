@@ -9,7 +9,7 @@ from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import by_name, hypothetical, named
+from autoprec.hardware.lookup import find_families, hypothetical_observation, resolve_family
 
 CATALOGUE = load_catalogue()
 FAMILIES = {family.name: family for family in CATALOGUE.families}
@@ -17,7 +17,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMI
 
 
 def names(text):
-    return [family.name for family in by_name(CATALOGUE, text)]
+    return [family.name for family in find_families(CATALOGUE, text)]
 
 
 @each_family
@@ -58,20 +58,20 @@ def test_a_family_is_found_by_its_name_and_by_its_title(family):
 )
 def test_what_people_call_a_device_names_one_family(text, family):
     assert names(text) == [family]
-    assert named(CATALOGUE, text).name == family
+    assert resolve_family(CATALOGUE, text).name == family
 
 
 def test_words_that_fit_several_are_listed_and_the_choice_is_left_to_the_user():
     assert {"nvidia-h100-pcie", "nvidia-a100-pcie-40gb"} <= set(names("pcie"))
     with pytest.raises(UsageError) as caught:
-        named(CATALOGUE, "pcie")
-    assert "may be any of" in str(caught.value)
+        resolve_family(CATALOGUE, "pcie")
+    assert "device 'pcie' matches 7 families" in str(caught.value)
     assert "\n  nvidia-h100-pcie: NVIDIA H100 PCIe" in str(caught.value)
 
 
 def test_a_long_list_is_cut_and_counted():
     with pytest.raises(UsageError, match=r"and \d+ more$"):
-        named(CATALOGUE, "nvidia")
+        resolve_family(CATALOGUE, "nvidia")
 
 
 @pytest.mark.parametrize(
@@ -80,28 +80,28 @@ def test_a_long_list_is_cut_and_counted():
 def test_an_unknown_name_is_answered_with_the_nearest(text, near):
     assert names(text) == []
     with pytest.raises(UsageError, match=f"did you mean .*{near}"):
-        named(CATALOGUE, text)
+        resolve_family(CATALOGUE, text)
 
 
 @pytest.mark.parametrize("text", ["gaudi 3", "AWS Trainium", "inferentia"])
 def test_an_accelerator_with_a_stack_of_its_own_is_told_of_with_it(text):
     with pytest.raises(UsageError, match=r"does not tune .*(Gaudi software|Neuron SDK)"):
-        named(CATALOGUE, text)
+        resolve_family(CATALOGUE, text)
 
 
 @pytest.mark.parametrize("text", ["", " - ", "\x1b[2J", "zzzzzzzz"])
 def test_what_names_nothing_is_refused_in_one_printable_line(text):
     with pytest.raises(UsageError, match="unknown device") as caught:
-        named(CATALOGUE, text)
+        resolve_family(CATALOGUE, text)
     assert str(caught.value).isprintable()
 
 
 @each_family
 def test_a_device_that_is_not_here_is_known_by_the_catalogue_alone(family):
-    facts = merge(hypothetical(family), family)
+    facts = merge(hypothetical_observation(family), family)
     assert (facts.kind, facts.family, facts.name) == (family.kind, family.name, family.title)
     assert {facts.fact(dtype).evidence for dtype in DType} == {Evidence.CATALOGUE}
-    assert "not here: by the catalogue" in facts.notes[0]
+    assert "not in this machine: known from the catalogue" in facts.notes[0]
     assert facts.memory_bandwidth_gbps == family.memory_bandwidth_gbps
 
 
@@ -110,7 +110,7 @@ def test_every_processor_family_tells_what_its_processors_can_do(family):
     """A row that names one sort of processor says whether that has what its dtypes require."""
     if family.kind is not DeviceKind.CPU or family.name in ("generic-x86", "generic-arm"):
         return
-    facts = merge(hypothetical(family), family)
+    facts = merge(hypothetical_observation(family), family)
     wanted = [row for row in family.dtypes.values() if row.requires]
     if family.name != "apple-cpu":
         assert not wanted or facts.observation.features
@@ -130,8 +130,8 @@ def test_every_processor_family_tells_what_its_processors_can_do(family):
     ],
 )
 def test_the_rules_decide_for_it_as_for_a_device_that_is_here(text, bfloat16, policy):
-    family = named(CATALOGUE, text)
-    facts = merge(hypothetical(family), family)
+    family = resolve_family(CATALOGUE, text)
+    facts = merge(hypothetical_observation(family), family)
     assert facts.fact(DType.BFLOAT16).support is bfloat16
     assert propose(facts).recommended is policy
 

@@ -7,11 +7,11 @@ import pytest
 from autoprec.core.device.facts import DeviceKind, merge
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.probes import Seen
+from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.nvidia import probe_nvidia
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot, read_nvml
 from autoprec.hardware.recording import NvmlError, NvmlReplay
-from autoprec.hardware.recording import made_up as machine
+from autoprec.hardware.recording import synthetic_machine as machine
 
 A = NvmlDevice("GPU-aaaa-1", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "00000000:01:00.0")
 B = NvmlDevice("GPU-aabb-2", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "00000000:02:00.0")
@@ -124,7 +124,7 @@ def test_whole_gpus_are_counted_before_split_ones(gpus, visible, older, newer):
 
 
 def test_an_older_driver_says_that_there_are_more_instances():
-    assert "choose another" in probe(SPLIT, driver="550").notes[0]
+    assert "chosen by CUDA_VISIBLE_DEVICES=MIG-" in probe(SPLIT, driver="550").notes[0]
     assert probe(SPLIT, driver="570").notes == ()
 
 
@@ -155,7 +155,7 @@ def test_an_instance_has_its_own_memory_and_is_marked_as_a_part():
 def test_a_gpu_that_is_split_into_nothing_is_a_note():
     seen = probe(NvmlDevice("GPU-e", "A100", "8.0", 1, "", True))
     assert seen.devices == ()
-    assert "no instance is created" in seen.unusable[0].text
+    assert "has no instances" in seen.unusable[0].text
 
 
 def test_gpus_of_several_sorts_may_be_numbered_otherwise():
@@ -228,7 +228,7 @@ def test_a_gpu_whose_driver_fails_is_one_that_cannot_be_used(answers):
 
 @pytest.mark.parametrize("answers", NO_SIGNS.values(), ids=NO_SIGNS)
 def test_without_a_sign_of_a_gpu_a_driver_that_fails_is_nobodys_loss(answers):
-    assert mismatched(**answers) == Seen()
+    assert mismatched(**answers) == Findings()
 
 
 @pytest.mark.parametrize("hiding", ["", "-1", "none", "NoDevFiles"])

@@ -7,7 +7,7 @@ import pytest
 from autoprec.cli import main
 from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.errors import CatalogueError
-from autoprec.hardware.catalogue import OWN_FOLDER, load_catalogue, own_folder
+from autoprec.hardware.catalogue import USER_FOLDER_VARIABLE, load_catalogue, user_folder
 
 LAB = """
 families:
@@ -25,7 +25,7 @@ def own(tmp_path, monkeypatch):
     load_catalogue.cache_clear()
     folder = tmp_path / "devices"
     folder.mkdir()
-    monkeypatch.setenv(OWN_FOLDER, str(folder))
+    monkeypatch.setenv(USER_FOLDER_VARIABLE, str(folder))
     yield folder
     load_catalogue.cache_clear()
 
@@ -82,17 +82,17 @@ def test_a_folder_that_was_named_must_hold_device_files(own):
 
 
 def test_an_empty_variable_says_that_there_are_none(monkeypatch):
-    monkeypatch.setenv(OWN_FOLDER, "")
-    assert own_folder() is None
+    monkeypatch.setenv(USER_FOLDER_VARIABLE, "")
+    assert user_folder() is None
 
 
 def test_without_the_variable_the_configuration_directory_counts_if_it_has_files(
     tmp_path, monkeypatch
 ):
-    monkeypatch.delenv(OWN_FOLDER)
+    monkeypatch.delenv(USER_FOLDER_VARIABLE)
     monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: tmp_path)
-    assert own_folder() is None
+    assert user_folder() is None
     (tmp_path / "devices").mkdir()
-    assert own_folder() is None
+    assert user_folder() is None
     write(tmp_path / "devices", LAB)
-    assert own_folder() == tmp_path / "devices"
+    assert user_folder() == tmp_path / "devices"

@@ -11,19 +11,19 @@ from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import FrameworkFact
 from autoprec.errors import CatalogueError
-from autoprec.hardware import others
+from autoprec.hardware import other_accelerators
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.others import load_others
+from autoprec.hardware.other_accelerators import load_other_accelerators
 from autoprec.hardware.probes.amd import probe_amd
 from autoprec.hardware.probes.apple import probe_apple
 from autoprec.hardware.probes.cpu import probe_cpu
 from autoprec.hardware.probes.frameworks import find_frameworks
 from autoprec.hardware.probes.intel import probe_intel
-from autoprec.hardware.probes.others import probe_others
-from autoprec.hardware.probes.pci import visible
+from autoprec.hardware.probes.other_accelerators import probe_other_accelerators
+from autoprec.hardware.probes.pci import visible_ordinals
 from autoprec.hardware.probes.tpu import probe_tpu
 from autoprec.hardware.recording import Package
-from autoprec.hardware.recording import made_up as machine
+from autoprec.hardware.recording import synthetic_machine as machine
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"
 BUS = "/sys/bus/pci/devices"
@@ -296,7 +296,7 @@ def intel(*gpus, folders=(), **variables):
 def test_a_discrete_intel_gpu_leaves_the_cpus_own_out_as_pytorch_does():
     seen = intel(ON_BOARD, ARC)
     assert [(each.index, each.pci, each.uuid) for each in seen.devices] == [(0, *ARC)]
-    assert "discrete ones alone" in seen.notes[0]
+    assert "only discrete ones" in seen.notes[0]
     alone = intel(ON_BOARD)
     assert [each.pci for each in alone.devices] == [ON_BOARD[0]]
     assert alone.notes == ()
@@ -340,7 +340,7 @@ def test_the_affinity_mask_hides_intel_gpus(mask, count):
 
 def test_a_device_selector_is_said_to_be_unresolved():
     found = bus(("8086", "56a0", "030000"), variables={"ONEAPI_DEVICE_SELECTOR": "gpu"})
-    assert "not resolved" in probe_intel(found).notes[0]
+    assert "does not evaluate it" in probe_intel(found).notes[0]
 
 
 def test_tpu_chips_are_counted_without_asking_any_library():
@@ -358,7 +358,9 @@ def test_tpu_chips_are_counted_without_asking_any_library():
 
 
 def test_accelerators_with_a_stack_of_their_own_are_noted():
-    found = probe_others(bus(*[("1d0f", "7164", "088000")] * 2, ("1da3", "1020", "120000")))
+    found = probe_other_accelerators(
+        bus(*[("1d0f", "7164", "088000")] * 2, ("1da3", "1020", "120000"))
+    )
     assert found.devices == ()
     gaudi, trainium = sorted(found.notes)
     assert gaudi.startswith("1 x Intel Gaudi 2 in this machine, which autoprec does not tune: ")
@@ -367,24 +369,27 @@ def test_accelerators_with_a_stack_of_their_own_are_noted():
 
 
 def test_other_devices_of_the_same_vendors_are_not_noted():
-    assert probe_others(bus(("1d0f", "ec20", "020000"), ("10de", "7164", "030000"))).notes == ()
-    assert probe_others(machine()).notes == ()
+    assert (
+        probe_other_accelerators(bus(("1d0f", "ec20", "020000"), ("10de", "7164", "030000"))).notes
+        == ()
+    )
+    assert probe_other_accelerators(machine()).notes == ()
 
 
-@pytest.mark.parametrize("accelerator", load_others(), ids=lambda each: each.title)
+@pytest.mark.parametrize("accelerator", load_other_accelerators(), ids=lambda each: each.title)
 def test_a_named_accelerator_has_ids_of_its_own_advice_and_a_source(accelerator):
     assert accelerator.advice
     assert accelerator.source
     for pci in accelerator.pci:
         assert re.fullmatch("[0-9a-f]{4}:[0-9a-f]{4}", pci)
-        assert [each for each in load_others() if pci in each.pci] == [accelerator]
+        assert [each for each in load_other_accelerators() if pci in each.pci] == [accelerator]
 
 
 def test_a_wrong_file_of_other_accelerators_is_refused_with_its_name(tmp_path, monkeypatch):
     (tmp_path / "other_accelerators.yaml").write_text("accelerators: [{titel: x}]", "utf-8")
-    monkeypatch.setattr(others, "profiles_folder", lambda: tmp_path)
+    monkeypatch.setattr(other_accelerators, "profiles_folder", lambda: tmp_path)
     with pytest.raises(CatalogueError, match=r"other_accelerators\.yaml: .*titel: unknown key"):
-        others.load_others.__wrapped__()
+        other_accelerators.load_other_accelerators.__wrapped__()
 
 
 SYSCTL = {
@@ -454,6 +459,6 @@ def test_frameworks_are_known_by_their_files_else_by_their_distributions():
 @settings(deadline=None)
 @given(st.integers(0, 8), st.none() | st.text(alphabet="0123456789,-+ gx", max_size=12))
 def test_a_visibility_list_never_invents_or_repeats_a_device(count, text):
-    shown = visible(count, text)
+    shown = visible_ordinals(count, text)
     assert len(set(shown)) == len(shown)
     assert all(0 <= ordinal < count for ordinal in shown)

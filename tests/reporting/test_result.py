@@ -62,7 +62,7 @@ def test_a_gain_names_both_sides_and_its_parts() -> None:
     ],
 )
 def test_that_precision_brings_nothing_is_said_first(profile: Profile, said: bool) -> None:
-    assert headline(profile).startswith("precision brings nothing here; ") is said
+    assert headline(profile).startswith("lower precision brings no gain here; ") is said
 
 
 def test_one_part_needs_no_lines_of_its_own() -> None:
@@ -72,12 +72,15 @@ def test_one_part_needs_no_lines_of_its_own() -> None:
 
 def test_parts_that_were_not_told_apart_are_said_to_be() -> None:
     said = headline(made(WINNER, 1.4, precision_and_kept_memory=1.4))
-    assert said.endswith("; precision and kept memory together, not told apart in the time")
+    end = "; precision and kept memory together, not measured separately for lack of time"
+    assert said.endswith(end)
 
 
 def test_what_was_asked_for_and_is_slower_is_said_so_first() -> None:
     slow = made(replace(WINNER, forced=True), 0.81)
-    assert closing_sentence(slow).startswith("result: 0.81x: slower than float32, batch 32; mixed_")
+    assert closing_sentence(slow).startswith(
+        "result: 0.81x: slower than float32, batch 32; only mixed_"
+    )
     slower = replace(slow.evidence, speedup=Ratio(0.012, 0.011, 0.013, 1))
     assert headline(replace(slow, evidence=slower)).startswith("0.012x: slower than float32")
 

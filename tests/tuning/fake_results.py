@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
-from autoprec.core.profile import NO_SPEEDUP
+from autoprec.core.profile import NOT_COMPARED
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.space import Space
@@ -47,7 +47,7 @@ def result_of(
         PreflightResult(task, facts, SPACE, alignment),
         SearchResult(trials, SPACE.point(Recipe()), **search),
         ProofResult(),
-        ConfirmationResult(Choice(Recipe(), NO_SPEEDUP, "")),
+        ConfirmationResult(Choice(Recipe(), NOT_COMPARED, "")),
     )
 
 

@@ -79,10 +79,10 @@ class FakeTracer:
         checkpoints,
         accumulation_steps=1,
         seconds=None,
-        settle=False,
+        stop_at_plateau=False,
     ):
         self._note(f"reference {batch_size}x{accumulation_steps}")
-        if settle:
+        if stop_at_plateau:
             losses = [self.curve(step) for step in range(steps)]
             steps = next(n for n in range(1, steps + 1) if proof_steps.has_ended(losses[:n], steps))
         run = self._run(0.0, steps, seconds)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from autoprec.backends.protocol import FREE_SHARE, DeviceMemory
+from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.interleaved_timing import fit_in_memory_together
@@ -28,10 +28,10 @@ def job(events: list[Event], kind: DeviceKind = DeviceKind.CUDA, **options: Any)
 
 def test_an_accelerators_budget_is_of_what_is_free_and_of_all_where_nobody_tells() -> None:
     before = job([])
-    assert before.memory_bytes == int(FREE_SHARE * 80 * GIB)
-    assert with_memory(before, None).memory_bytes == int(FREE_SHARE * 80 * GIB)
+    assert before.memory_bytes == int(USABLE_FREE_MEMORY_SHARE * 80 * GIB)
+    assert with_memory(before, None).memory_bytes == int(USABLE_FREE_MEMORY_SHARE * 80 * GIB)
     free = DeviceMemory(free=20 * GIB, others=0)
-    assert with_memory(before, free).memory_bytes == int(FREE_SHARE * 20 * GIB)
+    assert with_memory(before, free).memory_bytes == int(USABLE_FREE_MEMORY_SHARE * 20 * GIB)
     asked = job([], memory_bytes=GIB)
     assert with_memory(asked, free).memory_bytes == GIB
 

@@ -24,7 +24,7 @@ from autoprec.core.recipe import Alignment
 from autoprec.core.speed.space import Space
 from autoprec.errors import UserCodeError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical
+from autoprec.hardware.lookup import hypothetical_observation
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
@@ -190,7 +190,7 @@ def test_islands_that_were_asked_for_are_in_every_recipe() -> None:
 
 def of_family(name: str) -> DeviceFacts:
     family = load_catalogue().family(name)
-    return merge(hypothetical(family), family)
+    return merge(hypothetical_observation(family), family)
 
 
 def dimensions(**sizes: int) -> tuple[Dimension, ...]:

@@ -138,7 +138,7 @@ def test_a_policy_that_breaks_training_is_never_chosen(task: Callable[..., Path]
 
 
 def test_an_island_mends_a_policy(task: Callable[..., Path]) -> None:
-    profile, _ = run(task(FASTER + ", broken=('mixed_bfloat16',), culprit='norm'"))
+    profile, _ = run(task(FASTER + ", broken=('mixed_bfloat16',), sensitive_module='norm'"))
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
     assert profile.recipe.float32_modules == ("norm",)
     assert profile.evidence.islands is not None
@@ -194,10 +194,10 @@ def test_where_float32_does_not_fit_its_batch_a_smaller_one_is_the_baseline(
 
 def test_where_float32_crashes_there_is_no_baseline(task: Callable[..., Path]) -> None:
     with pytest.raises(NoFeasibleRecipe, match="plain float32 does not run"):
-        run(task(FASTER + ", crash_at=8"))
+        run(task(FASTER + ", crash_at_batch=8"))
 
 
-@pytest.mark.parametrize("fault", ["crash_at=128", "exit_at=128"])
+@pytest.mark.parametrize("fault", ["crash_at_batch=128", "exit_at_batch=128"])
 def test_a_trial_that_kills_its_worker_is_a_result(task: Callable[..., Path], fault: str) -> None:
     profile, events = run(task(f"{FASTER}, {fault}"))
     assert Status.CRASHED in [trial.outcome.status for trial in trials(events)]

@@ -29,7 +29,7 @@ def build_model():
     times = {times}
     seconds = {{"float32": .0005 * times, "mixed_bfloat16": .00025 * times}}
     overhead = {{name: 0.002 * times + {sleep} for name in seconds}}
-    return SimulatedModel(overhead, seconds, sleep={sleep})
+    return SimulatedModel(overhead, seconds, sleep_seconds={sleep})
 
 def build_data(batch_size):
     return []

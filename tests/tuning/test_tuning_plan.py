@@ -16,7 +16,7 @@ from autoprec.core.measurement import Dimension, Kernel, TaskFacts
 from autoprec.core.speed.plan import COMMON_MEMORY_GIB, Plan
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical, with_figures
+from autoprec.hardware.lookup import hypothetical_observation, with_vendor_figures
 from autoprec.reporting.plan import print_plan
 from autoprec.tuning.events import silent
 from autoprec.tuning.job import Target, TuningJob
@@ -43,12 +43,12 @@ MLP = TaskFacts(
 
 def facts_of(name: str) -> DeviceFacts:
     family = load_catalogue().family(name)
-    return merge(hypothetical(family), family)
+    return merge(hypothetical_observation(family), family)
 
 
 def planned(name: str, options: Options | None = None) -> Plan:
     device, catalogue = facts_of(name), load_catalogue()
-    row = with_figures(catalogue, catalogue.family(name))
+    row = with_vendor_figures(catalogue, catalogue.family(name))
     cpu = Observation(DeviceKind.CPU)
     target = Target(merge(cpu, catalogue.family_of(cpu)), {}, lambda facts: facts)
     job = TuningJob(Path("task.py"), target, options or Options(), silent)

@@ -31,7 +31,7 @@ def test_a_worker_answers_many_calls(simulated, start) -> None:
 
 
 def test_progress_is_told(simulated, start) -> None:
-    worker = start(simulated(sleep=0.02))
+    worker = start(simulated(sleep_seconds=0.02))
     seen: list[tuple[str, int]] = []
     worker.load(lambda phase, step: seen.append((phase, step)))
     worker.call(
@@ -177,7 +177,7 @@ def test_the_allowance_of_steps_follows_the_steps(simulated, start) -> None:
 def test_a_hang_after_quick_steps_is_seen_by_their_time(simulated, start, monkeypatch) -> None:
     monkeypatch.setattr(client, "MIN_STEP_TIMEOUT_SECONDS", 1.0)
     monkeypatch.setattr(client, "STEP_TIMEOUT_FACTOR", 2.0)
-    worker = start(simulated(sleep=0.02, hang_after=30))
+    worker = start(simulated(sleep_seconds=0.02, hang_after_steps=30))
     worker.load()
     with pytest.raises(WorkerFailure) as info:
         worker.call(

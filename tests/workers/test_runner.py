@@ -197,8 +197,8 @@ def test_a_task_that_cannot_be_loaded_again_ends_the_run() -> None:
 @pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
 def test_real_workers_are_replaced_after_each_kind_of_end(simulated) -> None:
     ends = {
-        "crash_at": Status.CRASHED,
-        "exit_at": Status.CRASHED,
+        "crash_at_batch": Status.CRASHED,
+        "exit_at_batch": Status.CRASHED,
         "capacity_bytes": Status.OUT_OF_MEMORY,
     }
     for field, status in ends.items():

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping
 
 import keras
 
-from autoprec.backends.protocol import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.protocol import (
+    DeviceMemory,
+    ProgressCallback,
+    Session,
+    Surgeon,
+    Task,
+    Tracer,
+)
 from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
@@ -78,7 +85,7 @@ class KerasBackend:
         """Return None: TensorFlow tells what it holds itself, not what is free."""
         return None
 
-    def shortcoming(self, device: str) -> str:
+    def missing_kernels(self, device: str) -> str:
         """Say what keeps 16-bit products on a CPU from oneDNN; empty if nothing does."""
         below = keras.config.backend()
         off = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower() in ("0", "false")
@@ -93,7 +100,7 @@ class KerasBackend:
         return device_of(model)
 
     def describe(
-        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: ProgressCallback
     ) -> TaskFacts:
         """See `Backend.describe`."""
         from autoprec.backends.keras.measure.describe import describe
@@ -108,14 +115,14 @@ class KerasBackend:
         )
 
     def open(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> Session:
         """See `Backend.open`."""
         from autoprec.backends.keras.measure.session import KerasSession
 
         return KerasSession(task, recipe, device=device, seed=seed, report=report)
 
-    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+    def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
         """See `Backend.tracer`."""
         from autoprec.backends.keras.trace.tracer import keras_tracer
 

@@ -28,10 +28,10 @@ from autoprec.core.device.facts import (
     Measurements,
     Product,
     Support,
-    settled,
+    merge_repeated_products,
     with_measurements,
 )
-from autoprec.core.device.placement import Placement, alone
+from autoprec.core.device.placement import Placement, expose_only
 from autoprec.core.dtypes import DType
 
 #: A product that takes this long is not drowned by the cost of starting it.
@@ -100,7 +100,9 @@ def measure(
         return Measurements(notes=(f"not measured: {wanted} is not installed",))
     chosen = dtypes or [d for d in _ORDER if facts.fact(d).support is not Support.ABSENT]
     again = [DType.FLOAT32] if DType.FLOAT32 in chosen[:-1] else []
-    return settled(launch(framework, alone(facts.observation), [*chosen, *again]))
+    return merge_repeated_products(
+        launch(framework, expose_only(facts.observation), [*chosen, *again])
+    )
 
 
 #: The slowest last, so that running out of time costs least.

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from autoprec.backends.protocol import Report
+from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.batch_stream import BatchStream
 from autoprec.backends.shared.checkpoint_budget import affordable_steps
 from autoprec.backends.shared.exponents import ExponentCounts
@@ -157,7 +157,9 @@ class _Run:
 class ComparisonTracer:
     """A `Tracer`: compares recipes with float32, and measures a backward pass's magnitudes."""
 
-    def __init__(self, framework: TraceFramework, *, on_cpu: bool, report: Report) -> None:
+    def __init__(
+        self, framework: TraceFramework, *, on_cpu: bool, report: ProgressCallback
+    ) -> None:
         self._framework, self._on_cpu, self._report = framework, on_cpu, report
         self._streams: dict[tuple[int, int], BatchStream] = {}
         self._checkpoints: list[_Checkpoint] = []
@@ -172,7 +174,7 @@ class ComparisonTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         """Train in float32 with seed 0; see `Tracer.reference`."""
         self._checkpoints, self._batch_size, self._float32_answered = [], batch_size, False
@@ -180,7 +182,9 @@ class ComparisonTracer:
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
         clock = StepClock(seconds, here=self._on_cpu)
         keep = frozenset(checkpoints)
-        return self._train(recipe, 0, steps, clock, reference=True, keep=keep, settle=settle)
+        return self._train(
+            recipe, 0, steps, clock, reference=True, keep=keep, stop_at_plateau=stop_at_plateau
+        )
 
     def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
@@ -268,7 +272,7 @@ class ComparisonTracer:
         reference: bool = False,
         noisy: bool = False,
         keep: frozenset[int] = frozenset(),
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         run = _Run()
         with self._trainee(recipe, seed, reference=reference) as trainee:
@@ -277,7 +281,9 @@ class ComparisonTracer:
             if noisy:
                 trainee.add_noise(seed)
             for step in range(steps):
-                if not clock.tick() or (settle and proof_steps.has_ended(run.losses, steps)):
+                if not clock.tick() or (
+                    stop_at_plateau and proof_steps.has_ended(run.losses, steps)
+                ):
                     break
                 self._report("trajectory", step)
                 if step in keep:

@@ -13,7 +13,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autoprec.backends.protocol import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.protocol import (
+    DeviceMemory,
+    ProgressCallback,
+    Session,
+    Surgeon,
+    Task,
+    Tracer,
+)
 from autoprec.backends.simulated.model import SimulatedModel
 from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
@@ -27,10 +34,10 @@ from autoprec.core.numerics.records import (
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
+from autoprec.core.statistics import summarize, timing_may_stop
 from autoprec.errors import TaskError
 
-#: Counts the sessions of this process: what disturbed one does not disturb the next alike.
+#: Counts the sessions of this process, so that each has random numbers of its own.
 _OPENED = itertools.count()
 
 _ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
@@ -70,7 +77,7 @@ class SimulatedBackend:
         """Return nothing: other processes' memory is not simulated."""
         return None
 
-    def shortcoming(self, device: str) -> str:
+    def missing_kernels(self, device: str) -> str:
         """Say that nothing is missing."""
         return ""
 
@@ -79,7 +86,7 @@ class SimulatedBackend:
         return "cpu"
 
     def describe(
-        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: ProgressCallback
     ) -> TaskFacts:
         """See `Backend.describe`."""
         model = _model(task)
@@ -106,12 +113,12 @@ class SimulatedBackend:
         )
 
     def open(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> Session:
         """See `Backend.open`."""
         return SimulatedSession(_model(task), recipe, seed, report)
 
-    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+    def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
         """See `Backend.tracer`."""
         return SimulatedTracer(_model(task), report)
 
@@ -135,7 +142,9 @@ def _randomness(*parts: object) -> random.Random:
 class SimulatedSession:
     """Steps that take what the formulas say."""
 
-    def __init__(self, model: SimulatedModel, recipe: Recipe, seed: int, report: Report) -> None:
+    def __init__(
+        self, model: SimulatedModel, recipe: Recipe, seed: int, report: ProgressCallback
+    ) -> None:
         self._model, self._recipe, self._report = model, recipe, report
         self._random = _randomness(recipe.key(), seed, next(_OPENED))
         report("build", 0)
@@ -144,15 +153,15 @@ class SimulatedSession:
         self._misbehave(recipe.batch_size)
         if model.peak_bytes(recipe.batch_size) > model.capacity_bytes:
             raise MemoryError(f"simulated: batch {recipe.batch_size} does not fit")
-        self._held = _take(model.peak_bytes(recipe.batch_size)) if model.allocate else None
+        self._held = _take(model.peak_bytes(recipe.batch_size)) if model.allocate_memory else None
 
     def _misbehave(self, batch: int) -> None:
         model = self._model
-        if model.crash_at is not None and batch >= model.crash_at:
+        if model.crash_at_batch is not None and batch >= model.crash_at_batch:
             os.kill(os.getpid(), signal.SIGSEGV)
-        if model.exit_at is not None and batch >= model.exit_at:
+        if model.exit_at_batch is not None and batch >= model.exit_at_batch:
             os._exit(7)
-        if model.hang_at is not None and batch >= model.hang_at:
+        if model.hang_at_batch is not None and batch >= model.hang_at_batch:
             time.sleep(3600)
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
@@ -162,13 +171,13 @@ class SimulatedSession:
             recipe.policy.value, recipe.batch_size, recipe.memory_format, recipe.compile
         )
         base *= 1.0 + 0.05 * len(recipe.float32_modules)
-        if self._model.wander:
-            base *= math.exp(self._random.gauss(0.0, self._model.wander))
+        if self._model.drift:
+            base *= math.exp(self._random.gauss(0.0, self._model.drift))
         times: list[float] = []
-        while not enough(times, budget, sum(times)):
+        while not timing_may_stop(times, budget, sum(times)):
             times.append(base * math.exp(self._random.gauss(0.0, self._model.noise)))
-            time.sleep(self._model.sleep)
-            if len(times) == self._model.hang_after:
+            time.sleep(self._model.sleep_seconds)
+            if len(times) == self._model.hang_after_steps:
                 time.sleep(3600)
             self._report("steps", len(times))
         summary = summarize(times)
@@ -200,7 +209,7 @@ def _take(count: int) -> list[bytearray]:
 class SimulatedTracer:
     """Losses that fall, and fall worse where the model says that a policy breaks it."""
 
-    def __init__(self, model: SimulatedModel, report: Report) -> None:
+    def __init__(self, model: SimulatedModel, report: ProgressCallback) -> None:
         self._model, self._report = model, report
         self._checkpoints: tuple[int, ...] = ()
 
@@ -212,12 +221,12 @@ class SimulatedTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         """See `Tracer.reference`."""
         losses = self._losses(0, steps, 1.0)
         made = range(1, steps + 1)
-        if settle:
+        if stop_at_plateau:
             steps = next(n for n in made if proof_steps.has_ended(losses[:n], steps))
         self._checkpoints = tuple(step for step in checkpoints if step < steps)
         return Trajectory(losses[:steps], seed=0)
@@ -273,7 +282,10 @@ class SimulatedTracer:
         return compiler or self._fails(recipe, self._model.broken)
 
     def _fails(self, recipe: Recipe, policies: tuple[str, ...]) -> bool:
-        mended = bool(self._model.culprit) and self._model.culprit in recipe.float32_modules
+        mended = (
+            bool(self._model.sensitive_module)
+            and self._model.sensitive_module in recipe.float32_modules
+        )
         return recipe.policy.value in policies and not mended
 
     def _loss(self, seed: int, step: int) -> float:
@@ -292,8 +304,8 @@ class SimulatedSurgeon:
         """See `Surgeon.apply`."""
         return recipe
 
-    def leave(
+    def leave_unchanged(
         self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
     ) -> Recipe:
-        """See `Surgeon.leave`."""
+        """See `Surgeon.leave_unchanged`."""
         return recipe

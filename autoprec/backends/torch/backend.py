@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from autoprec.backends.protocol import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.protocol import (
+    DeviceMemory,
+    ProgressCallback,
+    Session,
+    Surgeon,
+    Task,
+    Tracer,
+)
 from autoprec.backends.torch.measure import xpu
 from autoprec.core.device.facts import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
@@ -38,7 +45,7 @@ class TorchBackend:
         found = []
         if torch.cuda.is_available():
             found.append("cuda")
-        if torch.xpu.is_available() and xpu.placed() is not None:
+        if torch.xpu.is_available() and xpu.select_assigned_device() is not None:
             found.append("xpu")
         if torch.backends.mps.is_available():
             found.append("mps")
@@ -68,7 +75,7 @@ class TorchBackend:
         free = devices.free_bytes(found)
         return None if free is None else DeviceMemory(free, devices.used_by_others(found) or 0)
 
-    def shortcoming(self, device: str) -> str:
+    def missing_kernels(self, device: str) -> str:
         """Say whether oneDNN, which has a CPU's 16-bit products, is missing or switched off."""
         if torch.device(device).type != "cpu":
             return ""
@@ -82,7 +89,7 @@ class TorchBackend:
         return "cpu" if first is None else str(first.device)
 
     def describe(
-        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: ProgressCallback
     ) -> TaskFacts:
         """See `Backend.describe`."""
         from autoprec.backends.torch.measure.describe import describe
@@ -97,18 +104,18 @@ class TorchBackend:
         )
 
     def open(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> Session:
         """See `Backend.open`."""
         from autoprec.backends.torch.measure.session import TorchSession
 
         return TorchSession(task, recipe, device=device, seed=seed, report=report)
 
-    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+    def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
         """See `Backend.tracer`."""
-        from autoprec.backends.torch.trace.tracer import TorchTracer
+        from autoprec.backends.torch.trace.tracer import torch_tracer
 
-        return TorchTracer(task, device=device, seed=seed, report=report)
+        return torch_tracer(task, device=device, seed=seed, report=report)
 
     def surgeon(self) -> Surgeon:
         """See `Backend.surgeon`."""

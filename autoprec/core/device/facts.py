@@ -12,24 +12,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from autoprec.core.codec import bounded, show
+from autoprec.core.codec import abbreviate, bounded
 from autoprec.core.dtypes import DType
 
 GIB = 2**30
 
-#: More than any name needs; compiling a pattern takes time that grows with its length.
-_LONGEST_PATTERN = 500
+#: Longer than any name needs; compiling a pattern takes time that grows with its length.
+_MAX_PATTERN_LENGTH = 500
 
-#: A 16-bit product this much faster than float32's is the hardware's doing, whatever the catalogue
-#: says; below 1 it gains nothing, whatever the catalogue says. Between them the catalogue decides,
+#: A 16-bit product this much faster than float32's is native, whatever the catalogue says; below 1
+#: it gains nothing, whatever the catalogue says. Between them the catalogue decides,
 #: because repeated measurements of one product differ by up to a fifth.
-CLEARLY_FASTER = 1.2
+CLEARLY_FASTER_RATIO = 1.2
 
-#: A product that is so much slower when it is timed again was, or is, disturbed: repeated
-#: measurements of one product on an idle machine differ by up to a fifth.
-_DISTURBED = 1.5
+#: Two timings of one product that differ by this factor were disturbed: on an idle machine repeated
+#: measurements differ by up to a fifth.
+_DISTURBED_RATIO = 1.5
 
-UNIFIED = (
+UNIFIED_MEMORY_NOTE = (
     "shares the CPU's memory: what a process may have of it is known only to the framework, which "
     "is asked when it runs"
 )
@@ -96,7 +96,7 @@ class Measurements:
     disturbed: bool = False
 
     def product(self, dtype: DType) -> Product | None:
-        """The product measured in `dtype`, if one was."""
+        """Return the product measured in `dtype`, if one was."""
         return next((p for p in self.products if p.dtype is dtype), None)
 
 
@@ -175,13 +175,19 @@ class Match:
     def __post_init__(self) -> None:
         for text in (*self.cpu_family, *self.cpu_model):
             if not re.fullmatch(r"\d{1,9}(-\d{1,9})?", text):
-                raise ValueError(f"{show(text)} given, expected a number or a range like '16-31'")
+                raise ValueError(
+                    f"{abbreviate(text)} given, expected a number or a range like '16-31'"
+                )
         for text in self.compute_capability:
             if not re.fullmatch(r"\d{1,4}\.\d{1,4}-?", text):
-                raise ValueError(f"{show(text)} given, expected a capability like '9.0' or '8.0-'")
+                raise ValueError(
+                    f"{abbreviate(text)} given, expected a capability like '9.0' or '8.0-'"
+                )
         for pattern in (*self.name, *self.board):
-            if len(pattern) > _LONGEST_PATTERN:
-                raise ValueError(f"{show(pattern)} is longer than {_LONGEST_PATTERN} characters")
+            if len(pattern) > _MAX_PATTERN_LENGTH:
+                raise ValueError(
+                    f"{abbreviate(pattern)} is longer than {_MAX_PATTERN_LENGTH} characters"
+                )
             try:
                 re.compile(pattern)
             except re.error as error:
@@ -293,24 +299,24 @@ class DeviceFacts:
 
     @property
     def kind(self) -> DeviceKind:
-        """The kind of device."""
+        """Return the kind of device."""
         return self.observation.kind
 
     @property
     def name(self) -> str:
-        """The device's own name, else its family's title."""
+        """Return the device's own name, else its family's title."""
         return self.observation.name or self.title
 
     @property
     def address(self) -> str:
-        """The device as a user names it: "cpu", "cuda:1"."""
+        """Return the device as a user names it: "cpu", "cuda:1"."""
         if self.kind in (DeviceKind.CPU, DeviceKind.MPS):
             return self.kind.value
         return f"{self.kind.value}:{self.observation.index}"
 
     @property
     def identity(self) -> str:
-        """What tells the device from the others of this machine in every process.
+        """Return what identifies the device on this machine in every process.
 
         Visibility variables renumber devices, so "cuda:0" may be two devices in two processes.
         """
@@ -318,11 +324,11 @@ class DeviceFacts:
         return f"{self.kind.value}:{uuid}" if uuid else self.address
 
     def fact(self, dtype: DType) -> DTypeFact:
-        """What is known of `dtype`; support unknown where nothing is."""
+        """Return what is known of `dtype`; support unknown where nothing is."""
         return self.dtypes.get(dtype, DTypeFact())
 
     def alignment(self, dtype: DType) -> int:
-        """The least multiple, in elements, that matrix dimensions of `dtype` want."""
+        """Return the least multiple, in elements, that suits matrix dimensions of `dtype`."""
         return self.fact(dtype).alignment
 
     def measured_ratio(self, dtype: DType) -> float | None:
@@ -333,7 +339,7 @@ class DeviceFacts:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What a profile is matched by."""
+        """Return what a profile is matched by."""
         seen = self.observation
         memory = round((seen.memory_bytes or 0) / GIB)
         return Fingerprint(
@@ -353,7 +359,7 @@ def merge(
     """Merge what was seen with what is known: measured beats probed beats catalogue."""
     whole = not observation.partition
     dtypes = {
-        dtype: _from_catalogue(family.dtypes.get(dtype, DTypeRow()), observation, whole)
+        dtype: _dtype_fact(family.dtypes.get(dtype, DTypeRow()), observation, whole)
         for dtype in DType
     }
     if observation.hypothetical:
@@ -361,8 +367,8 @@ def merge(
     if family.unified_memory:
         observation = replace(observation, memory_bytes=None)
     notes = observation.notes
-    if family.unified_memory and UNIFIED not in notes:
-        notes = (*notes, UNIFIED)
+    if family.unified_memory and UNIFIED_MEMORY_NOTE not in notes:
+        notes = (*notes, UNIFIED_MEMORY_NOTE)
     if not whole:
         notes = (*notes, "a part of the device: the whole one's peaks are left out")
     facts = DeviceFacts(
@@ -379,7 +385,7 @@ def merge(
     return facts if measured is None else with_measurements(facts, measured)
 
 
-def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
+def _dtype_fact(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
     fact = DTypeFact(
         support=row.support,
         reason=row.reason,
@@ -401,7 +407,9 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
     if found[:1] != [row.requires[0]]:
         fact = replace(fact, family_ratio=None)
     if found:
-        return replace(fact, evidence=Evidence.PROBED, reason=_and(f"has {found[0]}", row.reason))
+        return replace(
+            fact, evidence=Evidence.PROBED, reason=_join_reasons(f"has {found[0]}", row.reason)
+        )
     if has:
         why = f"has {has[0]}, which a setting keeps libraries from using"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
@@ -417,8 +425,8 @@ def _from_catalogue(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
     return replace(fact, support=row.otherwise, evidence=Evidence.PROBED, reason=why)
 
 
-def doubted(facts: DeviceFacts, why: str) -> DeviceFacts:
-    """Take no reduced dtype for native by hearsay, where there is a reason `why`."""
+def distrust_native_support(facts: DeviceFacts, why: str) -> DeviceFacts:
+    """Withdraw native support that was not measured, where there is a reason `why`."""
     if not why:
         return facts
     dtypes = {
@@ -432,8 +440,8 @@ def doubted(facts: DeviceFacts, why: str) -> DeviceFacts:
     return replace(facts, dtypes=dtypes)
 
 
-def settled(measured: Measurements) -> Measurements:
-    """The measurements with one product a dtype, the faster of two; disturbed where they differ."""
+def merge_repeated_products(measured: Measurements) -> Measurements:
+    """Keep the faster of two products of a dtype; where they differ, mark all as disturbed."""
     found: dict[DType, Product] = {}
     notes = list(measured.notes)
     for product in measured.products:
@@ -442,11 +450,11 @@ def settled(measured: Measurements) -> Measurements:
         if first is product or not low:
             continue
         found[product.dtype] = product if product.gflops == high else first
-        if high > _DISTURBED * low:
+        if high > _DISTURBED_RATIO * low:
             notes.append(
                 f"{product.dtype} products ran at {low:.3g} and at {high:.3g} GFLOP/s within "
-                "seconds: something else uses this device, so the numbers do not compare; measure "
-                "again when it is idle"
+                "seconds: another process uses this device, so the numbers are not comparable; "
+                "measure again when it is idle"
             )
     return replace(
         measured,
@@ -456,8 +464,8 @@ def settled(measured: Measurements) -> Measurements:
     )
 
 
-def times(ratio: float) -> str:
-    """A ratio with two significant digits, and no exponent where it is large: "2.2x", "770x"."""
+def format_ratio(ratio: float) -> str:
+    """Format a ratio with two significant digits and without an exponent: "2.2x", "770x"."""
     return f"{float(f'{ratio:.2g}'):g}x"
 
 
@@ -467,7 +475,7 @@ def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts
     base_gflops = base.gflops if base else None
     dtypes = dict(facts.dtypes)
     for product in measured.products:
-        dtypes[product.dtype] = _measured(facts.fact(product.dtype), product, base_gflops)
+        dtypes[product.dtype] = _merge_product(facts.fact(product.dtype), product, base_gflops)
     return replace(
         facts,
         dtypes=dtypes,
@@ -478,14 +486,14 @@ def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts
     )
 
 
-def _measured(fact: DTypeFact, product: Product, base: float | None) -> DTypeFact:
+def _merge_product(fact: DTypeFact, product: Product, base: float | None) -> DTypeFact:
     if product.crashed:
         return replace(
             fact, support=Support.ABSENT, evidence=Evidence.MEASURED, reason=product.failure
         )
     if product.gflops is None:
         why = f"not measured: {product.failure}"
-        return replace(fact, reason=_and(fact.reason, why))
+        return replace(fact, reason=_join_reasons(fact.reason, why))
     fact = replace(fact, measured_gflops=product.gflops)
     if product.dtype is DType.FLOAT32:
         return replace(fact, support=Support.NATIVE, evidence=Evidence.MEASURED)
@@ -493,7 +501,7 @@ def _measured(fact: DTypeFact, product: Product, base: float | None) -> DTypeFac
         return fact
     ratio = product.gflops / base
     support = fact.support
-    if ratio >= CLEARLY_FASTER:
+    if ratio >= CLEARLY_FASTER_RATIO:
         support = Support.NATIVE
     elif ratio < 1.0 and support is Support.NATIVE:
         support = Support.SLOW
@@ -503,9 +511,9 @@ def _measured(fact: DTypeFact, product: Product, base: float | None) -> DTypeFac
         fact,
         support=support,
         evidence=Evidence.MEASURED,
-        reason=f"measured: {times(ratio)} float32",
+        reason=f"measured: {format_ratio(ratio)} float32",
     )
 
 
-def _and(*parts: str) -> str:
+def _join_reasons(*parts: str) -> str:
     return "; ".join(part for part in parts if part)

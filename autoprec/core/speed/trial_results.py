@@ -11,7 +11,7 @@ from autoprec.core.measurement import Measurement
 from autoprec.core.speed.cost_model import MeasuredRate, ThroughputModel
 from autoprec.core.speed.selection import simplest_of_fastest
 from autoprec.core.speed.space import BATCH, Point
-from autoprec.core.statistics import disturbed
+from autoprec.core.statistics import seems_disturbed
 
 #: A recipe that is predicted to reach this share of the fastest one's rate may be the fastest.
 _NEAR = 0.95
@@ -79,7 +79,7 @@ def possibly_disturbed(history: Sequence[Outcome]) -> tuple[Outcome, ...]:
         if not others or outcome.rate == best:
             continue
         expected = math.exp(ThroughputModel(others).predict(outcome.point).mean)
-        if expected >= _NEAR * best and disturbed(1 / outcome.rate, 1 / expected):
+        if expected >= _NEAR * best and seems_disturbed(1 / outcome.rate, 1 / expected):
             found.append((expected, outcome))
     return tuple(outcome for _, outcome in sorted(found, key=lambda item: -item[0]))
 

@@ -1,7 +1,7 @@
 """What CUDA's driver library shows this process, as plain values.
 
-It is exact where NVML is not: in which order CUDA counts, which MIG instances it shows, and on
-machines that have no NVML (Jetson, containers without the `utility` capability).
+It is exact where NVML is not: the order in which CUDA counts, the MIG instances it shows, and
+machines without NVML (Jetson, containers without the `utility` capability).
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _MIG = " MIG "
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """One device in CUDA's order; `uuid` without NVML's prefix. `integrated`: no own memory."""
+    """One device in CUDA's order.
+
+    `uuid` is without NVML's prefix; an `integrated` device has no memory of its own.
+    """
 
     name: str = ""
     compute_capability: str = ""
@@ -27,24 +30,24 @@ class CudaDevice:
 
     @property
     def model(self) -> str:
-        """The GPU's name: "NVIDIA A100-SXM4-40GB" also of its instance's, which adds the part."""
+        """Return the GPU's name, such as "NVIDIA A100-SXM4-40GB", for an instance of it too."""
         return self.name.partition(_MIG)[0]
 
     @property
     def partition(self) -> str:
-        """The part of its GPU: "3g.20gb", "" for a whole one."""
+        """Return the part of its GPU, such as "3g.20gb"; "" for a whole one."""
         return self.name.partition(_MIG)[2]
 
     @property
     def identifier(self) -> str:
-        """The device as CUDA_VISIBLE_DEVICES takes it."""
+        """Return the identifier that CUDA_VISIBLE_DEVICES accepts."""
         prefix = "MIG-" if self.partition else "GPU-"
         return f"{prefix}{self.uuid}" if self.uuid else ""
 
 
 @dataclass(frozen=True)
 class CudaAnswer:
-    """Everything that was asked; `version` is CUDA's own, `error` says why there is nothing."""
+    """The driver's answer; `version` is CUDA's own, `error` says why there are no devices."""
 
     version: str = ""
     devices: tuple[CudaDevice, ...] = ()
@@ -52,8 +55,8 @@ class CudaAnswer:
 
 
 def read_cuda(machine: Machine) -> CudaAnswer:
-    """Ask CUDA's driver in a child process; takes a second or so, more on large nodes."""
+    """Ask CUDA's driver in a child process; takes about a second, more on large nodes."""
     try:
         return from_plain(CudaAnswer, machine.cuda())
     except DecodeError as error:
-        return CudaAnswer(error=f"CUDA's driver gave an answer that cannot be read: {error}")
+        return CudaAnswer(error=f"CUDA's driver gave an answer that could not be parsed: {error}")

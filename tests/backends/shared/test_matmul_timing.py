@@ -18,7 +18,7 @@ from autoprec.core.device.facts import (
     Product,
     Support,
 )
-from autoprec.core.device.placement import Placement, alone
+from autoprec.core.device.placement import Placement, expose_only
 from autoprec.core.dtypes import DType
 
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
@@ -203,7 +203,7 @@ def test_a_device_is_measured_where_a_trial_would_be(monkeypatch, kind):
     monkeypatch.setattr(matmul_timing, "launch", launched)
     known = facts(kind, index=1)
     found = matmul_timing.measure_products(known, ["tensorflow", "torch"])
-    assert asked == [("torch", alone(known.observation), (F32, DType.TF32, BF16, F32))]
+    assert asked == [("torch", expose_only(known.observation), (F32, DType.TF32, BF16, F32))]
     assert found.fact(BF16).support is Support.EMULATED
     assert found.fact(BF16).evidence is Evidence.MEASURED
 

@@ -243,7 +243,7 @@ def test_losses_that_are_not_finite_are_none():
 def test_a_run_that_settles_ends_where_its_loss_no_longer_falls():
     traced, _ = tracer(losses=dict.fromkeys(range(480), 1.0))
     assert len(traced.reference(batch_size=8, steps=480, checkpoints=()).losses) == 480
-    ended = traced.reference(batch_size=8, steps=480, checkpoints=(), settle=True)
+    ended = traced.reference(batch_size=8, steps=480, checkpoints=(), stop_at_plateau=True)
     assert len(ended.losses) < 480
 
 

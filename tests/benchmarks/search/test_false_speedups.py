@@ -35,7 +35,7 @@ def test_recipes_that_are_the_same_are_seldom_claimed_to_be_faster() -> None:
 
 def test_a_null_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a recipe is a fifth faster, all of them claim it."""
-    task = false_speedups.TASK.replace("wander=", f"{FASTER}, wander=")
+    task = false_speedups.TASK.replace("drift=", f"{FASTER}, drift=")
     monkeypatch.setattr(false_speedups, "TASK", task)
     monkeypatch.setattr(false_speedups, "recorded_noise", lambda: [0.02])
     found = list(false_speedups.simulated(5, false_speedups.POLICIES[:2]))

@@ -20,10 +20,10 @@ from autoprec.core.device.facts import (
     Observation,
     Product,
     Support,
-    doubted,
+    distrust_native_support,
+    format_ratio,
     merge,
-    settled,
-    times,
+    merge_repeated_products,
     with_measurements,
 )
 from autoprec.core.dtypes import DType
@@ -107,14 +107,16 @@ def test_a_feature_that_a_setting_withholds_leaves_the_support_unknown():
 
 def test_what_is_doubted_is_native_by_measurement_alone():
     known = merge(seen(), family())
-    assert doubted(known, "") == known
-    fact = doubted(known, "no kernels").fact(BF16)
+    assert distrust_native_support(known, "") == known
+    fact = distrust_native_support(known, "no kernels").fact(BF16)
     assert (fact.support, fact.reason) == (Support.UNKNOWN, "no kernels")
-    assert doubted(known, "no kernels").fact(DType.FLOAT32) == known.fact(DType.FLOAT32)
+    assert distrust_native_support(known, "no kernels").fact(DType.FLOAT32) == known.fact(
+        DType.FLOAT32
+    )
     timed = with_measurements(known, measured(float32=100, bfloat16=210))
-    assert doubted(timed, "no kernels") == timed
+    assert distrust_native_support(timed, "no kernels") == timed
     emulated = merge(seen(), family(DTypeRow(Support.EMULATED, reason="none")))
-    assert doubted(emulated, "no kernels") == emulated
+    assert distrust_native_support(emulated, "no kernels") == emulated
 
 
 def test_a_part_of_a_device_has_not_the_whole_ones_peaks():
@@ -188,7 +190,7 @@ def test_about_as_fast_as_float32_leaves_what_was_known(said, kept):
     ("ratio", "text"), [(2.17, "2.2x"), (768.4, "770x"), (0.0025, "0.0025x"), (12.0, "12x")]
 )
 def test_a_ratio_is_written_without_an_exponent(ratio, text):
-    assert times(ratio) == text
+    assert format_ratio(ratio) == text
 
 
 def test_float32_that_was_measured_is_native():
@@ -202,7 +204,7 @@ def test_of_two_measurements_the_faster_counts_and_a_great_difference_is_told():
     def both(first, second):
         rates = ((DType.FLOAT32, first), (BF16, 200.0), (DType.FLOAT32, second))
         products = tuple(Product(dtype, gflops=rate) for dtype, rate in rates)
-        found = settled(Measurements("torch", products, notes=("one",)))
+        found = merge_repeated_products(Measurements("torch", products, notes=("one",)))
         assert [p.dtype for p in found.products] == [DType.FLOAT32, BF16]
         return found, found.product(DType.FLOAT32).gflops
 

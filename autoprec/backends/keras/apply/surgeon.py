@@ -63,7 +63,7 @@ class KerasSurgeon:
             raise
         return precision
 
-    def leave(
+    def leave_unchanged(
         self,
         recipe: Recipe,
         *,
@@ -71,8 +71,9 @@ class KerasSurgeon:
         optimizers: Sequence[Any] = (),
         device: str = "cpu",
     ) -> Precision:
-        """See `Surgeon.leave`. The optimizer accumulates nothing, so the whole batch is one step's.
+        """See `Surgeon.leave_unchanged`.
 
+        The optimizer accumulates nothing, so the whole batch is one step's.
         Without a model the watch for models to come ends, and the global policy is put back.
         """
         precision = Precision(

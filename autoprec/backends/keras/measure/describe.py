@@ -31,7 +31,7 @@ from autoprec.backends.keras.train.task_runner import (
     state_variables,
     to_float,
 )
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts, Unit
 
 _SPLIT_TOLERANCE = 1e-4
@@ -43,7 +43,7 @@ def describe(
     device: str,
     seed: int,
     batch_size: int,
-    report: Report,
+    report: ProgressCallback,
     software: Mapping[str, str],
 ) -> TaskFacts:
     """Build the task, take one float32 step, and describe it; see `Backend.describe`."""

@@ -7,13 +7,13 @@ memory beforehand; the loader's own time is measured apart.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -29,26 +29,23 @@ from autoprec.backends.keras.train.task_runner import (
     placed_on,
     to_float,
 )
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.process_memory import (
-    give_back_memory,
     peak_resident_bytes,
     reset_peak_resident,
+    return_freed_memory,
 )
+from autoprec.backends.shared.session_batches import SessionBatches, fetch_batches
+from autoprec.backends.shared.timed_steps import time_steps
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
-
-_KEPT_BATCHES = 4
-_KEPT_BYTES = 256 * 2**20
-_CHUNK = 8
 
 
 class KerasSession:
     """One model under one recipe, with a few full batches in memory."""
 
     def __init__(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> None:
         self._task, self._recipe, self._device, self._report = task, recipe, device, report
         self._started = time.perf_counter()
@@ -63,8 +60,9 @@ class KerasSession:
 
     def _build(self, seed: int) -> None:
         self._report("data", 0)
-        found, self._data_seconds = self._fetch(seed)
-        self._samples = [count_samples(self._task, batch) for batch in found]
+        fetched = self._fetch(seed)
+        self._mean_samples, self._loader_seconds = fetched.mean_samples, fetched.loader_seconds
+        found = fetched.batches
         self._report("build", 0)
         self._model = build_model(self._task, seed, found[0])
         self._precision = KerasSurgeon().apply(self._recipe, model=self._model, device=self._device)
@@ -77,26 +75,14 @@ class KerasSession:
         self._steps()
         check_compiled(self._model, self._recipe)
 
-    def _fetch(self, seed: int) -> tuple[list[Any], float]:
-        """Return a few full batches in memory, and the loader's seconds for one."""
-        found: list[Any] = []
-        seconds: list[float] = []
-        held = 0
-        stream = batches(self._task, self._recipe.batch_size, seed, repeat=True, workers=True)
-        with contextlib.closing(stream):
-            for _ in range(3 * _KEPT_BATCHES):
-                start = time.perf_counter()
-                batch = next(stream)
-                seconds.append(time.perf_counter() - start)
-                samples = count_samples(self._task, batch)
-                if found and samples < count_samples(self._task, found[0]):
-                    continue
-                found.append(to_tensors(batch))
-                held += size_in_bytes(batch)
-                if len(found) == _KEPT_BATCHES or held * (1 + 1 / len(found)) > _KEPT_BYTES:
-                    break
-        later = seconds[1:] or seconds
-        return found, sum(later) / len(later)
+    def _fetch(self, seed: int) -> SessionBatches:
+        size = self._recipe.batch_size
+        return fetch_batches(
+            batches(self._task, size, seed, repeat=True, workers=True),
+            counter=lambda first: partial(count_samples, self._task),
+            place=to_tensors,
+            size_in_bytes=size_in_bytes,
+        )
 
     def _steps(self) -> None:
         """Run as many executions as make whole updates, and wait for the device."""
@@ -107,33 +93,32 @@ class KerasSession:
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
         """Time steps until the budget says enough; see `Session.time_steps`."""
-        warmup_seconds = time.perf_counter() - self._started
-        times: list[float] = []
-        budget = _in_rounds(budget, self._updates)
-        start = time.perf_counter()
+        build_seconds = time.perf_counter() - self._started
         with placed_on(self._device):
-            while not enough(times, budget, time.perf_counter() - start):
-                for _ in range(_chunk(times)):
-                    began = time.perf_counter()
-                    self._steps()
-                    times.append((time.perf_counter() - began) / self._updates)
-                self._report("steps", len(times))
-        summary = summarize(times)
+            timed = time_steps(
+                self._time_rounds,
+                _in_rounds(budget, self._updates),
+                self._report,
+                updates=self._updates,
+            )
         self._started = time.perf_counter()
-        samples = sum(self._samples) / len(self._samples)
-        return Measurement(
-            step_seconds=summary.median,
-            low=summary.low,
-            high=summary.high,
-            steps=summary.steps * self._updates,
-            samples_per_step=samples * self._recipe.accumulation_steps,
+        micro_batches = self._recipe.accumulation_steps
+        return timed.measurement(
+            samples_per_step=self._mean_samples * micro_batches,
+            data_seconds=self._loader_seconds * micro_batches,
             peak_memory_bytes=self._peak(),
-            data_seconds=self._data_seconds * self._recipe.accumulation_steps,
-            warmup_seconds=warmup_seconds + sum(times[: summary.warmup]) * self._updates,
-            warmup_steps=(1 + summary.warmup) * self._updates,
+            build_seconds=build_seconds,
             finite=self._finite,
             notes=self._notes(),
         )
+
+    def _time_rounds(self, count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            start = time.perf_counter()
+            self._steps()
+            times.append(time.perf_counter() - start)
+        return times
 
     def _notes(self) -> tuple[str, ...]:
         return tuple(self._precision.warnings)
@@ -170,7 +155,7 @@ class KerasSession:
         gc.collect()
         if memory is not None:
             memory.free()
-        give_back_memory()
+        return_freed_memory()
 
 
 def _clear_session() -> None:
@@ -212,10 +197,3 @@ def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
     if strategy.num_replicas_in_sync > 1:
         data = strategy.experimental_distribute_dataset(data)
     return itertools.repeat(iter(data))
-
-
-def _chunk(times: Sequence[float]) -> int:
-    """Return how many rounds to time before the next check: one while slow, more when fast."""
-    if not times or times[-1] > 0.05:
-        return 1
-    return min(_CHUNK, max(1, math.ceil(0.05 / max(times[-1], 1e-6))))

@@ -13,7 +13,7 @@ from autoprec.backends.keras.trace import magnitudes
 from autoprec.backends.keras.trace.batch_stream import batch_stream
 from autoprec.backends.keras.trace.trainee import KerasTrainee, gradient_error
 from autoprec.backends.keras.train.task_runner import placed_on
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.batch_stream import BatchStream
 from autoprec.backends.shared.exponents import ExponentCounts
 from autoprec.backends.shared.tracer import ComparisonTracer, InitialStates
@@ -71,7 +71,9 @@ class KerasTracing:
         return magnitudes.by_unit(reader, batch, scale)
 
 
-def keras_tracer(task: Task, *, device: str, seed: int, report: Report) -> ComparisonTracer:
+def keras_tracer(
+    task: Task, *, device: str, seed: int, report: ProgressCallback
+) -> ComparisonTracer:
     """Return the tracer of a Keras task; see `Backend.tracer`."""
     tracing = KerasTracing(task, device=device, seed=seed)
     return ComparisonTracer(tracing, on_cpu=device == "cpu", report=report)

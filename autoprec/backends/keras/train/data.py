@@ -7,9 +7,7 @@ tuples, dicts and arrays.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import random
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
@@ -17,30 +15,12 @@ import keras
 import numpy as np
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
+from autoprec.backends.keras.train.rng import KerasGenerators
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.random_streams import RandomStream
 from autoprec.errors import TaskError
 
 _END = object()
-
-
-class RandomStream:
-    """A place in Python's and numpy's random streams, entered for as long as data are drawn."""
-
-    def __init__(self) -> None:
-        self._state: Any = (random.getstate(), np.random.get_state())
-
-    @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:
-        """Continue this stream, and put the outer one back."""
-        outer = (random.getstate(), np.random.get_state())
-        random.setstate(self._state[0])
-        np.random.set_state(self._state[1])
-        try:
-            yield
-        finally:
-            self._state = (random.getstate(), np.random.get_state())
-            random.setstate(outer[0])
-            np.random.set_state(outer[1])
 
 
 def batches(
@@ -51,7 +31,7 @@ def batches(
     All generators are seeded before `build_data`. Raises `TaskError` where there is nothing to
     train on.
     """
-    stream = RandomStream()
+    stream = RandomStream(KerasGenerators())
     with stream.swapped():
         keras.utils.set_random_seed(seed)
         data = task.build_data(batch_size)

@@ -1,4 +1,4 @@
-"""Makes random numbers the same in every dtype, so that two precisions can be compared.
+"""Random numbers: the same in every dtype, and in streams of their own.
 
 Keras draws a dropout mask in the dtype of what it drops from, so the same seed gives a bfloat16
 model another mask than a float32 one. Inside `same_in_every_dtype` numbers are drawn in float32 and
@@ -14,6 +14,11 @@ from typing import Any
 
 import keras
 from keras.src.backend import random as keras_random
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
+from keras.src.utils import rng_utils
+
+from autoprec.backends.shared.random_streams import HostGenerators
 
 _SIXTEEN_BIT = ("float16", "bfloat16")
 
@@ -54,3 +59,55 @@ def _drawn_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
         return keras.ops.cast(original(*args, dtype="float32", **kwargs), dtype)
 
     return draw
+
+
+class KerasGenerators:
+    """Every generator that a Keras task's data may draw from; see `Generators`.
+
+    They are Python's and NumPy's, Keras's global one, and that of the library below: TensorFlow's
+    for what is run eagerly, or torch's on the CPU. Keras's and TensorFlow's are swapped as objects.
+    """
+
+    _KERAS = (rng_utils.GLOBAL_RANDOM_SEED, seed_generator.GLOBAL_SEED_GENERATOR)
+
+    def __init__(self) -> None:
+        self._host = HostGenerators()
+
+    def capture(self) -> Any:
+        """Return their state at this moment."""
+        own = [global_state.get_global_attribute(name) for name in self._KERAS]
+        return self._host.capture(), own, _capture_library()
+
+    def restore(self, state: Any) -> None:
+        """Go back to a captured state."""
+        host, own, library = state
+        self._host.restore(host)
+        for name, value in zip(self._KERAS, own, strict=True):
+            global_state.set_global_attribute(name, value)
+        _restore_library(library)
+
+
+def _capture_library() -> Any:
+    if keras.config.backend() == "torch":
+        import torch
+
+        return torch.get_rng_state()
+    eager = _eager_context()
+    return eager._seed, getattr(eager, "_rng", None)  # without a seed so far there is none
+
+
+def _restore_library(state: Any) -> None:
+    if keras.config.backend() == "torch":
+        import torch
+
+        torch.set_rng_state(state)
+        return
+    eager = _eager_context()
+    eager._seed, eager._rng = state
+
+
+def _eager_context() -> Any:
+    """Return what holds TensorFlow's global seed and the generator of operations' seeds."""
+    from tensorflow.python.eager import context
+
+    return context.context()

@@ -12,7 +12,9 @@ Clip = Callable[[Sequence[torch.optim.Optimizer]], object]
 
 
 @contextmanager
-def put_aside(parameters: Iterable[torch.nn.Parameter], *, copied: bool) -> Iterator[None]:
+def gradients_preserved(
+    parameters: Iterable[torch.nn.Parameter], *, copied: bool
+) -> Iterator[None]:
     """Preserve the gradients of these parameters over a backward pass that adds to them.
 
     What it adds is dropped, and not left out by `inputs=`: DistributedDataParallel waits for every
@@ -32,7 +34,7 @@ def put_aside(parameters: Iterable[torch.nn.Parameter], *, copied: bool) -> Iter
 
 
 class Accumulation:
-    """What gradients wait for a step: by optimizer, or for nobody's where there is none."""
+    """The micro-batches and clips that wait for a step: by optimizer, or under None without one."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -43,11 +45,11 @@ class Accumulation:
         """Count the micro-batches whose gradients wait for this optimizer's step."""
         return self._counts.get(id(optimizer), 0)
 
-    def most(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    def largest_count(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
         """Return the largest count among these optimizers."""
         return max(self.count(each) for each in optimizers or (None,))
 
-    def due(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    def is_complete(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Return whether each of these optimizers has all its micro-batches."""
         return all(self.count(each) >= self._steps for each in optimizers or (None,))
 
@@ -69,7 +71,7 @@ class Accumulation:
             if own:
                 clip(own)
 
-    def stepped(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def reset(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Forget the counts and clips of these optimizers."""
         for each in (*optimizers, None):
             self._counts.pop(id(each), None)

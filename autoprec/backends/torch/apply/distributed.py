@@ -1,4 +1,4 @@
-"""What a model's distribution over processes asks of a training loop.
+"""What distributing a model over processes changes in its training loop.
 
 Wrappers are looked for in all of the model: `torch.compile`'s may be outside, and the parts of a
 GAN may have one each. Fully sharded models of torch's first kind (`FullyShardedDataParallel`) hold
@@ -25,7 +25,7 @@ def find_ddps(model: nn.Module) -> tuple[DistributedDataParallel, ...]:
 
 def is_sharded_by_fsdp1(model: nn.Module) -> bool:
     """Return whether any part of the model is in a FullyShardedDataParallel."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # who wraps a model has imported it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # wrapping a model imports it
     kind = getattr(fsdp, "FullyShardedDataParallel", None)
     return kind is not None and any(isinstance(module, kind) for module in model.modules())
 

@@ -1,9 +1,9 @@
-"""The model's outputs in float32, always; and its inputs in the layout its weights have.
+"""Casts the model's outputs to float32, and lays its inputs out as its weights are.
 
 A mixed policy ends where the model does: its outputs are cast up, so that a loss computed from them
-is float32 under autocast too (the CPU's autocast, unlike CUDA's, keeps several losses in the
-compute dtype); which modules' own code computes the last activation, and is float32 as an island
-is, `endings` finds.
+is float32 under autocast, too (the CPU's autocast, unlike CUDA's, keeps several losses in the
+compute dtype). The modules that compute the last activation themselves, which run in float32 as
+islands do, are found in `output_layers`.
 """
 
 from __future__ import annotations

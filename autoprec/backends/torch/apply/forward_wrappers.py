@@ -45,12 +45,12 @@ class ForwardWrapper:
         return self.inner or types.MethodType(type(self.module).forward, self.module)
 
 
-def install(wrapper: ForwardWrapper) -> None:
+def install_wrapper(wrapper: ForwardWrapper) -> None:
     """Make `wrapper` its module's forward."""
     wrapper.module.__dict__["forward"] = wrapper
 
 
-def installed(module: nn.Module) -> Iterator[ForwardWrapper]:
+def wrappers_on(module: nn.Module) -> Iterator[ForwardWrapper]:
     """Yield the wrappers on `module`, the outermost first."""
     forward = module.__dict__.get("forward")
     while isinstance(forward, ForwardWrapper):
@@ -58,9 +58,9 @@ def installed(module: nn.Module) -> Iterator[ForwardWrapper]:
         forward = forward.inner
 
 
-def uninstall(module: nn.Module, owners: Container[str]) -> None:
+def uninstall_wrappers(module: nn.Module, owners: Container[str]) -> None:
     """Remove the wrappers of these owners from `module`; others, and an earlier forward, stay."""
-    wrappers = list(installed(module))
+    wrappers = list(wrappers_on(module))
     kept = [wrapper for wrapper in wrappers if wrapper.owner not in owners]
     if len(kept) == len(wrappers):
         return

@@ -50,7 +50,7 @@ class FusedOptimizers:
         self._before.clear()
 
 
-def fusable(optimizer: torch.optim.Optimizer) -> bool:
+def can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether `optimizer` can be fused and was not told which kernels to use."""
     told = any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
     return not told and not _why_not(optimizer)

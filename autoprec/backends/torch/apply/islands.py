@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install
+from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install_wrapper
 from autoprec.backends.torch.apply.tensors import to_float32
 from autoprec.errors import UsageError
 
-UNCALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-def suspended(device_type: str) -> bool:
+def in_island(device_type: str) -> bool:
     """Return whether the code running now is an island's own."""
     return not torch.is_autocast_enabled(device_type) and not torch.is_autocast_cache_enabled()
 
@@ -48,7 +48,7 @@ class Float32Island(ForwardWrapper):
         if torch.is_autocast_enabled(self.device_type):
             with torch.autocast(self.device_type, self.dtype, enabled=False, cache_enabled=False):
                 return self.call(*to_float32(args), **to_float32(kwargs))
-        if suspended(self.device_type):
+        if in_island(self.device_type):
             return self.call(*to_float32(args), **to_float32(kwargs))
         return self.call(*args, **kwargs)
 
@@ -63,7 +63,7 @@ class BackToAutocast(ForwardWrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under autocast again, if an island is calling."""
-        if not suspended(self.device_type):
+        if not in_island(self.device_type):
             return self.call(*args, **kwargs)
         with torch.autocast(self.device_type, self.dtype, enabled=True, cache_enabled=True):
             result = self.call(*args, **kwargs)
@@ -82,11 +82,11 @@ def make_islands(
     wrapped: set[int] = set()
     for island in islands:
         for module in island.modules():
-            if id(module) in wrapped or isinstance(module, UNCALLED):
+            if id(module) in wrapped or isinstance(module, NEVER_CALLED):
                 continue
             wrapped.add(id(module))
             kind = Float32Island if id(module) in chosen else BackToAutocast
-            install(kind(module, device_type, dtype))
+            install_wrapper(kind(module, device_type, dtype))
 
 
 def module_at(model: nn.Module, path: str) -> nn.Module:

@@ -10,18 +10,18 @@ import torch
 logger = logging.getLogger("autoprec")
 
 
-class FiniteWatch:
+class NonfiniteLossCounter:
     """Counts losses that are inf or NaN, and logs a line when it learns of some.
 
-    A loss on the CPU is looked at where it is. On an accelerator the count is kept there, and
-    fetched by `count` only.
+    A loss on the CPU is checked at once. On an accelerator the count is kept there, and fetched
+    only by `count`.
     """
 
     def __init__(self, count: int = 0) -> None:
         self._count = count
         self._on_device: torch.Tensor | None = None
 
-    def see(self, loss: torch.Tensor, step: int) -> None:
+    def check(self, loss: torch.Tensor, step: int) -> None:
         """Check the loss of optimizer step `step`."""
         if not loss.is_cpu:
             bad = (~torch.isfinite(loss.detach())).sum()

@@ -46,7 +46,7 @@ _FUNCTIONS = {
 }
 
 
-def float32_ends(model: nn.Module) -> tuple[str, ...]:
+def find_output_layers(model: nn.Module) -> tuple[str, ...]:
     """Return the paths of the modules whose own code ends the model, losses included.
 
     Last activations are those the model's result is followed to, and any among its direct

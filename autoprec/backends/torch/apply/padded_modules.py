@@ -19,20 +19,20 @@ from torch.nn import functional as F
 from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper
 
 
-def missing(size: int, multiple: int) -> int:
+def padding_to(size: int, multiple: int) -> int:
     """Return how much `size` lacks to the next multiple."""
     return -size % multiple
 
 
-def aligned(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
     """Round `size` up to a multiple."""
-    return size + missing(size, multiple)
+    return size + padding_to(size, multiple)
 
 
 def padded_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, multiple: int) -> Tensor:
     """Compute `F.linear` with both dimensions of `weight` padded to `multiple`."""
     features, width = weight.shape
-    below, right = missing(features, multiple), missing(width, multiple)
+    below, right = padding_to(features, multiple), padding_to(width, multiple)
     if right:
         inputs = F.pad(inputs, (0, right))
     if below or right:
@@ -68,8 +68,8 @@ class PaddedConv(PaddedForward):
         layer: Any = self.module
         weight, bias = layer.weight, layer.bias
         spatial, features = weight.dim() - 2, weight.shape[0]
-        below = missing(features, self.multiple)
-        right = missing(weight.shape[1], self.multiple)
+        below = padding_to(features, self.multiple)
+        right = padding_to(weight.shape[1], self.multiple)
         if right:
             input = F.pad(input, (0, 0) * spatial + (0, right))
         if below or right:
@@ -88,7 +88,7 @@ class PaddedEmbedding(PaddedForward):
         table = cast(nn.Embedding, self.module)
         weight = table.weight
         width = weight.shape[1]
-        weight = F.pad(weight, (0, missing(width, self.multiple)))
+        weight = F.pad(weight, (0, padding_to(width, self.multiple)))
         rows = F.embedding(
             input, weight, table.padding_idx, scale_grad_by_freq=table.scale_grad_by_freq
         )

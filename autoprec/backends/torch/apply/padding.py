@@ -1,8 +1,8 @@
 """Which modules can be padded to the device's alignment, and why the others cannot.
 
 The decision and its reasons are one: `why_not` returns the first reason against padding a module,
-or nothing. What is chosen is installed by `pad_modules`; `candidates` lists for a tuner what off
-the alignment could be padded at all. Whether it pays is for a measurement to say.
+or nothing. What a recipe names is installed by `pad_modules`; `candidates` lists the modules off
+the alignment that could be padded at all. Whether padding pays is for a measurement to say.
 
 Routers are found by name, and by a parent whose own forward calls topk, argmax or the like: a
 difference of one rounding can flip which expert is chosen. A router hidden deeper is not seen.
@@ -18,22 +18,22 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install
+from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install_wrapper
 from autoprec.backends.torch.apply.padded_modules import (
     PaddedAttention,
     PaddedConv,
     PaddedEmbedding,
     PaddedForward,
     PaddedLinear,
-    aligned,
+    round_up,
 )
 from autoprec.backends.torch.apply.surgery_report import PaddedModule, Skipped
 from autoprec.core.recipe import Alignment
 
 _ROUTER_NAMES = re.compile(r"^(.*router.*|gate|gating|gat(e|ing)_network|switch|selector)$")
-_CHOOSING = re.compile(r"\b(topk|argmax|argsort|sort|multinomial|gumbel_softmax)\s*\(")
+_SELECTING_CALLS = re.compile(r"\b(topk|argmax|argsort|sort|multinomial|gumbel_softmax)\s*\(")
 
-_WRAPPERS: tuple[tuple[type[nn.Module], type[PaddedForward]], ...] = (
+_PADDED_FORMS: tuple[tuple[type[nn.Module], type[PaddedForward]], ...] = (
     (nn.Linear, PaddedLinear),
     (nn.Conv1d, PaddedConv),
     (nn.Conv2d, PaddedConv),
@@ -62,7 +62,7 @@ def pad_modules(
             skipped.append(Skipped(path, "padding", reason))
             continue
         padded[id(module)] = _describe(path, module, alignment.multiple)
-        install(_wrapper_of(module)(module, alignment.multiple))
+        install_wrapper(_wrapper_of(module)(module, alignment.multiple))
     return tuple(padded.values()), tuple(skipped)
 
 
@@ -111,12 +111,12 @@ def _sizes(module: nn.Module) -> tuple[tuple[str, int], ...]:
 
 
 def _describe(path: str, module: nn.Module, multiple: int) -> PaddedModule:
-    sizes = tuple((name, size, aligned(size, multiple)) for name, size in _sizes(module))
+    sizes = tuple((name, size, round_up(size, multiple)) for name, size in _sizes(module))
     return PaddedModule(path, type(module).__name__, sizes)
 
 
 def _wrapper_of(module: nn.Module) -> type[PaddedForward]:
-    return next(wrapper for kind, wrapper in _WRAPPERS if isinstance(module, kind))
+    return next(wrapper for kind, wrapper in _PADDED_FORMS if isinstance(module, kind))
 
 
 # The checks, in the order in which their reasons are the most telling -----------------------------
@@ -126,7 +126,7 @@ def _kind(model: nn.Module, path: str, module: nn.Module) -> str:
     name = type(module).__name__
     if type(module).__module__.startswith(("torch.ao.", "torch.nn.quantized")):
         return f"{name} is quantised"
-    base = next((kind for kind, _ in _WRAPPERS if isinstance(module, kind)), None)
+    base = next((kind for kind, _ in _PADDED_FORMS if isinstance(module, kind)), None)
     if base is None:
         return f"padding knows Linear, Conv, Embedding and MultiheadAttention, not {name}"
     if type(module).forward is not base.forward:
@@ -174,7 +174,7 @@ def _surroundings(model: nn.Module, path: str, module: nn.Module) -> str:
             return f"{part!r} looks like a router: a rounding could flip what it chooses"
     if "router" in type(parent).__name__.lower():
         return "it is part of a router: a rounding could flip what it chooses"
-    if isinstance(module, nn.Linear) and (called := _CHOOSING.search(_source(parent))):
+    if isinstance(module, nn.Linear) and (called := _SELECTING_CALLS.search(_source(parent))):
         return f"its parent's forward calls {called[1]}: a rounding could flip what is chosen"
     return ""
 

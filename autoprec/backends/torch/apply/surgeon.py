@@ -11,15 +11,18 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.precision import Precision
-from autoprec.backends.torch.apply.process_settings import release_globals, set_globals
-from autoprec.backends.torch.apply.surgery import operate, operation_on, restore, unwrap
+from autoprec.backends.torch.apply.process_settings import (
+    release_process_settings,
+    set_process_settings,
+)
+from autoprec.backends.torch.apply.surgery import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.measure.devices import resolve_device
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
-_KEPT = f"{KEEP_MEMORY}=True"
-_NOT_KEPT = (
-    "keep_memory: freed memory cannot be kept here, for that takes glibc's malloc and a CPU; steps "
+_MEMORY_KEPT = f"{KEEP_MEMORY}=True"
+_MEMORY_NOT_KEPT = (
+    "keep_memory: freed memory cannot be kept here, which needs glibc's malloc and a CPU; steps "
     "may take longer than the profile says. Is jemalloc or tcmalloc loaded?"
 )
 
@@ -38,24 +41,24 @@ class TorchSurgeon:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         device: str = "cpu",
     ) -> Precision:
-        """Apply `recipe` in place and return what the training loop talks to.
+        """Apply `recipe` in place and return the `Precision` that the training loop uses.
 
-        A model that was operated on before is restored first, and with it what its recipe had set
-        for the process (TF32, threads, cuDNN's autotuner, the precision of float32 products).
+        A model that was operated on before is restored first, and so are the process settings of
+        its recipe (TF32, threads, cuDNN's autotuner, the precision of float32 products).
         """
         _check(model, optimizers)
         address = str(resolve_device(device))
         report = operate(recipe, model, optimizers, address, compile_backend=self._compile_backend)
-        release_globals(unwrap(model))
-        done = set_globals(recipe, address, unwrap(model))
-        unkept = (_NOT_KEPT,) if recipe.keeps_memory and _KEPT not in done else ()
+        release_process_settings(unwrap(model))
+        done = set_process_settings(recipe, address, unwrap(model))
+        unkept = (_MEMORY_NOT_KEPT,) if recipe.keeps_memory and _MEMORY_KEPT not in done else ()
         report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept))
         for warning in report.warnings:
             warnings.warn(warning, AutoprecWarning, stacklevel=2)
-        operation = operation_on(model)
+        operation = current_operation(model)
 
         def undo() -> None:
-            if operation_on(model) is operation:  # a later one has undone this already
+            if current_operation(model) is operation:  # a later one has undone this already
                 self.remove(model)
 
         return Precision(
@@ -67,7 +70,7 @@ class TorchSurgeon:
             undo=undo,
         )
 
-    def leave(
+    def leave_unchanged(
         self,
         recipe: Recipe,
         *,
@@ -75,7 +78,7 @@ class TorchSurgeon:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         device: str = "cpu",
     ) -> Precision:
-        """See `Surgeon.leave`."""
+        """See `Surgeon.leave_unchanged`."""
         _check(model, optimizers)
         self.remove(model)
         address = str(resolve_device(device))
@@ -87,7 +90,7 @@ class TorchSurgeon:
         All but `keep_memory`, which no process can take back.
         """
         restore(model)
-        release_globals(unwrap(model))
+        release_process_settings(unwrap(model))
 
 
 def _check(model: object, optimizers: Sequence[object]) -> None:

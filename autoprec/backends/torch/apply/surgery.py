@@ -6,8 +6,8 @@ Parameter objects, their names, shapes and values, `state_dict`, and the optimiz
 checkpoint from before loads after, and the other way round.
 
 Undoing needs no record of the wrappers, which are found on the modules; compilation and the
-optimizers' settings are remembered beside the model, weakly, and are lost in a copy of it as
-torch's own compiled call is.
+optimizers' settings are kept in a weak mapping by model, and are lost in a copy of it as torch's
+own compiled call is.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torch import nn
 from autoprec.backends.torch.apply.float32_outputs import ChannelsLastInputs, Float32Outputs
 from autoprec.backends.torch.apply.forward_wrappers import (
     ForwardWrapper,
-    install,
-    installed,
-    uninstall,
+    install_wrapper,
+    uninstall_wrappers,
+    wrappers_on,
 )
 from autoprec.backends.torch.apply.fused_optimizer import FusedOptimizers
 from autoprec.backends.torch.apply.islands import make_islands
 from autoprec.backends.torch.apply.memory_format import ChannelsLast
-from autoprec.backends.torch.apply.output_layers import float32_ends
+from autoprec.backends.torch.apply.output_layers import find_output_layers
 from autoprec.backends.torch.apply.padding import pad_modules
 from autoprec.backends.torch.apply.surgery_report import SurgeryReport
 from autoprec.core.dtypes import DType
@@ -40,7 +40,7 @@ from autoprec.errors import UsageError
 
 _COMPUTE_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
-_COMPILED = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
+_COMPILED_CALL = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
 
 
 @dataclass
@@ -73,27 +73,27 @@ def operate(
     dtype = _COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
     _check_shared(root, dtype)
     padded, skipped = pad_modules(root, recipe.alignment)
-    ends = float32_ends(root) if dtype is not None else ()
+    ends = find_output_layers(root) if dtype is not None else ()
     islands = tuple(dict.fromkeys(recipe.float32_modules))
     if dtype is not None:
         make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
-        install(Float32Outputs(root))
+        install_wrapper(Float32Outputs(root))
     if recipe.memory_format == "channels_last":
         undo.layout.apply(root, optimizers)
-        install(ChannelsLastInputs(root))
+        install_wrapper(ChannelsLastInputs(root))
     if recipe.knobs.get("fused_optimizer"):
         skipped += undo.fused.apply(optimizers)
     if recipe.compile:
         mode = str(recipe.knobs.get("compile_mode", "default"))
-        undo.compiled_before = root.__dict__.get(_COMPILED)
+        undo.compiled_before = root.__dict__.get(_COMPILED_CALL)
         undo.compiled = True
-        if not any(installed(root)):
+        if not any(wrappers_on(root)):
             # torch.compile leaves frames in torch's own files to Python: without a frame of ours
             # an nn.Sequential would not be compiled as a whole, and nothing would say so.
-            install(ForwardWrapper(root))
+            install_wrapper(ForwardWrapper(root))
         root.compile(backend=compile_backend, mode=_mode(mode, compile_backend))
     for module in root.modules():
-        for wrapper in installed(module):
+        for wrapper in wrappers_on(module):
             wrapper.owner = wrapper.owner or undo.owner
     return SurgeryReport(
         islands=islands if dtype is not None else (),
@@ -120,17 +120,17 @@ def restore(model: nn.Module) -> None:
     undo = _UNDO.pop(root, None)
     for module in root.modules():
         foreign = _others(module)
-        own = {wrapper.owner for wrapper in installed(module)} - foreign
-        uninstall(module, own)
+        own = {wrapper.owner for wrapper in wrappers_on(module)} - foreign
+        uninstall_wrappers(module, own)
     if undo is None:
         return
     if undo.compiled:
-        root.__dict__[_COMPILED] = undo.compiled_before
+        root.__dict__[_COMPILED_CALL] = undo.compiled_before
     undo.layout.undo()
     undo.fused.undo()
 
 
-def operation_on(model: nn.Module) -> object | None:
+def current_operation(model: nn.Module) -> object | None:
     """Return a token of the last surgery on `model`; None where that is undone."""
     return _UNDO.get(unwrap(model))
 
@@ -140,7 +140,7 @@ def _others(module: nn.Module) -> set[str]:
 
     A copy of a model carries the wrappers' names along, but is not held by the model they name.
     """
-    named = {wrapper.owner for wrapper in installed(module)}
+    named = {wrapper.owner for wrapper in wrappers_on(module)}
     return {
         undo.owner
         for root, undo in _UNDO.items()
@@ -151,7 +151,7 @@ def _others(module: nn.Module) -> set[str]:
 def _check_shared(root: nn.Module, dtype: torch.dtype | None) -> None:
     """Raise where a module shared with another model would get islands for two dtypes."""
     for path, module in root.named_modules():
-        for wrapper in installed(module):
+        for wrapper in wrappers_on(module):
             other = getattr(wrapper, "dtype", dtype)
             if dtype is not None and other is not dtype:
                 raise UsageError(
@@ -169,7 +169,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     if isinstance(model, nn.DataParallel):
         raise UsageError(
             "a model in torch.nn.DataParallel cannot be operated on: its replicas would go on "
-            "calling the first device's weights, also if the profile were applied to the model "
+            "calling the first device's weights, even if the profile were applied to the model "
             "inside. Use DistributedDataParallel, or one device without DataParallel"
         )
     if isinstance(model, torch.jit.ScriptModule):

@@ -1,4 +1,4 @@
-"""What surgery did to a model: plain values to print, log or put into a profile."""
+"""Describes what surgery did to a model, in plain values to print, log or put into a profile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PaddedModule:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something a recipe asked for that was left out, and why."""
+    """Something in a recipe that could not be applied, and why."""
 
     path: str
     what: str

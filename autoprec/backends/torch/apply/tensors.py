@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_LOW = (torch.float16, torch.bfloat16)
+_LOW_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -112,7 +112,7 @@ def to_float32(value: Any) -> Any:
 
 
 def _raise(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _LOW else tensor
+    return tensor.float() if tensor.dtype in _LOW_DTYPES else tensor
 
 
 def to_channels_last(value: Any) -> Any:

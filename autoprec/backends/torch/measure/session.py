@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.process_memory import (
-    Growth,
-    give_back_memory,
+    MemoryGrowth,
     peak_resident_bytes,
     reset_peak_resident,
+    return_freed_memory,
 )
-from autoprec.backends.torch.apply.process_settings import restored_globals
+from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.apply.tensors import tensors_in
 from autoprec.backends.torch.measure import devices
@@ -41,21 +41,21 @@ from autoprec.backends.torch.train.task_runner import (
 )
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
+from autoprec.core.statistics import summarize, timing_may_stop
 
 _KEPT_BATCHES = 4
 _KEPT_BYTES = 256 * 2**20
-_CHUNK = 8
+_MAX_STEPS_PER_CHUNK = 8
 
-#: Steps in which memory still grows are warm-up, for as many times the budget's seconds.
-_GROWING = 3.0
+#: Steps in which memory still grows are warm-up, for at most this many times the budget's seconds.
+_MAX_GROWTH_BUDGETS = 3.0
 
 
 class TorchSession:
     """One model under one recipe, with a few full batches on the device."""
 
     def __init__(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> None:
         self._task, self._recipe = task, recipe
         self._device = devices.resolve_device(device)
@@ -65,7 +65,7 @@ class TorchSession:
         devices.limit_memory(self._device)
         self._reset_peak()
         self._globals = contextlib.ExitStack()
-        self._globals.enter_context(restored_globals())
+        self._globals.enter_context(process_settings_restored())
         self._globals.enter_context(compiled_throughout(recipe))
         try:
             self._build(seed)
@@ -130,12 +130,12 @@ class TorchSession:
         timer = self._timer()
         warmup_seconds = time.perf_counter() - self._started
         times: list[float] = []
-        memory = Growth()
+        memory = MemoryGrowth()
         start, growing = time.perf_counter(), 0.0
-        while not enough(times, budget, time.perf_counter() - start - growing):
-            chunk = timer(_chunk(times))
+        while not timing_may_stop(times, budget, time.perf_counter() - start - growing):
+            chunk = timer(_chunk_size(times))
             self._report("steps", len(times))
-            if memory.since_last() and growing < _GROWING * budget.seconds:
+            if memory.since_last_check() and growing < _MAX_GROWTH_BUDGETS * budget.seconds:
                 growing += sum(chunk)
             else:
                 times += chunk
@@ -189,14 +189,14 @@ class TorchSession:
         self._globals.close()
         gc.collect()
         devices.empty_cache(self._device)
-        give_back_memory()
+        return_freed_memory()
 
 
-def _chunk(times: Sequence[float]) -> int:
+def _chunk_size(times: Sequence[float]) -> int:
     """Return how many steps to time before the next check: one if they are slow, else more."""
     if not times or times[-1] > 0.05:
         return 1
-    return min(_CHUNK, max(1, math.ceil(0.05 / max(times[-1], 1e-6))))
+    return min(_MAX_STEPS_PER_CHUNK, max(1, math.ceil(0.05 / max(times[-1], 1e-6))))
 
 
 def _clock_times(

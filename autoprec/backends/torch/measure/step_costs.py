@@ -1,6 +1,6 @@
 """What a training step costs: its operations, and the bytes it keeps for the backward pass.
 
-Both look into a step with hooks that some code does not bear: gradients by inputs, torch.func,
+Both observe a step through hooks that some code does not tolerate: gradients by inputs, torch.func,
 nested tensors. That is no fault of the task; what cannot be measured is unknown.
 """
 
@@ -25,7 +25,7 @@ from autoprec.core.measurement import Kernel
 Result = TypeVar("Result")
 
 
-def attempt(measure: Callable[[], Result]) -> tuple[Result | None, str]:
+def try_to_measure(measure: Callable[[], Result]) -> tuple[Result | None, str]:
     """Return what `measure` gives, or None and why it failed: out of memory is a reason too."""
     try:
         return measure(), ""
@@ -46,16 +46,16 @@ def operations(task: Task, model: nn.Module, batch: Any, seed: int) -> dict[str,
 
     Where torch cannot tell the modules apart they are all the root's own, "".
     """
-    own, _ = attempt(lambda: _count(task, model, batch, seed, tracked=True))
+    own, _ = try_to_measure(lambda: _count(task, model, batch, seed, tracked=True))
     if own is None:
-        own, _ = attempt(lambda: _count(task, model, batch, seed, tracked=False))
+        own, _ = try_to_measure(lambda: _count(task, model, batch, seed, tracked=False))
     return own or {}
 
 
 def _count(task: Task, model: nn.Module, batch: Any, seed: int, *, tracked: bool) -> dict[str, int]:
     mode = counter(by_module=tracked)
     with mode:
-        passed(task, model, batch, seed)
+        run_pass(task, model, batch, seed)
     return by_module(mode, model) if tracked else {"": mode.get_total_flops()}
 
 
@@ -94,7 +94,7 @@ def kernels(
     """List the kernels that one forward and backward pass runs."""
     watch = _Kernels(model, samples)
     with watch:
-        passed(task, model, batch, seed)
+        run_pass(task, model, batch, seed)
     return tuple(
         Kernel(flops / samples, growing / samples, fixed, count)
         for (flops, growing, fixed), count in watch.found.items()
@@ -109,28 +109,28 @@ def saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse: it has no storage
             storage = tensor.untyped_storage()
-            place, size = storage.data_ptr(), tensor.numel() * tensor.element_size()
-            if place not in weights:  # a batch may be a slice of all the data, or one row repeated
-                kept[place] = max(kept.get(place, 0), min(size, storage.nbytes()))
+            address, size = storage.data_ptr(), tensor.numel() * tensor.element_size()
+            if address not in weights:  # a batch may be a slice of all data, or one row repeated
+                kept[address] = max(kept.get(address, 0), min(size, storage.nbytes()))
         return tensor.detach()  # an output that kept itself would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        passed(task, model, batch, seed)
+        run_pass(task, model, batch, seed)
     return sum(kept.values())
 
 
-def passed(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
+def run_pass(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
     """Run one forward and backward pass that leaves no trace in the model."""
     seed_everything(seed)
     try:
-        with untouched(model):
+        with buffers_preserved(model):
             compute_loss(task, model, batch, None).backward()  # type: ignore[no-untyped-call]
     finally:
         model.zero_grad(set_to_none=True)
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def buffers_preserved(model: nn.Module) -> Iterator[None]:
     """Put buffers (BatchNorm's statistics, counters) back as they were."""
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:

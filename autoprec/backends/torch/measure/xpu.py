@@ -1,7 +1,7 @@
-"""Which of torch's Intel GPUs a probe means: by what both tell of it, never by its number alone.
+"""Which of torch's Intel GPUs a probe means: by what both know of it, never by its index alone.
 
-torch tells a device's PCI id, and a UUID that holds its address unless the driver makes it of the
-chip's own serial number. Older torch tells neither; then the number is all there is.
+torch tells a device's PCI id, and a UUID that holds its address unless the driver makes it from the
+chip's own serial number. Older torch tells neither; then the index is all there is.
 Source: Intel compute-runtime, shared/source/device/device.cpp (`DeviceUUID`).
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autoprec.core.device.placement import XPU_WANTED
+from autoprec.core.device.placement import XPU_VARIABLE
 
 _VENDOR = 0x8086
 #: vendor, device, revision, domain, bus, device, function, four bytes of nothing, sub-device
@@ -29,7 +29,7 @@ class XpuDevice:
     address: str = ""
 
 
-def told(index: int) -> XpuDevice:
+def identify_device(index: int) -> XpuDevice:
     """Return what torch tells of one of its devices."""
     found = torch.xpu.get_device_properties(index)
     device_id = int(getattr(found, "device_id", 0))
@@ -49,7 +49,7 @@ def _address(uuid: bytes, device_id: int) -> str:
     return f"{address}/{part - 1}" if part else address
 
 
-def matching(devices: Sequence[XpuDevice], wanted: str) -> int | None:
+def find_matching(devices: Sequence[XpuDevice], wanted: str) -> int | None:
     """Find which of torch's devices a placement names; None where it is none of them."""
     number, pci, address = (*wanted.split(), "", "")[:3]
     index = int(number)
@@ -61,15 +61,15 @@ def matching(devices: Sequence[XpuDevice], wanted: str) -> int | None:
     return index if index in unplaced else next(iter(unplaced), None)
 
 
-def placed() -> int | None:
+def select_assigned_device() -> int | None:
     """Put this process on the GPU it was assigned, and return torch's index of it.
 
     The current one where it was told none; None where torch does not list it.
     """
-    wanted = os.environ.get(XPU_WANTED, "")
+    wanted = os.environ.get(XPU_VARIABLE, "")
     if not wanted:
         return int(torch.xpu.current_device())
-    index = matching([told(i) for i in range(torch.xpu.device_count())], wanted)
+    index = find_matching([identify_device(i) for i in range(torch.xpu.device_count())], wanted)
     if index is not None:
         torch.xpu.set_device(index)
     return index

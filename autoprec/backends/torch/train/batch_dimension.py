@@ -2,8 +2,8 @@
 
 Most loaders put the samples first in every tensor. Recurrent layers and transformers take time
 first by default, detection models take lists of images, and some tensors hold no samples at all.
-Where one batch leaves a doubt, a smaller one is asked for, and what follows the size is what
-counts. Where nothing does, the first tensor's leading dimension counts.
+Where one batch is ambiguous, a smaller one is drawn, and the dimension that follows the size
+counts. Where none does, the first tensor's leading dimension counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autoprec.errors import TaskError
 Place = tuple[Any, ...]
 """Where something is in a batch: the keys, indices and attributes that lead to it."""
 
-_SMALLER = 4
+_SMALLER_BATCH_DIVISOR = 4
 """How much smaller the second batch is: little to draw, and seldom more than the data hold."""
 
 
@@ -41,14 +41,14 @@ class _Node:
 class Samples:
     """Where a task's batches have their samples: the dimension of each tensor, 0 for a list.
 
-    `doubt` says what the user should know where nothing followed the batch size asked for,
-    `uncut` why a batch cannot be cut in two.
+    `warning` says what the user should know where no dimension follows the batch size,
+    `unsplittable_reason` why a batch cannot be cut in two.
     """
 
     axes: Mapping[Place, int] = field(default_factory=dict)
     counter: Callable[[Any], int] | None = None
-    doubt: str = ""
-    uncut: str = ""
+    warning: str = ""
+    unsplittable_reason: str = ""
 
     def count(self, batch: Any) -> int:
         """Return how many samples `batch` holds; `TaskError` if there is nothing to count."""
@@ -63,28 +63,34 @@ class Samples:
     def halves(self, batch: Any) -> tuple[Any, Any]:
         """Cut `batch` in two, where nothing says that it cannot be cut."""
         half = self.count(batch) // 2
-        return _part(batch, (), self.axes, (0, half)), _part(batch, (), self.axes, (half, half))
+        return _cut(batch, (), self.axes, (0, half)), _cut(batch, (), self.axes, (half, half))
 
 
 def find_samples(task: Task, batch: Any, batch_size: int, seed: int) -> Samples:
     """Find where `batch`, which `build_data(batch_size)` gave, has its samples.
 
-    Another batch is drawn only where this one leaves a doubt: where the first tensor does not lead
-    with `batch_size`, or where another dimension, or a list around it, has that length too.
+    Another batch is drawn only where this one is ambiguous: where the first tensor does not lead
+    with `batch_size`, or where another dimension, or a list around it, has that length, too.
     """
     here = dict(_nodes(batch))
-    if _plain(here, batch_size):
+    if _is_unambiguous(here, batch_size):
         found = Samples({place: 0 for place, n in here.items() if n.sizes[:1] == (batch_size,)})
     else:
         found = _compare(here, task, batch_size, seed)
     if task.count_samples is not None:
-        found = replace(found, counter=task.count_samples, doubt="")
+        found = replace(found, counter=task.count_samples, warning="")
     if found.axes:
         return found
     count = found.count(batch)
     lead = [p for p, n in here.items() if n.sizes[:1] == (count,) and not n.is_list]
-    uncut = "" if lead else "no tensor in a batch has a dimension that counts its samples"
-    return replace(found, axes=dict.fromkeys(lead, 0), uncut=found.uncut or uncut)
+    unsplittable_reason = (
+        "" if lead else "no tensor in a batch has a dimension that counts its samples"
+    )
+    return replace(
+        found,
+        axes=dict.fromkeys(lead, 0),
+        unsplittable_reason=found.unsplittable_reason or unsplittable_reason,
+    )
 
 
 def leading(batch: Any) -> int:
@@ -129,7 +135,7 @@ def _nodes(
             yield from _nodes(item, (*place, key), (*outside, id(value)))
 
 
-def _plain(here: Mapping[Place, _Node], batch_size: int) -> bool:
+def _is_unambiguous(here: Mapping[Place, _Node], batch_size: int) -> bool:
     """Return whether the first tensor leads with the batch size, and nothing else can."""
     first = next((place for place, n in here.items() if n.sizes and not n.is_list), None)
     if first is None or here[first].sizes[0] != batch_size:
@@ -141,34 +147,44 @@ def _plain(here: Mapping[Place, _Node], batch_size: int) -> bool:
 
 def _compare(here: Mapping[Place, _Node], task: Task, batch_size: int, seed: int) -> Samples:
     """Find the dimensions that follow the size asked for, by a second and smaller batch."""
-    smaller = 2 if batch_size == 1 else max(1, batch_size // _SMALLER)
+    smaller = 2 if batch_size == 1 else max(1, batch_size // _SMALLER_BATCH_DIVISOR)
     there: dict[Place, _Node] = {}
     stream = batches(task, smaller, seed)
     with contextlib.suppress(Exception), contextlib.closing(stream):  # it need not exist
         there = dict(_nodes(next(stream)))
     pairs = {place: (here[place].sizes, there[place].sizes) for place in here if place in there}
-    exact = _following(pairs, lambda large, small: (large, small) == (batch_size, smaller))
+    exact = _dimensions_that_follow(
+        pairs, lambda large, small: (large, small) == (batch_size, smaller)
+    )
     # The data may hold less than was asked for: the smaller batch is full then, this one is not.
-    found = exact or _following(pairs, lambda a, b: b == smaller and smaller < a < batch_size)
+    found = exact or _dimensions_that_follow(
+        pairs, lambda a, b: b == smaller and smaller < a < batch_size
+    )
     grown = [
         (a[0], b[0])
         for place, (a, b) in pairs.items()
-        if a[:1] != b[:1] and not _inside(place, found) and not here[place].is_list
+        if a[:1] != b[:1] and not _is_inside(place, found) and not here[place].is_list
     ]
     if not grown:
         return Samples(found)
     sizes = f"{grown[0][0]} for build_data({batch_size}), {grown[0][1]} for build_data({smaller})"
-    uncut = f"a tensor's length changes with the batch, but not sample by sample ({sizes})"
-    return Samples(found, uncut=uncut, doubt="" if found else _DOUBT.format(sizes))
+    unsplittable_reason = (
+        f"a tensor's length changes with the batch, but not sample by sample ({sizes})"
+    )
+    return Samples(
+        found,
+        unsplittable_reason=unsplittable_reason,
+        warning="" if found else _UNCLEAR_SAMPLES.format(sizes),
+    )
 
 
-_DOUBT = (
-    "no dimension of the batches is the batch size asked for; the first tensor's leading one is "
+_UNCLEAR_SAMPLES = (
+    "no dimension of the batches is the requested batch size; the first tensor's leading one is "
     "counted as samples ({}). If it is something else, define count_samples(batch) -> int"
 )
 
 
-def _following(
+def _dimensions_that_follow(
     pairs: Mapping[Place, tuple[tuple[int, ...], tuple[int, ...]]],
     follows: Callable[[int, int], bool],
 ) -> dict[Place, int]:
@@ -180,17 +196,17 @@ def _following(
             for axis, lengths in enumerate(zip(large, small, strict=False))
             if follows(*lengths)
         ]
-        if axes and not _inside(place, found):
+        if axes and not _is_inside(place, found):
             found[place] = axes[0]
     return found
 
 
-def _inside(place: Place, found: Mapping[Place, int]) -> bool:
+def _is_inside(place: Place, found: Mapping[Place, int]) -> bool:
     """Return whether `place`, or a container around it, has samples of its own."""
     return any(place[:depth] in found for depth in range(len(place) + 1))
 
 
-def _part(value: Any, place: Place, axes: Mapping[Place, int], span: tuple[int, int]) -> Any:
+def _cut(value: Any, place: Place, axes: Mapping[Place, int], span: tuple[int, int]) -> Any:
     """Cut `span` (start, length) out of everything in `value` that holds samples."""
     axis = axes.get(place)
     if isinstance(value, torch.Tensor):
@@ -201,7 +217,7 @@ def _part(value: Any, place: Place, axes: Mapping[Place, int], span: tuple[int, 
         return type(value)(value[span[0] : sum(span)])
     if next(tensors_in(value), None) is None and not any(p[: len(place)] == place for p in axes):
         return value
-    items = {key: _part(item, (*place, key), axes, span) for key, item in items_in(value)}
+    items = {key: _cut(item, (*place, key), axes, span) for key, item in items_in(value)}
     return with_items(value, items)
 
 

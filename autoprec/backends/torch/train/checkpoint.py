@@ -21,7 +21,7 @@ _NAMES = ("model", "state_dict", "model_state_dict", "model_state", "module", "n
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """What DDP, torch.compile and a LightningModule put before the name of every weight."""
 
-_TOLD = 3
+_SHOWN_WEIGHTS = 3
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -42,7 +42,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
             f"{path.name} does not fit the model of build_model: "
             + "; ".join(
                 f"{len(names)} weight{'s' if len(names) > 1 else ''} {what}, such as "
-                + ", ".join(names[:_TOLD])
+                + ", ".join(names[:_SHOWN_WEIGHTS])
                 for names, what in (
                     (missing, "missing in the file"),
                     (unexpected, "unknown to the model"),

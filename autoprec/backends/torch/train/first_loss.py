@@ -1,7 +1,7 @@
 """The first batch's loss and gradient, which must be numbers, and depend on the weights.
 
 Against a float32 loss that is NaN nothing can be proven, and a training that moves no weight has
-nothing to tune: both are the user's to mend, so the first number that is not finite is looked for.
+nothing to tune. Both are the user's to fix, so the first number that is not finite is located.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.torch.apply.tensors import items_in, tensors_in
-from autoprec.backends.torch.measure.step_costs import untouched
+from autoprec.backends.torch.measure.step_costs import buffers_preserved
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
 from autoprec.errors import TaskError
 
@@ -28,7 +28,7 @@ def check_first_loss(task: Task, model: nn.Module, batch: Any, seed: int) -> Non
     """
     seed_everything(seed)
     try:
-        with untouched(model):
+        with buffers_preserved(model):
             loss = compute_loss(task, model, batch, None)
             loss.backward()  # type: ignore[no-untyped-call]
             value = loss.item()
@@ -113,7 +113,7 @@ def _first_module(task: Task, model: nn.Module, batch: Any, seed: int) -> str:
     handles = [m.register_forward_hook(look(path)) for path, m in model.named_modules()]
     seed_everything(seed)
     try:
-        with untouched(model):
+        with buffers_preserved(model):
             compute_loss(task, model, batch, None)
     finally:
         for handle in handles:

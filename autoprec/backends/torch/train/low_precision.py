@@ -2,7 +2,7 @@
 
 16-bit weights, an autocast the model opens itself, and process-wide settings that let float32
 products be rounded. None is an error: the baseline and the proof's reference are then the task as
-it is, and whoever reads the result is told so.
+it is, and the report says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-LOW = (torch.float16, torch.bfloat16)
+LOW_DTYPES = (torch.float16, torch.bfloat16)
 
 _PRODUCTS = {"cuda": "cuda.matmul", "cpu": "mkldnn.matmul"}
 """Where torch keeps how products may be rounded. Convolutions may by default: that is plain.
@@ -34,7 +34,7 @@ def low_precision(model: nn.Module, autocasts: set[str], device_type: str) -> st
 
 
 def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[str]:
-    low = [name for name, p in model.named_parameters() if p.dtype in LOW]
+    low = [name for name, p in model.named_parameters() if p.dtype in LOW_DTYPES]
     if low:
         yield f"{len(low)} parameters are kept in 16 bits ({low[0]}, ...)"
     if autocasts:

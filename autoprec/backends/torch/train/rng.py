@@ -69,7 +69,7 @@ class RngState:
 
 
 @contextmanager
-def preserved() -> Iterator[None]:
+def rng_preserved() -> Iterator[None]:
     """Restore every generator's state on exit."""
     state = RngState.capture()
     try:

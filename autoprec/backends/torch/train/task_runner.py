@@ -114,7 +114,7 @@ def _checked(task: Task, model: Any) -> nn.Module:
 
 
 @contextlib.contextmanager
-def modes_kept(model: nn.Module) -> Iterator[None]:
+def training_modes_preserved(model: nn.Module) -> Iterator[None]:
     """Put every module back into the mode, training or evaluation, that it was in."""
     before = [(module, module.training) for module in model.modules()]
     try:

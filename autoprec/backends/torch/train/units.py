@@ -1,4 +1,4 @@
-"""Which modules compute something themselves: those that can be islands."""
+"""What a unit is: a module with code of its own, which can be kept in float32 as an island."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.keras.train.compiling import NotCompiled
 from autoprec.backends.keras.train.data import batches
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared import process_memory
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
@@ -317,3 +318,18 @@ def test_a_recipe_that_says_compiled_and_is_not_is_unsupported():
             open_session(task(), recipe)
     finally:
         tf.config.run_functions_eagerly(False)
+
+
+def test_steps_in_which_memory_still_grows_are_warm_up(monkeypatch):
+    peak = [0]
+
+    def growing():
+        peak[0] = min(peak[0] + 2**30, 4 * 2**30)
+        return peak[0]
+
+    session = open_session(task(), Recipe(batch_size=8))
+    monkeypatch.setattr(process_memory, "peak_resident_bytes", growing)
+    measured = session.time_steps(QUICK)
+    assert measured.warmup_steps >= 1 + 3
+    assert measured.steps + measured.warmup_steps == int(session._precision.steps)
+    session.close()

@@ -14,7 +14,7 @@ import torch
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.process_memory import (
-    Growth,
+    MemoryGrowth,
     can_keep_freed_memory,
     reset_peak_resident,
 )
@@ -105,12 +105,12 @@ def test_a_system_without_glibc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak cannot be read often")
 def test_growing_memory_is_noticed_and_memory_that_stays_is_not() -> None:
     reset_peak_resident()  # what other tests of this process held is not its peak
-    growth = Growth()
+    growth = MemoryGrowth()
     held = [torch.ones(2**22 * 8)]  # 128 MiB
-    assert growth.since_last()
-    assert not growth.since_last()
+    assert growth.since_last_check()
+    assert not growth.since_last_check()
     held.append(torch.ones(2**22 * 8))
-    assert growth.since_last()
+    assert growth.since_last_check()
 
 
 @needs_glibc

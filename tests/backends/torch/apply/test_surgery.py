@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import pickle
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,10 @@ import torch
 import torch._dynamo.testing
 from torch import nn
 
-from autoprec.backends.torch.apply.forward_wrappers import installed
-from autoprec.backends.torch.apply.process_settings import _WRITE, global_settings, restored_globals
+from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
+from autoprec.backends.torch.apply.process_settings import (
+    process_settings_restored,
+)
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.apply.surgery import restore
 from autoprec.core.dtypes import Policy
@@ -24,13 +24,11 @@ from autoprec.core.recipe import Alignment, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 from tests.backends.torch.operated import (
     BFLOAT16,
-    FLOAT16,
     FLOAT32,
     apply,
-    batches,
     mlp,
+    process_readings,
     same,
-    train,
     weights,
 )
 
@@ -144,8 +142,8 @@ def _chain(forward: Any) -> Any:
 
 
 def test_who_was_followed_by_another_recipe_takes_nothing_of_that_back() -> None:
-    before, model, inputs = readings(), mlp(), torch.ones(2, 6)
-    with restored_globals():
+    before, model, inputs = process_readings(), mlp(), torch.ones(2, 6)
+    with process_settings_restored():
         first = apply(replace(BFLOAT16, alignment=Alignment(8, ("0",))), model)
         second = apply(replace(BFLOAT16, knobs={"threads": 1}), model)
         first.restore()
@@ -153,8 +151,8 @@ def test_who_was_followed_by_another_recipe_takes_nothing_of_that_back() -> None
             assert model(inputs).dtype is torch.float32
         assert torch.get_num_threads() == 1
         second.restore()
-        assert readings() == before
-    assert not any(wrapper for module in model.modules() for wrapper in installed(module))
+        assert process_readings() == before
+    assert not any(wrapper for module in model.modules() for wrapper in wrappers_on(module))
 
 
 def test_a_forward_somebody_else_had_put_there_is_kept() -> None:
@@ -323,208 +321,6 @@ def test_wrong_arguments_are_named(model: Any, optimizer: Any) -> None:
         apply(FLOAT32, model, *([optimizer] if optimizer else []))
 
 
-# Optimizers ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recipe", [FLOAT32, FLOAT16])
-def test_a_fused_optimizer_trains_the_same(recipe: Recipe) -> None:
-    plain, fused = mlp(), mlp()
-    data = batches(3)
-    for model, knobs in ((plain, {}), (fused, {"fused_optimizer": True})):
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        precision = apply(replace(recipe, knobs=knobs), model, optimizer)
-        planted = (1,) if recipe is FLOAT16 else ()
-        assert train(precision, model, data, overflow_at=planted) == [True, not planted, True]
-    for ours, theirs in zip(weights(fused), weights(plain), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def test_an_optimizer_that_cannot_be_fused_is_said() -> None:
-    model = mlp()
-    optimizer = torch.optim.RMSprop(model.parameters())
-    precision = apply(replace(FLOAT32, knobs={"fused_optimizer": True}), model, optimizer)
-    assert [s.path for s in precision.report.skipped] == ["RMSprop"]
-
-
-# The process -----------------------------------------------------------------------------------
-
-
-def readings() -> list[Any]:
-    return [
-        torch.get_float32_matmul_precision(),
-        torch.backends.cuda.matmul.allow_tf32,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cudnn.benchmark,
-        torch.backends.cuda.matmul.fp32_precision,
-        torch.backends.cudnn.conv.fp32_precision,
-        torch.backends.mkldnn.matmul.fp32_precision,
-        torch.get_num_threads(),
-    ]
-
-
-GLOBAL = [
-    ("cuda:0", Recipe(policy=Policy.TF32, knobs={"cudnn_benchmark": True})),
-    ("cpu", Recipe(knobs={"implicit_bfloat16": True, "threads": 1})),
-]
-
-
-@pytest.mark.parametrize(("device", "recipe"), GLOBAL)
-def test_global_settings_are_restored_also_after_an_error(device: str, recipe: Recipe) -> None:
-    before = readings()
-
-    def fail_inside() -> None:
-        with global_settings(recipe, device) as changed:
-            assert changed
-            assert readings() != before
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail_inside()
-    assert readings() == before
-
-
-def test_tf32_is_set_for_products_and_convolutions() -> None:
-    with global_settings(Recipe(policy=Policy.TF32), "cuda"):
-        assert torch.backends.cuda.matmul.allow_tf32
-        assert torch.backends.cudnn.allow_tf32
-        assert torch.get_float32_matmul_precision() == "high"
-
-
-def test_apply_sets_threads_for_the_process_and_says_so() -> None:
-    with restored_globals():
-        precision = apply(Recipe(knobs={"threads": 1}), mlp())
-        assert torch.get_num_threads() == 1
-        assert precision.report.globals_set == ("threads=1",)
-
-
-@pytest.mark.parametrize(("device", "recipe"), GLOBAL)
-def test_what_a_recipe_set_for_the_process_is_taken_back_with_it(
-    device: str, recipe: Recipe
-) -> None:
-    before, surgeon = readings(), TorchSurgeon()
-    with restored_globals():
-        with surgeon.apply(recipe, model=mlp(), device=device) as precision:
-            assert readings() != before
-        assert readings() == before
-        precision.restore()
-        assert readings() == before
-
-
-@pytest.mark.parametrize(("device", "recipe"), GLOBAL)
-def test_applying_another_recipe_takes_back_what_the_first_set(device: str, recipe: Recipe) -> None:
-    before, surgeon, model = readings(), TorchSurgeon(), mlp()
-    with restored_globals():
-        surgeon.apply(recipe, model=model, device=device)
-        surgeon.apply(FLOAT32, model=model, device=device)
-        assert readings() == before
-
-
-def test_what_the_user_set_since_stays_theirs() -> None:
-    with restored_globals():
-        precision = TorchSurgeon().apply(Recipe(policy=Policy.TF32), model=mlp(), device="cuda:0")
-        torch.backends.cudnn.allow_tf32 = False
-        torch.set_float32_matmul_precision("medium")
-        precision.restore()
-        assert not torch.backends.cudnn.allow_tf32
-        assert torch.get_float32_matmul_precision() == "medium"
-
-
-@pytest.mark.parametrize("first_out", [0, 1])
-def test_two_models_may_need_the_same_setting(first_out: int) -> None:
-    before, surgeon = readings(), TorchSurgeon()
-    models = [mlp(), mlp()]
-    with restored_globals():
-        both = [surgeon.apply(GLOBAL[0][1], model=m, device="cuda:0") for m in models]
-        set_by_both = readings()
-        both.pop(first_out).restore()
-        assert readings() == set_by_both
-        both.pop().restore()
-        assert readings() == before
-
-
-def test_settings_of_a_model_that_is_gone_are_taken_back_by_the_next() -> None:
-    before, surgeon = readings(), TorchSurgeon()
-    with restored_globals():
-        surgeon.apply(Recipe(knobs={"threads": 1}), model=mlp())
-        gc.collect()
-        surgeon.apply(FLOAT32, model=mlp())
-        assert readings() == before
-
-
-# Models that share modules ------------------------------------------------------------------------
-
-
-class OnBackbone(nn.Module):
-    """A head on a backbone that other models use too."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = nn.Linear(10, 3)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(self.backbone(inputs))
-
-
-class Narrow(nn.Module):
-    """Says in which dtype its own code computes."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.seen = inputs.dtype
-        return inputs.relu()
-
-
-def test_models_that_share_a_backbone_keep_their_own_islands() -> None:
-    backbone = nn.Sequential(nn.Linear(6, 10), Narrow())
-    one, other = OnBackbone(backbone), OnBackbone(backbone)
-    inputs = torch.ones(2, 6)
-    kept = apply(replace(BFLOAT16, float32_modules=("backbone.1",)), one)
-    second = apply(BFLOAT16, other)
-    with kept.autocast():
-        one(inputs)
-    assert backbone[1].seen is torch.float32
-    second.restore()
-    with kept.autocast():
-        one(inputs)
-    assert backbone[1].seen is torch.float32
-    kept.restore()
-    with kept.autocast():
-        one(inputs)
-    assert backbone[1].seen is torch.bfloat16
-
-
-def test_applying_again_to_one_of_them_replaces_its_own_islands_only() -> None:
-    backbone = nn.Sequential(nn.Linear(6, 10), Narrow())
-    one, other = OnBackbone(backbone), OnBackbone(backbone)
-    apply(replace(BFLOAT16, float32_modules=("backbone.1",)), one)
-    apply(BFLOAT16, one)
-    with apply(BFLOAT16, other).autocast():
-        other(torch.ones(2, 6))
-    assert backbone[1].seen is torch.bfloat16
-
-
-def test_a_shared_module_cannot_compute_in_two_dtypes() -> None:
-    backbone = nn.Sequential(nn.Linear(6, 10), Narrow())
-    one, other = OnBackbone(backbone), OnBackbone(backbone)
-    first = apply(replace(BFLOAT16, float32_modules=("backbone.1",)), one)
-    with pytest.raises(UsageError, match="is shared with a model that runs under"):
-        apply(FLOAT16, other)
-    first.restore()
-    apply(FLOAT16, other)
-
-
-def test_a_copy_of_an_applied_model_can_be_restored_by_itself() -> None:
-    model = OnBackbone(nn.Sequential(nn.Linear(6, 10), Narrow()))
-    precision = apply(replace(BFLOAT16, float32_modules=("backbone.1",)), model)
-    copied = copy.deepcopy(model)
-    restore(copied)
-    with precision.autocast():
-        copied(torch.ones(2, 6))
-        model(torch.ones(2, 6))
-    assert copied.backbone[1].seen is torch.bfloat16
-    assert model.backbone[1].seen is torch.float32
-
-
 def test_what_cannot_be_operated_on_is_said_in_one_sentence() -> None:
     with pytest.deprecated_call():
         scripted = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
@@ -532,33 +328,3 @@ def test_what_cannot_be_operated_on_is_said_in_one_sentence() -> None:
         apply(BFLOAT16, scripted)
     with pytest.raises(UsageError, match="Use DistributedDataParallel, or one device"):
         apply(BFLOAT16, nn.DataParallel(mlp()))
-
-
-NAMED = {
-    "matmul_precision": "set_float32_matmul_precision",
-    "matmul_tf32": "backends.cuda.matmul.allow_tf32",
-    "cudnn_tf32": "backends.cudnn.allow_tf32",
-    "onednn_tf32": "backends.mkldnn.allow_tf32",
-    "cudnn_benchmark": "backends.cudnn.benchmark",
-    "threads": "set_num_threads",
-}
-
-
-def test_the_readme_names_every_setting_of_the_process() -> None:
-    readme = Path(__file__).parents[4].joinpath("README.md").read_text()
-    assert set(NAMED) == set(_WRITE)
-    assert [name for name in NAMED.values() if f"`torch.{name}" not in readme] == []
-
-
-def test_a_float32_recipe_changes_nothing_of_the_process() -> None:
-    before = readings()
-    apply(FLOAT32, mlp())
-    assert readings() == before
-
-
-def test_settings_made_through_the_newer_api_are_restored_too() -> None:
-    with restored_globals():
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert torch.backends.mkldnn.matmul.fp32_precision == "none"

@@ -18,9 +18,9 @@ from autoprec import fitting
 from autoprec.backends.protocol import Backend
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.backends.torch.measure import devices
-from autoprec.backends.torch.measure.xpu import XpuDevice, matching, told
+from autoprec.backends.torch.measure.xpu import XpuDevice, find_matching, identify_device
 from autoprec.core.device.facts import DeviceKind, Observation
-from autoprec.core.device.placement import XPU_WANTED
+from autoprec.core.device.placement import XPU_VARIABLE
 from autoprec.core.probe_result import MachineObservation
 
 pytestmark = pytest.mark.torch
@@ -51,7 +51,7 @@ def test_a_uuid_holds_the_address_unless_it_is_the_chips_number(
     monkeypatch: pytest.MonkeyPatch, found: SimpleNamespace, pci: str, address: str
 ) -> None:
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda index: found)
-    assert told(0) == XpuDevice(pci, address)
+    assert identify_device(0) == XpuDevice(pci, address)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_uuid_holds_the_address_unless_it_is_the_chips_number(
 def test_a_gpu_is_found_by_address_else_by_product_else_by_number(
     listed: list[XpuDevice], wanted: str, index: int | None
 ) -> None:
-    assert matching(listed, wanted) == index
+    assert find_matching(listed, wanted) == index
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_process_is_put_on_the_gpu_that_it_was_told(
     monkeypatch: pytest.MonkeyPatch, two: list[int]
 ) -> None:
     assert devices.resolve_device("xpu") == torch.device("xpu:0")
-    monkeypatch.setenv(XPU_WANTED, f"0 {ARC} {FIRST}")
+    monkeypatch.setenv(XPU_VARIABLE, f"0 {ARC} {FIRST}")
     assert devices.resolve_device("xpu") == torch.device("xpu:1")
     assert two[-1] == 1  # what the task itself calls "xpu"
     assert devices.resolve_device("xpu:0") == torch.device("xpu:0")
@@ -103,7 +103,7 @@ def test_a_process_is_put_on_the_gpu_that_it_was_told(
 def test_a_gpu_that_torch_does_not_list_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch, two: list[int]
 ) -> None:
-    monkeypatch.setenv(XPU_WANTED, "0 8086:a780 0000:00:02.0")
+    monkeypatch.setenv(XPU_VARIABLE, "0 8086:a780 0000:00:02.0")
     assert "xpu" not in TorchBackend().devices()
     with pytest.raises(RuntimeError, match="does not list"):
         devices.resolve_device("xpu")

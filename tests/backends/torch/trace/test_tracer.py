@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.checkpoint_budget import MAX_CHECKPOINT_BYTES, affordable_steps
-from autoprec.backends.torch.trace.batch_stream import BatchStream, digest
+from autoprec.backends.shared.tracer import ComparisonTracer
+from autoprec.backends.torch.trace.batch_stream import batch_stream, digest
 from autoprec.backends.torch.trace.model_state import (
     add_noise,
     gradient_error,
     gradients,
-    put_back,
-    take,
+    restore_snapshot,
+    take_snapshot,
 )
-from autoprec.backends.torch.trace.tracer import TorchTracer
+from autoprec.backends.torch.trace.tracer import torch_tracer
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
@@ -57,11 +57,11 @@ def task(**changes: Any) -> Task:
     return Task(**(known | changes))
 
 
-def tracer(**changes: Any) -> TorchTracer:
-    return TorchTracer(task(**changes), device="cpu", seed=0, report=lambda phase, step: None)
+def tracer(**changes: Any) -> ComparisonTracer:
+    return torch_tracer(task(**changes), device="cpu", seed=0, report=lambda phase, step: None)
 
 
-def losses(trace: TorchTracer, recipe: Recipe = FLOAT32, steps: int = 6, **kwargs: Any) -> Any:
+def losses(trace: ComparisonTracer, recipe: Recipe = FLOAT32, steps: int = 6, **kwargs: Any) -> Any:
     return trace.trajectory(recipe=recipe, seed=kwargs.pop("seed", 0), steps=steps, **kwargs).losses
 
 
@@ -127,14 +127,17 @@ def test_the_shadow_starts_from_the_weights_of_its_step():
 
 
 def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
-    trace = tracer(build_model=lambda: nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)))
+    def linear() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+
+    trace = tracer(build_model=linear)
     trace.reference(batch_size=8, steps=62, checkpoints=(59, 60, 61))
     first, *late = trace.shadow(recipe=BFLOAT16)
     assert (first.mean_loss, first.mean_reference) == (None, None)
     stream = trace._stream(8, 0)
     for point, kept in zip(late, trace._checkpoints[1:], strict=True):
-        model = trace._task.build_model()
-        put_back(model, kept.state)
+        model = linear()
+        restore_snapshot(model, kept.state)
         batches = [stream.batch(index) for index in range(32)]
         theirs = [nn.functional.mse_loss(model(x), y).item() for x, y in batches]
         with torch.autocast("cpu", torch.bfloat16):
@@ -188,7 +191,7 @@ def test_a_comparison_needs_a_reference():
 def test_seeds_have_weights_and_batches_of_their_own():
     trace = tracer()
     assert losses(trace, seed=1) != losses(trace)
-    other = TorchTracer(task(), device="cpu", seed=7, report=lambda phase, step: None)
+    other = torch_tracer(task(), device="cpu", seed=7, report=lambda phase, step: None)
     assert losses(other) != losses(trace)
 
 
@@ -216,10 +219,10 @@ def test_data_that_change_between_runs_are_kept_and_replayed():
 
 def test_accumulation_averages_the_gradients_of_micro_batches():
     plain = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
-    start = take(plain)
+    start = take_snapshot(plain)
 
     def build() -> nn.Module:
-        put_back(plain, start)
+        restore_snapshot(plain, start)
         return plain
 
     def sgd(m: nn.Module) -> torch.optim.Optimizer:
@@ -343,7 +346,7 @@ def test_every_unit_has_its_magnitudes():
     assert 0.0 <= traces["0"].underflow <= 1.0
 
 
-def bag_trace(*, sparse: bool) -> TorchTracer:
+def bag_trace(*, sparse: bool) -> ComparisonTracer:
     def build() -> nn.Module:
         return nn.Sequential(nn.EmbeddingBag(32, 8, sparse=sparse), nn.Linear(8, 4))
 
@@ -383,8 +386,8 @@ def test_sparse_gradients_are_compared_as_dense_ones_are():
 
 
 def test_a_stream_beyond_its_budget_draws_again_what_it_drew_before():
-    small = BatchStream(task(), 8, seed=0, keep_bytes=1)
-    plenty = BatchStream(task(), 8, seed=0)
+    small = batch_stream(task(), 8, seed=0, keep_bytes=1)
+    plenty = batch_stream(task(), 8, seed=0)
     pinned = small.batch(5, pin=True)
     for index in (0, 3, 9, 2, 5):
         assert digest(small.batch(index)) == digest(plenty.batch(index))
@@ -401,7 +404,7 @@ def test_a_stream_beyond_its_budget_cycles_where_data_do_not_repeat():
         for index in range(9):
             yield torch.full((batch_size, 1), float(100 * turn + index)), torch.ones(batch_size)
 
-    stream = BatchStream(task(build_data=build), 2, seed=0, keep_bytes=40)
+    stream = batch_stream(task(build_data=build), 2, seed=0, keep_bytes=40)
     kept = [float(stream.batch(index)[0][0]) for index in range(6)]
     assert not stream.reproducible
     assert [float(stream.batch(index)[0][0]) for index in range(6)] == kept
@@ -427,7 +430,7 @@ def test_batches_of_other_layouts_are_told_apart(make):
 
 
 def test_a_batch_handed_out_is_a_copy():
-    stream = BatchStream(task(), 2, seed=0)
+    stream = batch_stream(task(), 2, seed=0)
     before = digest(stream.batch(0))
     stream.batch(0)[0].zero_()
     assert digest(stream.batch(0)) == before
@@ -435,15 +438,15 @@ def test_a_batch_handed_out_is_a_copy():
 
 def test_a_snapshot_holds_weights_and_buffers_and_comes_back():
     net = model()
-    kept = take(net)
+    kept = take_snapshot(net)
     net(torch.randn(4, 6))
     add_noise(net, 1)
-    changed = take(net)
+    changed = take_snapshot(net)
     assert any(not torch.equal(kept[name], changed[name]) for name in kept)
     largest = max(float((changed[n] / kept[n] - 1).abs().nan_to_num().max()) for n in ("0.weight",))
     assert 0 < largest <= 2.0**-9 * 1.001
-    put_back(net, kept)
-    assert all(torch.equal(kept[name], tensor) for name, tensor in take(net).items())
+    restore_snapshot(net, kept)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in take_snapshot(net).items())
 
 
 def test_noise_is_the_same_whatever_device_a_task_made_the_default():
@@ -474,15 +477,6 @@ def test_both_parts_of_complex_gradients_are_compared():
     whole = math.hypot(*(float(torch.linalg.vector_norm(g)) for g in found.values()))
     assert gradient_error(turned, found) == pytest.approx(difference / whole)
     assert difference > 0.1 * whole
-
-
-def test_a_large_model_keeps_fewer_checkpoints_the_first_and_the_last_before_others():
-    steps = frozenset({0, 2, 8, 29})
-    assert affordable_steps(steps, 1) == steps
-    assert affordable_steps(steps, MAX_CHECKPOINT_BYTES // 6) == {0, 29, 8}
-    assert affordable_steps(steps, MAX_CHECKPOINT_BYTES // 4) == {0, 29}
-    assert affordable_steps(steps, MAX_CHECKPOINT_BYTES * 4) == {0}
-    assert affordable_steps(frozenset(), 1) == frozenset()
 
 
 def test_batches_of_another_size_are_forgotten():

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.train.rng import RngState, preserved
+from autoprec.backends.torch.train.rng import RngState, rng_preserved
 from autoprec.backends.torch.train.task_runner import (
     batches,
     build_model,
@@ -146,7 +146,7 @@ def test_drawing_data_leaves_the_outside_random_numbers_alone():
     seed_everything(1)
     expected = torch.rand(3)
     seed_everything(1)
-    with preserved():
+    with rng_preserved():
         list(batches(task(), 2, seed=9))
     next(batches(task(), 2, seed=9))
     assert torch.equal(torch.rand(3), expected)

@@ -23,4 +23,4 @@ def test_tensorflow_without_onednn_has_no_16_bit_products(
     monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
     if value is not None:
         monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", value)
-    assert ("without oneDNN" in KerasBackend().shortcoming(device)) is said
+    assert ("without oneDNN" in KerasBackend().missing_kernels(device)) is said

@@ -1,22 +1,22 @@
-"""Accelerators that autoprec does not tune: a note says what they are and what to use."""
+"""Accelerators that autoprec does not tune: a note says what they are and what to use instead."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from autoprec.hardware.machine import Machine
-from autoprec.hardware.others import load_others
-from autoprec.hardware.probes import Seen
+from autoprec.hardware.other_accelerators import load_other_accelerators
+from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.pci import pci_devices
 
 
-def probe_others(machine: Machine) -> Seen:
-    """Note the accelerators on the bus that have a stack of their own."""
-    known = {pci: each for each in load_others() for pci in each.pci}
+def probe_other_accelerators(machine: Machine) -> Findings:
+    """Note the accelerators on the bus that have a software stack of their own."""
+    known = {pci: each for each in load_other_accelerators() for pci in each.pci}
     vendors = {pci.partition(":")[0] for pci in known}
     found = [device.id for vendor in sorted(vendors) for device in pci_devices(machine, vendor)]
     counts = Counter(known[pci] for pci in found if pci in known)
-    return Seen(
+    return Findings(
         notes=tuple(
             f"{count} x {each.title} in this machine, which autoprec does not tune: {each.advice}"
             for each, count in counts.items()

@@ -12,8 +12,8 @@ from autoprec import api
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.reporting.notebook import Line, Notebook, in_notebook
-from autoprec.reporting.now import Now, left_text
+from autoprec.reporting.notebook import HtmlLine, Notebook, in_notebook
+from autoprec.reporting.status_line import StatusLine, time_left_text
 from autoprec.tuning.events import (
     Described,
     Finished,
@@ -46,7 +46,7 @@ def trial(now: Any, clock: Clock, seconds: float, step: float = 0.1) -> None:
 
 
 def test_nothing_is_guessed_before_a_trial_has_run() -> None:
-    now = Now(clock=Clock())
+    now = StatusLine(clock=Clock())
     assert now.text == "starting"
     now(Stage("preflight", "one float32 step"))
     assert (now.text, now.seconds_left()) == ("first step: one float32 step", None)
@@ -54,7 +54,7 @@ def test_nothing_is_guessed_before_a_trial_has_run() -> None:
 
 def test_what_is_left_goes_down_from_stage_to_stage_to_nothing() -> None:
     clock = Clock()
-    now = Now(clock=clock)
+    now = StatusLine(clock=clock)
     now(Described(TASK, 0, 32))
     now(Stage("search", "32 recipes"))
     left = []
@@ -73,7 +73,7 @@ def test_what_is_left_goes_down_from_stage_to_stage_to_nothing() -> None:
 
 def test_a_time_limit_bounds_the_guess() -> None:
     clock = Clock()
-    now = Now(limit=20.0, clock=clock)
+    now = StatusLine(limit=20.0, clock=clock)
     assert now.seconds_left() == 20.0
     now(Stage("search", "32 recipes"))
     trial(now, clock, 5.0)
@@ -81,7 +81,7 @@ def test_a_time_limit_bounds_the_guess() -> None:
 
 
 def test_the_line_says_which_trial_and_round_it_is_and_where_in_it() -> None:
-    now = Now(clock=Clock())
+    now = StatusLine(clock=Clock())
     now(Described(TASK, 0, 32))
     now(TrialStarted(2, RECIPE, "why"))
     now(Progress("steps", 3))
@@ -96,21 +96,21 @@ def test_the_line_says_which_trial_and_round_it_is_and_where_in_it() -> None:
     [(0.0, "almost done"), (41.0, "about 40 s left"), (100.0, "about 2 min left")],
 )
 def test_a_guess_is_no_sharper_than_it_is(seconds: float, said: str) -> None:
-    assert left_text(seconds) == said
+    assert time_left_text(seconds) == said
 
 
 class Cell:
     """A notebook's output cell: what was displayed, the last of what was updated."""
 
     def __init__(self) -> None:
-        self.shown: list[Line] = []
+        self.shown: list[HtmlLine] = []
 
-    def __call__(self, line: Line, display_id: bool = False) -> Cell | None:
+    def __call__(self, line: HtmlLine, display_id: bool = False) -> Cell | None:
         self.shown.append(line)
         self.updated = len(self.shown) - 1
         return self if display_id else None
 
-    def update(self, line: Line) -> None:
+    def update(self, line: HtmlLine) -> None:
         self.shown[0] = line
 
 

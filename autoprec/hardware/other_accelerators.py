@@ -1,4 +1,4 @@
-"""Accelerators that autoprec names but does not tune, read strictly from a data file."""
+"""Accelerators that autoprec recognises but does not tune, read strictly from a data file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Document:
 
 
 @cache
-def load_others() -> tuple[OtherAccelerator, ...]:
-    """Read them all; raise `CatalogueError` naming the file and the problem."""
+def load_other_accelerators() -> tuple[OtherAccelerator, ...]:
+    """Read all of them; raise `CatalogueError` with the file and the problem."""
     path = profiles_folder() / "other_accelerators.yaml"
     try:
         return from_plain(_Document, read_yaml(path, CatalogueError)).accelerators
