@@ -26,7 +26,7 @@ from autoprec.core.device.policies import measured_choice, propose
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import FrameworkFact, MachineObservation, Unusable
 from autoprec.core.profile import Profile, carry_over, check_fit, select_profile
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import Recipe, default_loss_scale
 from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.observe import observe
@@ -115,7 +115,7 @@ def _recipe_of_policy(policy: Policy, tuned: Recipe) -> Recipe:
         policy=policy,
         batch_size=tuned.batch_size,
         accumulation_steps=tuned.accumulation_steps,
-        loss_scale=LossScale() if policy.needs_loss_scale else None,
+        loss_scale=default_loss_scale(policy),
     )
 
 

@@ -190,7 +190,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "by more than those 10 %": constant("core.speed.reranking:SEARCH_RATIO_ERROR", 100),
         "with 512 MiB more": constant("tuning.interleaved_timing:_CONTEXT_BYTES", 1 / MIB),
         "within 5 % of the fastest": lambda: [
-            100 - constant("tuning.confirmation:_MIN_FINALIST_SHARE", 100)()[0]
+            100 - constant("core.speed.trial_results:MAY_BE_FASTEST_SHARE", 100)()[0]
         ],
         "an interval of 95 %": CONFIDENCE,
         "or 5 s, not counting": constant("tuning.ablations:COMPARISON_SECONDS"),

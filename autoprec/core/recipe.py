@@ -35,6 +35,11 @@ class LossScale:
     floor: float = bounded(default=1.0, low=2.0**-24, high=2.0**126)
 
 
+def default_loss_scale(policy: Policy) -> LossScale | None:
+    """Return the loss scale of a policy where none was tuned; None where it needs none."""
+    return LossScale() if policy.needs_loss_scale else None
+
+
 @dataclass(frozen=True)
 class Alignment:
     """Compute-time padding: which modules are padded, and to which multiple."""
@@ -84,8 +89,8 @@ class Recipe:
         return json.dumps(to_plain(self), sort_keys=True)
 
     def with_policy(self, policy: Policy) -> Recipe:
-        """The same recipe under another policy, with that policy's default loss scale."""
-        scale = LossScale() if policy.needs_loss_scale else None
+        """Return this recipe under another policy: its default loss scale, no islands."""
+        scale = default_loss_scale(policy)
         return replace(self, policy=policy, loss_scale=scale, float32_modules=())
 
 

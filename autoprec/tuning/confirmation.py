@@ -19,6 +19,7 @@ from autoprec.core.speed.attribution import (
 from autoprec.core.speed.best_arm import MIN_ROUNDS
 from autoprec.core.speed.consistency import is_too_wide
 from autoprec.core.speed.selection import MIN_GAIN, Choice, Finalist, choose
+from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
 from autoprec.tuning.ablations import COMPARISON_SECONDS, Ablations
@@ -50,11 +51,8 @@ from autoprec.tuning.time_limit import CONFIRMATION_SHARE
 from autoprec.tuning.trials import Measured, typical_measurement
 from autoprec.workers.runner import Runner, raise_device_lost, raise_user_error
 
-#: At most this many recipes are finalists,
+#: The most finalists besides the baseline.
 _MAX_FINALISTS = 4
-
-#: and none below this share of the fastest one's speed.
-_MIN_FINALIST_SHARE = 0.95
 
 #: Rounds among several finalists at least.
 _MIN_FINALIST_ROUNDS = 5
@@ -107,7 +105,7 @@ class _Confirmation:
     ) -> ConfirmationResult | FinalistLost:
         """Run the finalists among each other, then confirm the winner."""
         others = [each for each in proven if each.recipe.key() != self._baseline.key()]
-        others = [each for each in others if each.rate >= _MIN_FINALIST_SHARE * others[0].rate]
+        others = [each for each in others if each.rate >= MAY_BE_FASTEST_SHARE * others[0].rate]
         others = others[:_MAX_FINALISTS]
         try:
             if not others:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.trial_results import point_key
+from autoprec.core.speed.space import point_key
 from autoprec.tuning.rounding import significant
 from autoprec.tuning.stage_results import TuningResult
 

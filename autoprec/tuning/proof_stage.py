@@ -8,17 +8,13 @@ from dataclasses import replace
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.speed.space import BATCH
-from autoprec.core.speed.trial_results import Outcome, Status, shortlist
+from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE, Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.arithmetic import is_reference, keeps_arithmetic
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.prover import Prover
 from autoprec.tuning.stage_results import FinalistLost, PreflightResult, ProofResult, SearchResult
 from autoprec.tuning.time_limit import PROOF_SHARE
-
-#: A recipe measured at this share of the best speed may be faster, because machines drift: the
-#: second-best recipe of a policy is proven as well, and a policy although float32 seemed faster.
-_NEAR_BEST_SHARE = 0.95
 
 #: A recipe below this share of the fastest proven recipe's speed is not proven: the search's own
 #: errors are a few per cent.
@@ -59,7 +55,7 @@ def replace_finalist(
         for outcome in search.of_policy(lost.recipe.policy.value)
         if int(outcome.point[BATCH]) < lost.recipe.batch_size
     ]
-    proved = _prove_all(shortlist(smaller, count=1), prover, result)
+    proved = _prove_all(shortlist(smaller, search.trials.space, count=1), prover, result)
     prover.forget()
     known = {each.recipe.key() for each in result.proven}
     new = [each for each in proved.proven if each.recipe.key() not in known]
@@ -71,11 +67,11 @@ def _prove_policy(
 ) -> ProofResult:
     """Prove the fastest recipes of one policy; add them, or why there are none, to the result."""
     space, own = search.trials.space, search.of_policy(policy.value)
-    best = shortlist(own, count=1)
+    best = shortlist(own, space, count=1)
     if not best:
         return _refused(result, policy, _why_none_measured(own))
     floor = _best_rate(search, Policy.FLOAT32) if job.float32_allowed else 0.0
-    if policy is not Policy.FLOAT32 and best[0].rate < _NEAR_BEST_SHARE * floor:
+    if policy is not Policy.FLOAT32 and best[0].rate < MAY_BE_FASTEST_SHARE * floor:
         share = f"{best[0].rate / floor:.2g}x the speed of"
         measured = "slower than" if search.trials.rehearsed else share
         return _refused(result, policy, f"measured {measured} the best float32 recipe")
@@ -84,13 +80,13 @@ def _prove_policy(
         return replace(result, not_covered=(*result.not_covered, f"the proof of {policy}"))
     floor = _MIN_SPEED_SHARE * max((each.rate for each in result.proven), default=0.0)
     # Where the re-ranking decided which recipe is the fastest, one is proven, else the best two.
-    leaders = shortlist(own, count=1 if search.ranking != search.trials.history else 2)
-    near = [each for each in leaders if each.rate >= _NEAR_BEST_SHARE * best[0].rate]
+    leaders = shortlist(own, space, count=1 if search.ranking != search.trials.history else 2)
+    near = [each for each in leaders if each.rate >= MAY_BE_FASTEST_SHARE * best[0].rate]
     proved = _prove_all([each for each in near if each.rate >= floor], prover, result)
     if len(proved.proven) > len(result.proven):
         return proved
     # The compiler or a knob may have broken it: try the policy by itself.
-    plain = shortlist([o for o in own if keeps_arithmetic(space.recipe(o.point))], count=1)
+    plain = shortlist([o for o in own if keeps_arithmetic(space.recipe(o.point))], space, count=1)
     others = [each for each in plain if each not in near and each.rate >= floor]
     return _prove_all(others, prover, proved)
 

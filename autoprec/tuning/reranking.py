@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from autoprec.core.device.policies import Refusal
 from autoprec.core.speed.reranking import MAX_ROUNDS, Race, Reranking
 from autoprec.core.speed.selection import Finalist
-from autoprec.core.speed.space import Point
-from autoprec.core.speed.trial_results import Outcome, Status, point_key
+from autoprec.core.speed.space import Point, point_key
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Stage
 from autoprec.tuning.interleaved_timing import (
     FinalistFailed,

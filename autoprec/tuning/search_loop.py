@@ -19,8 +19,8 @@ from autoprec.core.speed.acquisition import (
 from autoprec.core.speed.consistency import rate_changed
 from autoprec.core.speed.kept_memory import describe_gain, start_point
 from autoprec.core.speed.reranking import Reranking
-from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, point_key
+from autoprec.core.speed.space import BATCH, Point, Space, point_key
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.drift_correction import DriftMonitor
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.recipe import KnobValue
-from autoprec.core.speed.space import Point, Space
-from autoprec.core.speed.trial_results import Outcome, Status, point_key
+from autoprec.core.speed.space import Point, Space, point_key
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
 from autoprec.tuning.study_storage import open_storage, storage_error
 from autoprec.version import __version__

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.space import BATCH, Space
-from autoprec.core.speed.trial_results import Outcome, point_key
+from autoprec.core.speed.space import BATCH, Space, point_key
+from autoprec.core.speed.trial_results import Outcome
 from autoprec.core.statistics import median
 
 Measured = Mapping[str, tuple[Measurement, ...]]

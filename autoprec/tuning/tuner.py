@@ -113,7 +113,7 @@ def _should_prestart(job: TuningJob, search: SearchResult) -> bool:
     needed = _PRESTART_MEMORY_MULTIPLE * trials.peak_memory_of(baseline)
     fits = job.memory_bytes is None or needed <= job.memory_bytes
     alone = job.on_cpu and not may_share_worker(baseline, trials.task.framework)
-    fastest = shortlist(search.ranking, count=1)
+    fastest = shortlist(search.ranking, trials.space, count=1)
     return fits and alone and not is_reference(trials.space.recipe(fastest[0].point))
 
 

@@ -42,7 +42,7 @@ from autoprec.workers.task_file import load_task
 from benchmarks.checkout import TESTS
 from benchmarks.numerics.labels import BATCH, CANNOT_RUN, POLICIES, at_tuned_scale, names, silent
 from benchmarks.numerics.zoo_tables import JUDGED, confusion_table, islands_table, scales_table
-from benchmarks.provenance import commit
+from benchmarks.provenance import commit, machine
 
 ZOO = TESTS / "zoo"
 FIELD = ZOO / "field"
@@ -303,6 +303,7 @@ def main() -> int:
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.machine()}, {arguments.jobs} processes of one thread each",
         "device": arguments.device,
+        "family": machine(arguments.device)["family"],
         "commit": commit(),
         "software": {
             "python": platform.python_version(),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.numerics.zoo_tables import share
-from benchmarks.report.latest import where
+from benchmarks.report.latest import machine_name, where
 from benchmarks.search.oracle_rows import ratio_text
 
 
@@ -21,6 +21,8 @@ def numerics(path: Path) -> Iterator[str]:
         return
     versions = ", ".join(f"{name} {version}" for name, version in found["software"].items())
     place = f"{found['machine']}; {versions}; commit {found['commit']}"
+    if "family" in found:
+        place = f"{machine_name(found['family'])}, {place}"
     yield f"{found['date']}, {found['tasks']} tasks; {place}."
     yield ""
     yield "| tasks | seeds | policy | broken caught | healthy flagged |"

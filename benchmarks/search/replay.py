@@ -33,8 +33,8 @@ from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
 from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
 from autoprec.core.speed.kept_memory import clearly_pays
-from autoprec.core.speed.space import BATCH, Point, Space
-from autoprec.core.speed.trial_results import Outcome, point_key, possibly_disturbed, shortlist
+from autoprec.core.speed.space import BATCH, Point, Space, point_key
+from autoprec.core.speed.trial_results import Outcome, possibly_disturbed, shortlist
 from autoprec.core.statistics import seems_disturbed
 from benchmarks.checkout import CURVES
 from benchmarks.provenance import commit, today
@@ -209,7 +209,7 @@ def replay(grid: Grid, ask: Ask, seed: int, disturbed: float = 0.0) -> tuple[flo
             seen = max(seen, look(true), key=lambda outcome: outcome.rate)
             seconds += trial_seconds(true.measurement)
         history.append(seen)
-    last = (*shortlist(history, count=FINALISTS), *possibly_disturbed(history)[:1])
+    last = (*shortlist(history, grid.space, count=FINALISTS), *possibly_disturbed(history)[:1])
     finalists = [grid.outcomes[point_key(o.point)] for o in last]
     chosen = max(finalists, key=lambda o: noisy(o, draw, FINAL_NOISE).rate)
     return 1 - chosen.rate / grid.best, len(history), seconds

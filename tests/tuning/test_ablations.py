@@ -11,7 +11,7 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.speed.trial_results import point_key
+from autoprec.core.speed.space import point_key
 from autoprec.tuning import ablations, interleaved_timing
 from autoprec.tuning.stage_results import (
     SearchResult,

@@ -27,14 +27,8 @@ from autoprec.core.speed.cost_model import (
     predict_memory,
 )
 from autoprec.core.speed.kept_memory import start_point
-from autoprec.core.speed.space import ALIGNMENT, BATCH, Point, Space
-from autoprec.core.speed.trial_results import (
-    Outcome,
-    Status,
-    measured_rate,
-    point_key,
-    possibly_disturbed,
-)
+from autoprec.core.speed.space import ALIGNMENT, BATCH, Point, Space, point_key
+from autoprec.core.speed.trial_results import Outcome, Status, measured_rate, possibly_disturbed
 
 #: Trials that end so do so at every larger batch of the same arm, too, however it is padded.
 _FAILS_AT_LARGER_BATCHES = (

@@ -40,7 +40,7 @@ class Ablation:
 def switch_off_in_turn(recipe: Recipe, plain: Recipe) -> tuple[Ablation, ...]:
     """Return the recipes from `recipe` to the baseline, each with one thing less; `plain` last."""
     memory = {KEEP_MEMORY: True} if recipe.keeps_memory else {}
-    float32 = replace(recipe, policy=Policy.FLOAT32, float32_modules=(), loss_scale=None)
+    float32 = recipe.with_policy(Policy.FLOAT32)
     steps = (
         (PRECISION, float32),
         (", ".join(_settings(recipe)), baseline_at_batch_of(recipe, plain)),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from autoprec.core.recipe import KEEP_MEMORY
-from autoprec.core.speed.space import BATCH, Point, Space
+from autoprec.core.speed.space import BATCH, Point, Space, point_key
 
 #: Above this ratio of the baseline's two trials it is plain that the knob pays.
 _CLEARLY_FASTER_RATIO = 1.15
@@ -71,4 +71,4 @@ def describe_gain(baseline: Point, history: Sequence[MeasuredPoint]) -> str:
 
 
 def _rate(point: Point, history: Sequence[MeasuredPoint]) -> float | None:
-    return next((ran.rate for ran in history if dict(ran.point) == dict(point)), None)
+    return next((ran.rate for ran in history if point_key(ran.point) == point_key(point)), None)

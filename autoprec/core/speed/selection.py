@@ -49,8 +49,8 @@ class Choice:
     reason: str
 
 
-def complexity(recipe: Recipe) -> int:
-    """How many settings differ from plain float32 training."""
+def count_settings(recipe: Recipe) -> int:
+    """Return how many settings differ from plain float32 training."""
     return (
         (recipe.policy is not Policy.FLOAT32)
         + (recipe.memory_format != "contiguous")
@@ -63,18 +63,15 @@ def complexity(recipe: Recipe) -> int:
 
 
 def simplest_of_fastest(
-    items: Sequence[T],
-    rate: Callable[[T], float],
-    batch: Callable[[T], int],
-    settings: Callable[[T], int],
+    items: Sequence[T], rate: Callable[[T], float], recipe: Callable[[T], Recipe]
 ) -> T:
-    """Return the item of fewest `settings` among the fastest ones at the smallest such batch."""
+    """Return the item of fewest settings among the fastest ones at the smallest such batch."""
     best = max(map(rate, items))
     near = [item for item in items if rate(item) >= best * (1 - OTHER_BATCH_SAME_SPEED_SHARE)]
-    smallest = min(map(batch, near))
+    smallest = min(recipe(item).batch_size for item in near)
     lowest = best * (1 - SAME_SPEED_SHARE)
-    equals = [item for item in items if batch(item) == smallest and rate(item) >= lowest]
-    return min(equals, key=lambda item: (settings(item), -rate(item)))
+    equals = [i for i in items if recipe(i).batch_size == smallest and rate(i) >= lowest]
+    return min(equals, key=lambda item: (count_settings(recipe(item)), -rate(item)))
 
 
 def choose(
@@ -94,8 +91,7 @@ def choose(
     finalist, ratio = simplest_of_fastest(
         faster,
         rate=lambda item: item[1].ratio,
-        batch=lambda item: item[0].recipe.batch_size,
-        settings=lambda item: complexity(item[0].recipe),
+        recipe=lambda item: item[0].recipe,
     )
     return Choice(finalist.recipe, ratio, "the fastest of those that train like float32")
 

@@ -7,21 +7,23 @@ only those that divide it are in the space.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
-from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Alignment, KnobValue, LossScale, Recipe
+from autoprec.core.recipe import Alignment, KnobValue, Recipe, default_loss_scale
 from autoprec.errors import UsageError
 
 Point = Mapping[str, KnobValue]
 
 BATCH = "batch_size"
 ALIGNMENT = "alignment"
+
+
+def point_key(point: Point) -> tuple[tuple[str, object], ...]:
+    """Return a hashable identity of a point, whatever the order of its parameters."""
+    return tuple(sorted(point.items()))
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Space:
             batch_size=batch,
             accumulation_steps=(self.effective_batch or batch) // batch,
             float32_modules=self.float32_modules if policy.mixed else (),
-            loss_scale=LossScale() if policy.needs_loss_scale else None,
+            loss_scale=default_loss_scale(policy),
             memory_format="channels_last"
             if point["memory_format"] == "channels_last"
             else "contiguous",
@@ -100,11 +102,6 @@ class Space:
             **{name: recipe.knobs.get(name, levels[0]) for name, levels in self.knobs.items()},
             BATCH: recipe.batch_size,
         }
-
-    def digest(self) -> str:
-        """A short hash that changes with anything in the space."""
-        text = json.dumps(to_plain(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:

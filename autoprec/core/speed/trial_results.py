@@ -10,11 +10,11 @@ from enum import StrEnum
 from autoprec.core.measurement import Measurement
 from autoprec.core.speed.cost_model import MeasuredRate, ThroughputModel
 from autoprec.core.speed.selection import simplest_of_fastest
-from autoprec.core.speed.space import BATCH, Point
+from autoprec.core.speed.space import Point, Space
 from autoprec.core.statistics import seems_disturbed
 
-#: A recipe that is predicted to reach this share of the fastest one's rate may be the fastest.
-_NEAR = 0.95
+MAY_BE_FASTEST_SHARE = 0.95
+"""A recipe at this share of the fastest one's rate may be the fastest, because machines drift."""
 
 
 class Status(StrEnum):
@@ -51,11 +51,6 @@ class Outcome:
         return self.measurement.samples_per_second / self.drift
 
 
-def point_key(point: Point) -> tuple[tuple[str, object], ...]:
-    """A hashable identity of a point."""
-    return tuple(sorted(point.items()))
-
-
 def measured_rate(outcome: Outcome) -> MeasuredRate:
     """Convert an outcome that ran into the cost model's input."""
     measured = outcome.measurement
@@ -79,29 +74,20 @@ def possibly_disturbed(history: Sequence[Outcome]) -> tuple[Outcome, ...]:
         if not others or outcome.rate == best:
             continue
         expected = math.exp(ThroughputModel(others).predict(outcome.point).mean)
-        if expected >= _NEAR * best and seems_disturbed(1 / outcome.rate, 1 / expected):
+        if expected >= MAY_BE_FASTEST_SHARE * best and seems_disturbed(
+            1 / outcome.rate, 1 / expected
+        ):
             found.append((expected, outcome))
     return tuple(outcome for _, outcome in sorted(found, key=lambda item: -item[0]))
 
 
-def shortlist(history: Sequence[Outcome], *, count: int = 3) -> tuple[Outcome, ...]:
+def shortlist(history: Sequence[Outcome], space: Space, *, count: int = 3) -> tuple[Outcome, ...]:
     """Return the outcomes worth a final: the fastest, or a simpler one as fast; then the next."""
     good = sorted((o for o in history if o.rate > 0), key=lambda o: -o.rate)
     if not good:
         return ()
     preferred = simplest_of_fastest(
-        good,
-        rate=lambda o: o.rate,
-        batch=lambda o: int(o.point[BATCH]),
-        settings=lambda o: _complexity(o.point),
+        good, rate=lambda o: o.rate, recipe=lambda o: space.recipe(o.point)
     )
     rest = [o for o in good if o is not preferred]
     return (preferred, *rest)[:count]
-
-
-def _complexity(point: Point) -> int:
-    """How many settings of a point differ from plain training."""
-    plain = {"policy": "float32", "memory_format": "contiguous", "compile": False, "alignment": 1}
-    return sum(point.get(name, value) != value for name, value in plain.items()) + sum(
-        1 for name in point if name not in plain and name != BATCH and point[name]
-    )

@@ -16,8 +16,7 @@ from autoprec.core.speed.cost_model import (
     ThroughputModel,
     predict_memory,
 )
-from autoprec.core.speed.space import BATCH
-from autoprec.core.speed.trial_results import point_key
+from autoprec.core.speed.space import BATCH, point_key
 from benchmarks.search import replay
 
 GRIDS = list(replay.read_grids())

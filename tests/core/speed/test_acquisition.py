@@ -20,14 +20,8 @@ from autoprec.core.speed.acquisition import (
     next_point,
     why_ruled_out,
 )
-from autoprec.core.speed.space import BATCH, Space, powers_of_two
-from autoprec.core.speed.trial_results import (
-    Outcome,
-    Status,
-    point_key,
-    possibly_disturbed,
-    shortlist,
-)
+from autoprec.core.speed.space import BATCH, Space, point_key, powers_of_two
+from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed, shortlist
 
 SPACE = Space(
     (Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16),
@@ -166,10 +160,10 @@ class Neighbour(Machine):
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_one_disturbed_trial_hides_the_fastest_recipe_from_nobody(number):
-    """It is among the three fastest found, or in doubt: the heats measure both anew."""
+    """It is among the three fastest found, or may be disturbed: re-ranking times both."""
     history, _ = search(Neighbour(number))
     looked_at = [
-        outcome.point for outcome in (*shortlist(history), *possibly_disturbed(history)[:1])
+        outcome.point for outcome in (*shortlist(history, SPACE), *possibly_disturbed(history)[:1])
     ]
     best = max(true_rate(point) for point in SPACE.points())
     assert max(true_rate(point) for point in looked_at) >= 0.97 * best

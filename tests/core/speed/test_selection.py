@@ -16,7 +16,7 @@ from autoprec.core.speed.selection import (
     SAME_SPEED_SHARE,
     Finalist,
     choose,
-    complexity,
+    count_settings,
     simplest_of_fastest,
 )
 from autoprec.core.statistics import Ratio, paired_ratio
@@ -132,9 +132,14 @@ def test_of_equally_fast_ones_the_smallest_batch_then_the_simplest_then_the_fast
 
 def test_what_is_just_near_enough_is_as_fast():
     """The edges of both tolerances belong to them."""
+    settings = ({"policy": Policy.TF32}, {"compile": True}, {"memory_format": "channels_last"})
+
+    def recipe(batch, count):
+        chosen = {name: value for each in settings[:count] for name, value in each.items()}
+        return Recipe(batch_size=batch, **chosen)
 
     def winner(*items):
-        return simplest_of_fastest(items, *(operator.itemgetter(n) for n in range(3)))
+        return simplest_of_fastest(items, operator.itemgetter(0), lambda item: recipe(*item[1:]))
 
     fast, edge = (100.0, 64, 1), (100.0 * (1 - OTHER_BATCH_SAME_SPEED_SHARE), 32, 3)
     assert winner(fast, edge) == edge
@@ -157,5 +162,5 @@ def test_what_is_just_near_enough_is_as_fast():
     ],
 )
 def test_every_setting_that_differs_from_plain_training_counts_once(setting):
-    assert complexity(Recipe()) == 0
-    assert complexity(Recipe(**setting)) == 1
+    assert count_settings(Recipe()) == 0
+    assert count_settings(Recipe(**setting)) == 1

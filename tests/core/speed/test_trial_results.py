@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.acquisition import Limits, fitting_baseline, why_ruled_out
-from autoprec.core.speed.selection import OTHER_BATCH_SAME_SPEED_SHARE, SAME_SPEED_SHARE
-from autoprec.core.speed.space import BATCH, Space
+from autoprec.core.speed.selection import (
+    OTHER_BATCH_SAME_SPEED_SHARE,
+    SAME_SPEED_SHARE,
+    Finalist,
+    choose,
+)
+from autoprec.core.speed.space import BATCH, Space, point_key
 from autoprec.core.speed.trial_results import (
     Outcome,
     Status,
     measured_rate,
-    point_key,
     possibly_disturbed,
     shortlist,
 )
@@ -128,11 +132,6 @@ def test_an_outcome_reads_back_as_it_was_written():
     assert from_plain(Outcome, to_plain(outcome)) == outcome
 
 
-def test_points_are_told_apart_by_their_values_alone():
-    assert point_key({"a": 1, "b": 2}) == point_key({"b": 2, "a": 1})
-    assert point_key({"a": 1}) != point_key({"a": 2})
-
-
 rates = st.lists(
     st.tuples(st.sampled_from(SPACE.points()), st.floats(0.1, 1e4) | st.floats(99, 100)),
     max_size=12,
@@ -145,7 +144,7 @@ def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_on
     pairs, count
 ):
     history = [measured(point, rate) for point, rate in pairs]
-    chosen = shortlist(history, count=count)
+    chosen = shortlist(history, SPACE, count=count)
     assert len(chosen) == min(count, len(history))
     assert len({id(outcome) for outcome in chosen}) == len(chosen)
     if chosen:
@@ -158,45 +157,74 @@ def test_the_shortlist_holds_the_fastest_with_the_smallest_batch_of_the_close_on
 
 
 def test_failed_trials_are_on_no_shortlist():
-    assert shortlist([Outcome(at(32), Status.CRASHED)]) == ()
+    assert shortlist([Outcome(at(32), Status.CRASHED)], SPACE) == ()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"policy": "mixed_bfloat16"},
-        {"memory_format": "channels_last"},
-        {"compile": True},
-        {"alignment": 8},
-        {"fused_optimizer": True},
-    ],
+#: A space with every kind of setting.
+WIDE = replace(
+    SPACE,
+    compile=(False, True),
+    alignments=(Alignment(), Alignment(8, ("body",))),
+    knobs={"fused_optimizer": (False, True), "threads": (8, 4)},
 )
+WIDE_PLAIN = {**at(32), "alignment": 1, "fused_optimizer": False, "threads": 8}
+OTHER_SETTINGS = [
+    {"policy": "mixed_bfloat16"},
+    {"memory_format": "channels_last"},
+    {"compile": True},
+    {"alignment": 8},
+    {"fused_optimizer": True},
+    {"threads": 4},
+]
+
+
+@pytest.mark.parametrize("other", OTHER_SETTINGS)
 def test_among_equally_fast_recipes_of_a_batch_the_simplest_is_first(other):
-    plain = {**at(32), "alignment": 1, "fused_optimizer": False}
-    history = [measured({**plain, **other}, 101), measured(plain, 100.1)]
-    assert shortlist(history)[0].point == plain
-    faster = [measured({**plain, **other}, 101), measured(plain, 99.9)]
-    assert shortlist(faster)[0].point == {**plain, **other}
+    history = [measured({**WIDE_PLAIN, **other}, 101), measured(WIDE_PLAIN, 100.1)]
+    assert shortlist(history, WIDE)[0].point == WIDE_PLAIN
+    faster = [measured({**WIDE_PLAIN, **other}, 101), measured(WIDE_PLAIN, 99.9)]
+    assert shortlist(faster, WIDE)[0].point == {**WIDE_PLAIN, **other}
 
 
 def test_every_setting_counts_once_and_what_a_space_does_not_have_not_at_all():
     """A knob weighs as much as a policy; what a space has no levels of is plain."""
-    knob, policy = {**at(32), "fused_optimizer": True}, at(32, "mixed_bfloat16")
-    assert shortlist([measured(knob, 100.9), measured(policy, 100.1)])[0].point == knob
-    assert shortlist([measured(policy, 100.9), measured(knob, 100.1)])[0].point == policy
-    bare = {"policy": "mixed_bfloat16", BATCH: 32}
-    compiled = {**at(32), "compile": True, "fused_optimizer": True}
-    assert shortlist([measured(compiled, 100.9), measured(bare, 100.1)])[0].point == bare
-    assert shortlist([measured(at(32, compile=True), 100.9), measured(bare, 100.1)])[0].point == (
-        at(32, compile=True)
-    )
+    knob, policy = {**WIDE_PLAIN, "fused_optimizer": True}, {**WIDE_PLAIN, "policy": "tf32"}
+    assert shortlist([measured(knob, 100.9), measured(policy, 100.1)], WIDE)[0].point == knob
+    assert shortlist([measured(policy, 100.9), measured(knob, 100.1)], WIDE)[0].point == policy
+    bare, space = at(32, "tf32"), replace(SPACE, compile=(False, True))
+    compiled = {**bare, "compile": True}
+    assert shortlist([measured(compiled, 100.9), measured(bare, 100.1)], space)[0].point == bare
+    one = at(32, compile=True)
+    assert shortlist([measured(one, 100.9), measured(bare, 100.1)], space)[0].point == one
+
+
+wide_points = st.sampled_from(
+    [{**WIDE_PLAIN, **o, BATCH: b} for o in OTHER_SETTINGS for b in (32, 64)]
+)
+
+
+@given(st.lists(wide_points, min_size=1, max_size=4, unique_by=point_key))
+def test_the_shortlist_and_the_last_choice_prefer_the_same_of_equally_fast_recipes(points):
+    """Threads included: the number that the framework starts by itself is plain."""
+    first = shortlist([measured(point, 200) for point in (*points, WIDE_PLAIN)], WIDE)[0]
+    finalists = [Finalist(WIDE.recipe(p), (200.0,) * 7) for p in (*points, WIDE_PLAIN)]
+    chosen = choose(Finalist(Recipe(batch_size=8), (100.0,) * 7), finalists)
+    assert WIDE.recipe(first.point) == chosen.recipe == WIDE.recipe(WIDE_PLAIN)
+
+
+@given(st.lists(wide_points, min_size=2, max_size=4, unique_by=point_key))
+def test_both_choices_agree_without_a_plain_recipe_among_the_equally_fast(points):
+    first = shortlist([measured(point, 200) for point in points], WIDE)[0]
+    finalists = [Finalist(WIDE.recipe(point), (200.0,) * 7) for point in points]
+    chosen = choose(Finalist(Recipe(batch_size=8), (100.0,) * 7), finalists)
+    assert WIDE.recipe(first.point) == chosen.recipe
 
 
 @pytest.mark.parametrize(("rate", "batch"), [(100.3, 32), (100.0, 64)])
 def test_a_smaller_batch_is_taken_only_where_nothing_is_lost(rate, batch):
-    """In the heats a per cent is less than two batches' ratio is known to."""
+    """In a race a per cent is less than two batches' ratio is known to."""
     history = [measured(at(64), 100.5), measured(at(32), rate)]
-    assert shortlist(history)[0].point[BATCH] == batch
+    assert shortlist(history, SPACE)[0].point[BATCH] == batch
 
 
 def curve(**slower):
@@ -279,7 +307,7 @@ def test_the_model_is_told_how_sure_a_measurement_is(low, high, deviation):
 
 
 def test_a_final_is_run_by_three():
-    assert len(shortlist(curve())) == 3
+    assert len(shortlist(curve(), SPACE)) == 3
 
 
 def test_failed_trials_are_not_in_doubt():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -17,47 +18,33 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from autoprec.backends.keras.train.rng import KerasGenerators
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.random_streams import RandomStream
+from autoprec.backends.shared.drawn_data import draw_batches
 from autoprec.errors import TaskError
-
-_END = object()
 
 
 def batches(
     task: Task, batch_size: int, seed: int, *, repeat: bool = False, workers: bool = False
 ) -> Generator[Any, None, None]:
-    """Yield the user's batches; with `repeat`, start again at their end; see `iterate`.
+    """Return the user's batches; with `repeat`, start again at their end; see `iterate`.
 
     All generators are seeded before `build_data`. Raises `TaskError` where there is nothing to
     train on.
     """
-    stream = RandomStream(KerasGenerators())
-    with stream.swapped():
-        keras.utils.set_random_seed(seed)
-        data = task.build_data(batch_size)
-    while True:
-        count = 0
-        with stream.swapped():
-            iterator = iterate(task, data, batch_size, workers=workers)
-        while True:
-            with stream.swapped():
-                batch = next(iterator, _END)
-            if batch is _END:
-                break
-            if count == 0:
-                count_samples(task, batch)
-            count += 1
-            yield batch
-        if count == 0:
-            raise TaskError(
-                f"{task.name}: build_data({batch_size}) yielded no batches; expected at least one. "
-                "Is the data set smaller than the batch, with drop_remainder=True?"
-            )
-        if not repeat:
-            return
-        if hasattr(data, "__next__"):
-            with stream.swapped():
-                data = task.build_data(batch_size)
+
+    def check(batch: Any, place: int) -> None:
+        if place == 0:
+            count_samples(task, batch)
+
+    return draw_batches(
+        task,
+        batch_size,
+        generators=KerasGenerators(),
+        seed=partial(keras.utils.set_random_seed, seed),
+        iterate=lambda data: iterate(task, data, batch_size, workers=workers),
+        check=check,
+        repeat=repeat,
+        hint="Is the data set smaller than the batch, with drop_remainder=True?",
+    )
 
 
 def iterate(task: Task, data: Any, batch_size: int, *, workers: bool = False) -> Iterator[Any]:

@@ -11,25 +11,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.process_memory import (
-    MemoryGrowth,
     peak_resident_bytes,
     reset_peak_resident,
     return_freed_memory,
 )
+from autoprec.backends.shared.session_batches import SessionBatches, fetch_batches
+from autoprec.backends.shared.timed_steps import time_steps
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.apply.tensors import tensors_in
 from autoprec.backends.torch.measure import devices
-from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
+from autoprec.backends.torch.train.batch_dimension import find_samples
 from autoprec.backends.torch.train.compiling import check_compiled, compiled_throughout
 from autoprec.backends.torch.train.task_runner import (
     batches,
@@ -41,14 +41,6 @@ from autoprec.backends.torch.train.task_runner import (
 )
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import summarize, timing_may_stop
-
-_KEPT_BATCHES = 4
-_KEPT_BYTES = 256 * 2**20
-_MAX_STEPS_PER_CHUNK = 8
-
-#: Steps in which memory still grows are warm-up, for at most this many times the budget's seconds.
-_MAX_GROWTH_BUDGETS = 3.0
 
 
 class TorchSession:
@@ -75,45 +67,31 @@ class TorchSession:
 
     def _build(self, seed: int) -> None:
         self._report("data", 0)
-        self._batches, self._data_seconds = self._fetch(seed)
+        self._fetched = self._fetch(seed)
         self._report("build", 0)
         self._model = build_model(self._task, self._device, seed)
-        materialize(self._task, self._model, self._batches[0], seed)
+        materialize(self._task, self._model, self._fetched.batches[0], seed)
         optimizer = build_optimizer(self._task, self._model)
         self._precision = TorchSurgeon().apply(
             self._recipe, model=self._model, optimizers=(optimizer,), device=str(self._device)
         )
-        self._cycle: Iterator[Any] = itertools.cycle(self._batches)
+        self._cycle: Iterator[Any] = itertools.cycle(self._fetched.batches)
         self._finite = torch.ones((), dtype=torch.bool, device=self._device)
         self._report("compile" if self._recipe.compile else "warmup", 0)
         self._step()
         devices.synchronize(self._device)
         check_compiled(self._recipe)
 
-    def _fetch(self, seed: int) -> tuple[list[Any], float]:
-        """Put a few full batches on the device; return them and the loader's seconds for one."""
-        found: list[Any] = []
-        seconds: list[float] = []
-        samples = Samples()
-        held = 0
-        stream = batches(self._task, self._recipe.batch_size, seed, repeat=True)
-        with contextlib.closing(stream):
-            for _ in range(3 * _KEPT_BATCHES):
-                start = time.perf_counter()
-                batch = next(stream)
-                seconds.append(time.perf_counter() - start)
-                if not found:
-                    samples = find_samples(self._task, batch, self._recipe.batch_size, seed)
-                elif samples.count(batch) < samples.count(found[0]):
-                    continue
-                found.append(move(batch, self._device))
-                size = sum(t.numel() * t.element_size() for t in tensors_in(batch))
-                held += size
-                if len(found) == _KEPT_BATCHES or held + size > _KEPT_BYTES:
-                    break
-        self._samples = [samples.count(batch) for batch in found]
-        later = seconds[1:] or seconds
-        return found, sum(later) / len(later)
+    def _fetch(self, seed: int) -> SessionBatches:
+        task, size = self._task, self._recipe.batch_size
+        return fetch_batches(
+            batches(task, size, seed, repeat=True),
+            counter=lambda first: find_samples(task, first, size, seed).count,
+            place=lambda batch: move(batch, self._device),
+            size_in_bytes=lambda batch: sum(
+                tensor.numel() * tensor.element_size() for tensor in tensors_in(batch)
+            ),
+        )
 
     def _step(self) -> None:
         """Run one optimizer update with all its micro-batches."""
@@ -127,36 +105,18 @@ class TorchSession:
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
         """Time steps until the budget says enough; see `Session.time_steps`."""
-        timer = self._timer()
-        warmup_seconds = time.perf_counter() - self._started
-        times: list[float] = []
-        memory = MemoryGrowth()
-        start, growing = time.perf_counter(), 0.0
-        while not timing_may_stop(times, budget, time.perf_counter() - start - growing):
-            chunk = timer(_chunk_size(times))
-            self._report("steps", len(times))
-            if memory.since_last_check() and growing < _MAX_GROWTH_BUDGETS * budget.seconds:
-                growing += sum(chunk)
-            else:
-                times += chunk
-        warmup_seconds += growing
-        summary = summarize(times)
+        build_seconds = time.perf_counter() - self._started
+        timed = time_steps(self._timer(), budget, self._report)
         peak = self._peak()
         self._started = time.perf_counter()
-        return Measurement(
-            step_seconds=summary.median,
-            low=summary.low,
-            high=summary.high,
-            steps=summary.steps,
-            samples_per_step=sum(self._samples)
-            / len(self._samples)
-            * self._recipe.accumulation_steps,
+        micro_batches = self._recipe.accumulation_steps
+        return timed.measurement(
+            samples_per_step=self._fetched.mean_samples * micro_batches,
+            data_seconds=self._fetched.loader_seconds * micro_batches,
             peak_memory_bytes=peak,
-            data_seconds=self._data_seconds * self._recipe.accumulation_steps,
-            warmup_seconds=warmup_seconds + sum(times[: summary.warmup]),
-            warmup_steps=1 + summary.warmup,
+            build_seconds=build_seconds,
             finite=bool(self._finite.item()),
-            notes=tuple(self._notes),
+            notes=self._notes,
         )
 
     def _timer(self) -> Callable[[int], list[float]]:
@@ -184,19 +144,12 @@ class TorchSession:
 
     def close(self) -> None:
         """Free the memory and restore the process-wide settings."""
-        for name in ("_model", "_precision", "_batches", "_cycle", "_finite"):
+        for name in ("_model", "_precision", "_fetched", "_cycle", "_finite"):
             self.__dict__.pop(name, None)
         self._globals.close()
         gc.collect()
         devices.empty_cache(self._device)
         return_freed_memory()
-
-
-def _chunk_size(times: Sequence[float]) -> int:
-    """Return how many steps to time before the next check: one if they are slow, else more."""
-    if not times or times[-1] > 0.05:
-        return 1
-    return min(_MAX_STEPS_PER_CHUNK, max(1, math.ceil(0.05 / max(times[-1], 1e-6))))
 
 
 def _clock_times(
