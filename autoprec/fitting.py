@@ -64,7 +64,9 @@ def recipe_for(
     chosen = select_profile(fits)
     if chosen.name is not None:
         made = profiles[chosen.name]
-        recipe, left_out = carry_over(made.recipe, made.task.framework, framework)
+        recipe, left_out = carry_over(
+            made.recipe, made.task.framework, framework, backend.capabilities.knobs
+        )
         for warning in (*fits[chosen.name].warnings, *left_out):
             warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
         return recipe

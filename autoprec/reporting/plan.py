@@ -102,7 +102,7 @@ def _alignment(plan: Plan) -> list[str]:
         return []
     if not off:
         return [f"every matrix dimension is a multiple of {plan.alignment}, as suits this device"]
-    shown = [f"{d.module or 'the model'}: {d.name} {d.size}" for d in off[:_MAX_LISTED]]
+    shown = [f"{d.module or 'the model'} ({d.name} {d.size})" for d in off[:_MAX_LISTED]]
     more = f" and {len(off) - _MAX_LISTED} more" if len(off) > _MAX_LISTED else ""
     return [
         f"matrix dimensions should be multiples of {plan.alignment} on this device; these are not: "

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autoprec.backends import registry
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.best_arm import TURN_SECONDS
@@ -71,11 +72,10 @@ _PROCESS_WIDE_KNOBS = ("threads", "implicit_bfloat16", "cudnn_benchmark")
 def may_share_worker(recipe: Recipe, framework: str) -> bool:
     """Say whether a recipe's times on a CPU are unaffected by other sessions in its process.
 
-    Under torch they are where freed memory is kept. Where it is not, the other sessions' memory
-    decides how much of the heap glibc returns after each step, which changes a step by a third.
+    See `Capabilities.sessions_interfere`.
     """
     wide = any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS)
-    if framework == "torch":
+    if registry.capabilities(framework).sessions_interfere:
         return recipe.keeps_memory and not recipe.compile and not wide
     return not wide
 

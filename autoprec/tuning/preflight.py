@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from autoprec.backends import registry
 from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
@@ -95,11 +96,12 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
     if device not in loaded.usable or other_vendor:
         name = job.target.facts.observation.name or device
         version = loaded.software.get(loaded.framework, "")
-        build = f"Install a build of it for this device ({loaded.builds})"
+        builds = registry.capabilities(loaded.framework).accelerator_builds
+        build = f"Install a build of it for this device ({builds})"
         if job.target.facts.kind in loaded.built_for:
             build = (
                 "This build is for such devices: fix the driver, install a missing library "
-                f"({loaded.builds}) or change the setting that hides the device"
+                f"({builds}) or change the setting that hides the device"
             )
         raise DeviceUnusable(
             f"{loaded.framework} {version} cannot use {name} ({job.target.facts.kind}): as it is "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autoprec.backends import registry
 from autoprec.core.device.facts import DeviceFacts, DeviceKind
 from autoprec.core.device.policies import Proposal, Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.numerics.islands import resolve_patterns
-from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
+from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
 from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.speed.space import BATCH, Point, Space, micro_batches, powers_of_two
 from autoprec.tuning.events import Note
@@ -45,7 +46,8 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
     for warning in task.warnings:
         job.listener(Note(warning, warning=True))
     patterns = job.options.float32_modules
-    extras = dict(plausible_knobs(facts, task)) if job.options.extras else {}
+    searched = registry.capabilities(task.framework).searched_knobs if job.options.extras else ()
+    extras = dict(plausible_knobs(facts, task, searched))
     if patterns:
         extras.pop(_ROUNDING_KNOB, None)
     return Space(
@@ -62,9 +64,10 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
 
 def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
     """Return the requested knobs, without those that have no effect here."""
+    known = registry.capabilities(task.framework).knobs
     found = {}
     for name, levels in job.options.knobs.items():
-        if task.framework in ("torch", "keras") and task.framework not in KNOBS[name].frameworks:
+        if name not in known:
             job.listener(Note(f"--knob {name} does not apply to {task.framework} and is left out"))
         elif name == KEEP_MEMORY and not task.keepable_memory:
             job.listener(Note(f"--knob {name} needs glibc's malloc on a CPU and is left out"))
@@ -81,20 +84,22 @@ def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobVal
 
 
 def _may_compile(job: TuningJob, task: TaskFacts) -> bool:
-    """Say whether compilation is worth trials: XLA under Keras always, torch.compile on request.
+    """Say whether compilation is worth trials: where it is cheap always, else on request.
 
-    A model that compiles itself does so in the baseline and in every recipe. XLA can double a small
-    step's speed or lose all that bfloat16 gains, and costs seconds to try; torch.compile can take
-    minutes.
+    A model that compiles itself does so in the baseline and in every recipe. XLA, under Keras, can
+    double a small step's speed or lose all that bfloat16 gains, and costs seconds to try;
+    torch.compile can take minutes.
     """
-    requested = job.options.compile or task.framework == "keras"
-    return requested and not task.compiled and not task.not_compilable
+    return _tries_compilation(job, task) and not task.compiled and not task.not_compilable
+
+
+def _tries_compilation(job: TuningJob, task: TaskFacts) -> bool:
+    return job.options.compile or registry.capabilities(task.framework).cheap_compilation
 
 
 def refusals_for_task(job: TuningJob, task: TaskFacts) -> tuple[Refusal, ...]:
     """Return what the task itself rules out, besides policies."""
-    requested = job.options.compile or task.framework == "keras"
-    if requested and task.not_compilable:
+    if _tries_compilation(job, task) and task.not_compilable:
         return (Refusal("compiled", task.not_compilable),)
     return ()
 
