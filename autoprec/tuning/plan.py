@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
 from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autoprec.backends import registry
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoprec.backends import registry
-from autoprec.core.device.facts import DeviceFacts, DeviceKind
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Proposal, Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, TaskFacts

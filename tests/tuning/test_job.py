@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.job import Target, TuningJob

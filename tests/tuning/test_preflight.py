@@ -9,14 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    DTypeFact,
-    Observation,
-    Support,
-    merge,
-)
+from autoprec.core.device.facts import DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import Refusal, propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts, Unit

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from autoprec import api, fitting
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Observation
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.probe_result import MachineObservation, Unusable
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
