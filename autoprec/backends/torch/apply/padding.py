@@ -1,7 +1,7 @@
 """Which modules can be padded to the device's alignment, and why the others cannot.
 
 The decision and its reasons are one: `why_not` returns the first reason against padding a module,
-or nothing. `pad_modules` pads what a recipe names. Whether padding pays is for a measurement to say.
+or nothing. `pad_modules` pads what a recipe names. Whether padding pays, a measurement decides.
 
 Routers are found by name, and by a parent whose own forward calls topk, argmax or the like: a
 difference of one rounding can flip which expert is chosen. A router hidden deeper is not seen.
