@@ -16,13 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from autoprec import cache
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    Fingerprint,
-    merge,
-    with_measurements,
-)
+from autoprec.core.device.facts import DeviceFacts, Fingerprint
+from autoprec.core.device.merging import merge, with_measurements
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import measured_choice, propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.probe_result import (

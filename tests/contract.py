@@ -15,7 +15,7 @@ import pytest
 from autoprec.backends import registry
 from autoprec.backends.protocol import Backend, Task
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts, TimingBudget
 from autoprec.core.numerics import proof_steps

@@ -12,7 +12,8 @@ from html import escape
 from typing import Any, Literal
 
 from autoprec.core.codec import bounded
-from autoprec.core.device.facts import DeviceKind, Fingerprint
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.parity import Verdict

@@ -17,8 +17,6 @@ from autoprec.errors import UsageError
 
 KnobValue = bool | int | str
 
-MEMORY_FORMATS = ("contiguous", "channels_last")
-
 
 @dataclass(frozen=True)
 class LossScale:

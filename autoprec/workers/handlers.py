@@ -23,7 +23,7 @@ from autoprec.backends.protocol import (
     Tracer,
 )
 from autoprec.backends.shared.process_memory import return_freed_memory
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
     ExponentHistogram,

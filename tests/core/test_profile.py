@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
-from autoprec.core.device.facts import DeviceKind, Fingerprint
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.parity import Verdict
 from autoprec.core.profile import (

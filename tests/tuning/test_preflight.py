@@ -9,14 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    DTypeFact,
-    Observation,
-    Support,
-    merge,
-)
+from autoprec.core.device.facts import DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import Refusal, propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
@@ -28,7 +24,8 @@ from autoprec.hardware.lookup import hypothetical_observation
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import build_space, describe, refusals_for_task
+from autoprec.tuning.preflight import describe
+from autoprec.tuning.search_space import build_space, refusals_for_task
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 NATIVE = DTypeFact(Support.NATIVE)

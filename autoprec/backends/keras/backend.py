@@ -18,7 +18,7 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError

@@ -23,7 +23,8 @@ from autoprec.backends.protocol import (
 )
 from autoprec.backends.simulated.capabilities import CAPABILITIES
 from autoprec.backends.simulated.model import SimulatedModel
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Observation
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
 from autoprec.core.numerics import proof_steps

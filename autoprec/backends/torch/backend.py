@@ -17,7 +17,7 @@ from autoprec.backends.protocol import (
 )
 from autoprec.backends.torch.capabilities import CAPABILITIES
 from autoprec.backends.torch.measure import xpu
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from autoprec.backends import registry
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, DTypeFact, Observation, Support
+from autoprec.core.device.facts import DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import KnobValue, check_knob

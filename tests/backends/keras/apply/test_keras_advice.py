@@ -6,13 +6,9 @@ import pytest
 from keras_models import softmax_net
 
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    DTypeFact,
-    Observation,
-    Support,
-)
+from autoprec.core.device.facts import DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Recipe
 
