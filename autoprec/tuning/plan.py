@@ -18,15 +18,17 @@ from autoprec.core.speed.space import BATCH
 from autoprec.tuning.events import Event, Note, Stage
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.preflight import (
-    baseline_point,
-    build_space,
     describe,
     load_task,
-    misaligned,
-    padding_multiples,
     refuse_absent_tf32,
     refuse_cpu_for_missing_accelerator,
     untrainable_reason,
+)
+from autoprec.tuning.search_space import (
+    baseline_point,
+    build_space,
+    misaligned,
+    padding_multiples,
 )
 from autoprec.workers.handlers import LoadedTask
 

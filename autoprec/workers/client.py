@@ -62,10 +62,6 @@ _SHOWN_LOG_LINES = 40
 _EXIT_WAIT_SECONDS = 5.0
 
 
-def ignore_progress(phase: str, step: int) -> None:
-    """Drop a worker's progress."""
-
-
 @dataclass(frozen=True)
 class WorkerSettings:
     """How a worker is started: its task, device, memory limit and environment.

@@ -59,7 +59,7 @@ class TorchSurgeon:
 
         def undo() -> None:
             if current_operation(model) is operation:  # a later one has undone this already
-                self.remove(model)
+                _undo_surgery(model)
 
         return Precision(
             recipe,
@@ -80,17 +80,18 @@ class TorchSurgeon:
     ) -> Precision:
         """See `Surgeon.leave_unchanged`."""
         _check(model, optimizers)
-        self.remove(model)
+        _undo_surgery(model)
         address = str(resolve_device(device))
         return Precision(recipe, model=model, optimizers=optimizers, device=address)
 
-    def remove(self, model: nn.Module) -> None:
-        """Undo everything `apply` did to `model`, its optimizers and the process.
 
-        All but `keep_memory`, which no process can take back.
-        """
-        restore(model)
-        release_process_settings(unwrap(model))
+def _undo_surgery(model: nn.Module) -> None:
+    """Undo everything `apply` did to `model`, its optimizers and the process.
+
+    Memory that is kept stays kept: no process can undo that.
+    """
+    restore(model)
+    release_process_settings(unwrap(model))
 
 
 def _check(model: object, optimizers: Sequence[object]) -> None:

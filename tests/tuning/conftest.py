@@ -1,0 +1,34 @@
+"""Fixtures of the tests of the confirmation."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoprec.core.measurement import Measurement
+from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.tuning import ablations, interleaved_timing
+from autoprec.tuning.stage_results import (
+    SearchResult,
+)
+from tests.tuning.fake_timing import JOB, SPACE, FakeTiming, search_of
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> SearchResult:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", FakeTiming)
+    monkeypatch.setattr(FakeTiming, "failing", ())
+    outcomes = tuple(
+        Outcome(
+            point,
+            Status.OK,
+            Measurement(0.1, 0.1, 0.1, 5, FakeTiming.rate(SPACE.recipe(point)) / 10),
+        )
+        for point in SPACE.points()
+    )
+    monkeypatch.setattr(ablations, "clearly_pays", lambda *_: True)
+    return search_of(outcomes)
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JOB, "float32_allowed", False)
