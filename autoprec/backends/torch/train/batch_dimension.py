@@ -167,7 +167,8 @@ def _compare(here: Mapping[BatchPath, _Node], task: Task, batch_size: int, seed:
     ]
     if not unexplained:
         return Samples(found)
-    sizes = f"{unexplained[0][0]} for build_data({batch_size}), {unexplained[0][1]} for build_data({smaller})"
+    large, small = unexplained[0]
+    sizes = f"{large} for build_data({batch_size}), {small} for build_data({smaller})"
     unsplittable_reason = (
         f"a tensor's length changes with the batch, but not sample by sample ({sizes})"
     )
