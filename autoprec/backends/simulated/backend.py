@@ -23,6 +23,7 @@ from autoprec.backends.protocol import (
 )
 from autoprec.backends.simulated.capabilities import CAPABILITIES
 from autoprec.backends.simulated.model import SimulatedModel
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
@@ -296,7 +297,13 @@ class SimulatedSurgeon:
     """Applies a recipe to nothing: the recipe itself is the Precision object."""
 
     def apply(
-        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+        self,
+        recipe: Recipe,
+        *,
+        model: Any,
+        optimizers: Sequence[Any],
+        device: str,
+        facts: DeviceFacts | None = None,
     ) -> Recipe:
         """See `Surgeon.apply`."""
         return recipe
