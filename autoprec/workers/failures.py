@@ -164,7 +164,7 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
         _UNSUPPORTED,
         "CUDA 209, HIP 98: a build without kernels for this GPU",
         "The installed framework was built without kernels for this GPU: install a build that "
-        "names its compute capability or architecture, or tune for another device with --device",
+        "names its compute capability or architecture, or tune for another `device`",
     ),
     FailurePattern(
         rf"not implemented for '{_LOW_DTYPE}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"
