@@ -17,6 +17,7 @@ from autoprec.backends.torch.apply.process_settings import (
 )
 from autoprec.backends.torch.apply.surgery import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.measure.devices import resolve_device
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
@@ -40,6 +41,7 @@ class TorchSurgeon:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         device: str = "cpu",
+        facts: DeviceFacts | None = None,
     ) -> Precision:
         """Apply `recipe` in place and return the `Precision` that the training loop uses.
 

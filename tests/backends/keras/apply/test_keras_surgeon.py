@@ -305,15 +305,6 @@ def test_tf32_and_xla_stay_as_the_task_has_them(recipe, own):
         execution.enable_tensor_float_32_execution(before)
 
 
-def test_advice_names_what_will_not_pay():
-    precision = apply(BF16, softmax_net(), device="cuda")
-    text = " ".join(precision.warnings)
-    assert "too small to benefit" in text
-    assert "dense_2.units=4" in text
-    assert "multiples of 8" in text
-    assert "multiples of 128" in " ".join(apply(BF16, softmax_net(), device="tpu").warnings)
-
-
 def test_what_is_no_model_is_refused():
     with pytest.raises(UsageError, match=r"expected a keras\.Model"):
         apply(BF16, object())
