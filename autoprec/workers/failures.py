@@ -253,22 +253,22 @@ def describe_exception(error: BaseException) -> str:
 
 def match_failure(text: str) -> FailureKind | None:
     """Return the kind of the first pattern that occurs in `text`."""
-    row = _matching_pattern(text)
-    return None if row is None else row.kind
+    found = _matching_pattern(text)
+    return None if found is None else found.kind
 
 
 def add_advice(text: str) -> str:
     """Append the known remedy to a message, where there is one."""
-    row = _matching_pattern(text)
-    if row is None or not row.advice:
+    found = _matching_pattern(text)
+    if found is None or not found.advice:
         return text
     first, _, _ = text.partition("\n")
-    return f"{first.rstrip('.')}. {row.advice}"
+    return f"{first.rstrip('.')}. {found.advice}"
 
 
 def _matching_pattern(text: str) -> FailurePattern | None:
     text = text[-20_000:]
-    return next((row for row in FAILURE_PATTERNS if re.search(row.pattern, text)), None)
+    return next((each for each in FAILURE_PATTERNS if re.search(each.pattern, text)), None)
 
 
 def classify_exit(returncode: int, printed: str) -> FailureKind:
