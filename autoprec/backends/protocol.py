@@ -82,7 +82,7 @@ class Capabilities:
     """The framework's name in messages, such as "PyTorch"."""
 
     model: str
-    """What build_model should return, such as "a torch.nn.Module"; empty: not told to users."""
+    """What build_model should return, such as "a torch.nn.Module"; empty: not shown to users."""
 
     backend_class: str
     """The name of the `Backend` in the package's module `backend`."""

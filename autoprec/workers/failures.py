@@ -101,7 +101,7 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
         "CUDA errors 700, 715 to 719; ROCr's queue errors; Level Zero's word for a device that was "
         "reset after a hang or a fault",
     ),
-    # The device, or a process, has gone ----------------------------------------------------------
+    # The device, or a process, is lost -----------------------------------------------------------
     FailurePattern(
         r"(CUDA|HIP) error: (uncorrectable ECC|device lost|no (CUDA|ROCm)-capable device)"
         r"|CUDA_ERROR_(NO_DEVICE|ECC|DEINITIALIZED)|GPU is lost|HSA_STATUS_ERROR",
@@ -164,7 +164,7 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
         _UNSUPPORTED,
         "CUDA 209, HIP 98: a build without kernels for this GPU",
         "The installed framework was built without kernels for this GPU: install a build that "
-        "names its compute capability or architecture, or tune for another device with --device",
+        "names its compute capability or architecture, or tune for another `device`",
     ),
     FailurePattern(
         rf"not implemented for '{_LOW_DTYPE}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"
@@ -253,22 +253,22 @@ def describe_exception(error: BaseException) -> str:
 
 def match_failure(text: str) -> FailureKind | None:
     """Return the kind of the first pattern that occurs in `text`."""
-    row = _matching_pattern(text)
-    return None if row is None else row.kind
+    found = _matching_pattern(text)
+    return None if found is None else found.kind
 
 
 def add_advice(text: str) -> str:
     """Append the known remedy to a message, where there is one."""
-    row = _matching_pattern(text)
-    if row is None or not row.advice:
+    found = _matching_pattern(text)
+    if found is None or not found.advice:
         return text
     first, _, _ = text.partition("\n")
-    return f"{first.rstrip('.')}. {row.advice}"
+    return f"{first.rstrip('.')}. {found.advice}"
 
 
 def _matching_pattern(text: str) -> FailurePattern | None:
     text = text[-20_000:]
-    return next((row for row in FAILURE_PATTERNS if re.search(row.pattern, text)), None)
+    return next((each for each in FAILURE_PATTERNS if re.search(each.pattern, text)), None)
 
 
 def classify_exit(returncode: int, printed: str) -> FailureKind:
@@ -279,8 +279,9 @@ def classify_exit(returncode: int, printed: str) -> FailureKind:
         return found
     if name is not None:
         return _SIGNALS.get(name, FailureKind.EXITED)
-    told = found if found in (_OOM, _FAULT, _LOST) and returncode != 0 else None
-    return told or FailureKind.EXITED
+    if found in (_OOM, _FAULT, _LOST) and returncode != 0:
+        return found
+    return FailureKind.EXITED
 
 
 def describe_exit(returncode: int) -> str:

@@ -281,11 +281,11 @@ class SimulatedTracer:
         return compiler or self._fails(recipe, self._model.broken)
 
     def _fails(self, recipe: Recipe, policies: tuple[str, ...]) -> bool:
-        mended = (
+        is_protected = (
             bool(self._model.sensitive_module)
             and self._model.sensitive_module in recipe.float32_modules
         )
-        return recipe.policy.value in policies and not mended
+        return recipe.policy.value in policies and not is_protected
 
     def _loss(self, seed: int, step: int) -> float:
         return 0.2 + 2.0 * math.exp(-step / 20) * (1 + 0.01 * seed)

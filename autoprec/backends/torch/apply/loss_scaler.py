@@ -1,6 +1,6 @@
 """A loss scaler that says what it did: torch's GradScaler with a floor, a fixed mode and counts.
 
-torch's own scaler neither tells that it skipped a step nor stops halving: a forward pass that
+torch's own scaler neither reports that it skipped a step nor stops halving: a forward pass that
 overflows drives its scale to zero, unnoticed. This one reads the `found_inf` that GradScaler
 reads anyway, so that skips are known at a fixed scale and at the floor too, and follows the scale
 on the host by the rule of `torch._amp_update_scale_`, so that counting and logging never wait for
