@@ -12,7 +12,7 @@ from autoprec.api import device_fingerprint
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Verdict
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, TaskRecord
 from autoprec.core.statistics import Ratio
 

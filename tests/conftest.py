@@ -165,7 +165,7 @@ def write_profile(tmp_path: Path) -> Callable[[Recipe, str], Path]:
     """Return a function that writes a recipe as a profile of this machine's CPU."""
     from autoprec.api import device_fingerprint
     from autoprec.core.dtypes import Policy
-    from autoprec.core.numerics.parity import Verdict
+    from autoprec.core.numerics.verdict import Verdict
     from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
     from autoprec.core.statistics import Ratio
     from autoprec.profiles import save_profile
