@@ -21,6 +21,7 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
+from autoprec.backends.shared.plain_precision import PlainPrecision
 from autoprec.backends.simulated.capabilities import CAPABILITIES
 from autoprec.backends.simulated.model import SimulatedModel
 from autoprec.core.device.facts import DeviceFacts
@@ -294,7 +295,7 @@ class SimulatedTracer:
 
 
 class SimulatedSurgeon:
-    """Applies a recipe to nothing: the recipe itself is the Precision object."""
+    """Applies a recipe to nothing."""
 
     def apply(
         self,
@@ -304,12 +305,12 @@ class SimulatedSurgeon:
         optimizers: Sequence[Any],
         device: str,
         facts: DeviceFacts | None = None,
-    ) -> Recipe:
+    ) -> PlainPrecision:
         """See `Surgeon.apply`."""
-        return recipe
+        return PlainPrecision(recipe)
 
     def leave_unchanged(
         self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> Recipe:
+    ) -> PlainPrecision:
         """See `Surgeon.leave_unchanged`."""
-        return recipe
+        return PlainPrecision(recipe)
