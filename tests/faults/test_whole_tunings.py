@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli.commands import trials
 from processes import MARK, survivors
 
 from autoprec.documents import write_text
@@ -64,11 +65,6 @@ def tune(task: Path, mark: str, **settings: object) -> tuple[int, str]:
     child = begin(task, mark, **settings)
     err = child.communicate(timeout=200)[1]
     return child.returncode, err
-
-
-def trials(err: str) -> list[str]:
-    """The recipes whose trials were said to be finished."""
-    return re.findall(r"^  trial +\d+  (.+?): ", err, re.MULTILINE)
 
 
 def tried(err: str) -> list[str]:

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
+from factories import steady
 
 from autoprec.core.device.facts import DeviceKind
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Space, point_key
@@ -63,7 +64,7 @@ class Stage:
 
     def __init__(self, recipes: Sequence[Recipe], *_: object, **__: object) -> None:
         self.recipes = recipes
-        self.measured = [[Measurement(0.1, 0.1, 0.1, 5, self.rate(r) / 10)] for r in recipes]
+        self.measured = [[steady(0.1, self.rate(r) / 10)] for r in recipes]
 
     @staticmethod
     def rate(recipe: Recipe) -> float:
@@ -106,8 +107,7 @@ def finish(
 def searched(*rates: tuple[Recipe, float]) -> tuple[Outcome, ...]:
     """What the search saw, in samples per second."""
     return tuple(
-        Outcome(SPACE.point(recipe), Status.OK, Measurement(0.1, 0.1, 0.1, 5, rate / 10))
-        for recipe, rate in rates
+        Outcome(SPACE.point(recipe), Status.OK, steady(0.1, rate / 10)) for recipe, rate in rates
     )
 
 
@@ -116,9 +116,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Findings:
     monkeypatch.setattr(module, "InterleavedTiming", Stage)
     monkeypatch.setattr(Stage, "failing", ())
     outcomes = tuple(
-        Outcome(
-            point, Status.OK, Measurement(0.1, 0.1, 0.1, 5, Stage.rate(SPACE.recipe(point)) / 10)
-        )
+        Outcome(point, Status.OK, steady(0.1, Stage.rate(SPACE.recipe(point)) / 10))
         for point in SPACE.points()
     )
     return Findings(device(DeviceKind.CPU), TaskFacts("torch", {}, 32, 32, 1000), outcomes, SPACE)
@@ -319,7 +317,7 @@ def test_a_knob_is_kept_only_where_it_wins_by_itself(
 def test_a_comparison_that_would_take_long_is_left_out(findings: Findings, size: int) -> None:
     """Known from its own trial, or else from the baseline's."""
     step = 0.8 * size / 32
-    slow = Measurement(step, step, step, 5, step * size)
+    slow = steady(step, step * size)
     findings.history = tuple(
         replace(o, measurement=slow)
         for o in findings.history
@@ -371,7 +369,7 @@ def test_parts_that_would_take_long_are_one(
     between = replace(PLAIN, knobs={KEEP_MEMORY: True})
     steps = {point_key(SPACE.point(between)): 0.7}
     findings.history = tuple(
-        replace(o, measurement=Measurement(step, step, step, 5, o.rate * step))
+        replace(o, measurement=steady(step, o.rate * step))
         for o in at(Several)
         for step in (steps.get(point_key(o.point), 0.5),)
     )

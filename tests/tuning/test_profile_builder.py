@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import steady
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts
@@ -32,7 +33,7 @@ def test_what_is_said_of_padding_is_what_was_tried(
     tried: list[dict[str, object]], said: str
 ) -> None:
     history = [
-        Outcome(point, Status.OK, Measurement(step, step, step, 5, 32, peak_memory_bytes=1))
+        Outcome(point, Status.OK, steady(step, peak_memory_bytes=1))
         for point, step in zip(tried, (1.0, 0.5), strict=False)
     ]
     facts = SimpleNamespace(observation=SimpleNamespace(rehearsal=False))
@@ -64,7 +65,7 @@ TASK = TaskFacts("torch", {}, 32, 32, 1000)
 
 
 def timed(step: float = 0.1, *, peak: int = 1000, **others: Any) -> Measurement:
-    return Measurement(step, step, step, 9, 32, peak, **others)
+    return steady(step, peak_memory_bytes=peak, **others)
 
 
 def found(*history: Outcome, task: TaskFacts = TASK, rehearsal: bool = False) -> Findings:

@@ -200,7 +200,7 @@ def test_a_device_that_the_framework_never_trains_on_is_said_to_be_none(
     assert plan.expectation == ()
     console = Console(width=200, record=True, file=io.StringIO())
     print_plan(plan, console)
-    assert f"it would be refused: {plan.refusal}" in (text := console.export_text())
+    assert f"this tuning would be refused: {plan.refusal}" in (text := console.export_text())
     assert "would be tried" not in text
 
 
