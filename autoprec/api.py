@@ -16,13 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from autoprec import cache
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    Fingerprint,
-    merge,
-    with_measurements,
-)
+from autoprec.core.device.facts import DeviceFacts, Fingerprint
+from autoprec.core.device.merging import merge, with_measurements
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import measured_choice, propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.probe_result import (
@@ -482,23 +478,31 @@ def _leave_unchanged(
 
 
 def _framework_without_model(profile: str | Path | Profile | Recipe | None) -> str:
-    """Return Keras, or raise `UsageError`: only its policy can be set before a model is built."""
+    """Return the framework whose policy is set before a model is built, or raise `UsageError`."""
+    from autoprec.backends import registry
+
     if isinstance(profile, str | Path) and Path(profile).is_file():
         profile = load_profile(profile)
-    framework = profile.task.framework if isinstance(profile, Profile) else None
-    if framework == "simulated":
-        return framework
-    if framework == "torch":
+    known = registry.all_capabilities()
+    able = {name: each for name, each in known.items() if each.applies_without_model}
+    default = next(name for name, each in able.items() if each.required_modules)
+    framework = profile.task.framework if isinstance(profile, Profile) else default
+    only = f"only {known[default].title} has a policy to set before a model is built"
+    if framework not in able:
+        tuned = registry.capabilities(framework)
         raise UsageError(
-            "this profile was tuned with PyTorch: apply_profile needs model=... (the nn.Module) "
-            "and optimizer=...; only Keras has a policy to set before a model is built"
+            f"this profile was tuned with {tuned.title}: apply_profile needs model=... "
+            f"({tuned.model}) and optimizer=...; {only}"
         )
-    if "torch" in sys.modules and "keras" not in sys.modules:
-        raise UsageError(
-            "apply_profile needs model=... for PyTorch; only Keras has a policy to set before a "
-            "model is built"
-        )
-    return "keras"
+    in_use = [
+        each.title
+        for name, each in known.items()
+        if name not in able and any(module in sys.modules for module in each.required_modules)
+    ]
+    needed = able[framework].required_modules
+    if in_use and needed and not any(module in sys.modules for module in needed):
+        raise UsageError(f"apply_profile needs model=... for {in_use[0]}; {only}")
+    return framework
 
 
 def _as_sequence(optimizer: Any) -> tuple[Any, ...]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
-from autoprec.core.device.facts import Fingerprint, Measurements
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.measurements import Measurements
 from autoprec.documents import MAX_FILE_BYTES, write_text
 
 #: This environment variable names the cache folder; empty, nothing is kept.

@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from autoprec import cache
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    Observation,
-    distrust_native_support,
-    merge,
-    with_measurements,
-)
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.merging import distrust_native_support, merge, with_measurements
+from autoprec.core.device.observation import DeviceKind, Observation, kind_of_framework_device
 from autoprec.core.device.policies import measured_choice, propose
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import FrameworkFact, MachineObservation, Unusable
 from autoprec.core.profile import Profile, carry_over, check_fit, select_profile
-from autoprec.core.recipe import Recipe, default_loss_scale
+from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, ProfileMismatch, UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.observe import observe
@@ -64,7 +59,9 @@ def recipe_for(
     chosen = select_profile(fits)
     if chosen.name is not None:
         made = profiles[chosen.name]
-        recipe, left_out = carry_over(made.recipe, made.task.framework, framework)
+        recipe, left_out = carry_over(
+            made.recipe, made.task.framework, framework, backend.capabilities.knobs
+        )
         for warning in (*fits[chosen.name].warnings, *left_out):
             warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
         return recipe
@@ -110,21 +107,14 @@ def _fallback(
 
 def _recipe_of_policy(policy: Policy, tuned: Recipe) -> Recipe:
     """Return a recipe of the policy alone, at the batch the profile was tuned to."""
-    return replace(
-        Recipe(),
-        policy=policy,
-        batch_size=tuned.batch_size,
-        accumulation_steps=tuned.accumulation_steps,
-        loss_scale=default_loss_scale(policy),
-    )
+    plain = Recipe(batch_size=tuned.batch_size, accumulation_steps=tuned.accumulation_steps)
+    return plain.with_policy(policy)
 
 
 def facts_of(address: str, backend: Backend, machine: MachineObservation) -> DeviceFacts:
     """Return the facts of the framework's device, as the framework reports it if no probe does."""
     kind, _, index = address.partition(":")
-    kinds = {each.kind for each in machine.devices}
-    if kind == "cuda" and DeviceKind.CUDA not in kinds and DeviceKind.ROCM in kinds:
-        kind = "rocm"  # ROCm's devices are torch's "cuda"
+    kind = kind_of_framework_device(kind, {each.kind for each in machine.devices})
     number = int(index) if index and kind not in ("cpu", "mps") else 0
     said = backend.observe(address) if kind == "xpu" else None
     found = next((d for d in machine.devices if _is_same_device(d, kind, number, said)), None)

@@ -10,7 +10,8 @@ from torch import nn
 
 from autoprec import Profile, Recipe
 from autoprec.api import device_fingerprint
-from autoprec.core.device.facts import DeviceKind, Fingerprint
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 
 

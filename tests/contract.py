@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from autoprec.backends import registry
 from autoprec.backends.protocol import Backend, Task
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts, TimingBudget
 from autoprec.core.numerics import proof_steps
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import KNOBS, LossScale, Recipe
+from autoprec.errors import TaskError
 
 QUICK = TimingBudget(seconds=0.2, min_steps=3, max_steps=5)
 FLOAT32 = Recipe(batch_size=8)
@@ -69,10 +71,17 @@ class BackendContract:
         assert set(subject.backend.built_for()) <= set(subject.backend.trains_on())
         assert DeviceKind.CPU not in subject.backend.built_for()
 
+    def test_declares_what_it_can_without_being_imported(self, subject: Subject) -> None:
+        declared = registry.capabilities(subject.backend.name)
+        assert subject.backend.capabilities is declared
+        assert declared.title
+        assert set(declared.searched_knobs) <= set(declared.knobs) <= set(KNOBS)
+
     def test_owns_its_models_and_no_others(self, subject: Subject) -> None:
         model = subject.task.build_model()
-        assert subject.backend.owns(model)
-        assert not subject.backend.owns(object())
+        assert registry.owner(model) == subject.backend.name
+        with pytest.raises(TaskError, match="expected"):
+            registry.owner(object())
         assert subject.backend.device_of(model).partition(":")[0] in ("cpu", "cuda", "mps", "xpu")
 
     def test_describes_the_task_as_plain_values(self, subject: Subject) -> None:

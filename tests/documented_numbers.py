@@ -148,7 +148,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "is older than 20 s": constant("tuning.drift_correction:_CHECK_SECONDS"),
         "difference is above 10 %": constant("tuning.drift_correction:_LOG_THRESHOLD", 100),
         "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),
-        "varies by more than 25 %": constant("tuning.profile_builder:NOISY", 100),
+        "varies by more than 25 %": constant("tuning.profile_warnings:NOISY_SPREAD", 100),
         "more than 1 % faster. Its cost model": constant("core.speed.acquisition:Limits.gain", 100),
         "A trial that is 20 to 65 %": beyond_one("core.statistics:_DISTURBED_RATIO_RANGE"),
         "is 3 % of the step or more": constant("core.speed.knobs:_OPTIMIZER_SHARE", 100),
@@ -193,7 +193,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
             100 - constant("core.speed.trial_results:MAY_BE_FASTEST_SHARE", 100)()[0]
         ],
         "an interval of 95 %": CONFIDENCE,
-        "or 5 s, not counting": constant("tuning.confirmation:_BESIDE_SECONDS"),
+        "or 5 s, not counting": constant("tuning.ablations:COMPARISON_SECONDS"),
         "brings less than 1 %": constant("core.speed.selection:SAME_SPEED_SHARE", 100),
         "more than 15 % slower": beyond_one("tuning.interleaved_timing:_DISTURBED_RATIO"),
         "more than 1.5 times apart": constant("core.speed.consistency:WIDE_INTERVAL_FACTOR"),

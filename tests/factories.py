@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoprec.core.device.facts import DeviceFacts, Fingerprint, merge
+from autoprec.core.device.facts import DeviceFacts, Fingerprint
+from autoprec.core.device.merging import merge
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.parity import Verdict

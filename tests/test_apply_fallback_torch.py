@@ -11,7 +11,9 @@ import torch
 
 from autoprec import Profile, apply_profile, cache
 from autoprec.backends.torch.backend import TorchBackend
-from autoprec.core.device.facts import Fingerprint, Measurements, Product, merge
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.merging import merge
 from autoprec.core.dtypes import DType, Policy
 from autoprec.errors import (
     AutoprecWarning,

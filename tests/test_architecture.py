@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import autoprec
+from autoprec.backends import registry
 
 PACKAGE = Path(autoprec.__file__).parent
 
@@ -167,7 +168,7 @@ def backend_violations(found: list[Import]) -> list[str]:
         parts = inside(module).split(".")
         return parts[1] if parts[0] == "backends" and len(parts) > 1 else ""
 
-    frameworks = {"torch", "keras", "simulated"}
+    frameworks = set(registry.PACKAGES)
     return [
         str(each)
         for each in own(found)

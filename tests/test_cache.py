@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from autoprec import cache
-from autoprec.core.device.facts import DeviceKind, Fingerprint, Measurements, Product
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType
 
 HERE = Fingerprint(DeviceKind.CPU, "a-family", "A CPU", 16, core_quota=2.0, partition="")

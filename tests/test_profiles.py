@@ -42,7 +42,7 @@ from autoprec.profiles import (
     save_profile,
     to_mapping,
 )
-from autoprec.tuning.profile_builder import REFERENCE
+from autoprec.tuning.stage_results import REFERENCE
 
 PROFILE = FULL
 SEED = dump_profile(PROFILE)

@@ -9,11 +9,11 @@ them speak core's dataclasses only. This module imports no framework.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
     ExponentHistogram,
@@ -65,6 +65,62 @@ class DeviceMemory:
 
     free: int
     others: int
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What autoprec has to know of a framework without importing it.
+
+    Every backend's package has a module `capabilities` with one of these, called CAPABILITIES.
+    What depends on the device, or on the installed build, is asked of the `Backend` instead.
+    """
+
+    title: str
+    """The framework's name in messages, such as "PyTorch"."""
+
+    model: str
+    """What build_model should return, such as "a torch.nn.Module"; empty: not told to users."""
+
+    backend_class: str
+    """The name of the `Backend` in the package's module `backend`."""
+
+    model_modules: tuple[str, ...]
+    """The packages whose classes are the framework's models."""
+
+    required_modules: tuple[str, ...] = ()
+    """The packages that must be installed, and autoprec's extra that installs them."""
+
+    extra: str = ""
+
+    import_advice: str = ""
+    """What to try where the framework is installed and cannot be imported."""
+
+    accelerator_builds: str = ""
+    """Where builds for accelerators are found, for users of another build."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for worker processes, which start before the framework is known."""
+
+    knobs: tuple[str, ...] = ()
+    """The knobs that a recipe may set, by their names in `core.recipe.KNOBS`."""
+
+    searched_knobs: tuple[str, ...] = ()
+    """The knobs that the search tries by itself: a process can set them, and unset all but one."""
+
+    loss_in_task: bool = False
+    """Whether the task file must define loss_fn or training_step: models carry no loss."""
+
+    cheap_compilation: bool = False
+    """Whether compilation takes seconds, so that it is tried without being requested."""
+
+    sessions_interfere: bool = True
+    """Whether a session's step times on a CPU depend on other sessions in its process.
+
+    They do not where freed memory is kept and nothing is compiled.
+    """
+
+    applies_without_model: bool = False
+    """Whether a profile can be applied before the model is built, by a policy of the process."""
 
 
 class Session(Protocol):
@@ -143,14 +199,10 @@ class Backend(Protocol):
     """One framework. Built by `backends.registry`, which imports it only when asked to."""
 
     name: str
-    builds: str
-    """Where builds of it for accelerators are found, for who has installed another."""
+    capabilities: Capabilities
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of the framework and of what it runs on, by name."""
-
-    def owns(self, model: object) -> bool:
-        """Whether `model` is a model of this framework."""
 
     def devices(self) -> Iterable[str]:
         """List the devices the framework can train on here, best first, such as "cuda" or "cpu"."""

@@ -6,17 +6,18 @@ and review. Reading and writing files is `autoprec.profiles`' work; here are onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Literal
 
 from autoprec.core.codec import bounded
-from autoprec.core.device.facts import DeviceKind, Fingerprint
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.parity import Verdict
-from autoprec.core.recipe import KNOBS, Alignment, Recipe
+from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.attribution import Part, describe_recipe
 from autoprec.core.statistics import Ratio
 
@@ -297,11 +298,14 @@ def select_profile(fits: Mapping[str, Fit]) -> Selection:
     return Selection(matching[0][1] if matching else None, reasons)
 
 
-def carry_over(recipe: Recipe, made: str, used: str) -> tuple[Recipe, tuple[str, ...]]:
+def carry_over(
+    recipe: Recipe, made: str, used: str, knobs: Collection[str]
+) -> tuple[Recipe, tuple[str, ...]]:
     """Return the part of a recipe tuned with one framework that holds in another, and notes.
 
-    Policy, batch and loss scale carry over; module paths, compilation and a framework's own knobs
-    do not. The notes name each thing that was left out, for the user.
+    `knobs` are those that the framework `used` has. Policy, batch and loss scale carry over; module
+    paths, compilation and the other framework's own knobs do not. The notes name each thing that
+    was left out, for the user.
     """
     if made == used:
         return recipe, ()
@@ -319,7 +323,7 @@ def carry_over(recipe: Recipe, made: str, used: str) -> tuple[Recipe, tuple[str,
         notes.append(f"compile was measured with {made} and is left off")
     if recipe.memory_format != "contiguous":
         notes.append(f"memory_format {recipe.memory_format} is {made}'s and is left out")
-    foreign = [name for name in recipe.knobs if used not in KNOBS[name].frameworks]
+    foreign = [name for name in recipe.knobs if name not in knobs]
     notes += [f"the knob {name} is {made}'s and is left out" for name in foreign]
     kept = replace(
         recipe,

@@ -17,8 +17,6 @@ from autoprec.errors import UsageError
 
 KnobValue = bool | int | str
 
-MEMORY_FORMATS = ("contiguous", "channels_last")
-
 
 @dataclass(frozen=True)
 class LossScale:
@@ -104,9 +102,8 @@ def describe_batch(batch_size: int, accumulation_steps: int) -> str:
 
 @dataclass(frozen=True)
 class Knob:
-    """What a further knob may hold, and which framework knows it."""
+    """What a further knob may hold. Which frameworks have it, their `Capabilities` say."""
 
-    frameworks: tuple[str, ...]
     values: tuple[KnobValue, ...] = ()
     low: int = 0
     high: int = 0
@@ -117,31 +114,21 @@ class Knob:
 KEEP_MEMORY = "keep_memory"
 
 KNOBS: Mapping[str, Knob] = {
-    "threads": Knob(("torch", "keras"), low=1, high=4096, meaning="intra-op CPU threads"),
+    "threads": Knob(low=1, high=4096, meaning="intra-op CPU threads"),
     "compile_mode": Knob(
-        ("torch",),
-        values=("default", "reduce-overhead", "max-autotune"),
-        meaning="mode of torch.compile",
+        ("default", "reduce-overhead", "max-autotune"), meaning="mode of torch.compile"
     ),
-    "fused_optimizer": Knob(
-        ("torch",), values=(True, False), meaning="fused=True in the optimizer's groups"
-    ),
-    "cudnn_benchmark": Knob(
-        ("torch",), values=(True, False), meaning="torch.backends.cudnn.benchmark"
-    ),
+    "fused_optimizer": Knob((True, False), meaning="fused=True in the optimizer's groups"),
+    "cudnn_benchmark": Knob((True, False), meaning="torch.backends.cudnn.benchmark"),
     "implicit_bfloat16": Knob(
-        ("torch",),
-        values=(True, False),
+        (True, False),
         meaning="oneDNN computes float32 products in bfloat16 (mkldnn fp32_precision)",
     ),
     KEEP_MEMORY: Knob(
-        ("torch",),
-        values=(True, False),
+        (True, False),
         meaning="freed main memory stays with the process (glibc's mallopt), for good",
     ),
-    "steps_per_execution": Knob(
-        ("keras",), low=1, high=4096, meaning="compile(steps_per_execution)"
-    ),
+    "steps_per_execution": Knob(low=1, high=4096, meaning="compile(steps_per_execution)"),
 }
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autoprec.core.codec import DecodeError, abbreviate, bounded, did_you_mean, from_plain
-from autoprec.core.device.facts import DeviceKind, DTypeRow, Family, Match, Observation
+from autoprec.core.device.family import DTypeRow, Family, Match
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
 from autoprec.documents import read_yaml
 from autoprec.errors import CatalogueError

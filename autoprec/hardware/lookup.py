@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 
 from autoprec.core.codec import abbreviate
-from autoprec.core.device.facts import DeviceKind, Family, Observation
+from autoprec.core.device.family import Family
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import Catalogue

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 
-from autoprec.core.device.facts import Family, Match, Observation
+from autoprec.core.device.family import Family, Match
+from autoprec.core.device.observation import Observation
 
 
 def matches(family: Family, observation: Observation) -> bool:

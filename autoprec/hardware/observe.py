@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.probe_result import FrameworkFact, MachineObservation, Unusable
 from autoprec.errors import UsageError
 from autoprec.hardware.machine import LocalMachine, Machine

@@ -12,7 +12,7 @@ import json
 import sys
 
 from autoprec.core.codec import to_plain
-from autoprec.core.device.facts import merge
+from autoprec.core.device.merging import merge
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device.facts import Support
+from autoprec.core.device.family import Support
 from autoprec.core.dtypes import DType, Policy
 from autoprec.hardware.probes.cuda import CudaAnswer
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot

@@ -12,7 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from autoprec.core.device.facts import GIB, DeviceFacts, DTypeFact, Support
+from autoprec.core.device.facts import GIB, DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
 from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import DeviceReport, ProbeResult
 

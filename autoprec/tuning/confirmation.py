@@ -1,321 +1,303 @@
-"""The finish: proven finalists against the baseline, then the winner anew against float32."""
+"""The confirmation: proven finalists against the baseline, then the winner against float32 again.
+
+The choice among several finalists and the ratio that the profile reports come from different
+rounds, so that the winner's luck in the first does not flatter it in the second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.device.policies import Refusal
-from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.profile import NOT_COMPARED
+from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import (
-    PRECISION,
     attribute_speedup,
     baseline_at_batch_of,
     describe_recipe,
-    switch_off_in_turn,
 )
-from autoprec.core.speed.best_arm import MIN_ROUNDS, TURN_SECONDS
+from autoprec.core.speed.best_arm import MIN_ROUNDS
 from autoprec.core.speed.consistency import is_too_wide
 from autoprec.core.speed.selection import MIN_GAIN, Choice, Finalist, choose
 from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE
 from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
-from autoprec.tuning.consistency import doubts_of, far_behind, searched_ratio, why_plain
+from autoprec.tuning.ablations import COMPARISON_SECONDS, Ablations
+from autoprec.tuning.arithmetic import is_reference
+from autoprec.tuning.consistency import (
+    far_slower_rival,
+    inconsistencies,
+    searched_ratio,
+    why_baseline,
+)
 from autoprec.tuning.events import Stage
 from autoprec.tuning.interleaved_timing import (
     FinalistFailed,
     SelectRemaining,
-    fit_in_memory_together,
+    TimedRounds,
     keep_all,
     time_interleaved,
 )
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
-from autoprec.tuning.proof_stage import is_reference
+from autoprec.tuning.stage_results import (
+    REFERENCE,
+    ConfirmationResult,
+    FinalistLost,
+    ProofResult,
+    ProvenRecipe,
+    SearchResult,
+)
 from autoprec.tuning.time_limit import CONFIRMATION_SHARE
+from autoprec.tuning.trials import Measured, typical_measurement
 from autoprec.workers.runner import Runner, raise_device_lost, raise_user_error
 
 #: The most finalists besides the baseline.
 _MAX_FINALISTS = 4
-_FEWEST_ROUNDS = 5
 
-#: What is only there to compare with may take so many seconds, or as many as winner and baseline
-#: themselves; to make ready takes so many turns.
-_BESIDE_SECONDS, _READY = 5.0, 3
+#: Rounds among several finalists at least.
+_MIN_FINALIST_ROUNDS = 5
 
-#: What was asked for and ran below this share of the baseline's speed in the search is slower,
-#: whatever disturbed either of them: by how much exactly is worth no further round.
-_SURELY_SLOWER = 0.5
+#: A recipe that must be taken and ran below this share of the baseline's speed in the search is
+#: slower, whatever disturbed either of them: measuring by how much is worth no further round.
+_SURELY_SLOWER_SHARE = 0.5
 
-_AS_IT_WAS = Ratio(1.0, 1.0, 1.0, 0)
+
+def confirm(
+    job: TuningJob,
+    search: SearchResult,
+    proof: ProofResult,
+    runner: Runner,
+    make_runner: Callable[[], Runner],
+    lost: FinalistLost | None = None,
+) -> ConfirmationResult | FinalistLost:
+    """Choose the recipe, and measure its speed over the baseline.
+
+    Recipes that may share a worker use `runner`; `make_runner` makes the others'. `lost` is the
+    finalist at whose failure an earlier confirmation ended. Raises where the baseline fails.
+    """
+    measured = search.measured if lost is None else lost.measured
+    confirmation = _Confirmation(job, search, runner, make_runner, Ablations(job, search))
+    finalists = sorted(proof.proven, key=lambda each: -each.rate)
+    return confirmation.run(finalists, measured)
 
 
 @dataclass(frozen=True)
-class Confirmation:
-    """The last stage of one tuning.
-
-    `plain` is the baseline's recipe, `runner` what finalists may share, and `make_runner` makes the
-    others. Where `memory_pays` does not say of the winner's batch that keeping memory is worth it,
-    the winner is also measured without.
-    """
+class _Confirmation:
+    """The rounds of one confirmation. What was measured is passed from one step to the next."""
 
     job: TuningJob
+    search: SearchResult
     runner: Runner
-    plain: Recipe
-    findings: Findings
     make_runner: Callable[[], Runner]
-    memory_pays: Callable[[int], bool]
+    ablations: Ablations
+
+    @property
+    def _baseline(self) -> Recipe:
+        return self.search.baseline
+
+    @property
+    def _must_take(self) -> bool:
+        """Say whether a recipe is taken however slow it is, and its speed means anything."""
+        return not (self.job.float32_allowed or self.search.trials.rehearsed)
 
     def run(
-        self, proven: Sequence[ProvenRecipe], substitute: Callable[[Recipe], ProvenRecipe | None]
-    ) -> None:
-        """Choose the recipe; leave the choice and its ratios in the findings.
+        self, proven: Sequence[ProvenRecipe], measured: Measured
+    ) -> ConfirmationResult | FinalistLost:
+        """Run the finalists among each other, then confirm the winner."""
+        others = [each for each in proven if each.recipe.key() != self._baseline.key()]
+        others = [each for each in others if each.rate >= MAY_BE_FASTEST_SHARE * others[0].rate]
+        others = others[:_MAX_FINALISTS]
+        try:
+            if not others:
+                return self._check_lead(measured)
+            if len(others) > 1 and not self._is_late():
+                self.job.listener(Stage("finish", "finalists in alternation"))
+                rounds = max(_MIN_FINALIST_ROUNDS, self.job.options.rounds // 2 + 1)
+                recipes = [self._baseline, *(each.recipe for each in others)]
+                timed = self._time(recipes, rounds)
+                measured = {**measured, **timed.measured}
+                baseline, *rivals = timed.finalists
+                leader = choose(baseline, rivals, baseline_allowed=False)
+                if self.job.float32_allowed and leader.ratio.high < 1.0:
+                    return self._decide(baseline, rivals, measured)
+                others = [each for each in others if each.recipe.key() == leader.recipe.key()]
+            return self._confirm(others[0], measured)
+        except FinalistFailed as failed:
+            return self._lose(failed, measured)
 
-        The choice among several finalists and the ratio that the profile reports come from
-        different rounds, so that the winner's luck in the first does not flatter it in the second.
-        A finalist that fails now is out, and `substitute` may name a proven recipe in its place.
-        """
-        left = sorted(proven, key=lambda p: -p.rate)
-        while True:
-            try:
-                return self._run(left)
-            except FinalistFailed as failed:
-                self._refuse(failed)
-                left = [p for p in left if p.recipe.key() != failed.recipe.key()]
-                instead = substitute(failed.recipe)
-                known = {p.recipe.key() for p in left}
-                if instead is not None and instead.recipe.key() not in known:
-                    left = sorted([*left, instead], key=lambda p: -p.rate)
-
-    def _refuse(self, failed: FinalistFailed) -> None:
+    def _lose(self, failed: FinalistFailed, measured: Measured) -> FinalistLost:
+        """Give up a finalist; raise where the device or the baseline failed."""
         raise_device_lost(failed.failure)
-        if failed.recipe.key() == self.plain.key():
+        if failed.recipe.key() == self._baseline.key():
             raise_user_error(failed.failure)
             raise TaskError(
                 f"the float32 baseline ran before but failed in the confirmation: {failed}"
             ) from failed
         reason = f"ran before but failed in the confirmation: {failed}"
-        self.findings.refusals.append(Refusal(failed.recipe.policy.value, reason))
+        return FinalistLost(failed.recipe, reason, measured)
 
-    def _run(self, left: Sequence[ProvenRecipe]) -> None:
-        plain, findings = self.plain, self.findings
-        findings.baseline = plain
-        self._keep_plain(why_plain(findings, plain))
-        others = [p for p in left if p.recipe.key() != plain.key()]
-        near = [p for p in others if p.rate >= MAY_BE_FASTEST_SHARE * others[0].rate]
-        others = near[:_MAX_FINALISTS]
-        if not others:
-            self._look_again()
-            return
-        if len(others) > 1 and not self._late():
-            self.job.listener(Stage("finish", "finalists in alternation"))
-            rounds = max(_FEWEST_ROUNDS, self.job.options.rounds // 2 + 1)
-            finals = self._alternate([plain, *(p.recipe for p in others)], rounds)
-            leader = choose(finals[0], finals[1:], baseline_allowed=False)
-            if self.job.float32_allowed and leader.ratio.high < 1.0:
-                self._decide(finals[0], finals[1:])
-                return
-            others = [p for p in others if p.recipe.key() == leader.recipe.key()]
-        self._confirm(others[0])
+    def _keep_baseline(
+        self, reason: str, measured: Measured, inconclusive: str = ""
+    ) -> ConfirmationResult:
+        choice = Choice(self._baseline, NOT_COMPARED, reason)
+        return ConfirmationResult(choice, inconclusive=inconclusive, measured=measured)
 
-    def _keep_plain(self, reason: str) -> None:
-        self.findings.choice = Choice(self.plain, _AS_IT_WAS, reason)
-
-    def _late(self) -> bool:
+    def _is_late(self) -> bool:
         return self.job.deadline.passed(CONFIRMATION_SHARE)
 
-    def _look_again(self) -> None:
-        """Run the baseline anew where it seems faster than all else by an order of magnitude.
+    def _check_lead(self, measured: Measured) -> ConfirmationResult:
+        """Keep the baseline; time it again where it leads by an order of magnitude.
 
-        The best of the rest runs beside it, unless it takes long: one of the two may have run on
-        another machine, so to say.
+        The best other recipe runs next to it, unless that takes long: one of the two trials may
+        have been disturbed throughout.
         """
-        rest = far_behind(self.findings, self.plain)
-        if rest is None or self._late():
-            return
+        trials, baseline = self.search.trials, self._baseline
+        reason = why_baseline(trials, baseline)
+        rival = far_slower_rival(trials, baseline)
+        if rival is None or self._is_late():
+            return self._keep_baseline(reason, measured)
         self.job.listener(Stage("finish", "the baseline again: it is far ahead of all else"))
-        quick = self._seconds(rest) <= _BESIDE_SECONDS
+        quick = self.ablations.seconds(rival) <= COMPARISON_SECONDS
         try:
-            finals = self._alternate([self.plain, rest] if quick else [self.plain], MIN_ROUNDS)
+            timed = self._time([baseline, rival] if quick else [baseline], MIN_ROUNDS)
         except FinalistFailed as failed:
-            if failed.recipe.key() == self.plain.key():
+            if failed.recipe.key() == baseline.key():
                 raise
-            finals = self._alternate([self.plain], MIN_ROUNDS)
-        best = finals[1] if len(finals) > 1 else None
-        self.findings.inconclusive = doubts_of(self.findings, finals[0], best)
+            timed = self._time([baseline], MIN_ROUNDS)
+        best = timed.finalists[1] if len(timed.finalists) > 1 else None
+        doubts = inconsistencies(trials, timed.finalists[0], best)
+        return self._keep_baseline(reason, {**measured, **timed.measured}, doubts)
 
-    def _confirm(self, winner: ProvenRecipe) -> None:
-        """Measure the winner against the baseline, and against what lies between the two.
+    def _confirm(self, winner: ProvenRecipe, measured: Measured) -> ConfirmationResult:
+        """Measure the winner against the baseline, next to its ablations.
 
-        In those one thing after another is switched off. Beside them runs what is simpler than the
-        winner by one setting and may be chosen for it: a setting is kept only where it wins by
-        itself. What of them is float32 needs no proof to be chosen.
+        Simpler recipes may be chosen for it, and ablations that are float32, which need no proof.
         """
-        searched = searched_ratio(self.findings, winner.recipe, self.plain)
-        if searched is not None and self._forced and searched.ratio < _SURELY_SLOWER:
-            self._take_as_searched(winner, searched)
-            return
-        simpler = self._simpler(winner.recipe)
-        finals = () if self._late() else self._finals(winner, simpler)
-        if not finals or len(finals[0].rates) < min(MIN_ROUNDS, self.job.options.rounds):
-            self._leave_unconfirmed(winner, searched)
-            return
+        searched = searched_ratio(self.search.trials, winner.recipe, self._baseline)
+        if searched is not None and self._must_take and searched.ratio < _SURELY_SLOWER_SHARE:
+            return self._take_as_searched(winner, searched, measured)
+        simpler = self.ablations.simpler(winner.recipe)
+        timed = None if self._is_late() else self._time_winner(winner, simpler)
+        if timed is not None:
+            measured = {**measured, **timed.measured}
+        rounds = 0 if timed is None else len(timed.finalists[0].rates)
+        if timed is None or rounds < min(MIN_ROUNDS, self.job.options.rounds):
+            return self._leave_unconfirmed(winner, searched, measured)
         may_win = {recipe.key() for recipe in (winner.recipe, *simpler)}
-        rivals = [f for f in finals[1:] if f.recipe.key() in may_win or self._needs_no_proof(f)]
-        if self._decide(finals[0], rivals):
-            self._credit(winner, finals)
+        baseline, *others = timed.finalists
+        rivals = [each for each in others if each.recipe.key() in may_win or self._is_proven(each)]
+        decided = self._decide(baseline, rivals, measured)
+        if decided.choice.recipe.key() == self._baseline.key():
+            return decided
+        return self._attributed(decided, winner, timed.finalists)
 
-    @property
-    def _forced(self) -> bool:
-        """Whether a recipe is taken however slow it is, and its speed means anything."""
-        return not (self.job.float32_allowed or self.findings.rehearsed)
+    def _is_proven(self, finalist: Finalist) -> bool:
+        """Say whether an ablation may be chosen without a proof."""
+        return self.job.float32_allowed and is_reference(finalist.recipe)
 
-    def _needs_no_proof(self, final: Finalist) -> bool:
-        return self.job.float32_allowed and is_reference(final.recipe)
-
-    def _finals(self, winner: ProvenRecipe, simpler: Sequence[Recipe]) -> tuple[Finalist, ...]:
+    def _time_winner(self, winner: ProvenRecipe, simpler: Sequence[Recipe]) -> TimedRounds:
         self.job.listener(Stage("finish", "the winner against float32"))
-        beside = self._beside(winner.recipe, winner.step_seconds, simpler)
+        compared = self.ablations.compared(winner, simpler)
         try:
-            return self._against(winner, beside)
+            return self._time_against_baseline(winner, compared)
         except FinalistFailed as failed:
-            if failed.recipe.key() not in {r.key() for r in beside}:
+            if failed.recipe.key() not in {recipe.key() for recipe in compared}:
                 raise
-            return self._against(winner, [])  # they do not run at this batch
+            return self._time_against_baseline(winner, [])  # ablations do not run at this batch
 
-    def _decide(self, baseline: Finalist, rivals: Sequence[Finalist]) -> bool:
-        """Choose, where the rounds can be believed; return whether a rival won."""
-        findings, allowed = self.findings, self.job.float32_allowed
+    def _decide(
+        self, baseline: Finalist, rivals: Sequence[Finalist], measured: Measured
+    ) -> ConfirmationResult:
+        """Choose the fastest; keep the baseline where the rounds cannot be believed."""
+        allowed = self.job.float32_allowed
         leader = choose(baseline, rivals, baseline_allowed=False)
-        best = next(f for f in rivals if f.recipe.key() == leader.recipe.key())
-        findings.inconclusive = doubts_of(findings, baseline, best)
-        if findings.inconclusive and allowed:
-            self._keep_plain("")
-            return False
-        findings.choice = choose(baseline, rivals, baseline_allowed=allowed)
-        return findings.choice.recipe.key() != self.plain.key()
+        best = next(each for each in rivals if each.recipe.key() == leader.recipe.key())
+        doubts = inconsistencies(self.search.trials, baseline, best)
+        if doubts and allowed:
+            return self._keep_baseline("", measured, doubts)
+        choice = choose(baseline, rivals, baseline_allowed=allowed)
+        return ConfirmationResult(choice, inconclusive=doubts, measured=measured)
 
-    def _credit(self, winner: ProvenRecipe, finals: Sequence[Finalist]) -> None:
-        """Keep what the chosen recipe gains over the baseline, and what that is due to."""
-        findings = self.findings
-        assert findings.choice is not None
-        recipe = findings.choice.recipe
-        rates = {final.recipe.key(): final.rates for final in finals}
+    def _attributed(
+        self, decided: ConfirmationResult, winner: ProvenRecipe, finalists: Sequence[Finalist]
+    ) -> ConfirmationResult:
+        """Add what the chosen recipe gains over the baseline, and which settings that is due to."""
+        recipe = decided.choice.recipe
+        rates = {each.recipe.key(): each.rates for each in finalists}
         proven = replace(winner, recipe=recipe)
         if is_reference(recipe):
             proven = ProvenRecipe(recipe, REFERENCE, winner.rate, winner.step_seconds)
-        findings.proven = proven
-        findings.speedup = paired_ratio(rates[recipe.key()], rates[self.plain.key()])
-        findings.waterfall = attribute_speedup(recipe, self.plain, rates)
-        same = baseline_at_batch_of(recipe, self.plain).key()
-        if same in rates and same != recipe.key():
-            findings.speedup_same_batch = paired_ratio(rates[recipe.key()], rates[same])
+        own, base = rates[recipe.key()], rates[self._baseline.key()]
+        same = baseline_at_batch_of(recipe, self._baseline).key()
+        compared = same in rates and same != recipe.key()
+        return replace(
+            decided,
+            proven=proven,
+            speedup=paired_ratio(own, base),
+            speedup_same_batch=paired_ratio(own, rates[same]) if compared else None,
+            waterfall=attribute_speedup(recipe, self._baseline, rates),
+        )
 
-    def _take_as_searched(self, winner: ProvenRecipe, searched: Ratio) -> None:
-        """Take what was asked for at the search's word."""
-        self.findings.choice = Choice(winner.recipe, searched, "nothing else was asked for")
-        self.findings.proven, self.findings.speedup = winner, searched
+    def _take_as_searched(
+        self, winner: ProvenRecipe, searched: Ratio, measured: Measured
+    ) -> ConfirmationResult:
+        """Take the recipe that must be taken, with its speed in the search."""
+        choice = Choice(winner.recipe, searched, "nothing else was asked for")
+        return ConfirmationResult(choice, proven=winner, speedup=searched, measured=measured)
 
-    def _leave_unconfirmed(self, winner: ProvenRecipe, searched: Ratio | None) -> None:
-        """Keep float32 where there was no time: nothing is chosen that did not run beside it."""
+    def _leave_unconfirmed(
+        self, winner: ProvenRecipe, searched: Ratio | None, measured: Measured
+    ) -> ConfirmationResult:
+        """Keep float32 where no time is left: a recipe is chosen only after running next to it."""
         name = describe_recipe(winner.recipe)
-        self.findings.not_covered.append(f"{name} in alternation with float32")
         if self.job.float32_allowed:
-            self._keep_plain(f"there was no time left to confirm {name}")
+            result = self._keep_baseline(f"there was no time left to confirm {name}", measured)
         else:
-            ratio = winner.rate / self.findings.measurement_of(self.plain).samples_per_second
-            self._take_as_searched(winner, searched or Ratio(ratio, ratio, ratio, 1))
+            if searched is None:
+                base = typical_measurement(self.search.trials, measured, self._baseline)
+                ratio = winner.rate / base.samples_per_second
+                searched = Ratio(ratio, ratio, ratio, 1)
+            result = self._take_as_searched(winner, searched, measured)
+        return replace(result, not_covered=(f"{name} in alternation with float32",))
 
-    def _beside(self, winner: Recipe, seconds: float, simpler: Sequence[Recipe]) -> list[Recipe]:
-        """What runs beside baseline and winner, of so many seconds a step, as far as may be.
+    def _time_against_baseline(
+        self, winner: ProvenRecipe, compared: Sequence[Recipe]
+    ) -> TimedRounds:
+        """Time the baseline, the winner and the compared recipes until it is decided."""
+        recipes = [self._baseline, winner.recipe, *compared]
 
-        Float32 at the winner's batch comes first: it says what precision brings, and runs where the
-        memory does not suffice for all at once, too.
-        """
-        rivals = [winner, *simpler]
-        between = [step for rival in rivals for step in switch_off_in_turn(rival, self.plain)]
-        between.sort(key=lambda step: step.what != PRECISION)
-        found = {recipe.key(): recipe for recipe in (self.plain, *rivals)}
-        left = max(_BESIDE_SECONDS, self._turns(seconds) + self._seconds(self.plain))
-        for recipe in (step.recipe for step in between):
-            needed = self._seconds(recipe)
-            fits = recipe == between[0].recipe or fit_in_memory_together(
-                self.job, [*found.values(), recipe], self.findings
-            )
-            if recipe.key() not in found and needed <= left and fits:
-                found[recipe.key()] = recipe
-                left -= needed
-        return [r for r in found.values() if r not in (self.plain, winner)]
+        def running(finalists: tuple[Finalist, ...]) -> Collection[int]:
+            ratio = paired_ratio(finalists[1].rates, finalists[0].rates)
+            decided = self._is_decided(len(finalists[0].rates), ratio)
+            return () if decided else keep_all(finalists)
 
-    def _seconds(self, recipe: Recipe) -> float:
-        """What a recipe takes beside the others in all."""
-        return self._turns(self._step_seconds(recipe))
+        return self._time(recipes, 2 * self.job.options.rounds, running)
 
-    def _turns(self, step_seconds: float) -> float:
-        return (self.job.options.rounds + _READY) * max(TURN_SECONDS, step_seconds)
+    def _is_decided(self, ran: int, ratio: Ratio) -> bool:
+        """Say whether more rounds of the winner would change nothing.
 
-    def _step_seconds(self, float32: Recipe) -> float:
-        """What a step in float32 takes: as measured, else by the baseline's, as it is larger."""
-        measured, plain = map(self.findings.trial_of, (float32, self.plain))
-        if measured is not None:
-            return measured.step_seconds
-        larger = float32.effective_batch / self.plain.effective_batch
-        return 0.0 if plain is None else larger * plain.step_seconds
-
-    def _simpler(self, recipe: Recipe) -> list[Recipe]:
-        """The recipe without each of its knobs, and without all.
-
-        Kept memory is left out where it is known to pay. What was proven of the recipe holds for
-        these: no knob makes anything more exact. Policies, layouts, compilation and padding the
-        search has compared one by one already.
-        """
-        known = recipe.keeps_memory and self.memory_pays(recipe.batch_size)
-        knobs = [name for name in recipe.knobs if name != KEEP_MEMORY]
-        off = [{name} for name in knobs] + [{KEEP_MEMORY}] * (recipe.keeps_memory and not known)
-        off += [set(knobs)] * (len(knobs) > 1)
-        without = [
-            replace(recipe, knobs={k: v for k, v in recipe.knobs.items() if k not in names})
-            for names in off
-        ]
-        return [simpler for simpler in without if simpler.key() != self.plain.key()]
-
-    def _against(self, winner: ProvenRecipe, beside: Sequence[Recipe]) -> tuple[Finalist, ...]:
-        """The baseline, the winner and those beside it in alternation."""
-        recipes = [self.plain, winner.recipe, *beside]
-
-        def running(finals: tuple[Finalist, ...]) -> Collection[int]:
-            ratio = paired_ratio(finals[1].rates, finals[0].rates)
-            over = self._settled(len(finals[0].rates), ratio)
-            return () if over else keep_all(finals)
-
-        return self._alternate(recipes, 2 * self.job.options.rounds, running)
-
-    def _settled(self, ran: int, ratio: Ratio) -> bool:
-        """Whether more rounds of the winner would say nothing new.
-
-        Whether it is surely faster is asked once: who asks until it is so is misled.
+        Whether it is surely faster is tested once: testing after every round would bias the result.
         """
         rounds = self.job.options.rounds
-        if self._forced and ran >= MIN_ROUNDS and ratio.high < 1.0:
+        if self._must_take and ran >= MIN_ROUNDS and ratio.high < 1.0:
             return True
         if ran < rounds or is_too_wide(ratio):
             return False
         return ratio.ratio <= 1.0 + MIN_GAIN or (ran == rounds and ratio.low > 1.0)
 
-    def _alternate(
-        self,
-        recipes: Sequence[Recipe],
-        rounds: int,
-        running: SelectRemaining = keep_all,
-    ) -> tuple[Finalist, ...]:
-        def in_time(finals: tuple[Finalist, ...]) -> Collection[int]:
-            return () if self._late() else running(finals)
+    def _time(
+        self, recipes: Sequence[Recipe], rounds: int, running: SelectRemaining = keep_all
+    ) -> TimedRounds:
+        """Time recipes in alternation, until `running` or the time limit ends it."""
+
+        def in_time(finalists: tuple[Finalist, ...]) -> Collection[int]:
+            return () if self._is_late() else running(finalists)
 
         return time_interleaved(
             self.job,
             recipes,
             rounds,
-            self.findings,
+            self.search.trials,
             self.runner,
             in_time,
             make_runner=self.make_runner,

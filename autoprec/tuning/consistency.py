@@ -6,15 +6,13 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import describe_recipe
 from autoprec.core.speed.consistency import RATE_CHANGE_FACTOR, RecipeRates, find_inconsistencies
 from autoprec.core.speed.selection import Finalist
-from autoprec.core.speed.space import point_key
-from autoprec.core.speed.trial_results import Outcome
 from autoprec.core.statistics import Ratio, paired_ratio
-from autoprec.tuning.profile_builder import Findings
+from autoprec.tuning.trials import Trials
 
 
-def searched_ratio(findings: Findings, recipe: Recipe, plain: Recipe) -> Ratio | None:
+def searched_ratio(trials: Trials, recipe: Recipe, baseline: Recipe) -> Ratio | None:
     """Return the speedup over the baseline that the search saw; None where it saw none."""
-    one, other = _trial(findings, recipe), _trial(findings, plain)
+    one, other = trials.outcome_of(recipe), trials.outcome_of(baseline)
     if one is None or other is None or one.measurement is None or other.measurement is None:
         return None
     if one.rate <= 0 or other.rate <= 0:
@@ -26,51 +24,41 @@ def searched_ratio(findings: Findings, recipe: Recipe, plain: Recipe) -> Ratio |
     return Ratio(ratio, ratio * low, ratio * high, 1)
 
 
-def doubts_of(findings: Findings, baseline: Finalist, best: Finalist | None) -> str:
+def inconsistencies(trials: Trials, baseline: Finalist, best: Finalist | None) -> str:
     """Say why the final rounds cannot be believed, "" where they can; `best` may be chosen."""
-    if findings.rehearsed:
+    if trials.rehearsed:
         return ""
     if best is None:
-        return "; ".join(find_inconsistencies(None, None, [_pace(findings, baseline)]))
+        return "; ".join(find_inconsistencies(None, None, [_rates(trials, baseline)]))
     ratio = paired_ratio(best.rates, baseline.rates)
-    searched = searched_ratio(findings, best.recipe, baseline.recipe)
-    return "; ".join(
-        find_inconsistencies(ratio, searched, [_pace(findings, f) for f in (baseline, best)])
-    )
+    searched = searched_ratio(trials, best.recipe, baseline.recipe)
+    both = [_rates(trials, each) for each in (baseline, best)]
+    return "; ".join(find_inconsistencies(ratio, searched, both))
 
 
-def far_behind(findings: Findings, plain: Recipe) -> Recipe | None:
+def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:
     """Return the best other recipe where it measured an order of magnitude below the baseline."""
-    own = _trial(findings, plain)
-    rest = max((o for o in findings.history if o is not own), key=lambda o: o.rate, default=None)
-    if own is None or rest is None or findings.rehearsed:
+    own = trials.outcome_of(baseline)
+    others = (outcome for outcome in trials.history if outcome is not own)
+    best = max(others, key=lambda outcome: outcome.rate, default=None)
+    if own is None or best is None or trials.rehearsed:
         return None
-    return (
-        findings.space.recipe(rest.point) if 0 < rest.rate * RATE_CHANGE_FACTOR < own.rate else None
-    )
+    slower = 0 < best.rate * RATE_CHANGE_FACTOR < own.rate
+    return trials.space.recipe(best.point) if slower else None
 
 
-def why_plain(findings: Findings, plain: Recipe) -> str:
+def why_baseline(trials: Trials, baseline: Recipe) -> str:
     """Say why the baseline is the answer where no other recipe is left to be confirmed."""
-    own = _trial(findings, plain)
-    rest = max((o.rate for o in findings.history if o is not own), default=0.0)
-    if not rest:
+    own = trials.outcome_of(baseline)
+    best = max((outcome.rate for outcome in trials.history if outcome is not own), default=0.0)
+    if not best:
         return "nothing else was measured"
-    passed = " that passed" if own is not None and rest > own.rate else ""
+    passed = " that passed" if own is not None and best > own.rate else ""
     return f"the baseline is the fastest recipe{passed}"
 
 
-def _pace(findings: Findings, final: Finalist) -> RecipeRates:
-    trial = _trial(findings, final.recipe)
+def _rates(trials: Trials, finalist: Finalist) -> RecipeRates:
+    trial = trials.outcome_of(finalist.recipe)
     measured = None if trial is None else trial.measurement
     before = 0.0 if measured is None else measured.samples_per_second
-    return RecipeRates(describe_recipe(final.recipe), before, final.rates)
-
-
-def _trial(findings: Findings, recipe: Recipe) -> Outcome | None:
-    """Return the search's trial of a recipe; None where islands were added to it afterwards."""
-    space = findings.space
-    point = space.point(recipe)
-    if space.recipe(point).float32_modules != recipe.float32_modules:
-        return None
-    return next((o for o in findings.history if point_key(o.point) == point_key(point)), None)
+    return RecipeRates(describe_recipe(finalist.recipe), before, finalist.rates)

@@ -14,16 +14,17 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from autoprec.backends import registry
 from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.best_arm import TURN_SECONDS
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.events import Listener, Round
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.profile_builder import Findings
+from autoprec.tuning.trials import Measured, Trials
 from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RETRIED_FAILURES, Runner
@@ -71,11 +72,10 @@ _PROCESS_WIDE_KNOBS = ("threads", "implicit_bfloat16", "cudnn_benchmark")
 def may_share_worker(recipe: Recipe, framework: str) -> bool:
     """Say whether a recipe's times on a CPU are unaffected by other sessions in its process.
 
-    Under torch they are where freed memory is kept. Where it is not, the other sessions' memory
-    decides how much of the heap glibc returns after each step, which changes a step by a third.
+    See `Capabilities.sessions_interfere`.
     """
     wide = any(name in recipe.knobs for name in _PROCESS_WIDE_KNOBS)
-    if framework == "torch":
+    if registry.capabilities(framework).sessions_interfere:
         return recipe.keeps_memory and not recipe.compile and not wide
     return not wide
 
@@ -273,31 +273,39 @@ class InterleavedTiming:
 _CONTEXT_BYTES = 512 * 2**20
 
 
-def fit_in_memory_together(job: TuningJob, recipes: Sequence[Recipe], findings: Findings) -> bool:
+def fit_in_memory_together(job: TuningJob, recipes: Sequence[Recipe], trials: Trials) -> bool:
     """Say whether the memory limit allows sessions of all these recipes at once."""
-    budget = job.memory_bytes
-    beside = 0 if job.on_cpu else _CONTEXT_BYTES
-    needed = sum(findings.peak_of(recipe) + beside for recipe in recipes)
-    return budget is None or needed <= budget
+    context = 0 if job.on_cpu else _CONTEXT_BYTES
+    needed = sum(trials.peak_memory_of(recipe) + context for recipe in recipes)
+    return job.memory_bytes is None or needed <= job.memory_bytes
+
+
+@dataclass(frozen=True)
+class TimedRounds:
+    """The finalists with their rates, and the measurements of each recipe, one a round."""
+
+    finalists: tuple[Finalist, ...]
+    measured: Measured
 
 
 def time_interleaved(
     job: TuningJob,
     recipes: Sequence[Recipe],
     rounds: int,
-    findings: Findings,
+    trials: Trials,
     runner: Runner,
     running: SelectRemaining = keep_all,
     make_runner: Callable[[], Runner] | None = None,
-) -> tuple[Finalist, ...]:
-    """Run recipes in alternation; `findings` keeps what was measured.
+) -> TimedRounds:
+    """Time recipes in alternation; raise `FinalistFailed` where one of them fails.
 
     Recipes that may share a worker use `runner`, and release their memory there at the end. The
-    others get runners from `make_runner` (default: the job's).
+    others get runners from `make_runner` (default: the job's). `trials` tell how much memory each
+    recipe needs.
     """
 
     def shares(recipe: Recipe) -> bool:
-        return job.on_cpu and may_share_worker(recipe, findings.task.framework)
+        return job.on_cpu and may_share_worker(recipe, trials.task.framework)
 
     if not any(map(shares, recipes)):
         runner.drop()  # frees its memory for the recipes that run
@@ -307,13 +315,12 @@ def time_interleaved(
         make_runner or job.runner,
         shares=shares,
         seed=job.options.seed,
-        together=fit_in_memory_together(job, recipes, findings),
+        together=fit_in_memory_together(job, recipes, trials),
         listener=job.listener,
         contention_monitor=job.contention_monitor,
         concurrently=job.on_cpu,
     )
     with timing:
-        finals = timing.run(rounds, running)
-    for recipe, measured in zip(recipes, timing.measured, strict=True):
-        findings.finals[recipe.key()] = measured
-    return finals
+        finalists = timing.run(rounds, running)
+    measured = zip(recipes, timing.measured, strict=True)
+    return TimedRounds(finalists, {recipe.key(): tuple(rounds) for recipe, rounds in measured})

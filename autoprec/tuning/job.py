@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
-from autoprec.core.device.facts import DeviceFacts, DeviceKind
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import Unusable

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import MIN_STEPS
+from autoprec.core.numerics.loss_curves import MIN_STEPS
 from autoprec.core.recipe import KNOBS, KnobValue, check_knob
 from autoprec.errors import UsageError
 from autoprec.tuning.study import SAMPLERS

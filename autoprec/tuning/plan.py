@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
 from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
@@ -17,15 +18,17 @@ from autoprec.core.speed.space import BATCH
 from autoprec.tuning.events import Event, Note, Stage
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.preflight import (
-    baseline_point,
-    build_space,
     describe,
     load_task,
-    misaligned,
-    padding_multiples,
     refuse_absent_tf32,
     refuse_cpu_for_missing_accelerator,
     untrainable_reason,
+)
+from autoprec.tuning.search_space import (
+    baseline_point,
+    build_space,
+    misaligned,
+    padding_multiples,
 )
 from autoprec.workers.handlers import LoadedTask
 

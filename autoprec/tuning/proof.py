@@ -20,7 +20,8 @@ from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
-from autoprec.core.numerics.parity import LONG_STEPS, Evidence, Tolerance, Verdict
+from autoprec.core.numerics.parity import LONG_STEPS, Evidence, Verdict
+from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecError
 from autoprec.tuning import loss_scale_tuning

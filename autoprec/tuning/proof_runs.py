@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS, Evidence, SeedRun
+from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS, Evidence
 from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
 from autoprec.core.recipe import Recipe, describe_batch
 from autoprec.errors import TaskError

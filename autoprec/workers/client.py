@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from autoprec.backends import registry
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.errors import UsageError
@@ -135,12 +136,7 @@ class Worker:
                     stderr=subprocess.STDOUT,
                     pass_fds=(channel.fileno(), lifeline, status),
                     start_new_session=True,
-                    env={
-                        **os.environ,
-                        **_QUIET_ENVIRONMENT,
-                        **_SHARED_GPU_ENVIRONMENT,
-                        **settings.environment,
-                    },
+                    env={**os.environ, **_worker_environment(), **settings.environment},
                 )
             except BaseException:
                 self._close_descriptors()
@@ -340,6 +336,14 @@ class Worker:
         self.kill()
 
 
+def _worker_environment() -> dict[str, str]:
+    """Return the variables that keep workers quiet, and those that frameworks want."""
+    environment = dict(_QUIET_ENVIRONMENT)
+    for known in registry.all_capabilities().values():
+        environment |= known.environment
+    return environment
+
+
 def _open_log() -> IO[bytes] | None:
     """Open a file for what the worker prints; None where none can be created."""
     import fcntl
@@ -369,10 +373,4 @@ def _without_autoprec_frames(printed: str) -> str:
 
 
 _SCRIPT = str(Path(__file__).with_name("server.py"))
-_QUIET_ENVIRONMENT = {
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "PYTHONUNBUFFERED": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-#: TensorFlow's first process on a GPU takes all of its memory otherwise, and there are several.
-_SHARED_GPU_ENVIRONMENT = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+_QUIET_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}

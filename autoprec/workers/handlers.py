@@ -23,7 +23,7 @@ from autoprec.backends.protocol import (
     Tracer,
 )
 from autoprec.backends.shared.process_memory import return_freed_memory
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
     ExponentHistogram,
@@ -51,7 +51,6 @@ class LoadedTask:
     usable: tuple[str, ...] = ()
     trains_on: tuple[DeviceKind, ...] = tuple(DeviceKind)
     built_for: tuple[DeviceKind, ...] = ()
-    builds: str = ""
 
 
 class Service:
@@ -75,7 +74,8 @@ class Service:
         backend = registry.load(name)
         self._task, self._backend, self._device = task, backend, device
         usable = tuple(backend.devices())
-        if task.loss_fn is None and task.training_step is None and name == "torch":
+        defines_loss = task.loss_fn is not None or task.training_step is not None
+        if backend.capabilities.loss_in_task and not defines_loss:
             raise TaskError(
                 f"{task.name} defines neither loss_fn nor training_step; expected "
                 "loss_fn(outputs, targets) -> scalar, or training_step(model, batch) -> loss"
@@ -90,7 +90,6 @@ class Service:
             usable=usable,
             trains_on=tuple(backend.trains_on()),
             built_for=tuple(backend.built_for()),
-            builds=backend.builds,
         )
 
     def describe(self, *, batch_size: int, seed: int) -> TaskFacts:

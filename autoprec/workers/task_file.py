@@ -21,12 +21,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autoprec.backends import registry
 from autoprec.backends.protocol import Task
 from autoprec.core.codec import did_you_mean
 from autoprec.errors import TaskError, UsageError, UserCodeError
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_FRAMEWORK = re.compile(r"[\\/](site|dist)-packages[\\/](torch|keras|tensorflow)[\\/]")
 _MAX_LINE_CHARACTERS = 200
 _OPTIONAL_FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate", "count_samples")
 
@@ -301,19 +301,27 @@ def user_frames(error: BaseException) -> str:
     last, which names the function that complained.
     """
     lines: list[str] = []
+    framework = _framework_files()
     for part in _exception_chain(error):
         stack = traceback.extract_tb(part.__traceback__)
         frames = [
             frame
             for frame in stack
             if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))
-            and (frame is stack[-1] or not _FRAMEWORK.search(frame.filename))
+            and (frame is stack[-1] or not framework.search(frame.filename))
         ]
         if frames and lines:
             lines.append("\n")
         lines += traceback.StackSummary.from_list(frames).format()
         lines += _last_line(part)
     return "".join(lines)
+
+
+def _framework_files() -> re.Pattern[str]:
+    """Return a pattern for the paths of installed frameworks' files."""
+    known = registry.all_capabilities().values()
+    packages = {package.partition(".")[0] for each in known for package in each.model_modules}
+    return re.compile(rf"[\\/](site|dist)-packages[\\/]({'|'.join(sorted(packages))})[\\/]")
 
 
 def raised_by_autoprec(error: BaseException) -> bool:

@@ -40,7 +40,8 @@ HOW = (
 
 try:
     from autoprec.api import probe
-    from autoprec.core.device.facts import DeviceFacts, DeviceKind
+    from autoprec.core.device.facts import DeviceFacts
+    from autoprec.core.device.observation import DeviceKind
     from autoprec.core.device.placement import expose_only
     from autoprec.documents import write_text
     from autoprec.errors import AutoprecError

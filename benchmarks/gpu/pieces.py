@@ -28,7 +28,9 @@ import torch  # noqa: F401  # in this thread: a pretended device is that of who 
 from autoprec.api import probe
 from autoprec.backends.shared.matmul_timing import measure_products
 from autoprec.core.codec import to_plain
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe

@@ -27,14 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    DTypeFact,
-    Evidence,
-    Observation,
-    Support,
-)
+from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.profile import Profile
 from autoprec.tuning.job import Target, TuningJob

@@ -27,7 +27,8 @@ from autoprec.core.speed.trial_results import Outcome
 from autoprec.documents import write_text
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import build_space, preflight
+from autoprec.tuning.preflight import describe_once
+from autoprec.tuning.search_space import build_space
 from autoprec.tuning.study import Study
 from autoprec.workers.runner import Runner, run_trial
 from benchmarks.provenance import DIRTY, UNKNOWN
@@ -71,7 +72,7 @@ def make_job(path: Path, folder: Path, wide: bool = False) -> tuple[TuningJob, S
     )
     with job.runner() as runner:
         study = Study(job.options.storage or "", "preflight")
-        task = preflight(job, study, runner)
+        task = describe_once(job, study, runner)
     return job, build_space(job, task, facts, propose(facts))
 
 

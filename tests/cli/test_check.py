@@ -12,7 +12,7 @@ import yaml
 
 from autoprec import api, cache
 from autoprec.cli import main
-from autoprec.core.device.facts import Measurements, Product
+from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import FrameworkFact
 from autoprec.core.recipe import Recipe

@@ -10,7 +10,7 @@ from autoprec import api, cache
 from autoprec.backends.shared import matmul_timing
 from autoprec.cli import main
 from autoprec.core.codec import from_plain
-from autoprec.core.device.facts import Measurements, Product
+from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.probe_result import ProbeResult
 from autoprec.errors import UsageError

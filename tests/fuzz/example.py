@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autoprec.core.device.facts import DeviceKind, Fingerprint
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.parity import Verdict

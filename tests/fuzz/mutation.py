@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fuzz.example import FULL, PLAIN_FLOAT32
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.documents import parse_yaml
 from autoprec.errors import AutoprecError, ProfileError
 from autoprec.hardware.catalogue import load_catalogue

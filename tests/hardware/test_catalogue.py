@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from autoprec.core.device.facts import (
-    DeviceKind,
-    Observation,
-    Support,
-)
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import CatalogueError
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder

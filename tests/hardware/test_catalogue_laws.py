@@ -5,13 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from autoprec.core.device.facts import (
-    DeviceKind,
-    Family,
-    Match,
-    Observation,
-    Support,
-)
+from autoprec.core.device.family import Family, Match, Support
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.matching import matches

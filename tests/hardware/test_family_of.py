@@ -4,14 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from autoprec.core.device.facts import (
-    UNIFIED_MEMORY_NOTE,
-    DeviceKind,
-    Match,
-    Observation,
-    Support,
-    merge,
-)
+from autoprec.core.device.family import Match, Support
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import UNIFIED_MEMORY_NOTE, DeviceKind, Observation
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.hardware.catalogue import load_catalogue

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.device.facts import DeviceKind, Evidence, Support, merge
+from autoprec.core.device.facts import Evidence
+from autoprec.core.device.family import Support
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.errors import UsageError

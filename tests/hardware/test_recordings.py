@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device.facts import DeviceKind, Evidence, Support, merge
+from autoprec.core.device.facts import Evidence
+from autoprec.core.device.family import Support
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from autoprec.cli import main
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.errors import CatalogueError
 from autoprec.hardware.catalogue import USER_FOLDER_VARIABLE, load_catalogue, user_folder
 

@@ -7,16 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from autoprec.core.device.facts import (
-    DeviceKind,
-    DTypeRow,
-    Family,
-    Measurements,
-    Observation,
-    Product,
-    Support,
-    merge,
-)
+from autoprec.core.device.family import DTypeRow, Family, Support
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import DeviceReport, FrameworkFact, ProbeResult

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.job import Target, TuningJob
@@ -47,7 +47,7 @@ def test_others_on_the_device_are_told_of_once(others: int, notes: int) -> None:
 def test_on_an_accelerator_each_worker_has_a_context_of_its_own(
     kind: DeviceKind, fit: bool
 ) -> None:
-    findings = cast(Any, SimpleNamespace(peak_of=lambda recipe: GIB // 4))
+    findings = cast(Any, SimpleNamespace(peak_memory_of=lambda recipe: GIB // 4))
     two = cast(Any, [object(), object()])
     assert fit_in_memory_together(job([], kind, memory_bytes=GIB), two, findings) is fit
     assert fit_in_memory_together(job([], kind, memory_bytes=2 * GIB), two, findings)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.parity import Tolerance
+from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.errors import Interrupted
 from autoprec.tuning import proof as proving
 from autoprec.tuning.proof import Proof

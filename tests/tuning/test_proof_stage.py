@@ -1,170 +1,223 @@
-"""Who proves again: a worker that was killed, or a device that faulted, says little of a recipe."""
+"""Which recipes the tuner has proven, in which order, and why the others are not."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from factories import steady
+from factories import ran_at
 
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.recipe import KEEP_MEMORY, Alignment, Recipe
-from autoprec.core.speed.space import Space
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.errors import TrialFailure
-from autoprec.tuning import proof_stage
-from autoprec.tuning.events import silent
+from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.options import Options
-from autoprec.tuning.profile_builder import REFERENCE, Findings, ProvenRecipe
-from autoprec.tuning.proof_stage import Prover, is_reference
-from autoprec.tuning.time_limit import Deadline
-from autoprec.workers.failures import FailureKind, WorkerFailure
+from autoprec.tuning.proof_stage import replace_finalist, run_proofs
+from autoprec.tuning.prover import ProofAttempt
+from autoprec.tuning.stage_results import (
+    REFERENCE,
+    FinalistLost,
+    PreflightResult,
+    ProofResult,
+    ProvenRecipe,
+    SearchResult,
+)
+from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
+from autoprec.tuning.trials import Trials
 from tests.core.device.test_policies import facts as device
-from tests.tuning.fake_tracer import BFLOAT16, FakeTracer
 
+F32, BF16, F16 = Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16
+SPACE = Space((F32, BF16, F16), (16, 32, 64), compile=(False, True))
 TASK = TaskFacts("torch", {}, 32, 32, 1000)
-OUTCOME = Outcome({}, Status.OK, steady(0.1, 1.0))
-STUDY = SimpleNamespace(recall=lambda *_: None, remember=lambda *_: None, notes=dict)
-JOB = SimpleNamespace(options=Options(), listener=silent, deadline=Deadline(), checkpoint=None)
 
 
-class Tracer(FakeTracer):
-    """Fails at the calls of one name that come first, in float32 or under the recipe."""
-
-    def __init__(self, name: str, *failures: FailureKind) -> None:
-        super().__init__()
-        self.name, self.failures = name, list(failures)
-
-    def _note(self, name: str, recipe: Any = None) -> None:
-        super()._note(name, recipe)
-        if name.startswith(self.name) and self.failures:
-            raise WorkerFailure(self.failures.pop(0), "why")
+def at(policy: Policy, batch: int = 32, compiled: bool = False) -> Point:
+    recipe = Recipe(batch_size=batch, compile=compiled).with_policy(policy)
+    return SPACE.point(recipe)
 
 
-class Implicit(FakeTracer):
-    """A recipe that lets oneDNN round products trains as if they were."""
+def ran(rate: float, policy: Policy, batch: int = 32, compiled: bool = False) -> Outcome:
+    return ran_at(at(policy, batch, compiled), rate)
 
-    def __init__(self, error: float) -> None:
-        super().__init__(error=error, shadow=error)
 
-    def _off(self, recipe: Recipe) -> bool:
-        return bool(recipe.knobs.get("implicit_bfloat16"))
+class Prover:
+    """Passes all but what `broken` says."""
+
+    def __init__(self, broken: Sequence[tuple[str, bool]] = ()) -> None:
+        self.broken = broken
+        self.asked: list[tuple[Policy, int, bool]] = []
+        self.forgot = 0
+
+    def prove(self, outcome: Outcome) -> ProofAttempt:
+        recipe = SPACE.recipe(outcome.point)
+        self.asked.append((recipe.policy, recipe.batch_size, recipe.compile))
+        if (recipe.policy.value, recipe.compile) in self.broken:
+            return ProofAttempt(seconds=1.0)
+        return ProofAttempt(ProvenRecipe(recipe, REFERENCE, outcome.rate, 0.1), seconds=1.0)
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
+def searched(*history: Outcome, decided: bool = True) -> SearchResult:
+    """A search; `decided`: whether the re-ranking decided the order."""
+    ranking = tuple(replace(o) for o in history[::-1]) if decided else history
+    return SearchResult(Trials(TASK, SPACE, history), at(F32), ranking)
 
 
 def prove(
-    tracer: FakeTracer, monkeypatch: pytest.MonkeyPatch, recipe: Recipe = BFLOAT16
-) -> tuple[ProvenRecipe | None, Findings]:
-    monkeypatch.setattr(proof_stage, "RemoteTracer", lambda runner: tracer)
-    findings = Findings(device(DeviceKind.CUDA), TASK, (), cast(Space, None))
-    prover = Prover(cast(Any, JOB), cast(Any, STUDY), TASK, findings, cast(Any, None))
-    return prover.prove(recipe, OUTCOME, cast(Space, None)), findings
+    *history: Outcome,
+    policies: tuple[Policy, ...] = (),
+    broken: Sequence[tuple[str, bool]] = (),
+    decided: bool = True,
+    deadline: Deadline | None = None,
+) -> tuple[list[tuple[Policy, int, bool]], ProofResult]:
+    """What was proven, and the result."""
+    job = SimpleNamespace(
+        options=Options(policies=policies),
+        float32_allowed=not policies or F32 in policies,
+        deadline=deadline or Deadline(),
+    )
+    preflight = PreflightResult(TASK, device(DeviceKind.CPU), SPACE)
+    prover = Prover(broken)
+    search = searched(*history, decided=decided)
+    result = run_proofs(cast(Any, job), preflight, search, cast(Any, prover))
+    assert result.seconds == len(prover.asked)
+    assert prover.forgot == 1
+    return prover.asked, result
 
 
-@pytest.mark.parametrize("name", ["reference", "shadow", "mixed_bfloat16"])
+def said(result: ProofResult) -> dict[str, str]:
+    return {refusal.candidate: refusal.reason for refusal in result.refusals}
+
+
+def test_the_fastest_recipe_of_every_policy_that_may_win_is_proven_fastest_first() -> None:
+    asked, result = prove(
+        ran(100, F32), ran(120, F32, 64), ran(150, F16), ran(200, BF16), ran(180, BF16, 16)
+    )
+    assert asked == [(BF16, 32, False)]
+    assert [proven.recipe.policy for proven in result.proven] == [BF16]
+    assert result.refusals == ()
+    asked, result = prove(ran(190, F32), ran(175, F16), ran(200, BF16))
+    assert [policy for policy, *_ in asked] == [BF16, F32]
+    assert [proven.rate for proven in result.proven] == [200, 190]
+
+
+@pytest.mark.parametrize(("rate", "proven"), [(95.0, True), (94.9, False)])
+def test_what_is_slower_than_the_fastest_float32_recipe_is_refused_with_its_number(
+    rate: float, proven: bool
+) -> None:
+    """Within the error of the search it may be faster yet."""
+    asked, result = prove(ran(50, F32), ran(100, F32, 64), ran(rate, BF16))
+    assert [policy for policy, *_ in asked] == ([F32, BF16] if proven else [F32])
+    slower = {"mixed_bfloat16": "measured 0.95x the speed of the best float32 recipe"}
+    nothing = {"mixed_float16": "the search ended before it was tried"}
+    assert said(result) == nothing | ({} if proven else slower)
+
+
+def test_where_float32_may_not_be_chosen_it_is_not_proven_and_refuses_nothing() -> None:
+    asked, result = prove(ran(100, F32), ran(10, BF16), policies=(BF16,))
+    assert asked == [(BF16, 32, False)]
+    assert result.refusals == ()
+
+
+def test_a_policy_that_failed_everywhere_is_refused_with_its_first_failure() -> None:
+    failed = Outcome(at(F16), Status.UNSUPPORTED, reason="no kernel")
+    other = Outcome(at(F16, 64), Status.TIMEOUT, reason="slow")
+    _, result = prove(ran(100, F32), failed, other, decided=False)
+    assert said(result)["mixed_float16"] == "unsupported: no kernel"
+
+
+@pytest.mark.parametrize(("rate", "proven"), [(85.0, True), (84.9, False)])
+def test_what_is_clearly_slower_than_what_passed_is_not_proven(rate: float, proven: bool) -> None:
+    asked, _ = prove(ran(100, BF16), ran(rate, F16), policies=(BF16, F16))
+    assert (F16 in [policy for policy, *_ in asked]) is proven
+
+
+def test_what_is_slower_than_what_did_not_pass_is_proven() -> None:
+    asked, result = prove(
+        ran(100, BF16), ran(20, F16), policies=(BF16, F16), broken=[("mixed_bfloat16", False)]
+    )
+    assert [policy for policy, *_ in asked] == [BF16, F16]
+    assert [proven.recipe.policy for proven in result.proven] == [F16]
+
+
 @pytest.mark.parametrize(
-    "kind", [FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE]
+    ("decided", "second", "batches"),
+    [(True, 99.0, [64]), (False, 99.0, [64, 32]), (False, 94.0, [64])],
 )
-def test_what_is_not_the_recipes_doing_is_proven_once_more_from_the_start(
-    name: str, kind: FailureKind, monkeypatch: pytest.MonkeyPatch
+def test_two_recipes_of_a_policy_are_proven_where_the_re_ranking_left_it_open(
+    decided: bool, second: float, batches: list[int]
 ) -> None:
-    tracer = Tracer(name, kind)
-    found, findings = prove(tracer, monkeypatch)
-    assert found is not None
-    assert found.verdict.verdict == "equal"
-    assert findings.refusals == []
-    assert tracer.calls.count("reference 8x1") == 2
+    asked, _ = prove(
+        ran(100, BF16, 64), ran(second, BF16), ran(40, BF16, 16), policies=(BF16,), decided=decided
+    )
+    assert [batch for _, batch, _ in asked] == batches
 
 
-IMPLICIT = Recipe(batch_size=8, knobs={"implicit_bfloat16": True})
+def test_where_a_compiler_breaks_a_policy_the_policy_by_itself_is_proven() -> None:
+    history = [ran(200, BF16, compiled=True), ran(120, BF16), ran(110, BF16, 16)]
+    asked, result = prove(*history, policies=(BF16,), broken=[("mixed_bfloat16", True)])
+    assert asked == [(BF16, 32, True), (BF16, 32, False)]
+    assert [proven.recipe.compile for proven in result.proven] == [False]
+    asked, _ = prove(*history, policies=(BF16,))
+    assert asked == [(BF16, 32, True)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "reference"),
-    [
-        ({}, True),
-        ({"batch_size": 512, "accumulation_steps": 4}, True),
-        ({"memory_format": "channels_last"}, True),
-        ({"knobs": {"fused_optimizer": True, "threads": 2, KEEP_MEMORY: True}}, True),
-        ({"knobs": {"implicit_bfloat16": False}}, True),
-        ({"knobs": {"implicit_bfloat16": True}}, False),
-        ({"compile": True}, False),
-        ({"alignment": Alignment(8, ("head",))}, False),
-        ({"alignment": Alignment(8)}, True),
-        ({"policy": Policy.TF32}, False),
-        ({"policy": Policy.MIXED_BFLOAT16}, False),
-        ({"policy": Policy.MIXED_BFLOAT16, "float32_modules": ("",)}, False),
-    ],
-)
-def test_the_reference_is_float32_with_its_arithmetic_unchanged(
-    settings: dict[str, Any], reference: bool
-) -> None:
-    assert is_reference(Recipe(**settings)) is reference
+def test_a_plain_recipe_that_failed_itself_is_not_proven_twice() -> None:
+    with pytest.raises(NoFeasibleRecipe):
+        prove(ran(200, BF16), policies=(BF16,), broken=[("mixed_bfloat16", False)])
+    history = (ran(100, F32), ran(200, BF16), ran(120, BF16, compiled=True))
+    asked, _ = prove(*history, broken=[("mixed_bfloat16", False)])
+    assert asked == [(BF16, 32, False), (F32, 32, False)]
 
 
-def test_the_reference_needs_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracer = Tracer("nothing")
-    found, _ = prove(tracer, monkeypatch, Recipe(knobs={"fused_optimizer": True}))
-    assert found == ProvenRecipe(Recipe(knobs={"fused_optimizer": True}), REFERENCE, 10.0, 0.1)
-    assert tracer.calls == []
+def test_without_time_only_the_reference_itself_may_be_chosen() -> None:
+    late = Deadline(0.0, 1.0, lambda: PROOF_SHARE)
+    history = (ran(100, F32), ran(200, BF16))
+    asked, result = prove(*history, deadline=late)
+    assert asked == [(F32, 32, False)]
+    assert [proven.recipe.policy for proven in result.proven] == [F32]
+    assert said(result)["mixed_bfloat16"] == "no time was left to prove it"
+    assert result.not_covered == ("the proof of mixed_bfloat16",)
+    compiled = (ran(100, F32), ran(120, F32, compiled=True))
+    with pytest.raises(NoFeasibleRecipe, match="no time was left to prove it"):
+        prove(*compiled, deadline=late)
 
 
-@pytest.mark.parametrize("error", [0.0, 0.5])
-def test_float32_whose_products_are_bfloat16_is_proven_against_float32(
-    error: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tracer = Implicit(error)
-    found, findings = prove(tracer, monkeypatch, IMPLICIT)
-    assert tracer.calls.count("shadow") == 1
-    assert any(call.startswith("reference") for call in tracer.calls)
-    assert (found is not None) is (error == 0.0)
-    assert found is None or found.verdict != REFERENCE
-    assert [refusal.candidate for refusal in findings.refusals] == ["float32"] * (error > 0)
+def test_where_nothing_passes_every_reason_is_told() -> None:
+    failed = Outcome(at(F16), Status.CRASHED, reason="died")
+    with pytest.raises(NoFeasibleRecipe) as caught:
+        prove(
+            ran(200, BF16),
+            failed,
+            policies=(F16, BF16),
+            broken=[("mixed_bfloat16", False)],
+        )
+    assert str(caught.value) == (
+        "no policy that was asked for passes (mixed_float16: crashed: died). Add float32 to "
+        "--policies, or accept what trains differently with --accept-drift"
+    )
 
 
-def test_no_islands_are_sought_where_their_own_products_would_be_rounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The policy by itself is proven next, and islands are sought for that."""
-    tracer = FakeTracer(error=0.5, shadow=0.5)
-    rounded = replace(BFLOAT16, knobs={"implicit_bfloat16": True})
-    found, findings = prove(tracer, monkeypatch, rounded)
-    assert found is None
-    assert tracer.calls.count("shadow") == 1
-    assert "Kept in float32" not in findings.refusals[0].reason
-
-
-def test_a_second_fault_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = FailureKind.DEVICE_FAULT
-    found, findings = prove(Tracer("shadow", fault, fault), monkeypatch)
-    assert found is None
-    assert "the proof ended with device_fault" in findings.refusals[0].reason
-
-
-def test_a_device_that_is_lost_twice_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = FailureKind.LOST_DEVICE
-    with pytest.raises(TrialFailure, match="the device was lost"):
-        prove(Tracer("shadow", lost, lost), monkeypatch)
-
-
-def test_what_is_the_recipes_doing_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, findings = prove(Tracer("shadow", FailureKind.OUT_OF_MEMORY), monkeypatch)
-    assert found is None
-    assert "the proof ended with out_of_memory" in findings.refusals[0].reason
-
-
-@pytest.mark.parametrize(("islands", "rate"), [(None, 10.0), ({"speed_kept": 0.8}, 8.0)])
-def test_what_was_proven_before_runs_at_the_speed_it_has_now(
-    islands: dict[str, float] | None, rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The earlier tuning may have run at another pace; the verdict holds at any."""
-    earlier = ProvenRecipe(BFLOAT16, REFERENCE, 700.0, 0.001, islands=islands)
-    monkeypatch.setattr(STUDY, "recall", lambda *_: earlier)
-    found, _ = prove(Tracer("nothing"), monkeypatch)
-    assert found is not None
-    assert (found.verdict, found.islands) == (REFERENCE, islands)
-    assert found.rate == pytest.approx(rate)
-    assert found.step_seconds == pytest.approx(0.1 * 10.0 / rate)
+def test_a_finalist_that_is_lost_is_replaced_by_the_fastest_at_a_smaller_batch() -> None:
+    search = searched(ran(400, BF16, 64), ran(200, BF16), ran(150, BF16, 16), ran(390, F16))
+    large, small = (Recipe(BF16, batch) for batch in (64, 32))
+    proof = ProofResult((ProvenRecipe(large, REFERENCE, 400.0, 0.1),), seconds=2.0)
+    prover = Prover()
+    lost = FinalistLost(large, "no room", {})
+    result = replace_finalist(proof, lost, search, cast(Any, prover))
+    assert [each.recipe for each in result.proven] == [small]
+    assert said(result) == {"mixed_bfloat16": "no room"}
+    assert (result.seconds, prover.forgot) == (3.0, 1)
+    known = replace(proof, proven=(*proof.proven, ProvenRecipe(small, REFERENCE, 200.0, 0.1)))
+    again = replace_finalist(known, lost, search, cast(Any, prover))
+    assert [each.recipe for each in again.proven] == [small]
+    smallest = FinalistLost(Recipe(BF16, 16), "no room", {})
+    assert replace_finalist(result, smallest, search, cast(Any, prover)).proven == result.proven

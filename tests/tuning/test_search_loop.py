@@ -20,8 +20,8 @@ from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning import search_loop
 from autoprec.tuning.drift_correction import DriftMonitor
 from autoprec.tuning.events import Event, Note, TrialFinished
-from autoprec.tuning.preflight import baseline_point
 from autoprec.tuning.search_loop import Search, outcome_at
+from autoprec.tuning.search_space import baseline_point
 from autoprec.tuning.study import Study
 from autoprec.tuning.time_limit import Deadline
 

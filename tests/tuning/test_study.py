@@ -16,7 +16,7 @@ from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
 from autoprec.tuning import study as study_module
 from autoprec.tuning.options import Options
-from autoprec.tuning.proof_stage import StoredProofSteps
+from autoprec.tuning.prover import StoredProofSteps
 from autoprec.tuning.study import SAMPLERS, Study, study_name
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))

@@ -11,7 +11,9 @@ from factories import device_of_family
 from rich.console import Console
 
 from autoprec import api
-from autoprec.core.device.facts import GIB, DeviceKind, Observation, merge
+from autoprec.core.device.facts import GIB
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts
 from autoprec.core.speed.plan import COMMON_MEMORY_GIB, Plan

@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from autoprec import api, fitting
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Observation
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.probe_result import MachineObservation, Unusable
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
@@ -200,7 +201,7 @@ def test_a_device_that_the_framework_never_trains_on_is_said_to_be_none(
     assert plan.expectation == ()
     console = Console(width=200, record=True, file=io.StringIO())
     print_plan(plan, console)
-    assert f"this tuning would be refused: {plan.refusal}" in (text := console.export_text())
+    assert f"would be refused: {plan.refusal}" in (text := console.export_text())
     assert "would be tried" not in text
 
 

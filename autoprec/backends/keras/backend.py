@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import keras
 
+from autoprec.backends.keras.capabilities import CAPABILITIES
 from autoprec.backends.protocol import (
     DeviceMemory,
     ProgressCallback,
@@ -17,7 +18,7 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
@@ -37,7 +38,7 @@ class KerasBackend:
     """See `autoprec.backends.protocol.Backend`; Keras 3 on TensorFlow, or on torch."""
 
     name = "keras"
-    builds = "pip install 'tensorflow[and-cuda]' for NVIDIA GPUs"
+    capabilities = CAPABILITIES
 
     def __init__(self) -> None:
         require_backend()
@@ -53,10 +54,6 @@ class KerasBackend:
         else:
             found[below] = importlib.metadata.version(below)
         return found
-
-    def owns(self, model: object) -> bool:
-        """Say whether `model` is a Keras layer or model."""
-        return isinstance(model, keras.Layer)
 
     def devices(self) -> Iterable[str]:
         """List the TPUs and GPUs that the library below Keras can use here, then the CPU."""

@@ -22,15 +22,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    Measurements,
-    Product,
-    Support,
-    merge_repeated_products,
-    with_measurements,
-)
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.measurements import Measurements, Product, merge_repeated_products
+from autoprec.core.device.merging import with_measurements
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import Placement, expose_only
 from autoprec.core.dtypes import DType
 

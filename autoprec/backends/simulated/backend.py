@@ -21,8 +21,9 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
+from autoprec.backends.simulated.capabilities import CAPABILITIES
 from autoprec.backends.simulated.model import SimulatedModel
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
 from autoprec.core.numerics import proof_steps
@@ -47,15 +48,11 @@ class SimulatedBackend:
     """See `autoprec.backends.protocol.Backend`."""
 
     name = "simulated"
-    builds = ""
+    capabilities = CAPABILITIES
 
     def versions(self) -> Mapping[str, str]:
         """Return a version of its own, so that profiles can be told apart."""
         return {"python": platform.python_version(), "simulated": "1.0"}
-
-    def owns(self, model: object) -> bool:
-        """Whether `model` is a `SimulatedModel`."""
-        return isinstance(model, SimulatedModel)
 
     def devices(self) -> Iterable[str]:
         """Return the CPU, which is all it needs."""

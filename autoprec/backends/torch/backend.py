@@ -15,8 +15,9 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
+from autoprec.backends.torch.capabilities import CAPABILITIES
 from autoprec.backends.torch.measure import xpu
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 
@@ -25,7 +26,7 @@ class TorchBackend:
     """See `autoprec.backends.protocol.Backend`."""
 
     name = "torch"
-    builds = "https://pytorch.org/get-started/locally"
+    capabilities = CAPABILITIES
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of Python, torch, and CUDA or ROCm where torch was built with it."""
@@ -35,10 +36,6 @@ class TorchBackend:
         if torch.version.hip:
             found["rocm"] = str(torch.version.hip)
         return found
-
-    def owns(self, model: object) -> bool:
-        """Whether `model` is an nn.Module."""
-        return isinstance(model, torch.nn.Module)
 
     def devices(self) -> Iterable[str]:
         """List the accelerators torch can use here, then the CPU."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 
 #: "-1" hides all, as in CUDA and HIP; on Windows an empty variable is none at all.
 _HIDE_ALL_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
@@ -30,12 +30,13 @@ class Placement:
 
 def expose_only(seen: Observation) -> Placement:
     """Return the placement that shows a child this device only."""
+    name = seen.kind.framework_name
     if seen.kind is DeviceKind.CPU:
-        return Placement("cpu", _HIDE_ALL_GPUS)
+        return Placement(name, _HIDE_ALL_GPUS)
     if seen.kind is DeviceKind.CUDA:
-        return Placement("cuda", {"CUDA_VISIBLE_DEVICES": seen.uuid} if seen.uuid else {})
-    if seen.kind is DeviceKind.ROCM:  # whose devices are torch's "cuda"
-        return Placement("cuda", {"HIP_VISIBLE_DEVICES": seen.uuid or str(seen.index)})
+        return Placement(name, {"CUDA_VISIBLE_DEVICES": seen.uuid} if seen.uuid else {})
+    if seen.kind is DeviceKind.ROCM:
+        return Placement(name, {"HIP_VISIBLE_DEVICES": seen.uuid or str(seen.index)})
     if seen.kind is DeviceKind.XPU:
-        return Placement("xpu", {XPU_VARIABLE: f"{seen.index} {seen.pci} {seen.uuid}".strip()})
-    return Placement(seen.kind.value)
+        return Placement(name, {XPU_VARIABLE: f"{seen.index} {seen.pci} {seen.uuid}".strip()})
+    return Placement(name)

@@ -11,7 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Evidence, Support, format_ratio
+from autoprec.core.device.facts import DeviceFacts, Evidence
+from autoprec.core.device.family import Support
+from autoprec.core.device.merging import format_ratio
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType, Policy
 
 #: Peaks nearer than this count as equal; the simpler policy then goes first.

@@ -8,9 +8,11 @@ arithmetic is proven like any other recipe.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
@@ -24,22 +26,32 @@ _SHORT_STEP_SECONDS = 0.02
 _STEPS_PER_EXECUTION = 8
 
 
-def plausible_knobs(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tuple[KnobValue, ...]]:
-    """Return the knobs to try by name, each with its levels, the default first."""
+def plausible_knobs(
+    facts: DeviceFacts, task: TaskFacts, searched: Collection[str]
+) -> Mapping[str, tuple[KnobValue, ...]]:
+    """Return the knobs to try by name, each with its levels, the default first.
+
+    `searched` are the knobs that the task's framework lets a search try.
+    """
+    found = _plausible_anywhere(facts, task)
+    return {name: levels for name, levels in found.items() if name in searched}
+
+
+def _plausible_anywhere(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tuple[KnobValue, ...]]:
+    """Return the knobs that would be plausible if the framework had all of them."""
     found: dict[str, tuple[KnobValue, ...]] = {}
-    if task.framework == "torch":
-        if task.optimizer_share >= _OPTIMIZER_SHARE:
-            found["fused_optimizer"] = (False, True)
-        if facts.kind is DeviceKind.CPU:
-            if task.keepable_memory:
-                found[KEEP_MEMORY] = (False, True)
-            fewer = _fewer_threads(facts, task.threads)
-            if fewer is not None:
-                found["threads"] = (task.threads, fewer)
-            if facts.fact(DType.BFLOAT16).support is Support.NATIVE:
-                found["implicit_bfloat16"] = (False, True)
-        if facts.kind is DeviceKind.CUDA and task.convolutions:
-            found["cudnn_benchmark"] = (False, True)
+    if task.optimizer_share >= _OPTIMIZER_SHARE:
+        found["fused_optimizer"] = (False, True)
+    if facts.kind is DeviceKind.CPU:
+        if task.keepable_memory:
+            found[KEEP_MEMORY] = (False, True)
+        fewer = _fewer_threads(facts, task.threads)
+        if fewer is not None:
+            found["threads"] = (task.threads, fewer)
+        if facts.fact(DType.BFLOAT16).support is Support.NATIVE:
+            found["implicit_bfloat16"] = (False, True)
+    if facts.kind is DeviceKind.CUDA and task.convolutions:
+        found["cudnn_benchmark"] = (False, True)
     if task.steps_per_execution == 1 and 0 < task.step_seconds < _SHORT_STEP_SECONDS:
         found["steps_per_execution"] = (1, _STEPS_PER_EXECUTION)
     return found

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.device.facts import GIB, DeviceFacts, DeviceKind, Support
+from autoprec.core.device.facts import GIB, DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Proposal
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts

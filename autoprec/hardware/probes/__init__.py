@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoprec.core.device.facts import Observation
+from autoprec.core.device.observation import Observation
 from autoprec.core.probe_result import Unusable
 
 

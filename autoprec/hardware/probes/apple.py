@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.probe_result import Unusable
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoprec.core.device.facts import UNIFIED_MEMORY_NOTE, DeviceKind, Observation
+from autoprec.core.device.observation import UNIFIED_MEMORY_NOTE, DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.cuda import CudaAnswer, CudaDevice, read_cuda

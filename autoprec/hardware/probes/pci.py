@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.probe_result import Unusable
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.pci import PciDevice, no_visible_device, pci_devices, visible_ordinals

@@ -8,16 +8,10 @@ import pytest
 
 from autoprec.backends.shared import matmul_timing
 from autoprec.backends.shared.matmul_timing import Budget, time_product
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    DTypeFact,
-    Evidence,
-    Measurements,
-    Observation,
-    Product,
-    Support,
-)
+from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence
+from autoprec.core.device.family import Support
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.placement import Placement, expose_only
 from autoprec.core.dtypes import DType
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from autoprec.core.codec import from_plain
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Observation
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import propose
 from autoprec.core.probe_result import DeviceReport, ProbeResult
 from autoprec.hardware.recording import Recording

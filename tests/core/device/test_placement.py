@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.placement import Placement, expose_only
 
 

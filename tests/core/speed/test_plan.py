@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from autoprec.core.device.facts import GIB, DeviceFacts, DeviceKind, DTypeFact, Observation, Support
+from autoprec.core.device.facts import GIB, DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Kernel, TaskFacts
 from autoprec.core.speed.plan import (

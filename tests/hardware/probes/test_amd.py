@@ -3,7 +3,8 @@
 import pytest
 from pci_bus import BUS, bus
 
-from autoprec.core.device.facts import DeviceKind, merge
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.probes.amd import probe_amd
 from autoprec.hardware.recording import synthetic_machine as machine

@@ -1,6 +1,6 @@
 """A Mac's GPU and CPU through sysctl, also where Rosetta translates."""
 
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.hardware.probes.apple import probe_apple
 from autoprec.hardware.probes.cpu import probe_cpu
 from autoprec.hardware.recording import synthetic_machine as machine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoprec.core.device.facts import merge
+from autoprec.core.device.merging import merge
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import Policy
 from autoprec.hardware.catalogue import load_catalogue

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from autoprec.core.device.facts import Support, merge
+from autoprec.core.device.family import Support
+from autoprec.core.device.merging import merge
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder

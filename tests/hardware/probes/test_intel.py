@@ -3,7 +3,7 @@
 import pytest
 from pci_bus import BUS, bus
 
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.hardware.probes.intel import probe_intel
 from autoprec.hardware.recording import synthetic_machine as machine
 

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autoprec.core.device.facts import DeviceKind, merge
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.probes import Findings

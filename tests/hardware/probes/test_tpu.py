@@ -2,7 +2,7 @@
 
 from pci_bus import bus
 
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.hardware.probes.tpu import probe_tpu
 
 

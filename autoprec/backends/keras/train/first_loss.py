@@ -1,12 +1,7 @@
-"""The first batch's loss and gradient, which must be numbers, and depend on the weights.
-
-Against a float32 loss that is NaN nothing can be proven, and a training that moves no weight has
-nothing to tune: both are the user's to mend, so the first number that is not finite is looked for.
-"""
+"""Checks a Keras task's first loss and gradient; see `autoprec.backends.shared.first_loss`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +18,11 @@ from autoprec.backends.keras.train.task_runner import (
     to_float,
 )
 from autoprec.backends.protocol import Task
-from autoprec.errors import TaskError
+from autoprec.backends.shared.first_loss import (
+    nonfinite_data,
+    nonfinite_unit,
+    require_trainable,
+)
 
 
 def check_first_loss(task: Task, model: Any, units: Sequence[LayerUnit], batch: Any) -> None:
@@ -36,28 +35,19 @@ def check_first_loss(task: Task, model: Any, units: Sequence[LayerUnit], batch: 
         loss, gradients = gradient_function(model)(batch, 1.0)
         value = to_float(loss)
         arrays = [keras.ops.convert_to_numpy(each) for each in gradients]
-    if not math.isfinite(value):
-        raise TaskError(
-            f"{task.name}: the loss of the first batch is {value} in float32, so no training can "
-            f"be measured or proven: {_nonfinite_origin(model, units, batch)}"
-        )
-    wrong = [
+    nonfinite = [
         variable.path
         for variable, array in zip(model.trainable_variables, arrays, strict=False)
         if not np.isfinite(array).all()
     ]
-    if wrong:
-        raise TaskError(
-            f"{task.name}: the loss of the first batch is {value:g}, but its gradient by "
-            f"{wrong[-1]} is inf or NaN in float32: every weight would be NaN after one step. A "
-            "square root or a norm at 0 does this: add a small number inside it"
-        )
-    if arrays and not any(map(np.any, arrays)):
-        raise TaskError(
-            f"{task.name}: the loss of the first batch, {value:g}, moves no weight: every gradient "
-            "is zero. Is it computed from what the model returned, and not behind "
-            "ops.stop_gradient?"
-        )
+    require_trainable(
+        task.name,
+        value,
+        nonfinite_gradients=nonfinite,
+        moves_weights=not arrays or any(map(np.any, arrays)),
+        origin=lambda: _nonfinite_origin(model, units, batch),
+        detached="behind ops.stop_gradient",
+    )
 
 
 @contextmanager
@@ -76,19 +66,11 @@ def _nonfinite_origin(model: Any, units: Sequence[LayerUnit], batch: Any) -> str
         values = keras.ops.convert_to_numpy(leaf)
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             wrong = ~np.isfinite(values)
-            first = f", first in sample {np.argwhere(wrong)[0][0]}" if values.ndim else ""
-            return (
-                f"build_data yields {wrong.sum()} of {wrong.size} numbers that are inf or NaN in "
-                f"array {number_of} of a batch (counted from 0, inputs first){first}. Clean the "
-                "data, or leave such samples out"
-            )
+            where = f"array {number_of} of a batch (counted from 0, inputs first)"
+            first = int(np.argwhere(wrong)[0][0]) if values.ndim else None
+            return nonfinite_data(int(wrong.sum()), wrong.size, where, first)
     layer = _first_nonfinite_layer(model, units, batch)
-    if layer:
-        return f"its inputs are finite, and {layer} is the first layer that returns inf or NaN"
-    return (
-        "the batch and every layer's outputs are finite, so the loss itself makes it (a logarithm "
-        "or a square root of 0, a division by 0)"
-    )
+    return nonfinite_unit("layer", layer, "the loss itself")
 
 
 class _NonfiniteHook(Hook):

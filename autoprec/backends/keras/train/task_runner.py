@@ -22,7 +22,7 @@ from autoprec.backends.keras.apply.optimizers import (
 )
 from autoprec.backends.keras.train.checkpoint import load_weights
 from autoprec.backends.protocol import Task
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.errors import TaskError, UsageError
 
 _GPUS = (DeviceKind.CUDA, DeviceKind.ROCM)

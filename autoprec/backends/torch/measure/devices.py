@@ -15,7 +15,7 @@ import torch
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE
 from autoprec.backends.torch.measure import xpu
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation, kind_of_framework_device
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -66,8 +66,7 @@ def observe(device: torch.device) -> Observation | None:
     if device.type not in ("cuda", "xpu"):
         return None
     found: Any = _torch_module(device).get_device_properties(device)
-    rocm = torch.version.hip is not None
-    kind = DeviceKind.ROCM if rocm else DeviceKind(device.type)
+    kind = DeviceKind(kind_of_framework_device(device.type, built_for()))
     capability = f"{found.major}.{found.minor}" if kind is DeviceKind.CUDA else ""
     identity = xpu.identify_device(device.index) if kind is DeviceKind.XPU else xpu.XpuDevice()
     return Observation(
@@ -75,7 +74,7 @@ def observe(device: torch.device) -> Observation | None:
         index=device.index,
         name=str(found.name),
         vendor={"cuda": "NVIDIA", "rocm": "AMD", "xpu": "Intel"}[kind.value],
-        architecture=str(found.gcnArchName).partition(":")[0] if rocm else "",
+        architecture=str(found.gcnArchName).partition(":")[0] if kind is DeviceKind.ROCM else "",
         compute_capability=capability,
         memory_bytes=int(found.total_memory),
         pci=identity.pci,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.kernel_counts import KernelCounts
 from autoprec.backends.torch.apply.tensors import tensors_in
 from autoprec.backends.torch.measure.flops import by_module, counter
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
@@ -65,10 +65,8 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        shapes = {tuple(sorted(p.shape)) for p in model.parameters()}
-        self._gradients = {shape for shape in shapes if samples not in shape}
         self._formulas = counter(by_module=False).flop_registry
-        self.found: Counter[tuple[int, int, int]] = Counter()
+        self.counts = KernelCounts((p.shape for p in model.parameters()), samples)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -78,12 +76,12 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sizes = {True: 0, False: 0}
             for tensor in tensors_in([args, kwargs, result]):
                 sizes[self._is_fixed(tensor)] += tensor.numel() * tensor.element_size()
-            self.found[int(flops), sizes[False], sizes[True]] += 1
+            self.counts.add(int(flops), sizes[False], sizes[True])
         return result
 
     def _is_fixed(self, tensor: torch.Tensor) -> bool:
         """Return whether it is a weight, or has a weight gradient's shape without a batch size."""
-        if tuple(sorted(tensor.shape)) in self._gradients:
+        if self.counts.is_gradient_shape(tensor.shape):
             return True
         return tensor.untyped_storage().data_ptr() in self._weights
 
@@ -95,10 +93,7 @@ def kernels(
     watch = _Kernels(model, samples)
     with watch:
         run_pass(task, model, batch, seed)
-    return tuple(
-        Kernel(flops / samples, growing / samples, fixed, count)
-        for (flops, growing, fixed), count in watch.found.items()
-    )
+    return watch.counts.kernels()
 
 
 def saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:

@@ -1,12 +1,7 @@
-"""The first batch's loss and gradient, which must be numbers, and depend on the weights.
-
-Against a float32 loss that is NaN nothing can be proven, and a training that moves no weight has
-nothing to tune. Both are the user's to fix, so the first number that is not finite is located.
-"""
+"""Checks a torch task's first loss and gradient; see `autoprec.backends.shared.first_loss`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +9,14 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.first_loss import (
+    nonfinite_data,
+    nonfinite_unit,
+    require_trainable,
+)
 from autoprec.backends.torch.apply.tensors import items_in, tensors_in
 from autoprec.backends.torch.measure.step_costs import buffers_preserved
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
-from autoprec.errors import TaskError
 
 
 def check_first_loss(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
@@ -37,23 +36,14 @@ def check_first_loss(task: Task, model: nn.Module, batch: Any, seed: int) -> Non
             wrong = [name for name, grad in grads.items() if not _all_finite(grad)]
     finally:
         model.zero_grad(set_to_none=True)
-    if not math.isfinite(value):
-        raise TaskError(
-            f"{task.name}: the loss of the first batch is {value} in float32, so no training can "
-            f"be measured or proven: {_origin(task, model, batch, seed)}"
-        )
-    if wrong:
-        raise TaskError(
-            f"{task.name}: the loss of the first batch is {value:g}, but its gradient by "
-            f"{wrong[-1]} is inf or NaN in float32: every weight would be NaN after one step. A "
-            "square root or a norm at 0 does this: add a small number inside it"
-        )
-    if not reached:
-        raise TaskError(
-            f"{task.name}: the loss of the first batch, {value:g}, moves no weight: every gradient "
-            "is zero or missing. Is it computed from what the model returned, and not under "
-            "torch.no_grad() or from detached tensors?"
-        )
+    require_trainable(
+        task.name,
+        value,
+        nonfinite_gradients=wrong,
+        moves_weights=reached,
+        origin=lambda: _origin(task, model, batch, seed),
+        detached="under torch.no_grad() or from detached tensors",
+    )
 
 
 def _values(grad: torch.Tensor | None) -> torch.Tensor | None:
@@ -67,19 +57,10 @@ def _origin(task: Task, model: nn.Module, batch: Any, seed: int) -> str:
         if tensor.is_floating_point() and not tensor.isfinite().all():
             wrong = ~tensor.isfinite()
             rows = wrong.reshape(len(tensor), -1).any(1).nonzero() if tensor.dim() else wrong
-            first = f", first in sample {int(rows[0])}" if tensor.dim() else ""
-            return (
-                f"build_data yields {int(wrong.sum())} of {wrong.numel()} numbers that are inf or "
-                f"NaN in {path}{first}. Clean the data, or leave such samples out"
-            )
-    module = _first_module(task, model, batch, seed)
-    if module:
-        return f"its inputs are finite, and {module} is the first module that returns inf or NaN"
+            first = int(rows[0]) if tensor.dim() else None
+            return nonfinite_data(int(wrong.sum()), wrong.numel(), path, first)
     where = "training_step" if task.training_step is not None else "loss_fn"
-    return (
-        f"the batch and every module's outputs are finite, so {where} makes it (a logarithm or a "
-        "square root of 0, a division by 0)"
-    )
+    return nonfinite_unit("module", _first_module(task, model, batch, seed), where)
 
 
 def _named(value: Any, names: tuple[str, ...] | None) -> Iterator[tuple[str, torch.Tensor]]:

@@ -19,7 +19,7 @@ from autoprec.backends.protocol import Backend
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.backends.torch.measure import devices
 from autoprec.backends.torch.measure.xpu import XpuDevice, find_matching, identify_device
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.placement import XPU_VARIABLE
 from autoprec.core.probe_result import MachineObservation
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, cast
 import pytest
 from factories import ran_at
 
-from autoprec.core.device.facts import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
@@ -23,11 +22,10 @@ from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning import interleaved_timing
 from autoprec.tuning.events import silent
 from autoprec.tuning.interleaved_timing import FinalistFailed, SelectRemaining, keep_all
-from autoprec.tuning.profile_builder import Findings
-from autoprec.tuning.reranking import recall_reranking, rerank
+from autoprec.tuning.reranking import RerankingResult, recall_reranking, rerank
 from autoprec.tuning.time_limit import Deadline
+from autoprec.tuning.trials import Trials
 from autoprec.workers.failures import FailureKind, WorkerFailure
-from tests.core.device.test_policies import facts as device
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(16, 32, 64, 128))
 
@@ -101,19 +99,19 @@ def seen(batch: int, policy: str, rate: float) -> Outcome:
     return ran_at(point, rate, peak_memory_bytes=1)
 
 
-def findings(scale: float = 1.0) -> Findings:
+def searched(scale: float = 1.0) -> Trials:
     history = [seen(32, "float32", 300.0 * scale)]
     history += [seen(batch, "mixed_bfloat16", rate * scale) for batch, rate in SEEN.items()]
     facts = TaskFacts("torch", {}, 32, 32, 1000)
-    return Findings(device(DeviceKind.CPU), facts, tuple(history), SPACE)
+    return Trials(facts, SPACE, tuple(history))
 
 
-def slow_to_start(found: Findings, seconds: float) -> Findings:
-    found.history = tuple(
+def slow_to_start(trials: Trials, seconds: float) -> Trials:
+    history = tuple(
         replace(o, measurement=replace(cast(Measurement, o.measurement), warmup_seconds=seconds))
-        for o in found.history
+        for o in trials.history
     )
-    return found
+    return replace(trials, history=history)
 
 
 def job(policies: tuple[Policy, ...] = ()) -> Any:
@@ -129,16 +127,20 @@ def job(policies: tuple[Policy, ...] = ()) -> Any:
     )
 
 
-def run(
-    found: Findings, before: Reranking | None = None, notes: Notes | None = None, **kwargs: Any
-) -> Reranking:
-    baseline = found.history[0].point
+def result_of(
+    trials: Trials, before: Reranking | None = None, notes: Notes | None = None, **kwargs: Any
+) -> RerankingResult:
+    baseline = trials.history[0].point
     study, runner = cast(Any, notes or Notes()), cast(Any, RUNNER)
-    return rerank(job(**kwargs), study, SPACE, baseline, found, before or Reranking(), runner)
+    return rerank(job(**kwargs), study, baseline, trials, before or Reranking(), runner)
 
 
-def rank(found: Findings, **kwargs: Any) -> dict[int, Outcome]:
-    return by_batch(run(found, **kwargs).ranking(found.history))
+def run(trials: Trials, before: Reranking | None = None, **kwargs: Any) -> Reranking:
+    return result_of(trials, before, **kwargs).reranking
+
+
+def rank(trials: Trials, **kwargs: Any) -> dict[int, Outcome]:
+    return by_batch(run(trials, **kwargs).ranking(trials.history))
 
 
 def by_batch(outcomes: Sequence[Outcome]) -> dict[int, Outcome]:
@@ -146,7 +148,7 @@ def by_batch(outcomes: Sequence[Outcome]) -> dict[int, Outcome]:
 
 
 def test_the_truly_fastest_leads_and_the_others_stay_as_they_were() -> None:
-    ranking = rank(findings())
+    ranking = rank(searched())
     assert Rounds.ran == [[64, 128, 32]]
     assert max(ranking, key=lambda batch: ranking[batch].rate) == 128
     assert ranking[128].rate / ranking[64].rate == pytest.approx(1100 / 900)
@@ -155,23 +157,24 @@ def test_the_truly_fastest_leads_and_the_others_stay_as_they_were() -> None:
 
 def test_rates_stay_on_the_searches_scale() -> None:
     """Or a machine that is faster now would flatter whoever ran again."""
-    ranking = rank(findings(scale=0.5))
+    ranking = rank(searched(scale=0.5))
     product = ranking[32].rate * ranking[64].rate * ranking[128].rate
     assert product == pytest.approx(475.0 * 500.0 * 490.0)
 
 
 def test_what_fails_now_is_out_and_the_rest_run_without_it(monkeypatch: Any) -> None:
     monkeypatch.setattr(Rounds, "failing", (128,))
-    found = findings()
-    ranking = rank(found)
+    found = searched()
+    result = result_of(found)
     assert Rounds.ran == [[64, 128, 32], [64, 32]]
-    assert ranking[128].rate == 0.0
-    assert "failed when it ran beside the others" in found.refusals[0].reason
+    assert by_batch(result.reranking.ranking(found.history))[128].rate == 0.0
+    assert "failed during the comparison with others" in result.refusals[0].reason
+    assert len(result.measured) == 2
 
 
 def test_one_that_leads_by_far_runs_alone_in_no_heat() -> None:
-    found = findings()
-    found.history = found.history[:2]
+    found = searched()
+    found = replace(found, history=found.history[:2])
     rank(found)
     assert Rounds.ran == []
 
@@ -183,7 +186,7 @@ def test_one_that_leads_alone_runs_beside_the_second_unless_that_is_far_behind(
     """A lead of a fifth may be luck."""
     monkeypatch.setitem(SEEN, 32, 700.0)
     monkeypatch.setitem(SEEN, 128, second)
-    ranking = rank(findings())
+    ranking = rank(searched())
     assert Rounds.ran == ran
     assert max(ranking, key=lambda batch: ranking[batch].rate) == (128 if ran else 64)
 
@@ -195,21 +198,21 @@ def test_who_was_slower_than_all_others_foresee_runs_as_well(
     monkeypatch.setitem(SEEN, 32, 700.0)
     monkeypatch.setitem(SEEN, 64, 1000.0)
     monkeypatch.setitem(SEEN, 128, 790.0)
-    ranking = rank(slow_to_start(findings(), 2.0))  # too slow for what 790 promises by itself
+    ranking = rank(slow_to_start(searched(), 2.0))  # too slow for what 790 promises by itself
     assert Rounds.ran == [[64, 128]]
     assert ranking[64].rate == pytest.approx(1000.0)
     assert ranking[128].rate == pytest.approx(1000.0 * 1100 / 900)
 
 
 def test_steps_too_dear_for_rounds_leave_the_searches_word() -> None:
-    found = findings(scale=0.005)
+    found = searched(scale=0.005)
     assert rank(found)[64].rate == 5.0
     assert Rounds.ran == []
 
 
 def test_where_not_all_fit_into_the_time_the_fastest_do() -> None:
     """With steps of seconds only two of three recipes can run three rounds."""
-    found = findings(scale=0.02)
+    found = searched(scale=0.02)
     rank(found)
     assert Rounds.ran == [[64, 128]]
 
@@ -221,48 +224,49 @@ def test_who_takes_too_long_to_make_ready_keeps_no_quick_one_out(
     warmup: dict[int, float], ran: list[list[int]]
 ) -> None:
     """30 s are there: of those that fit together, who promises most runs."""
-    found = findings()
-    found.history = tuple(
+    found = searched()
+    history = tuple(
         replace(o, measurement=replace(m, warmup_seconds=warmup.get(int(o.point[BATCH]), 0.0)))
         for o in found.history
         if (m := o.measurement)
     )
+    found = replace(found, history=history)
     rank(found)
     assert Rounds.ran == ran
 
 
 def test_the_baseline_runs_in_the_finish_and_not_here() -> None:
-    found = findings()
-    found.history = (seen(32, "float32", 990.0), *found.history[1:])
+    found = searched()
+    found = replace(found, history=(seen(32, "float32", 990.0), *found.history[1:]))
     rank(found)
     assert Rounds.ran == [[64, 128, 32]]
 
 
 def test_the_race_is_over_when_a_round_costs_more_than_it_can_bring() -> None:
-    rank(findings())
+    rank(searched())
     assert Rounds.lengths == [[3, 3, 3]]
 
 
 def test_the_race_is_over_when_the_time_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 3.2 and 6.5 s: four rounds take 39 s at least, three fit into 30."""
     monkeypatch.setattr(best_arm, "select_contenders", lambda rates, seconds: range(len(rates)))
-    rank(findings(scale=0.02))
+    rank(searched(scale=0.02))
     assert Rounds.lengths == [[4, 4]]
 
 
 def test_only_policies_that_may_be_chosen_run() -> None:
-    rank(findings(), policies=(Policy.FLOAT32,))
+    rank(searched(), policies=(Policy.FLOAT32,))
     assert Rounds.ran == []
 
 
 def test_without_a_recipe_that_ran_there_is_no_heat() -> None:
     """A forced policy of which every trial failed is for the proof's stage to refuse."""
-    rank(findings(), policies=(Policy.MIXED_FLOAT16,))
+    rank(searched(), policies=(Policy.MIXED_FLOAT16,))
     assert Rounds.ran == []
 
 
 def test_what_they_came_to_is_kept_with_the_trials_that_were_known() -> None:
-    notes, found = Notes(), findings()
+    notes, found = Notes(), searched()
     heats = run(found, notes=notes)
     assert heats.trials == len(found.history)
     assert recall_reranking(cast(Any, notes)) == heats
@@ -272,10 +276,11 @@ def test_what_they_came_to_is_kept_with_the_trials_that_were_known() -> None:
 
 
 def test_a_newcomer_runs_against_the_winner_alone_and_on_its_scale() -> None:
-    found = findings()
-    everything, found.history = found.history, found.history[:-1]
+    found = searched()
+    everything = found.history
+    found = replace(found, history=everything[:-1])
     first = run(found)
-    found.history = everything
+    found = replace(found, history=everything)
     ranking = by_batch(run(found, before=first).ranking(everything))
     assert Rounds.ran == [[64, 32], [64, 128]]
     before = by_batch(first.ranking(everything))
@@ -285,9 +290,9 @@ def test_a_newcomer_runs_against_the_winner_alone_and_on_its_scale() -> None:
 
 
 def test_a_newcomer_that_is_far_behind_runs_in_no_further_heat() -> None:
-    found = findings()
+    found = searched()
     first = run(found)
-    found.history = (*found.history, seen(8, "mixed_bfloat16", 300.0))
+    found = replace(found, history=(*found.history, seen(8, "mixed_bfloat16", 300.0)))
     heats = run(found, before=first)
     assert len(Rounds.ran) == 1
     assert (heats.ran, heats.trials) == (first.ran, first.trials + 1)
@@ -301,7 +306,7 @@ def test_where_the_search_erred_by_much_who_seemed_too_slow_runs_once_too(
     monkeypatch.setitem(TRUE, 64, 700.0)
     monkeypatch.setitem(TRUE, 128, 1200.0)
     monkeypatch.setitem(TRUE, 32, 1300.0)
-    found = findings()
+    found = searched()
     first = run(found)
     assert first.luck == pytest.approx(math.log(1200 / 980 / (700 / 1000)))
     second = run(found, before=first)
@@ -313,8 +318,8 @@ def test_where_the_search_erred_by_much_who_seemed_too_slow_runs_once_too(
 
 
 def test_who_is_too_slow_even_for_that_does_not_run() -> None:
-    found = findings()
-    found.history = tuple(o for o in found.history if o.point[BATCH] != 128)
+    found = searched()
+    found = replace(found, history=tuple(o for o in found.history if o.point[BATCH] != 128))
     first = run(found)
     assert run(found, before=first) == replace(first, luck=SEARCH_RATIO_ERROR)
     assert Rounds.ran == [[64, 32]]
@@ -323,7 +328,7 @@ def test_who_is_too_slow_even_for_that_does_not_run() -> None:
 def test_the_search_learns_rates_but_not_that_one_failed_beside_others(monkeypatch: Any) -> None:
     """A trial that crashed rules its kind out; this one ran when it was alone."""
     monkeypatch.setattr(Rounds, "failing", (128,))
-    found = findings()
+    found = searched()
     heats = run(found)
     mended, ranking = (
         by_batch(heats.corrected(found.history)),
@@ -342,5 +347,5 @@ def test_who_takes_long_to_make_ready_must_promise_more(
     """A compiler takes seconds: too many for one that seemed to be 15 % behind."""
     monkeypatch.setitem(SEEN, 32, 500.0)
     monkeypatch.setitem(SEEN, 128, 850.0)
-    rank(slow_to_start(findings(), warmup))
+    rank(slow_to_start(searched(), warmup))
     assert Rounds.ran == ran
