@@ -426,13 +426,14 @@ def apply_profile(
     )
     backend = registry.load(name)
     address = _address(device, model, backend)
-    recipe = (
-        profile
-        if isinstance(profile, Recipe)
-        else recipe_for(profile, address, backend, strict=strict, fallback=fallback)
+    facts = None
+    if isinstance(profile, Recipe):
+        recipe = profile
+    else:
+        recipe, facts = recipe_for(profile, address, backend, strict=strict, fallback=fallback)
+    return backend.surgeon().apply(
+        recipe, model=model, optimizers=_as_sequence(optimizer), device=address, facts=facts
     )
-    optimizers = _as_sequence(optimizer)
-    return backend.surgeon().apply(recipe, model=model, optimizers=optimizers, device=address)
 
 
 def _address(device: str | None, model: Any, backend: Backend) -> str:
@@ -469,7 +470,7 @@ def _leave_unchanged(
     elif not isinstance(profile, Recipe):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AutoprecWarning)  # of a policy that is not applied
-            profile = recipe_for(profile, address, backend)
+            profile, _ = recipe_for(profile, address, backend)
     plain = Recipe(batch_size=profile.batch_size, accumulation_steps=profile.accumulation_steps)
     optimizers = _as_sequence(optimizer)
     return backend.surgeon().leave_unchanged(

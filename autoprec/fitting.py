@@ -38,8 +38,8 @@ def recipe_for(
     *,
     strict: bool = False,
     fallback: Literal["measured", "rules"] = "measured",
-) -> Recipe:
-    """Return the recipe of the profile that fits the device, or the fallback's where none does."""
+) -> tuple[Recipe, DeviceFacts]:
+    """Return the recipe of the profile that fits the device, or the fallback's, and its facts."""
     if isinstance(profile, Profile):
         profiles = {"the profile": profile}
     elif Path(profile).is_dir():
@@ -64,7 +64,7 @@ def recipe_for(
         )
         for warning in (*fits[chosen.name].warnings, *left_out):
             warnings.warn(f"{chosen.name}: {warning}", AutoprecWarning, stacklevel=3)
-        return recipe
+        return recipe, facts
     reasons = [f"{name}: {reason}" for name, reason in chosen.reasons.items()]
     why = "; ".join((*reasons, *unusable_accelerators(machine.unusable, profiles.values())))
     if strict:
@@ -74,7 +74,7 @@ def recipe_for(
     tuned = next(iter(profiles.values()))
     chosen_policy, said = _fallback(facts, address, backend, machine.frameworks, tuned, fallback)
     warnings.warn(f"no profile fits this device ({why}): {said}", AutoprecWarning, stacklevel=3)
-    return _recipe_of_policy(chosen_policy, tuned.recipe)
+    return _recipe_of_policy(chosen_policy, tuned.recipe), facts
 
 
 def _fallback(

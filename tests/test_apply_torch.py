@@ -120,7 +120,7 @@ def test_a_kind_of_device_means_the_one_that_the_model_is_on(
     asked: list[str] = []
     monkeypatch.setattr(TorchBackend, "device_of", lambda self, model: "cuda:1")
     monkeypatch.setattr(
-        api, "recipe_for", lambda profile, at, *_, **__: asked.append(at) or Recipe()
+        api, "recipe_for", lambda profile, at, *_, **__: (asked.append(at) or Recipe(), None)
     )
     apply_profile("a.yaml", model=nn.Linear(2, 2), device=named)
     assert asked == [meant]

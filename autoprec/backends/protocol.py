@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
@@ -79,7 +80,7 @@ class Capabilities:
     """The framework's name in messages, such as "PyTorch"."""
 
     model: str
-    """What build_model should return, such as "a torch.nn.Module"; empty: not told to users."""
+    """What build_model should return, such as "a torch.nn.Module"; empty: not shown to users."""
 
     backend_class: str
     """The name of the `Backend` in the package's module `backend`."""
@@ -183,8 +184,19 @@ class Tracer(Protocol):
 class Surgeon(Protocol):
     """Applies a recipe to the user's own model and optimizers, in place."""
 
-    def apply(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
-        """Return the framework's Precision object, which the training loop uses."""
+    def apply(
+        self,
+        recipe: Recipe,
+        *,
+        model: Any,
+        optimizers: Sequence[Any],
+        device: str,
+        facts: DeviceFacts | None = None,
+    ) -> Any:
+        """Return the framework's Precision object, which the training loop uses.
+
+        With the `facts` of the device it may also say what the device will not run fast.
+        """
 
     def leave_unchanged(
         self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str

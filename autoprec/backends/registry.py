@@ -1,4 +1,4 @@
-"""Knows which backends there are, and imports one only when it is asked for.
+"""Lists the backends, and imports one only on request.
 
 A backend is a package with two modules: `capabilities`, which imports no framework, and `backend`.
 A model belongs to the framework of the first class in its MRO that a framework defines: a Keras

@@ -2,7 +2,7 @@
 
 A call sends one message and waits for its answer. Progress (phase and step) restarts the phase's
 clock; a phase that makes no progress for longer than its allowance is a timeout, and everything the
-worker started is ended. A worker that dies is told apart by how it died.
+worker started is ended. The ways in which a worker can die are told apart.
 """
 
 from __future__ import annotations
@@ -60,10 +60,6 @@ PATIENCE_VARIABLE = "AUTOPREC_PATIENCE"
 _FIRST_PHASE_OF = {"load": "load", "time": "steps"}
 _SHOWN_LOG_LINES = 40
 _EXIT_WAIT_SECONDS = 5.0
-
-
-def ignore_progress(phase: str, step: int) -> None:
-    """Drop a worker's progress."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
         "CUDA errors 700, 715 to 719; ROCr's queue errors; Level Zero's word for a device that was "
         "reset after a hang or a fault",
     ),
-    # The device, or a process, has gone ----------------------------------------------------------
+    # The device, or a process, is lost -----------------------------------------------------------
     FailurePattern(
         r"(CUDA|HIP) error: (uncorrectable ECC|device lost|no (CUDA|ROCm)-capable device)"
         r"|CUDA_ERROR_(NO_DEVICE|ECC|DEINITIALIZED)|GPU is lost|HSA_STATUS_ERROR",
@@ -279,8 +279,9 @@ def classify_exit(returncode: int, printed: str) -> FailureKind:
         return found
     if name is not None:
         return _SIGNALS.get(name, FailureKind.EXITED)
-    told = found if found in (_OOM, _FAULT, _LOST) and returncode != 0 else None
-    return told or FailureKind.EXITED
+    if found in (_OOM, _FAULT, _LOST) and returncode != 0:
+        return found
+    return FailureKind.EXITED
 
 
 def describe_exit(returncode: int) -> str:

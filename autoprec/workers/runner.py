@@ -43,7 +43,7 @@ class Runner:
     def __init__(
         self,
         settings: WorkerSettings,
-        on_progress: ProgressCallback,
+        on_progress: ProgressCallback | None,
         start: Callable[..., Worker] = Worker,
     ) -> None:
         self.settings = settings

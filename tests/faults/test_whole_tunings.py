@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli.commands import trials
 from processes import MARK, survivors
 
 from autoprec.documents import write_text
 from autoprec.profiles import load_profile
+from tests.cli.commands import trials
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="faults are injected by Linux's means"

@@ -15,7 +15,7 @@ from autoprec.core.measurement import Measurement
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.drift_correction import DriftMonitor, drift_between
-from autoprec.workers.client import WorkerSettings, ignore_progress
+from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import Runner
 from tests.workers.test_runner import Starts
@@ -36,7 +36,7 @@ FIRST = Outcome(SPACE.points()[0], Status.OK, measured(0.010))
 
 def make(*answers: Any) -> tuple[DriftMonitor, FakeClock, Runner, Starts]:
     starts, clock = Starts(*answers), FakeClock()
-    runner = Runner(WorkerSettings(Path("task.py")), ignore_progress, cast(Any, starts))
+    runner = Runner(WorkerSettings(Path("task.py")), None, cast(Any, starts))
     return DriftMonitor(cast(Any, JOB), SPACE, clock), clock, runner, starts
 
 

@@ -20,7 +20,7 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.events import silent
 from autoprec.tuning.interleaved_timing import FinalistFailed, InterleavedTiming, may_share_worker
-from autoprec.workers.client import WorkerSettings, ignore_progress
+from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import RETRIED_FAILURES, Runner
 
@@ -82,7 +82,7 @@ class Workers:
         return worker
 
     def runner(self) -> Runner:
-        return Runner(WorkerSettings(Path("task.py")), ignore_progress, self.start)
+        return Runner(WorkerSettings(Path("task.py")), None, self.start)
 
 
 def contest(

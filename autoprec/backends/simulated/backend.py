@@ -23,6 +23,7 @@ from autoprec.backends.protocol import (
 )
 from autoprec.backends.simulated.capabilities import CAPABILITIES
 from autoprec.backends.simulated.model import SimulatedModel
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
@@ -279,11 +280,11 @@ class SimulatedTracer:
         return compiler or self._fails(recipe, self._model.broken)
 
     def _fails(self, recipe: Recipe, policies: tuple[str, ...]) -> bool:
-        mended = (
+        is_protected = (
             bool(self._model.sensitive_module)
             and self._model.sensitive_module in recipe.float32_modules
         )
-        return recipe.policy.value in policies and not mended
+        return recipe.policy.value in policies and not is_protected
 
     def _loss(self, seed: int, step: int) -> float:
         return 0.2 + 2.0 * math.exp(-step / 20) * (1 + 0.01 * seed)
@@ -296,7 +297,13 @@ class SimulatedSurgeon:
     """Applies a recipe to nothing: the recipe itself is the Precision object."""
 
     def apply(
-        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+        self,
+        recipe: Recipe,
+        *,
+        model: Any,
+        optimizers: Sequence[Any],
+        device: str,
+        facts: DeviceFacts | None = None,
     ) -> Recipe:
         """See `Surgeon.apply`."""
         return recipe

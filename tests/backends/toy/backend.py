@@ -11,7 +11,7 @@ from typing import Any
 from autoprec.backends.protocol import DeviceMemory, ProgressCallback, Session, Task
 from autoprec.backends.shared.timed_steps import time_steps
 from autoprec.backends.shared.tracer import ComparisonTracer
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget, Unit
 from autoprec.core.recipe import Recipe
 from tests.backends.toy.capabilities import CAPABILITIES

@@ -13,21 +13,20 @@ import keras
 from autoprec.backends.keras.apply.layer_names import LayerUnit
 from autoprec.backends.keras.apply.policies import low_precision
 from autoprec.backends.protocol import Task
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.knobs import wanted_multiples
 
 #: Below this many weights a step is mostly overhead: TensorFlow's mixed precision guide makes its
 #: example model 4096 wide for this reason.
 TINY_WEIGHTS = 100_000
 
-#: What a dimension should be a multiple of: 8 on Tensor Cores (NVIDIA's and TensorFlow's mixed
-#: precision guides), 128 on TPUs (Cloud TPU performance guide).
-_MULTIPLES = {"cuda": 8, "gpu": 8, "rocm": 8, "tpu": 128}
 
+def advise(recipe: Recipe, units: Sequence[LayerUnit], facts: DeviceFacts | None) -> list[str]:
+    """List what is worth knowing about `recipe` on a model, each with what to do.
 
-def advise(
-    recipe: Recipe, units: Sequence[LayerUnit], device: str, islands: Sequence[LayerUnit] = ()
-) -> list[str]:
-    """List what is worth knowing about `recipe` on a model, each with what to do."""
+    Without the device's `facts` nothing is said of its alignment.
+    """
     if not recipe.policy.mixed:
         return []
     model = units[0].layer
@@ -38,17 +37,20 @@ def advise(
             f"the model has only {weights:,} weights: too small to benefit from {recipe.policy}; "
             "measure before keeping it, or use float32"
         )
-    notes += _off_alignment(units, device)
+    notes += _misaligned_sizes(recipe, units, facts)
     notes += _sixteen_bit_inputs(model)
     if any(policy in low_precision(units) for policy in ("16-bit weights", "quantised")):
         notes.append(f"left as it is: {low_precision(units)}")
     return notes
 
 
-def _off_alignment(units: Sequence[LayerUnit], device: str) -> list[str]:
-    multiple = _MULTIPLES.get(device.partition(":")[0].lower())
-    if multiple is None:
+def _misaligned_sizes(
+    recipe: Recipe, units: Sequence[LayerUnit], facts: DeviceFacts | None
+) -> list[str]:
+    multiples = () if facts is None else wanted_multiples(facts, [recipe.policy])
+    if not multiples:
         return []
+    multiple = multiples[0]
     off = [
         f"{unit.path}.{name}={size}"
         for unit in units

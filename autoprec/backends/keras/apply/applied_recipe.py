@@ -8,16 +8,15 @@ builds, compiles and applies does not matter.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply import optimizer_wrapping, saved_form
-from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer, FinalizeHook
 from autoprec.backends.keras.apply.advice import advise
+from autoprec.backends.keras.apply.compiled_state import CompiledState
 from autoprec.backends.keras.apply.float32_outputs import Float32Outputs, OutputsInFloat32
 from autoprec.backends.keras.apply.follow_model import (
     BuildHook,
@@ -32,22 +31,10 @@ from autoprec.backends.keras.apply.layer_names import (
     layer_units,
     resolve_layers,
 )
-from autoprec.backends.keras.apply.layer_policies import own_policy
-from autoprec.backends.keras.apply.loss_scale import LossCountingHook
-from autoprec.backends.keras.apply.metrics import RealSamplesHook, hookable_metrics
-from autoprec.backends.keras.apply.optimizers import (
-    optimizer_attributes,
-    optimizers_of,
-    replace_optimizers,
-)
 from autoprec.backends.keras.apply.padding import PaddedLayer, pad_layers
 from autoprec.backends.keras.apply.policies import LayerPolicies
 from autoprec.backends.keras.apply.precision import Applied, Precision
-from autoprec.backends.keras.apply.train_function import (
-    compile_settings,
-    retrace_functions,
-    watch_scale_floor,
-)
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.errors import AutoprecWarning, UsageError
 
 #: Where a model holds the recipe that is at work on it.
@@ -69,7 +56,7 @@ class AppliedRecipe:
         self,
         precision: Precision,
         model: Any,
-        device: str,
+        facts: DeviceFacts | None,
         *,
         given: Sequence[Any] = (),
         tolerant: bool = False,
@@ -79,13 +66,11 @@ class AppliedRecipe:
                 f"model: {type(model).__name__} given, expected a keras.Model or keras.Layer"
             )
         self.model = model
-        self.optimizers: tuple[Any, ...] = ()
-        self.nonfinite: Any = None
+        self._compiled_state = CompiledState(precision, model, given)
         self._precision, self._recipe = precision, precision.recipe
-        self._device, self._given, self._tolerant = device, tuple(given), tolerant
-        self._hooks, self._compile_hooks = InstalledHooks(), InstalledHooks()
+        self._facts, self._tolerant = facts, tolerant
+        self._hooks = InstalledHooks()
         self._policies = LayerPolicies(self._hooks)
-        self._undo: list[Callable[[], None]] = []
         self._units: tuple[LayerUnit, ...] = ()
         self._islands: tuple[LayerUnit, ...] = ()
         self._kept: list[LayerUnit] = []
@@ -95,13 +80,23 @@ class AppliedRecipe:
         self._warned: set[str] = set()
         self._advice: list[str] = []
 
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """Return the user's optimizers, wrapped where the recipe needs it."""
+        return self._compiled_state.optimizers
+
+    @property
+    def nonfinite(self) -> Any:
+        """Return the counter of losses that were not finite, None where they are not counted."""
+        return self._compiled_state.nonfinite
+
     def apply(self) -> AppliedRecipe:
         """Apply the recipe, undoing what was applied before to the model or a part of it."""
         undo_former_recipe(self.model)
         try:
             with _scope_of(self.model):
                 self._change_layers()
-                self._apply_to_compiled()
+                self._compiled_state.apply()
         except BaseException:
             self.restore()
             raise
@@ -125,7 +120,7 @@ class AppliedRecipe:
             kept=tuple(unit.path for unit in self._kept),
             padded=tuple(self._padded),
             not_padded=(*self._not_padded.items(), *missing),
-            warnings=(*self._notes, *self._advice),
+            warnings=(*self._notes, *self._compiled_state.notes, *self._advice),
         )
 
     def warn(self) -> None:
@@ -137,7 +132,7 @@ class AppliedRecipe:
 
     def restore(self) -> None:
         """Put the model back as it was, but for what the script has changed itself since."""
-        self._undo_compiled()
+        self._compiled_state.undo()
         self._hooks.restore()
         self._policies.restore()
         if vars(self.model).get(RECIPE_ATTRIBUTE) is self:
@@ -164,7 +159,7 @@ class AppliedRecipe:
             _add_losses_in_float32(self.model, self._hooks)
         self._await_builds(units)
         self._follow_model(units)
-        self._advice = advise(self._recipe, self._units, self._device, self._islands)
+        self._advice = advise(self._recipe, self._units, self._facts)
 
     def _follow_model(self, units: Sequence[LayerUnit]) -> None:
         """Install hooks on `compile`, and on a Sequential's `add` and `pop`."""
@@ -247,125 +242,14 @@ class AppliedRecipe:
 
     def compiling(self) -> None:
         """Undo the changes to what the model is compiled with, before it is compiled anew."""
-        self._undo_compiled()
+        self._compiled_state.undo()
 
     def compiled(self) -> None:
         """Carry the recipe into what `compile` has set, and to layers that are new."""
         self.changed()
         with _scope_of(self.model):
-            self._apply_to_compiled()
+            self._compiled_state.apply()
         self.warn()
-
-    def _apply_to_compiled(self) -> None:
-        self._wrap_optimizers()
-        metrics = hookable_metrics(self.model)
-        if metrics is not None:
-            hook = RealSamplesHook(metrics.update_state, metrics)
-            self._compile_hooks.install(metrics, "update_state", hook)
-        if getattr(self.model, "compiled", False):
-            self._set_train_function()
-
-    def _undo_compiled(self) -> None:
-        self._compile_hooks.restore()
-        while self._undo:
-            self._undo.pop()()
-
-    def _wrap_optimizers(self) -> None:
-        held = [self._as_given_to_compile(optimizer) for optimizer in optimizers_of(self.model)]
-        wrapped: dict[int, Any] = {}
-        for optimizer in (*self._given, *held):
-            inner = id(saved_form.innermost_optimizer(optimizer))
-            wrapped[inner] = wrapped.get(inner) or self._precision.wrapped(optimizer)
-        self.optimizers = tuple(wrapped.values())
-        self._count_losses()
-        for name in optimizer_attributes(self.model):
-            self._hold_wrapped(name, wrapped)
-        self._flush_when_fit_ends()
-
-    def _as_given_to_compile(self, optimizer: Any) -> Any:
-        """Return what the user gave to `compile`, without the loss scale Keras may have added.
-
-        Keras adds one where the model's policy is mixed_float16, and files name it only where the
-        user did; their state must be what they name.
-        """
-        config = getattr(self.model, "_compile_config", None)
-        said = None if config is None else config.config.get("optimizer")
-        added = (
-            optimizer is getattr(self.model, "optimizer", None)
-            and type(optimizer) is keras.optimizers.LossScaleOptimizer
-            and said is not optimizer
-        )
-        return optimizer.inner_optimizer if added else optimizer
-
-    def _hold_wrapped(self, name: str, wrapped: Mapping[int, Any]) -> None:
-        """Make the model hold wrapped optimizers where it held the user's."""
-        ours = own_policy(self.model).name != "mixed_float16"
-        back: dict[int, tuple[Any, Any]] = {}
-
-        def wrap(held: Any) -> Any:
-            found = wrapped[id(saved_form.innermost_optimizer(held))]
-            if found is not held:
-                back[id(found)] = found, self._as_given_to_compile(held) if ours else held
-            return found
-
-        def undo() -> None:
-            for ours, given in back.values():
-                optimizer_wrapping.unwrap(ours, given)
-            self._replace_in_attribute(name, lambda held: back.get(id(held), (held, held))[1])
-
-        self._replace_in_attribute(name, wrap)
-        if back:
-            self._undo.append(undo)
-
-    def _replace_in_attribute(self, name: str, change: Callable[[Any], Any]) -> None:
-        """Exchange the optimizers in an attribute of the model."""
-        held = vars(self.model).get(name)
-        now = replace_optimizers(held, change)
-        if now is not held:
-            setattr(self.model, name, now)
-            retrace_functions(self.model)
-
-    def _flush_when_fit_ends(self) -> None:
-        """Flush every optimizer where Keras finalizes the compiled one alone."""
-        compiled = getattr(self.model, "optimizer", None)
-        found = (
-            optimizer_wrapping.find_wrapper(o, AccumulatingOptimizer)
-            for o in self.optimizers
-            if o is not compiled
-        )
-        others = [each for each in found if each is not None]
-        if compiled is not None and others:
-            hook = FinalizeHook(compiled.finalize_variable_values, others)
-            self._compile_hooks.install(compiled, "finalize_variable_values", hook)
-
-    def _count_losses(self) -> None:
-        """Count losses that are not finite; on several replicas a variable could not be shared."""
-        if _replicas() > 1 or not self.optimizers:
-            return
-        if self.nonfinite is None:
-            self.nonfinite = keras.Variable(0, dtype="int64", trainable=False, name="broken_losses")
-        for optimizer in self.optimizers:
-            counted = LossCountingHook(optimizer.scale_loss, self.nonfinite)
-            self._compile_hooks.install(optimizer, "scale_loss", counted)
-
-    def _set_train_function(self) -> None:
-        model, recipe = self.model, self._recipe
-        before = (model.jit_compile, model.steps_per_execution)
-        steps = recipe.knobs.get("steps_per_execution", model.steps_per_execution)
-        note = "steps_per_execution was left at 1: Keras on torch has no other"
-        if keras.config.backend() == "torch" and steps != 1:
-            steps = 1
-            self._notes += [note] if note not in self._notes else []
-        compiles = model.jit_compile or (recipe.compile and not model.run_eagerly)
-        compile_settings(model, compiles, steps)
-        watch_scale_floor(self._precision, model)
-        after = (model.jit_compile, model.steps_per_execution)
-
-        def undo() -> None:
-            if (model.jit_compile, model.steps_per_execution) == after:
-                compile_settings(model, *before)
-
-        self._undo.append(undo)
 
 
 def undo_former_recipe(layer: Any) -> None:
@@ -392,14 +276,6 @@ def _add_losses_in_float32(model: Any, hooks: InstalledHooks) -> None:
     if hasattr(model, "_aggregate_additional_loss"):
         aggregate = model._aggregate_additional_loss
         hooks.install(model, "_aggregate_additional_loss", Float32Outputs(model, aggregate))
-
-
-def _replicas() -> int:
-    if keras.config.backend() != "tensorflow":
-        return 1
-    import tensorflow as tf
-
-    return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
 def _scope_of(model: Any) -> AbstractContextManager[Any]:

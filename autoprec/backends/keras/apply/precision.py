@@ -21,6 +21,7 @@ from autoprec.backends.keras.apply import optimizer_wrapping, saved_form
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
 from autoprec.backends.keras.apply.loss_scale import STATE_VARIABLES, ScaledOptimizer, value_of
 from autoprec.backends.keras.apply.padding import PaddedLayer
+from autoprec.backends.shared.step_counts import StepCounts
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe, describe_batch
 from autoprec.errors import AutoprecWarning, UsageError
@@ -28,19 +29,14 @@ from autoprec.errors import AutoprecWarning, UsageError
 logger = logging.getLogger("autoprec")
 
 
-@dataclass(frozen=True)
-class StepCounts:
-    """What a training run did so far: updates made and skipped, and changes of the loss scale.
+@dataclass
+class KerasStepCounts(StepCounts):
+    """The counts of a Keras training run.
 
-    `floor_hits` are skips that would have taken the scale under its floor; `nonfinite_losses`
-    are counted since the recipe was applied, wherever the loss passes through `scale_loss`.
+    `nonfinite_losses` are counted since the recipe was applied, wherever the loss passes through
+    `scale_loss`.
     """
 
-    steps: int = 0
-    skipped: int = 0
-    scale_drops: int = 0
-    scale_growths: int = 0
-    floor_hits: int = 0
     nonfinite_losses: int = 0
 
 
@@ -68,7 +64,10 @@ class AppliedToModel(Protocol):
     """A recipe at work on one model, as `Precision` sees it."""
 
     model: Any
-    nonfinite: Any
+
+    @property
+    def nonfinite(self) -> Any:
+        """Return the counter of losses that were not finite, or None."""
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
@@ -100,7 +99,7 @@ class Precision:
     )
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _warned: set[int] = field(default_factory=set)
-    _logged: StepCounts = field(default_factory=StepCounts)
+    _logged: KerasStepCounts = field(default_factory=KerasStepCounts)
 
     def __repr__(self) -> str:
         recipe = self.recipe
@@ -276,12 +275,12 @@ class Precision:
         )
 
     @property
-    def counts(self) -> StepCounts:
+    def counts(self) -> KerasStepCounts:
         """Return all counts as numbers; reading them waits for the device."""
         built = [scaled for scaled in self._scaled_optimizers() if scaled.built]
         drops = _sum_counts(built, "drops")
         dynamic = _sum_counts([scaled for scaled in built if scaled.mode == "dynamic"], "skips")
-        return StepCounts(
+        return KerasStepCounts(
             steps=self.steps,
             skipped=self.skipped,
             scale_drops=drops,

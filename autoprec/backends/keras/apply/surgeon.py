@@ -26,6 +26,7 @@ from autoprec.backends.keras.apply.optimizers import optimizers_of
 from autoprec.backends.keras.apply.policies import keras_name
 from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 
@@ -43,17 +44,19 @@ class KerasSurgeon:
         model: Any = None,
         optimizers: Sequence[Any] = (),
         device: str = "cpu",
+        facts: DeviceFacts | None = None,
     ) -> Precision:
         """Apply `recipe` and return the `Precision` that the training script holds.
 
         With a model, built, loaded or compiled or none of these yet, it is changed in place.
         Without one the global policy is set, and every model made from then on is changed in place
-        when it is compiled or first called. Applying again first undoes what was applied.
+        when it is compiled or first called. Applying again first undoes what was applied. With the
+        device's `facts`, sizes off its alignment are among the warnings.
         """
         if model is None:
-            return _apply_to_future_models(recipe, device, optimizers)
+            return _apply_to_future_models(recipe, facts, optimizers)
         precision = Precision(recipe)
-        operation = AppliedRecipe(precision, model, device, given=optimizers)
+        operation = AppliedRecipe(precision, model, facts, given=optimizers)
         precision.register(operation, keep=True)
         try:
             _apply_process_settings(precision)
@@ -123,7 +126,9 @@ class _UntouchedModel:
         """Do nothing: there is nothing to put back."""
 
 
-def _apply_to_future_models(recipe: Recipe, device: str, optimizers: Sequence[Any]) -> Precision:
+def _apply_to_future_models(
+    recipe: Recipe, facts: DeviceFacts | None, optimizers: Sequence[Any]
+) -> Precision:
     """Set the global policy, and apply the recipe to each model as it comes."""
     while _STOP_WATCHING:
         _STOP_WATCHING.pop()()
@@ -138,7 +143,7 @@ def _apply_to_future_models(recipe: Recipe, device: str, optimizers: Sequence[An
             layer.dtype_policy = float32_policy
 
     def attach(precision: Precision, model: Any, given: Sequence[Any]) -> AppliedRecipe:
-        operation = AppliedRecipe(precision, model, device, given=given, tolerant=True).apply()
+        operation = AppliedRecipe(precision, model, facts, given=given, tolerant=True).apply()
         operation.warn()
         return operation
 

@@ -18,9 +18,9 @@ from torch import nn
 class ForwardWrapper:
     """Calls what was the module's `forward` before; subclasses do something around it.
 
-    `inner` is that earlier forward: another wrapper, a callable somebody else had put there, or
-    None for the forward of the module's class. `owner` names the operation it belongs to: models
-    may share modules.
+    `inner` is that earlier forward: another wrapper, a callable that other code put there, or None
+    for the forward of the module's class. `owner` names the operation it belongs to: models may
+    share modules.
     """
 
     owner = ""

@@ -52,8 +52,8 @@ class FusedOptimizers:
 
 def can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether `optimizer` can be fused and was not told which kernels to use."""
-    told = any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
-    return not told and not _why_not(optimizer)
+    chosen = any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
+    return not chosen and not _why_not(optimizer)
 
 
 def _why_not(optimizer: torch.optim.Optimizer) -> str:

@@ -1,8 +1,7 @@
 """Which modules can be padded to the device's alignment, and why the others cannot.
 
 The decision and its reasons are one: `why_not` returns the first reason against padding a module,
-or nothing. What a recipe names is installed by `pad_modules`; `candidates` lists the modules off
-the alignment that could be padded at all. Whether padding pays is for a measurement to say.
+or nothing. `pad_modules` pads what a recipe names. Whether padding pays, a measurement decides.
 
 Routers are found by name, and by a parent whose own forward calls topk, argmax or the like: a
 difference of one rounding can flip which expert is chosen. A router hidden deeper is not seen.
@@ -64,23 +63,6 @@ def pad_modules(
         padded[id(module)] = _describe(path, module, alignment.multiple)
         install_wrapper(_wrapper_of(module)(module, alignment.multiple))
     return tuple(padded.values()), tuple(skipped)
-
-
-def candidates(
-    model: nn.Module, multiple: int
-) -> tuple[tuple[PaddedModule, ...], tuple[Skipped, ...]]:
-    """List the modules off the alignment: those that can be padded, those that cannot and why."""
-    able, unable = [], []
-    for path, module in model.named_modules():
-        sizes = _sizes(module)
-        if all(size % multiple == 0 for _, size in sizes):
-            continue
-        reason = why_not(model, path, multiple)
-        if reason:
-            unable.append(Skipped(path, "padding", reason))
-        else:
-            able.append(_describe(path, module, multiple))
-    return tuple(able), tuple(unable)
 
 
 def why_not(model: nn.Module, path: str, multiple: int) -> str:

@@ -28,12 +28,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from autoprec.backends.shared.step_counts import StepCounts
 from autoprec.backends.torch.apply.distributed import (
     find_ddps,
     is_sharded_by_fsdp1,
     no_sync,
 )
-from autoprec.backends.torch.apply.loss_scaler import LossScaler, StepCounts
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
 from autoprec.backends.torch.apply.surgery_report import SurgeryReport

@@ -71,8 +71,8 @@ def release_process_settings(model: nn.Module | None = None) -> None:
     theirs = {setting for setting in _READ if _read(setting) != _CLAIMS.left[setting]}
     if theirs & _SAME_SETTING:
         theirs |= _SAME_SETTING
-    over = {setting for _, changes in gone for setting in changes} - still - theirs
-    _restore({setting: _CLAIMS.original[setting] for setting in _READ if setting in over})
+    unclaimed = {setting for _, changes in gone for setting in changes} - still - theirs
+    _restore({setting: _CLAIMS.original[setting] for setting in _READ if setting in unclaimed})
     if not theirs and not still:
         _restore(_CLAIMS.original)
     _CLAIMS.left = _readings()

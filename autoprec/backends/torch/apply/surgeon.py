@@ -17,6 +17,7 @@ from autoprec.backends.torch.apply.process_settings import (
 )
 from autoprec.backends.torch.apply.surgery import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.measure.devices import resolve_device
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
@@ -40,6 +41,7 @@ class TorchSurgeon:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         device: str = "cpu",
+        facts: DeviceFacts | None = None,
     ) -> Precision:
         """Apply `recipe` in place and return the `Precision` that the training loop uses.
 
@@ -59,7 +61,7 @@ class TorchSurgeon:
 
         def undo() -> None:
             if current_operation(model) is operation:  # a later one has undone this already
-                self.remove(model)
+                _undo_surgery(model)
 
         return Precision(
             recipe,
@@ -80,17 +82,18 @@ class TorchSurgeon:
     ) -> Precision:
         """See `Surgeon.leave_unchanged`."""
         _check(model, optimizers)
-        self.remove(model)
+        _undo_surgery(model)
         address = str(resolve_device(device))
         return Precision(recipe, model=model, optimizers=optimizers, device=address)
 
-    def remove(self, model: nn.Module) -> None:
-        """Undo everything `apply` did to `model`, its optimizers and the process.
 
-        All but `keep_memory`, which no process can take back.
-        """
-        restore(model)
-        release_process_settings(unwrap(model))
+def _undo_surgery(model: nn.Module) -> None:
+    """Undo everything `apply` did to `model`, its optimizers and the process.
+
+    Memory that is kept stays kept: no process can undo that.
+    """
+    restore(model)
+    release_process_settings(unwrap(model))
 
 
 def _check(model: object, optimizers: Sequence[object]) -> None:

@@ -19,7 +19,7 @@ _LOW_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors nested in `value`, in order; what refers to itself is gone into once."""
+    """Yield the tensors nested in `value`, in order; enter what refers to itself only once."""
     return _tensors_in(value, ())
 
 

@@ -1,7 +1,7 @@
 """Which of torch's Intel GPUs a probe means: by what both know of it, never by its index alone.
 
-torch tells a device's PCI id, and a UUID that holds its address unless the driver makes it from the
-chip's own serial number. Older torch tells neither; then the index is all there is.
+torch reports a device's PCI id, and a UUID that holds its address unless the driver derives it from
+the chip's own serial number. Older torch reports neither; then the index is all there is.
 Source: Intel compute-runtime, shared/source/device/device.cpp (`DeviceUUID`).
 """
 
@@ -23,14 +23,14 @@ _UUID = struct.Struct("<HHHHBBB4xB")
 
 @dataclass(frozen=True)
 class XpuDevice:
-    """What torch tells of an Intel GPU: PCI id ("8086:56a0") and address, "" where it does not."""
+    """What torch reports of an Intel GPU: PCI id ("8086:56a0") and address, "" if unknown."""
 
     pci: str = ""
     address: str = ""
 
 
 def identify_device(index: int) -> XpuDevice:
-    """Return what torch tells of one of its devices."""
+    """Return what torch reports of one of its devices."""
     found = torch.xpu.get_device_properties(index)
     device_id = int(getattr(found, "device_id", 0))
     uuid = bytes(getattr(getattr(found, "uuid", None), "bytes", ()))
@@ -64,7 +64,7 @@ def find_matching(devices: Sequence[XpuDevice], wanted: str) -> int | None:
 def select_assigned_device() -> int | None:
     """Put this process on the GPU it was assigned, and return torch's index of it.
 
-    The current one where it was told none; None where torch does not list it.
+    The current one where none was assigned; None where torch does not list it.
     """
     wanted = os.environ.get(XPU_VARIABLE, "")
     if not wanted:

@@ -1,6 +1,6 @@
 """Loads the weights of a checkpoint file into a freshly built model.
 
-A file may hold a state dict, or one inside a dictionary beside an optimizer's and a step count, as
+A file may hold a state dict, or one in a dictionary next to an optimizer's and a step count, as
 training loops save it. Nothing in it is unpickled but tensors and plain values.
 """
 

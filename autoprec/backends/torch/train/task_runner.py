@@ -168,7 +168,7 @@ def batches(
 
     All RNGs are seeded before `build_data`, and data are drawn from an RNG stream of their own:
     what training consumes (dropout) does not change what the next batch is. With `repeat` the data
-    start again at their end (a generator that is used up is built anew). Worker processes of a
+    start again at their end (an exhausted generator is built again). Worker processes of a
     DataLoader end when the iterator is closed. Raises `TaskError` where there is nothing to
     train on.
     """

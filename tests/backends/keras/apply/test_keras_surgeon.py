@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import LogitsThenOwnCode, Subclassed, compiled, data, softmax_net
 
 from autoprec import apply_profile
 from autoprec.backends.keras.apply.layer_names import layer_units, resolve_layers
@@ -16,6 +15,13 @@ from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
+from tests.backends.keras.keras_models import (
+    LogitsThenOwnCode,
+    Subclassed,
+    compiled,
+    data,
+    softmax_net,
+)
 
 BF16 = Recipe(policy=Policy.MIXED_BFLOAT16)
 FP16 = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=2.0**12))
@@ -303,15 +309,6 @@ def test_tf32_and_xla_stay_as_the_task_has_them(recipe, own):
         assert execution.tensor_float_32_execution_enabled() is own
     finally:
         execution.enable_tensor_float_32_execution(before)
-
-
-def test_advice_names_what_will_not_pay():
-    precision = apply(BF16, softmax_net(), device="cuda")
-    text = " ".join(precision.warnings)
-    assert "too small to benefit" in text
-    assert "dense_2.units=4" in text
-    assert "multiples of 8" in text
-    assert "multiples of 128" in " ".join(apply(BF16, softmax_net(), device="tpu").warnings)
 
 
 def test_what_is_no_model_is_refused():

@@ -17,7 +17,6 @@ from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.process_settings import (
     process_settings_restored,
 )
-from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.apply.surgery import restore
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
@@ -116,8 +115,7 @@ def test_everything_can_be_undone() -> None:
     model.eval()
     expected = model(images)
     group = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
-    apply(EVERYTHING, model, optimizer)
-    TorchSurgeon().remove(model)
+    apply(EVERYTHING, model, optimizer).restore()
     assert torch.equal(model(images), expected)
     assert all("forward" not in module.__dict__ for module in model.modules())
     assert model._compiled_call_impl is None
