@@ -223,3 +223,8 @@ class BackendContract:
         )
         assert precision.policy is Policy.FLOAT32
         assert precision.batch_size == 8
+        assert (precision.steps, precision.skipped) == (0, 0)
+        precision.load_state_dict(precision.state_dict())
+        with precision as entered:
+            assert entered is precision
+        precision.restore()

@@ -1,9 +1,9 @@
 """The interface between autoprec and a framework: a task, and what a backend can do with it.
 
-A backend is four small Protocols. A `Session` builds a model by a recipe and times its steps, a
+A backend is five small Protocols. A `Session` builds a model by a recipe and times its steps, a
 `Tracer` records numerics (scalars and histograms; no tensor leaves it), a `Surgeon` applies a
-recipe to the user's own model, and `Backend` names the framework and hands out the three. All of
-them speak core's dataclasses only. This module imports no framework.
+recipe to the user's own model and returns a `Precision`, and `Backend` names the framework and
+hands out the others. All of them speak core's dataclasses only. This module imports no framework.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
 from autoprec.core.numerics.records import (
     ExponentHistogram,
@@ -181,6 +183,48 @@ class Tracer(Protocol):
         """Measure each unit's largest magnitudes forward and backward."""
 
 
+class Precision(Protocol):
+    """A recipe applied to a model: what the objects of all frameworks have in common.
+
+    Each framework's own class adds what its training loop needs.
+    """
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy that is applied."""
+
+    @property
+    def batch_size(self) -> int:
+        """Return the samples that go through the model at once."""
+
+    @property
+    def steps(self) -> int:
+        """Return the number of optimizer steps that changed weights."""
+
+    @property
+    def skipped(self) -> int:
+        """Return the number of optimizer steps skipped because a gradient was not finite."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save with a checkpoint, as plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take `state_dict`'s values back."""
+
+    def restore(self) -> None:
+        """Undo what was applied to the model, its optimizers and the process."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+
 class Surgeon(Protocol):
     """Applies a recipe to the user's own model and optimizers, in place."""
 
@@ -192,7 +236,7 @@ class Surgeon(Protocol):
         optimizers: Sequence[Any],
         device: str,
         facts: DeviceFacts | None = None,
-    ) -> Any:
+    ) -> Precision:
         """Return the framework's Precision object, which the training loop uses.
 
         With the `facts` of the device it may also say what the device will not run fast.
@@ -200,7 +244,7 @@ class Surgeon(Protocol):
 
     def leave_unchanged(
         self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> Any:
+    ) -> Precision:
         """Return the Precision object of a float32 recipe, which changes nothing.
 
         What was applied to the model before is undone.

@@ -33,7 +33,7 @@ class LossScale:
     floor: float = bounded(default=1.0, low=2.0**-24, high=2.0**126)
 
 
-def default_loss_scale(policy: Policy) -> LossScale | None:
+def untuned_loss_scale(policy: Policy) -> LossScale | None:
     """Return the loss scale of a policy where none was tuned; None where it needs none."""
     return LossScale() if policy.needs_loss_scale else None
 
@@ -88,7 +88,7 @@ class Recipe:
 
     def with_policy(self, policy: Policy) -> Recipe:
         """Return this recipe under another policy: its default loss scale, no islands."""
-        scale = default_loss_scale(policy)
+        scale = untuned_loss_scale(policy)
         return replace(self, policy=policy, loss_scale=scale, float32_modules=())
 
 

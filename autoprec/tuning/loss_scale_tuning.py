@@ -7,7 +7,6 @@ from dataclasses import replace
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics.loss_scale import (
     MAX_EXPONENT,
-    MIN_EXPONENT,
     ScaleEvidence,
     growth_interval,
     initial_exponent,
@@ -54,36 +53,24 @@ def tune_loss_scale(
 ) -> tuple[LossScale, ScaleEvidence, Trajectory]:
     """Choose the initial loss scale, confirmed by short float16 trainings; return the best's run.
 
-    Optuna keeps the trials of the exponent, seeded and in memory. The first trial is the exponent
-    that the backward pass's magnitudes allow; where it skips no step and loses next to no gradient,
-    it is the only one. A training takes `CONFIRMATION_STEPS` steps, or twice a proof's maximum
+    The first trial is the exponent that the backward pass's magnitudes allow; where it skips no
+    step and loses next to no gradient, it is the only one. Among equally cheap exponents the first
+    one tried is chosen. A training takes `CONFIRMATION_STEPS` steps, or twice a proof's maximum
     `max_steps` where that is less.
     """
-    import optuna
-
     histogram = tracer.backward_exponents(recipe=recipe, batches=HISTOGRAM_BATCHES)
     start = initial_exponent(histogram)
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
-        tried: dict[int, tuple[float, float]] = {}
-        runs: dict[int, Trajectory] = {}
-        while len(tried) < MAX_TRIALS and (proposed := next_exponent(start, tried)) is not None:
-            study.enqueue_trial({"exponent": proposed})
-            trial = study.ask()
-            exponent = trial.suggest_int("exponent", MIN_EXPONENT, MAX_EXPONENT)
-            run = runs[exponent] = tracer.trajectory(
-                recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
-                seed=0,
-                steps=confirmation_steps(max_steps),
-            )
-            skipped = len(run.skipped) / max(1, len(run.losses))
-            tried[exponent] = skipped, underflow_share(histogram, exponent)
-            study.tell(trial, scale_cost(*tried[exponent]))
-        best = int(study.best_params["exponent"])
-    finally:
-        optuna.logging.set_verbosity(before)
+    tried: dict[int, tuple[float, float]] = {}
+    runs: dict[int, Trajectory] = {}
+    while len(tried) < MAX_TRIALS and (exponent := next_exponent(start, tried)) is not None:
+        run = runs[exponent] = tracer.trajectory(
+            recipe=replace(recipe, loss_scale=LossScale(initial=2.0**exponent)),
+            seed=0,
+            steps=confirmation_steps(max_steps),
+        )
+        skipped = len(run.skipped) / max(1, len(run.losses))
+        tried[exponent] = skipped, underflow_share(histogram, exponent)
+    best = min(tried, key=lambda exponent: scale_cost(*tried[exponent]))
     evidence = replace(
         _growth(recipe, tracer, _evidence(histogram, best)),
         skipped_steps=len(runs[best].skipped),

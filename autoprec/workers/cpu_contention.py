@@ -79,7 +79,7 @@ def warn_of_other_users(memory: DeviceMemory) -> str:
     return (
         f"other processes hold {memory.others / 2**30:.1f} GiB of this device: recipes are limited "
         f"to the {memory.free / 2**30:.1f} GiB that are free, and step times may be unreliable. "
-        "Stop them, or run the same command with --fresh later"
+        "Stop them, or tune again later with `fresh`"
     )
 
 
@@ -100,7 +100,7 @@ class ContentionMonitor:
         if share > BUSY_SHARE >= self.worst:
             self._say(
                 f"other processes are using {share:.0%} of these processors, which makes step "
-                "times unreliable. Stop them, or run the same command with --fresh later"
+                "times unreliable. Stop them, or tune again later with `fresh`"
             )
         self.worst = max(self.worst, share)
 

@@ -164,7 +164,7 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
         _UNSUPPORTED,
         "CUDA 209, HIP 98: a build without kernels for this GPU",
         "The installed framework was built without kernels for this GPU: install a build that "
-        "names its compute capability or architecture, or tune for another device with --device",
+        "names its compute capability or architecture, or tune for another `device`",
     ),
     FailurePattern(
         rf"not implemented for '{_LOW_DTYPE}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"
@@ -215,7 +215,7 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
     ),
 )
 
-_SIGNALS = {
+_KIND_OF_SIGNAL = {
     "SIGKILL": FailureKind.KILLED,
     "SIGILL": FailureKind.ILLEGAL_INSTRUCTION,
     "SIGSEGV": FailureKind.SEGFAULT,
@@ -253,22 +253,22 @@ def describe_exception(error: BaseException) -> str:
 
 def match_failure(text: str) -> FailureKind | None:
     """Return the kind of the first pattern that occurs in `text`."""
-    row = _matching_pattern(text)
-    return None if row is None else row.kind
+    found = _matching_pattern(text)
+    return None if found is None else found.kind
 
 
 def add_advice(text: str) -> str:
     """Append the known remedy to a message, where there is one."""
-    row = _matching_pattern(text)
-    if row is None or not row.advice:
+    found = _matching_pattern(text)
+    if found is None or not found.advice:
         return text
     first, _, _ = text.partition("\n")
-    return f"{first.rstrip('.')}. {row.advice}"
+    return f"{first.rstrip('.')}. {found.advice}"
 
 
 def _matching_pattern(text: str) -> FailurePattern | None:
     text = text[-20_000:]
-    return next((row for row in FAILURE_PATTERNS if re.search(row.pattern, text)), None)
+    return next((each for each in FAILURE_PATTERNS if re.search(each.pattern, text)), None)
 
 
 def classify_exit(returncode: int, printed: str) -> FailureKind:
@@ -278,7 +278,7 @@ def classify_exit(returncode: int, printed: str) -> FailureKind:
     if name in ("SIGABRT", "SIGSEGV", "SIGTRAP") and found in (_OOM, _FAULT, _LOST):
         return found
     if name is not None:
-        return _SIGNALS.get(name, FailureKind.EXITED)
+        return _KIND_OF_SIGNAL.get(name, FailureKind.EXITED)
     if found in (_OOM, _FAULT, _LOST) and returncode != 0:
         return found
     return FailureKind.EXITED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -157,7 +158,22 @@ def test_a_backward_pass_that_is_not_finite_is_noted() -> None:
     assert evidence.note == "the backward pass itself gives inf or NaN"
 
 
-def test_optunas_talk_is_as_loud_after_as_before() -> None:
+def test_among_equally_bad_exponents_the_first_one_tried_is_chosen() -> None:
+    class Skipping(Overflowing):
+        """Every step of every training is skipped."""
+
+        def trajectory(self, *, recipe: Recipe, seed: int, steps: int) -> Trajectory:
+            run = super().trajectory(recipe=recipe, seed=seed, steps=steps)
+            return replace(run, skipped=tuple(range(steps)))
+
+    tracer = Skipping()
+    _, evidence, run = tuned(tracer)
+    assert len(tracer.tried) == evidence.trials == MAX_TRIALS
+    assert evidence.exponent == tracer.tried[0][0]
+    assert evidence.skipped_steps == len(run.skipped) == CONFIRMATION_STEPS
+
+
+def test_tuning_a_loss_scale_leaves_optunas_verbosity_alone() -> None:
     import optuna
 
     before = optuna.logging.get_verbosity()

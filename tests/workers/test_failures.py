@@ -28,18 +28,18 @@ def test_a_recorded_message_is_told_apart(kind: FailureKind | None, text: str, s
     assert match_failure(text) == kind, source
 
 
-def test_every_row_has_a_recorded_message() -> None:
+def test_every_pattern_has_a_recorded_message() -> None:
     printed = [text for _, text, _ in RECORDED] + [text for _, text, _ in PRINTED]
     lonely = [
-        row.pattern
-        for row in FAILURE_PATTERNS
-        if not any(re.search(row.pattern, t) for t in printed)
+        pattern.pattern
+        for pattern in FAILURE_PATTERNS
+        if not any(re.search(pattern.pattern, t) for t in printed)
     ]
     assert lonely == []
 
 
 @pytest.mark.parametrize(
-    ("text", "mend"),
+    ("text", "advice"),
     [
         ("RuntimeError: Expected all tensors to be on the same device, but found", "inputs.device"),
         ("IndexError: indices should be either on cpu or on the same device", "inputs.device"),
@@ -52,16 +52,16 @@ def test_every_row_has_a_recorded_message() -> None:
             "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
             "nvidia-smi -c DEFAULT",
         ),
-        ("RuntimeError: CUDA error: no kernel image is available for", "--device"),
+        ("RuntimeError: CUDA error: no kernel image is available for", "`device`"),
         (
             "FailOnRecompileLimitHit: Hard failure due to fail_on_recompile_limit_hit",
             "mark_dynamic",
         ),
     ],
 )
-def test_what_mends_a_failure_is_said_where_it_is_known(text: str, mend: str) -> None:
+def test_advice_is_added_where_it_is_known(text: str, advice: str) -> None:
     assert add_advice(text).startswith(text.partition("\n")[0].rstrip("."))
-    assert mend in add_advice(text)
+    assert advice in add_advice(text)
     assert len(add_advice(text)) < 500  # what a trial keeps of a message
 
 
@@ -71,7 +71,7 @@ def test_other_messages_stay_as_they_are() -> None:
 
 
 def test_a_row_names_its_source() -> None:
-    assert all(row.source for row in FAILURE_PATTERNS)
+    assert all(pattern.source for pattern in FAILURE_PATTERNS)
 
 
 @pytest.mark.parametrize(("kind", "printed", "number"), PRINTED, ids=[p[1][:40] for p in PRINTED])

@@ -21,6 +21,7 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
+from autoprec.backends.shared.plain_precision import PlainPrecision
 from autoprec.backends.simulated.capabilities import CAPABILITIES
 from autoprec.backends.simulated.model import SimulatedModel
 from autoprec.core.device.facts import DeviceFacts
@@ -40,9 +41,9 @@ from autoprec.core.statistics import summarize, timing_may_stop
 from autoprec.errors import TaskError
 
 #: Counts the sessions of this process, so that each has random numbers of its own.
-_OPENED = itertools.count()
+_SESSION_NUMBERS = itertools.count()
 
-_ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
+_RELATIVE_ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
 
 
 class SimulatedBackend:
@@ -144,7 +145,7 @@ class SimulatedSession:
         self, model: SimulatedModel, recipe: Recipe, seed: int, report: ProgressCallback
     ) -> None:
         self._model, self._recipe, self._report = model, recipe, report
-        self._random = _randomness(recipe.key(), seed, next(_OPENED))
+        self._random = _randomness(recipe.key(), seed, next(_SESSION_NUMBERS))
         report("build", 0)
         if recipe.policy.value in model.unsupported:
             raise RuntimeError("could not create a primitive descriptor")
@@ -232,7 +233,7 @@ class SimulatedTracer:
     def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """See `Tracer.shadow`."""
         self._report("trace", 0)
-        rounding = _ROUNDING.get(recipe.policy, 2e-3)
+        rounding = _RELATIVE_ROUNDING.get(recipe.policy, 2e-3)
         if self._fails(recipe, self._model.nonfinite):
             return tuple(StepComparison(step, None, 1.0, None) for step in self._checkpoints)
         factor = 1.5 if self._breaks(recipe) else 1.0 + rounding
@@ -294,7 +295,7 @@ class SimulatedTracer:
 
 
 class SimulatedSurgeon:
-    """Applies a recipe to nothing: the recipe itself is the Precision object."""
+    """Applies a recipe to nothing."""
 
     def apply(
         self,
@@ -304,12 +305,12 @@ class SimulatedSurgeon:
         optimizers: Sequence[Any],
         device: str,
         facts: DeviceFacts | None = None,
-    ) -> Recipe:
+    ) -> PlainPrecision:
         """See `Surgeon.apply`."""
-        return recipe
+        return PlainPrecision(recipe)
 
     def leave_unchanged(
         self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> Recipe:
+    ) -> PlainPrecision:
         """See `Surgeon.leave_unchanged`."""
-        return recipe
+        return PlainPrecision(recipe)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Alignment, KnobValue, Recipe, default_loss_scale
+from autoprec.core.recipe import Alignment, KnobValue, Recipe, untuned_loss_scale
 from autoprec.errors import UsageError
 
 Point = Mapping[str, KnobValue]
@@ -79,7 +79,7 @@ class Space:
             batch_size=batch,
             accumulation_steps=(self.effective_batch or batch) // batch,
             float32_modules=self.float32_modules if policy.mixed else (),
-            loss_scale=default_loss_scale(policy),
+            loss_scale=untuned_loss_scale(policy),
             memory_format="channels_last"
             if point["memory_format"] == "channels_last"
             else "contiguous",

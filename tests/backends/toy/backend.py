@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autoprec.backends.protocol import DeviceMemory, ProgressCallback, Session, Task
+from autoprec.backends.shared.plain_precision import PlainPrecision
 from autoprec.backends.shared.timed_steps import time_steps
 from autoprec.backends.shared.tracer import ComparisonTracer
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget, Unit
 from autoprec.core.recipe import Recipe
@@ -112,15 +114,21 @@ class ToySession:
 
 
 class ToySurgeon:
-    """Sets the layer's dtype; the recipe itself is the Precision object."""
+    """Sets the layer's dtype."""
 
     def apply(
-        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> Recipe:
+        self,
+        recipe: Recipe,
+        *,
+        model: Any,
+        optimizers: Sequence[Any],
+        device: str,
+        facts: DeviceFacts | None = None,
+    ) -> PlainPrecision:
         model.dtype = str(recipe.policy.compute_dtype)
-        return recipe
+        return PlainPrecision(recipe)
 
     def leave_unchanged(
         self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> Recipe:
-        return recipe
+    ) -> PlainPrecision:
+        return PlainPrecision(recipe)
