@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from keras_models import data, softmax_net
 
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.keras.trace.batch_stream import batch_stream
 from autoprec.backends.protocol import Task
 from autoprec.core.recipe import Recipe
+from tests.backends.keras.keras_models import data, softmax_net
 
 FLOAT32 = Recipe(batch_size=8)
 

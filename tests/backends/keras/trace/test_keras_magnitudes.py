@@ -5,13 +5,13 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from keras_models import compiled, data, softmax_net
 
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.keras.trace.magnitudes import exponents_of
 from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
+from tests.backends.keras.keras_models import compiled, data, softmax_net
 
 FLOAT32 = Recipe(batch_size=8)
 BF16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)

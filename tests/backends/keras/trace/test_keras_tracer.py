@@ -5,7 +5,6 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from keras_models import OwnTrainStep, compiled, data, softmax_net
 
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.keras.trace.trainee import KerasTrainee
@@ -14,6 +13,7 @@ from autoprec.backends.shared import checkpoint_budget
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
+from tests.backends.keras.keras_models import OwnTrainStep, compiled, data, softmax_net
 
 FLOAT32 = Recipe(batch_size=8)
 BF16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)

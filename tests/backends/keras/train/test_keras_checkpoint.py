@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras_models import compiled, data, softmax_net
 
 from autoprec.backends.keras.train.data import batches
 from autoprec.backends.keras.train.task_runner import build_model
@@ -15,6 +14,7 @@ from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import TaskError
+from tests.backends.keras.keras_models import compiled, data, softmax_net
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)
 FLOAT16 = Recipe(policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=2.0**10))

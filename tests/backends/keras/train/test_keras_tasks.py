@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import Pair, Subclassed, Unscaled, compiled, data, softmax_net
 
 from autoprec.backends import registry
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
@@ -22,6 +21,14 @@ from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import FrameworkMissing, TaskError, UsageError
 from autoprec.tuning.proof import Proof
+from tests.backends.keras.keras_models import (
+    Pair,
+    Subclassed,
+    Unscaled,
+    compiled,
+    data,
+    softmax_net,
+)
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)
 FLOAT16 = Recipe(policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=2.0**10))
