@@ -1,8 +1,8 @@
 """Timing matrix products and a large copy on a device, in a child process of a framework.
 
 A dtype that the hardware cannot run may end the process by a signal, so each result is a line on
-the child's stdout as soon as it is known: what came before a crash is kept, and the dtype it died
-in is absent. The child is
+the child's stdout as soon as it is known: results before a crash are kept, and the dtype that
+crashed is reported as such. The child is
 `python -m autoprec.backends.shared.matmul_timing FRAMEWORK DEVICE [DTYPE ...]`.
 """
 
@@ -30,7 +30,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import Placement, expose_only
 from autoprec.core.dtypes import DType
 
-#: A product that takes this long is not drowned by the cost of starting it.
+#: A product that takes this long hides the cost of starting it.
 MIN_PRODUCT_SECONDS = 0.05
 #: No dtype is given more time than this: a float16 product on a CPU may be 400 times too slow.
 DTYPE_BUDGET_SECONDS = 2.0
@@ -104,12 +104,12 @@ def measure(
     )
 
 
-#: The slowest last, so that running out of time costs least.
+#: The slowest last, so that running out of time loses least.
 _TIMING_ORDER = (DType.FLOAT32, DType.TF32, DType.BFLOAT16, DType.FLOAT16)
 
 
 def measure_in_child(framework: str, place: Placement, dtypes: Sequence[DType]) -> Measurements:
-    """Run the child and collect its lines; a crash or a silence ends it, what came before stays."""
+    """Run the child and collect its messages; a crash or timeout ends it, results stay."""
     command = _command(framework, place.device, dtypes)
     settings = {
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -169,7 +169,7 @@ def _child_messages(child: subprocess.Popen[str]) -> Iterator[Any]:
 
 
 class _MessageCollector:
-    """What the child has said so far, and in which dtype it is."""
+    """Collects the child's messages, and knows which dtype it is measuring."""
 
     def __init__(self, framework: str) -> None:
         self._framework = framework

@@ -53,7 +53,7 @@ def other_net() -> Any:
             "does not fit the model.*dense",
         ),
         ("torn.keras", lambda path: path.write_bytes(b"PK torn"), "does not fit the model"),
-        ("last.ckpt", lambda path: path.write_bytes(b""), "no file of Keras's weights"),
+        ("last.ckpt", lambda path: path.write_bytes(b""), "not a Keras weights file"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_loaded_is_an_error_with_its_name(name, save, told, tmp_path):
