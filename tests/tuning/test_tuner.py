@@ -31,7 +31,7 @@ BOTH = ("float32", "mixed_bfloat16")
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the device's own products untimed: they say nothing of a simulated model."""
-    monkeypatch.setattr("autoprec.api._measure_device", lambda facts, frameworks: facts)
+    monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_products_that_something_disturbed_are_told_before_anything_rests_on_the
     def measured(facts: DeviceFacts, software: object) -> DeviceFacts:
         return replace(facts, notes=(*facts.notes, "float32 products ran at 1 and at 120 GFLOP/s"))
 
-    monkeypatch.setattr("autoprec.api._measure_device", measured)
+    monkeypatch.setattr("autoprec.probing.measure_device", measured)
     _, events = run(task(), batch_sizes=(32,), trials=2)
     told = [
         event for event in events if isinstance(event, Note) and "at 1 and at 120" in event.text

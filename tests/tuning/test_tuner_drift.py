@@ -39,7 +39,7 @@ def build_data(batch_size):
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the device's own products untimed: they say nothing of a simulated model."""
-    monkeypatch.setattr("autoprec.api._measure_device", lambda facts, frameworks: facts)
+    monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
 
 
 @pytest.fixture
