@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from factories import profile_of
 from torch import nn
 
 from autoprec import Profile, Recipe
@@ -12,34 +13,13 @@ from autoprec.api import device_fingerprint
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Verdict
-from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, TaskRecord
-from autoprec.core.statistics import Ratio
 
 
 def make_profile(
     recipe: Recipe, fingerprint: Fingerprint | None = None, **software: str
 ) -> Profile:
     here = fingerprint or device_fingerprint("cpu")
-    return Profile(
-        schema=1,
-        created="2026-11-21T00:00:00Z",
-        autoprec="0.1.0",
-        task=TaskRecord("model.py", "0" * 64, "torch"),
-        device=DeviceRecord(here.kind, here.name, here.family, here),
-        software={"torch": torch.__version__, **software},
-        recipe=recipe,
-        evidence=Evidence(
-            baseline=Baseline(Policy.FLOAT32, 32, 100.0, 0.32, 1),
-            chosen=Chosen(200.0, 0.16, 1),
-            speedup=Ratio(2.0, 1.9, 2.1, 9),
-            speedup_same_batch=None,
-            parity=Verdict("equal", "as an example"),
-            trials=3,
-            tuning_seconds=1.0,
-            reason="an example",
-        ),
-    )
+    return profile_of(recipe, "torch", here, torch=torch.__version__, **software)
 
 
 ELSEWHERE = Fingerprint(DeviceKind.CUDA, "nvidia-h100", "NVIDIA H100", 80)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from factories import steady
+
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -20,11 +21,7 @@ def ratio(value: float, spread: float = 0.01) -> dict[str, float]:
 
 
 def outcome(point: Any, rate: float) -> Outcome:
-    seconds = 1 / rate
-    measured = Measurement(
-        step_seconds=seconds, low=seconds, high=seconds, steps=9, samples_per_step=1
-    )
-    return Outcome(point, Status.OK, measured)
+    return Outcome(point, Status.OK, steady(1 / rate, 1))
 
 
 SPACE = Space(

@@ -31,10 +31,14 @@ TREE = ROOT / "build" / "mutants"
 #: modules decide together is tested where it is decided.
 TESTS_OF = {
     "device/policies": ("device/policies",),
-    "speed/acquisition": ("speed/acquisition", "speed/trial_results", "speed/kept_memory"),
+    "speed/acquisition": (
+        *("speed/acquisition", "speed/acquisition_neighbours", "speed/acquisition_gains"),
+        *("speed/feasibility", "speed/kept_memory"),
+    ),
+    "speed/feasibility": ("speed/feasibility", "speed/acquisition"),
     "speed/cost_model": ("speed/cost_model",),
     "speed/selection": ("speed/selection", "speed/trial_results"),
-    "speed/trial_results": ("speed/trial_results", "speed/acquisition"),
+    "speed/trial_results": ("speed/trial_results", "speed/acquisition", "speed/feasibility"),
     "numerics/islands": ("numerics/islands",),
     "numerics/parity": (
         *("numerics/parity", "numerics/loss_curves"),

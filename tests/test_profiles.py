@@ -20,7 +20,7 @@ from autoprec import documents, profile_comments
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Verdict
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
     Chosen,

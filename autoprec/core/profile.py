@@ -16,7 +16,7 @@ from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Verdict
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.attribution import Part, describe_recipe
 from autoprec.core.statistics import Ratio

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics.islands import IslandsFound, IslandTrial, NoIslandsHelp, next_islands
-from autoprec.core.numerics.parity import Verdict
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 
 MAX_FLOAT32_PRODUCT_SHARE = 0.9

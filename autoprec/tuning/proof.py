@@ -19,9 +19,16 @@ from autoprec.backends.protocol import Tracer
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.late_failures import (
+    magnitudes_grow,
+    needs_more_steps,
+    needs_second_seed,
+)
 from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
-from autoprec.core.numerics.parity import LONG_STEPS, Evidence, Verdict
+from autoprec.core.numerics.parity import LONG_STEPS
+from autoprec.core.numerics.single_step import needs_later_checkpoints
 from autoprec.core.numerics.tolerance import Tolerance
+from autoprec.core.numerics.verdict import Evidence, Verdict
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecError
 from autoprec.tuning import loss_scale_tuning
@@ -127,7 +134,7 @@ class Proof:
         elif until_failure and not check.passed and not check.undecided:
             missing.append("trainings (it differs at the same weights already)")
             seeds = ()
-        elif check.passed and judging.needs_later_checkpoints(evidence.comparisons):
+        elif check.passed and needs_later_checkpoints(evidence.comparisons):
             later, seeds = recorder.compare_late(recipe), seeds[:1]
             evidence = replace(evidence, headroom_comparisons=later)
         evidence = replace(evidence, not_covered=tuple(missing))
@@ -163,7 +170,7 @@ class Proof:
         if recipe.loss_scale is not None:
             alone = max(steps, loss_scale_tuning.confirmation_steps(most))
             run = recorder.candidate_run(recipe, runs, SEEDS[0], alone)
-            grows = judging.magnitudes_grow((*evidence.comparisons, *evidence.late_comparisons))
+            grows = magnitudes_grow((*evidence.comparisons, *evidence.late_comparisons))
             if run.skipped or grows or is_near_limit(recipe.loss_scale):
                 run = recorder.candidate_run(recipe, runs, SEEDS[0], most)
             evidence = replace(evidence, candidate_run=run)
@@ -182,13 +189,13 @@ class Proof:
         long = recorder.long_run(recipe, runs, SEEDS[0], steps, noisy=False)
         evidence = replace(evidence, long_runs=(long,))
         yield evidence
-        if not judging.needs_second_seed(long, self._tolerance):
+        if not needs_second_seed(long, self._tolerance):
             return
         for length in (steps, most):
             both = [recorder.long_run(recipe, runs, seed, length, noisy=True) for seed in SEEDS]
             evidence = replace(evidence, long_runs=tuple(both))
             yield evidence
-            if not judging.needs_more_steps(both, self._tolerance):
+            if not needs_more_steps(both, self._tolerance):
                 return
 
     def _max_steps(self, recipe: Recipe) -> int:

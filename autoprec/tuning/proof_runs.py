@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from autoprec.backends.protocol import Tracer
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.loss_curves import SeedRun
-from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS, Evidence
+from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS
 from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.verdict import Evidence
 from autoprec.core.recipe import Recipe, describe_batch
 from autoprec.errors import TaskError
 

@@ -9,8 +9,8 @@ from typing import Any
 from autoprec.core.codec import to_plain
 from autoprec.core.device.policies import Refusal
 from autoprec.core.measurement import TimingBudget
-from autoprec.core.numerics.parity import Verdict
 from autoprec.core.numerics.tolerance import Tolerance
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.arithmetic import is_reference, rounds_float32

@@ -8,15 +8,9 @@ from dataclasses import replace
 
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.speed.acquisition import (
-    Limits,
-    Next,
-    Stop,
-    fitting_baseline,
-    next_point,
-    why_ruled_out,
-)
+from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
 from autoprec.core.speed.consistency import rate_changed
+from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out
 from autoprec.core.speed.kept_memory import describe_gain, start_point
 from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
@@ -231,7 +225,7 @@ def _outcome_if_too_large(
     job: TuningJob, history: tuple[Outcome, ...], point: Point
 ) -> Outcome | None:
     """Return the outcome of a recipe known not to fit (Optuna's samplers may propose one)."""
-    why = why_ruled_out(point, history, Limits(memory_bytes=_memory_limit(job)))
+    why = why_ruled_out(point, history, _memory_limit(job))
     return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
 
 

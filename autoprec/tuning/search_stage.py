@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.device.policies import Refusal
-from autoprec.core.speed.acquisition import fitting_baseline
+from autoprec.core.speed.feasibility import fitting_baseline
 from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.errors import NoFeasibleRecipe, TaskError

@@ -9,7 +9,7 @@ from typing import Any
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.policies import Refusal
 from autoprec.core.measurement import Measurement, TaskFacts
-from autoprec.core.numerics.parity import Verdict
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.selection import Choice

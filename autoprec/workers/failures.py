@@ -215,7 +215,7 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
     ),
 )
 
-_SIGNALS = {
+_KIND_OF_SIGNAL = {
     "SIGKILL": FailureKind.KILLED,
     "SIGILL": FailureKind.ILLEGAL_INSTRUCTION,
     "SIGSEGV": FailureKind.SEGFAULT,
@@ -278,7 +278,7 @@ def classify_exit(returncode: int, printed: str) -> FailureKind:
     if name in ("SIGABRT", "SIGSEGV", "SIGTRAP") and found in (_OOM, _FAULT, _LOST):
         return found
     if name is not None:
-        return _SIGNALS.get(name, FailureKind.EXITED)
+        return _KIND_OF_SIGNAL.get(name, FailureKind.EXITED)
     if found in (_OOM, _FAULT, _LOST) and returncode != 0:
         return found
     return FailureKind.EXITED

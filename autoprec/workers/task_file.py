@@ -26,7 +26,7 @@ from autoprec.backends.protocol import Task
 from autoprec.core.codec import did_you_mean
 from autoprec.errors import TaskError, UsageError, UserCodeError
 
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_AUTOPREC_FOLDER = str(Path(__file__).parents[1]) + os.sep
 _MAX_LINE_CHARACTERS = 200
 _OPTIONAL_FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate", "count_samples")
 
@@ -307,7 +307,7 @@ def user_frames(error: BaseException) -> str:
         frames = [
             frame
             for frame in stack
-            if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))
+            if not frame.filename.startswith((_AUTOPREC_FOLDER, "<frozen importlib"))
             and (frame is stack[-1] or not framework.search(frame.filename))
         ]
         if frames and lines:
@@ -327,7 +327,7 @@ def _framework_files() -> re.Pattern[str]:
 def raised_by_autoprec(error: BaseException) -> bool:
     """Return whether a line of autoprec itself raised an exception, not something it called."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.startswith(_PACKAGE)
+    return bool(frames) and frames[-1].filename.startswith(_AUTOPREC_FOLDER)
 
 
 def _last_line(error: BaseException) -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Run, Write
 
 from autoprec import probing
 from autoprec.cli import main
+from tests.cli.commands import Run, Write
 
 MODEL = """
 from autoprec.backends.simulated import SimulatedModel

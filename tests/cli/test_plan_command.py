@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from commands import Run, Write, one_sentence
+
+from tests.cli.commands import Run, Write, one_sentence
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),

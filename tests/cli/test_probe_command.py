@@ -37,7 +37,7 @@ def test_measuring_puts_numbers_beside_the_catalogue(capsys, monkeypatch):
     def launch(framework, device, dtypes):
         return Measurements(framework, (Product(DType.FLOAT32, gflops=123.0),), 45.0)
 
-    monkeypatch.setattr(matmul_timing, "launch", launch)
+    monkeypatch.setattr(matmul_timing, "measure_in_child", launch)
     assert main(["probe", "--measure", "--device", "cpu", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["devices"][0]["facts"]
     assert facts["dtypes"]["float32"]["measured_gflops"] == 123.0
@@ -53,7 +53,7 @@ def test_what_was_measured_beside_other_work_is_told_and_not_remembered(
         pairs = zip(timed, rates, strict=True)
         return Measurements(framework, tuple(Product(d, gflops=rate) for d, rate in pairs))
 
-    monkeypatch.setattr(matmul_timing, "launch", launch)
+    monkeypatch.setattr(matmul_timing, "measure_in_child", launch)
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
     assert main(["probe", "--measure", "--device", "cpu"]) == 0
     assert "float32 products ran at 3 and at 100 GFLOP/s" in capsys.readouterr().out
@@ -77,7 +77,7 @@ def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypa
         assert main(["probe", "--device", "cpu", *words]) == 0
         return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
-    monkeypatch.setattr(matmul_timing, "launch", launch)
+    monkeypatch.setattr(matmul_timing, "measure_in_child", launch)
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
     assert "(from the catalogue, not measured here): " in said()
     assert "recommended: float32 (measured here with " in said("--measure")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import QUICK, Run, Write, one_sentence, trials
 
 from autoprec.profiles import load_profile
+from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),

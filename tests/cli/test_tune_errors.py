@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import QUICK, Run, Write, one_sentence, trials
 
 from autoprec import api, cache
 from autoprec.cli import _frames_without_message, main
 from autoprec.profiles import load_profile
+from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from autoprec.core.numerics.parity import Evidence, SeedRun, Tolerance
+from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.tolerance import Tolerance
+from autoprec.core.numerics.verdict import Evidence
 
 DEFAULT = Tolerance()
 FALLING = tuple(2.0 * 0.95**step for step in range(30))

@@ -13,7 +13,7 @@ from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Verdict
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
     Chosen,

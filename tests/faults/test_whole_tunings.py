@@ -19,6 +19,7 @@ from processes import MARK, survivors
 
 from autoprec.documents import write_text
 from autoprec.profiles import load_profile
+from tests.cli.commands import trials
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="faults are injected by Linux's means"
@@ -64,11 +65,6 @@ def tune(task: Path, mark: str, **settings: object) -> tuple[int, str]:
     child = begin(task, mark, **settings)
     err = child.communicate(timeout=200)[1]
     return child.returncode, err
-
-
-def trials(err: str) -> list[str]:
-    """The recipes whose trials were said to be finished."""
-    return re.findall(r"^  trial +\d+  (.+?): ", err, re.MULTILINE)
 
 
 def tried(err: str) -> list[str]:

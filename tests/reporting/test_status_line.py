@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import FakeClock, steady
 
 from autoprec import api, probing
-from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.notebook import HtmlLine, Notebook, in_notebook
@@ -29,16 +30,9 @@ TASK = TaskFacts("torch", {}, 32, 32, 1000)
 RECIPE = Recipe()
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def trial(now: Any, clock: Clock, seconds: float, step: float = 0.1) -> None:
+def trial(now: Any, clock: FakeClock, seconds: float, step: float = 0.1) -> None:
     """One more trial, of so many seconds."""
-    measured = Measurement(step, step, step, 5, 32.0)
+    measured = steady(step)
     outcome = Outcome({"policy": "float32"}, Status.OK, measured)
     now(TrialStarted(0, RECIPE, "why"))
     clock.now += seconds
@@ -46,14 +40,14 @@ def trial(now: Any, clock: Clock, seconds: float, step: float = 0.1) -> None:
 
 
 def test_nothing_is_guessed_before_a_trial_has_run() -> None:
-    now = StatusLine(clock=Clock())
+    now = StatusLine(clock=FakeClock(100.0))
     assert now.text == "starting"
     now(Stage("preflight", "one float32 step"))
     assert (now.text, now.seconds_left()) == ("first step: one float32 step", None)
 
 
 def test_what_is_left_goes_down_from_stage_to_stage_to_nothing() -> None:
-    clock = Clock()
+    clock = FakeClock(100.0)
     now = StatusLine(clock=clock)
     now(Described(TASK, 0, 32))
     now(Stage("search", "32 recipes"))
@@ -72,7 +66,7 @@ def test_what_is_left_goes_down_from_stage_to_stage_to_nothing() -> None:
 
 
 def test_a_time_limit_bounds_the_guess() -> None:
-    clock = Clock()
+    clock = FakeClock(100.0)
     now = StatusLine(limit=20.0, clock=clock)
     assert now.seconds_left() == 20.0
     now(Stage("search", "32 recipes"))
@@ -81,7 +75,7 @@ def test_a_time_limit_bounds_the_guess() -> None:
 
 
 def test_the_line_says_which_trial_and_round_it_is_and_where_in_it() -> None:
-    now = StatusLine(clock=Clock())
+    now = StatusLine(clock=FakeClock(100.0))
     now(Described(TASK, 0, 32))
     now(TrialStarted(2, RECIPE, "why"))
     now(Progress("steps", 3))
@@ -115,7 +109,7 @@ class Cell:
 
 
 def test_a_notebook_shows_one_line_that_is_empty_at_the_end_and_warnings_stay() -> None:
-    cell, clock = Cell(), Clock()
+    cell, clock = Cell(), FakeClock(100.0)
     notebook = Notebook(cell, clock)
     notebook(Stage("search", "3 recipes <b>of</b> yours"))
     assert "&lt;b&gt;" in cell.shown[0]._repr_html_()

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
+from factories import steady
 from rich.console import Console
 
 from autoprec.core.dtypes import Policy
@@ -35,7 +36,7 @@ def point(policy: str = "float32", batch: int = 32, **more: object) -> Point:
 
 
 def measured(batch: int, seconds: float) -> Measurement:
-    return Measurement(seconds, seconds, seconds, 5, batch, peak_memory_bytes=300 * 2**20)
+    return steady(seconds, batch, peak_memory_bytes=300 * 2**20)
 
 
 def outcome(policy: str, batch: int, seconds: float) -> Outcome:

@@ -1,16 +1,22 @@
-"""Fixtures of the tests of the confirmation."""
+"""Fixtures that several tests of tuning use."""
 
 from __future__ import annotations
 
 import pytest
+from factories import steady
 
-from autoprec.core.measurement import Measurement
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning import ablations, interleaved_timing
 from autoprec.tuning.stage_results import (
     SearchResult,
 )
 from tests.tuning.fake_timing import JOB, SPACE, FakeTiming, search_of
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the device's own products untimed: they say nothing of a simulated model."""
+    monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
 
 
 @pytest.fixture
@@ -21,7 +27,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> SearchResult:
         Outcome(
             point,
             Status.OK,
-            Measurement(0.1, 0.1, 0.1, 5, FakeTiming.rate(SPACE.recipe(point)) / 10),
+            steady(0.1, FakeTiming.rate(SPACE.recipe(point)) / 10),
         )
         for point in SPACE.points()
     )

@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from factories import steady
+
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.profile import NOT_COMPARED
@@ -29,7 +31,7 @@ TASK = TaskFacts("torch", {}, 32, 32, 1000)
 
 
 def timed(step: float = 0.1, *, peak: int = 1000, **others: Any) -> Measurement:
-    return Measurement(step, step, step, 9, 32, peak, **others)
+    return steady(step, peak_memory_bytes=peak, **others)
 
 
 def result_of(

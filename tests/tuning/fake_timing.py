@@ -7,8 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from factories import steady
+
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Space
@@ -63,7 +65,7 @@ class FakeTiming:
 
     def __init__(self, recipes: Sequence[Recipe], *_: object, **__: object) -> None:
         self.recipes = recipes
-        self.measured = [[Measurement(0.1, 0.1, 0.1, 5, self.rate(r) / 10)] for r in recipes]
+        self.measured = [[steady(0.1, self.rate(r) / 10)] for r in recipes]
 
     @staticmethod
     def rate(recipe: Recipe) -> float:
@@ -114,7 +116,7 @@ def searched(*rates: tuple[Recipe, float]) -> SearchResult:
     """A search that saw these recipes, in samples per second."""
     return search_of(
         tuple(
-            Outcome(SPACE.point(recipe), Status.OK, Measurement(0.1, 0.1, 0.1, 5, rate / 10))
+            Outcome(SPACE.point(recipe), Status.OK, steady(0.1, rate / 10))
             for recipe, rate in rates
         )
     )

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from factories import steady
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.space import point_key
 from autoprec.tuning import ablations, interleaved_timing
@@ -110,7 +110,7 @@ def test_a_knob_is_kept_only_where_it_wins_by_itself(
 def test_a_comparison_that_would_take_long_is_left_out(search: SearchResult, size: int) -> None:
     """Known from its own trial, or else from the baseline's."""
     step = 0.8 * size / 32
-    slow = Measurement(step, step, step, 5, step * size)
+    slow = steady(step, step * size)
     search = search_of(
         tuple(
             replace(o, measurement=slow)
@@ -147,7 +147,7 @@ def test_parts_that_would_take_long_are_one(
     steps = {point_key(SPACE.point(between)): 0.7}
     search = search_of(
         tuple(
-            replace(o, measurement=Measurement(step, step, step, 5, o.rate * step))
+            replace(o, measurement=steady(step, o.rate * step))
             for o in at(Several).trials.history
             for step in (steps.get(point_key(o.point), 0.5),)
         )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from factories import FakeClock
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
@@ -33,15 +34,8 @@ def measured(seconds: float, spread: float = 0.01) -> Measurement:
 FIRST = Outcome(SPACE.points()[0], Status.OK, measured(0.010))
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def make(*answers: Any) -> tuple[DriftMonitor, Clock, Runner, Starts]:
-    starts, clock = Starts(*answers), Clock()
+def make(*answers: Any) -> tuple[DriftMonitor, FakeClock, Runner, Starts]:
+    starts, clock = Starts(*answers), FakeClock()
     runner = Runner(WorkerSettings(Path("task.py")), None, cast(Any, starts))
     return DriftMonitor(cast(Any, JOB), SPACE, clock), clock, runner, starts
 

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from factories import steady
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.events import silent
@@ -57,7 +57,7 @@ class Worker:
             if self.timed == self.killed_at:
                 self.alive = False
                 raise WorkerFailure(self.killed_by, "somebody else's kill")
-            return Measurement(0.1, 0.1, 0.1, 3, recipe.batch_size, peak_memory_bytes=7)
+            return steady(0.1, recipe.batch_size, steps=3, peak_memory_bytes=7)
         return None
 
     def kill(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from factories import steady
 
-from autoprec.core.measurement import Dimension, Measurement, TaskFacts
+from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.padding_evidence import describe_padding_trials, padding_evidence
@@ -25,7 +26,7 @@ def test_what_is_said_of_padding_is_what_was_tried(
     tried: list[dict[str, object]], said: str
 ) -> None:
     history = [
-        Outcome(point, Status.OK, Measurement(step, step, step, 5, 32, peak_memory_bytes=1))
+        Outcome(point, Status.OK, steady(step, peak_memory_bytes=1))
         for point, step in zip(tried, (1.0, 0.5), strict=False)
     ]
     assert describe_padding_trials(result_of(history)) == said

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from factories import device_of_family
 
 from autoprec.core.device.facts import DeviceFacts, DTypeFact
 from autoprec.core.device.family import Support
-from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import Refusal, propose
 from autoprec.core.dtypes import DType, Policy
@@ -19,8 +19,6 @@ from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.core.recipe import Alignment
 from autoprec.core.speed.space import Space
 from autoprec.errors import UserCodeError
-from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical_observation
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
@@ -184,11 +182,6 @@ def test_islands_that_were_asked_for_are_in_every_recipe() -> None:
     assert built()[0].float32_modules == ()
 
 
-def of_family(name: str) -> DeviceFacts:
-    family = load_catalogue().family(name)
-    return merge(hypothetical_observation(family), family)
-
-
 def dimensions(**sizes: int) -> tuple[Dimension, ...]:
     return tuple(Dimension(module, "Dense", "units", size) for module, size in sizes.items())
 
@@ -212,13 +205,15 @@ def dimensions(**sizes: int) -> tuple[Dimension, ...]:
 def test_padding_is_tried_to_the_least_and_the_best_where_the_catalogue_has_it_plausible(
     family: str, sizes: dict[str, int], paddings: tuple[tuple[int, tuple[str, ...]], ...]
 ) -> None:
-    built = space([], facts=of_family(family), dimensions=dimensions(**sizes))
+    built = space([], facts=device_of_family(family), dimensions=dimensions(**sizes))
     tried = tuple((each.multiple, each.modules) for each in built.alignments)
     assert tried == ((1, ()), *paddings)
 
 
 def test_padding_that_was_asked_for_is_tried_on_any_device() -> None:
-    built = space([], facts=of_family("amd-zen5"), align=16, dimensions=dimensions(head=1001))
+    built = space(
+        [], facts=device_of_family("amd-zen5"), align=16, dimensions=dimensions(head=1001)
+    )
     assert built.alignments == (Alignment(), Alignment(16, ("head",)))
 
 

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from factories import ran_at
 
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -42,9 +43,7 @@ def at(policy: Policy, batch: int = 32, compiled: bool = False) -> Point:
 
 
 def ran(rate: float, policy: Policy, batch: int = 32, compiled: bool = False) -> Outcome:
-    step = batch / rate
-    measured = Measurement(step, step, step, 9, batch)
-    return Outcome(at(policy, batch, compiled), Status.OK, measured)
+    return ran_at(at(policy, batch, compiled), rate)
 
 
 class Prover:

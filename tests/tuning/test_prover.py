@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from factories import steady
 
 from autoprec.core.device.observation import DeviceKind
-from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -25,7 +26,7 @@ from tests.core.device.test_policies import facts as device
 from tests.tuning.fake_tracer import BFLOAT16, FakeTracer
 
 TASK = TaskFacts("torch", {}, 32, 32, 1000)
-OUTCOME = Outcome({}, Status.OK, Measurement(0.1, 0.1, 0.1, 5, 1.0))
+OUTCOME = Outcome({}, Status.OK, steady(0.1, 1.0))
 STUDY = SimpleNamespace(recall=lambda *_: None, remember=lambda *_: None, notes=dict)
 JOB = SimpleNamespace(options=Options(), listener=silent, deadline=Deadline(), checkpoint=None)
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
+from factories import ran_at
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts
@@ -17,7 +18,7 @@ from autoprec.core.speed import best_arm
 from autoprec.core.speed.reranking import SEARCH_RATIO_ERROR, Reranking
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import BATCH, Space
-from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning import interleaved_timing
 from autoprec.tuning.events import silent
 from autoprec.tuning.interleaved_timing import FinalistFailed, SelectRemaining, keep_all
@@ -95,8 +96,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seen(batch: int, policy: str, rate: float) -> Outcome:
     point = {**next(iter(SPACE.points())), "policy": policy, BATCH: batch}
-    step = batch / rate
-    return Outcome(point, Status.OK, Measurement(step, step, step, 5, batch, peak_memory_bytes=1))
+    return ran_at(point, rate, peak_memory_bytes=1)
 
 
 def searched(scale: float = 1.0) -> Trials:

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from factories import ran_at
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, powers_of_two
-from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning import search_loop
 from autoprec.tuning.drift_correction import DriftMonitor
 from autoprec.tuning.events import Event, Note, TrialFinished
@@ -58,9 +58,7 @@ def rate(point: Point) -> float:
 
 
 def measured(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
-    batch = int(point[BATCH])
-    step = batch / rate(point)
-    return Outcome(point, Status.OK, Measurement(step, step, step, 5, batch, peak_memory_bytes=1))
+    return ran_at(point, rate(point), peak_memory_bytes=1)
 
 
 class Tuning:

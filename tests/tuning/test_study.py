@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from factories import steady
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 
 
 
 def outcome(point: Point, status: Status = Status.OK, step: float = 0.01) -> Outcome:
-    measured = Measurement(step, step, step, 5, 32.0) if status is Status.OK else None
+    measured = steady(step) if status is Status.OK else None
     return Outcome(point, status, measured, "" if measured else "why")
 
 

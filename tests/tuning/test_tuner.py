@@ -21,17 +21,13 @@ from autoprec.errors import NoFeasibleRecipe
 from autoprec.profiles import load_profile
 from autoprec.tuning.events import Event, Finished, Judged, Note, TrialFinished
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 FASTER = (
     "overhead={'float32': .002, 'mixed_bfloat16': .003}, "
     "per_sample={'float32': .0005, 'mixed_bfloat16': .00025}"
 )
 BOTH = ("float32", "mixed_bfloat16")
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the device's own products untimed: they say nothing of a simulated model."""
-    monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
 
 
 @pytest.fixture

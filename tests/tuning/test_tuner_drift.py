@@ -17,6 +17,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.tuning.events import Event, Finished, Note, Round, TrialFinished
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 TASK = """
 from pathlib import Path
 from autoprec.backends.simulated import SimulatedModel
@@ -34,12 +36,6 @@ def build_model():
 def build_data(batch_size):
     return []
 """
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the device's own products untimed: they say nothing of a simulated model."""
-    monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
 
 
 @pytest.fixture

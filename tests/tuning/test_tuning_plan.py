@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from factories import device_of_family
 from rich.console import Console
 
 from autoprec import api
-from autoprec.core.device.facts import GIB, DeviceFacts
+from autoprec.core.device.facts import GIB
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
@@ -18,7 +19,7 @@ from autoprec.core.measurement import Dimension, Kernel, TaskFacts
 from autoprec.core.speed.plan import COMMON_MEMORY_GIB, Plan
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical_observation, with_vendor_figures
+from autoprec.hardware.lookup import with_vendor_figures
 from autoprec.reporting.plan import print_plan
 from autoprec.tuning.events import silent
 from autoprec.tuning.job import Target, TuningJob
@@ -43,18 +44,13 @@ MLP = TaskFacts(
 )
 
 
-def facts_of(name: str) -> DeviceFacts:
-    family = load_catalogue().family(name)
-    return merge(hypothetical_observation(family), family)
-
-
 def planned(name: str, options: Options | None = None) -> Plan:
-    device, catalogue = facts_of(name), load_catalogue()
+    device, catalogue = device_of_family(name), load_catalogue()
     row = with_vendor_figures(catalogue, catalogue.family(name))
     cpu = Observation(DeviceKind.CPU)
     target = Target(merge(cpu, catalogue.family_of(cpu)), {}, lambda facts: facts)
     job = TuningJob(Path("task.py"), target, options or Options(), silent)
-    return plan_for(job, MLP, device, facts_of(row.name))
+    return plan_for(job, MLP, device, device_of_family(row.name))
 
 
 def shown(plan: Plan) -> str:
@@ -93,7 +89,9 @@ def test_a_product_is_not_reckoned_with_anothers_figures() -> None:
     """The M1 has no bandwidth in its row, and the M1 Pro is twice as fast."""
     assert planned("apple-m1").figures == ""
     assert planned("nvidia-a100").figures == "NVIDIA A100 SXM4 40 GB"
-    part = replace(facts_of("nvidia-a100"), observation=Observation(CUDA, partition="3g.20gb"))
+    part = replace(
+        device_of_family("nvidia-a100"), observation=Observation(CUDA, partition="3g.20gb")
+    )
     assert api._reference_device(part) == part
 
 

@@ -6,23 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from factories import FakeClock
 
 from autoprec.backends.protocol import DeviceMemory
 from autoprec.workers import cpu_contention
 from autoprec.workers.cpu_contention import ContentionMonitor, ProcessorShare, warn_of_other_users
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Clock]:
-    clock = Clock()
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeClock]:
+    clock = FakeClock()
     monkeypatch.setattr(cpu_contention, "time", clock)
     monkeypatch.setattr(cpu_contention, "_processors", lambda: {0, 1})
     monkeypatch.setattr(cpu_contention, "_ticks", lambda: 100)
@@ -39,7 +32,7 @@ def write(proc: Path, busy: tuple[int, int], own: dict[int, int]) -> None:
         (proc / str(pid) / "stat").write_text(f"{pid} (a (b) c) {' '.join(fields)}")
 
 
-def shares(machine: tuple[Path, Clock], used: int, own: int) -> float | None:
+def shares(machine: tuple[Path, FakeClock], used: int, own: int) -> float | None:
     proc, clock = machine
     watch = ProcessorShare(proc)
     write(proc, (0, 0), {os.getpid(): 0, 77: 0})
@@ -49,16 +42,16 @@ def shares(machine: tuple[Path, Clock], used: int, own: int) -> float | None:
     return watch.share([77])
 
 
-def test_alone_the_share_is_nothing(machine: tuple[Path, Clock]) -> None:
+def test_alone_the_share_is_nothing(machine: tuple[Path, FakeClock]) -> None:
     assert shares(machine, used=100, own=200) == 0.0
 
 
-def test_what_others_use_is_what_is_left_over(machine: tuple[Path, Clock]) -> None:
+def test_what_others_use_is_what_is_left_over(machine: tuple[Path, FakeClock]) -> None:
     assert shares(machine, used=100, own=100) == pytest.approx(0.5)
 
 
 def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
-    machine: tuple[Path, Clock], monkeypatch: pytest.MonkeyPatch
+    machine: tuple[Path, FakeClock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, clock = machine
     monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(proc))
@@ -86,7 +79,7 @@ def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
 
 
 def test_a_busy_neighbour_is_named_once_and_the_worst_remembered(
-    machine: tuple[Path, Clock], monkeypatch: pytest.MonkeyPatch
+    machine: tuple[Path, FakeClock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, clock = machine
     monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(proc))

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from factories import steady
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.trial_results import Status
 from autoprec.errors import TrialFailure, UserCodeError
@@ -18,7 +19,7 @@ from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, run_trial
 
-MEASURED = Measurement(0.01, 0.01, 0.01, 5, 32.0)
+MEASURED = steady(0.01)
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16)
 
 

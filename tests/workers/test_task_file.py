@@ -179,7 +179,7 @@ def test_a_decorated_function_and_a_callable_object_will_do(write) -> None:
 
 # Names that are nearly right ----------------------------------------------------------------------
 
-NEAR = {
+MISSPELT = {
     "swapped letters": ("BATCH_SZIE = 64", "BATCH_SZIE = 64 is not read; did you mean BATCH_SIZE"),
     "small letters": ("batch_size = 64", "batch_size = 64 is not read; did you mean BATCH_SIZE"),
     "one letter less": ("CLIP_GRAD_NOR = 1.0", "did you mean CLIP_GRAD_NORM"),
@@ -189,7 +189,7 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), NEAR.values(), ids=NEAR)
+@pytest.mark.parametrize(("text", "said"), MISSPELT.values(), ids=MISSPELT)
 def test_a_name_that_is_nearly_one_that_is_read_is_asked_about(write, text: str, said: str) -> None:
     write("BATCHSIZE = 8", "settings.py")
     with pytest.raises(TaskError, match=said):

@@ -13,7 +13,8 @@ import pytest
 
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Tolerance, check_single_steps
+from autoprec.core.numerics.single_step import check_single_steps
+from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.loss_scale_tuning import loss_scale_from_backward
 from autoprec.tuning.proof import Proof

@@ -74,7 +74,7 @@ def time_steps(
 ) -> TimedSteps:
     """Time rounds, each of `updates` of the weights, until the budget says enough.
 
-    `time_rounds` runs so many and returns the seconds of each.
+    `time_rounds` runs `count` rounds and returns the seconds of each.
     """
     timed = TimedSteps(updates)
     memory = MemoryGrowth()

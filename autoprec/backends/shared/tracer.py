@@ -180,7 +180,7 @@ class ComparisonTracer:
         self._checkpoints, self._batch_size, self._float32_answered = [], batch_size, False
         self._forget_batches_but(batch_size)
         recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
-        clock = StepClock(seconds, here=self._on_cpu)
+        clock = StepClock(seconds, on_cpu=self._on_cpu)
         keep = frozenset(checkpoints)
         return self._train(
             recipe, 0, steps, clock, reference=True, keep=keep, stop_at_plateau=stop_at_plateau
@@ -237,7 +237,7 @@ class ComparisonTracer:
         seconds: float | None = None,
     ) -> Trajectory:
         """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
-        clock = StepClock(seconds, here=self._on_cpu)
+        clock = StepClock(seconds, on_cpu=self._on_cpu)
         return self._train(recipe, seed, steps, clock, noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:

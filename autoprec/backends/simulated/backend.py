@@ -41,9 +41,9 @@ from autoprec.core.statistics import summarize, timing_may_stop
 from autoprec.errors import TaskError
 
 #: Counts the sessions of this process, so that each has random numbers of its own.
-_OPENED = itertools.count()
+_SESSION_NUMBERS = itertools.count()
 
-_ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
+_RELATIVE_ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
 
 
 class SimulatedBackend:
@@ -145,7 +145,7 @@ class SimulatedSession:
         self, model: SimulatedModel, recipe: Recipe, seed: int, report: ProgressCallback
     ) -> None:
         self._model, self._recipe, self._report = model, recipe, report
-        self._random = _randomness(recipe.key(), seed, next(_OPENED))
+        self._random = _randomness(recipe.key(), seed, next(_SESSION_NUMBERS))
         report("build", 0)
         if recipe.policy.value in model.unsupported:
             raise RuntimeError("could not create a primitive descriptor")
@@ -233,7 +233,7 @@ class SimulatedTracer:
     def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """See `Tracer.shadow`."""
         self._report("trace", 0)
-        rounding = _ROUNDING.get(recipe.policy, 2e-3)
+        rounding = _RELATIVE_ROUNDING.get(recipe.policy, 2e-3)
         if self._fails(recipe, self._model.nonfinite):
             return tuple(StepComparison(step, None, 1.0, None) for step in self._checkpoints)
         factor = 1.5 if self._breaks(recipe) else 1.0 + rounding

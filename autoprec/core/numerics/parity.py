@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from autoprec.core.numerics.late_failures import (
     check_error_floor,
@@ -20,53 +19,22 @@ from autoprec.core.numerics.late_failures import (
     check_long_run_stability,
     check_long_runs,
     deviation_grows,
-    magnitudes_grow,
-    needs_more_steps,
-    needs_second_seed,
 )
 from autoprec.core.numerics.loss_curves import (
-    MIN_STEPS,
     SeedRun,
     check_metric,
     check_stability,
     check_trajectory,
 )
-from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.records import NoisyStep, StepComparison
 from autoprec.core.numerics.single_step import (
     NOISE_ROUNDOFF,
     check_headroom,
     check_single_steps,
     is_noise_sensitive,
-    needs_later_checkpoints,
 )
 from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity, percent
-
-__all__ = [
-    "AT_THE_SAME_WEIGHTS",
-    "DECIDED_BY_LONG_RUN",
-    "LONG_STEPS",
-    "MIN_STEPS",
-    "Evidence",
-    "SeedRun",
-    "Tolerance",
-    "Verdict",
-    "check_calibrated",
-    "check_headroom",
-    "check_long_runs",
-    "check_metric",
-    "check_single_steps",
-    "check_stability",
-    "check_trajectory",
-    "deviation_grows",
-    "judge",
-    "magnitudes_grow",
-    "needs_later_checkpoints",
-    "needs_longest_run",
-    "needs_more_steps",
-    "needs_second_seed",
-    "stays_close",
-]
-
+from autoprec.core.numerics.verdict import Evidence, Verdict
 
 STEPS_SETTING = "steps (proof_steps)"
 
@@ -90,77 +58,6 @@ deviate slightly."""
 OWN_NOISE_FACTOR = 1.5
 """How many times as far as noise of its format's size a run may deviate and still clear single
 steps."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A candidate judged against float32, with the numbers it rests on.
-
-    "equal": trains like float32. "drift": trains, but not like float32. "rejected": does not.
-    "equal at single steps": nothing was trained, so no more can be said. "unproven": the machine
-    stalled.
-    `loss_deviation` and `gradient_error` are the largest relative ones of the single-step test,
-    `loss_null` and `gradient_null` what noise does there; `trajectory_deviation` is that of the
-    mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the
-    noisy one's.
-    `steps` is how far training was followed, from `first_loss` to `last_loss` in float32, and
-    `most_steps` how far it might have been, so that a repeated proof takes the same steps.
-    A number that was not finite or not measured is None.
-    """
-
-    verdict: Literal["equal", "drift", "rejected", "equal at single steps", "unproven"]
-    reason: str
-    step: int | None = None
-    loss_deviation: float | None = None
-    gradient_error: float | None = None
-    loss_null: float | None = None
-    gradient_null: float | None = None
-    trajectory_deviation: float | None = None
-    trajectory_ratio: float | None = None
-    metric: float | None = None
-    metric_reference: float | None = None
-    skipped_steps: int = 0
-    steps: int = 0
-    most_steps: int = 0
-    first_loss: float | None = None
-    last_loss: float | None = None
-    seconds: float = 0.0
-    covered: tuple[str, ...] = ()
-    not_covered: tuple[str, ...] = ()
-
-    @property
-    def accepted(self) -> bool:
-        """Return whether the candidate trains like float32 as far as was tested."""
-        return self.verdict == "equal"
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """All that was recorded of one candidate; `roundoff` is that of the format it computes in.
-
-    `comparisons` are the checkpoints of the first steps, with `noise`; `headroom_comparisons` are
-    later ones, inspected for the head-room only. `late_comparisons` are those of a long float32 run
-    after its first steps, with `late_noise`, and `long_runs` the runs of that length. `start` names
-    the weights that training began with, where they were trained already. `candidate_run` is the
-    candidate's own run, which may be longer than float32's. `max_steps` might have been made.
-    `stalled` says that the machine stalled before the proof was done.
-    """
-
-    comparisons: tuple[StepComparison, ...] = ()
-    headroom_comparisons: tuple[StepComparison, ...] = ()
-    noise: tuple[NoisyStep, ...] = ()
-    runs: tuple[SeedRun, ...] = ()
-    late_comparisons: tuple[StepComparison, ...] = ()
-    late_noise: tuple[NoisyStep, ...] = ()
-    long_runs: tuple[SeedRun, ...] = ()
-    max_steps: int = 0
-    start: str = ""
-    candidate_run: Trajectory | None = None
-    stalled: bool = False
-    seconds: float = 0.0
-    not_covered: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    roundoff: float = NOISE_ROUNDOFF
 
 
 def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:

@@ -21,26 +21,13 @@ from dataclasses import dataclass, replace
 from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.speed.cost_model import (
     MAJOR_FACTORS,
-    MeasuredMemory,
     Prediction,
     ThroughputModel,
-    predict_memory,
 )
+from autoprec.core.speed.feasibility import is_within_reach, same_arm, why_ruled_out
 from autoprec.core.speed.kept_memory import start_point
-from autoprec.core.speed.space import ALIGNMENT, BATCH, Point, Space, point_key
-from autoprec.core.speed.trial_results import Outcome, Status, measured_rate, possibly_disturbed
-
-#: Trials that end so do so at every larger batch of the same arm, too, however it is padded.
-_FAILS_AT_LARGER_BATCHES = (
-    Status.OUT_OF_MEMORY,
-    Status.WOULD_NOT_FIT,
-    Status.TIMEOUT,
-    Status.KILLED,
-)
-
-
-#: How many times larger a batch may be than the largest that ran.
-_MAX_BATCH_GROWTH = 8
+from autoprec.core.speed.space import BATCH, Point, Space, point_key
+from autoprec.core.speed.trial_results import Outcome, measured_rate, possibly_disturbed
 
 #: By how much, as a logarithm, a library's other kernels may exceed the model's prediction.
 _KERNEL_CHANGE_LOG_GAIN = 0.35
@@ -54,10 +41,6 @@ _DISTURBED_LOG_DEVIATION = 0.3
 #: Trials of a factor's other level may take this many times longer than `Limits.cheap_seconds`,
 #: because what the model predicts there is a guess.
 _OTHER_LEVEL_COST_FACTOR = 2.0
-
-
-#: Trials that end so mean that the batch is too large for this machine.
-_BATCH_TOO_LARGE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.KILLED)
 
 
 @dataclass(frozen=True)
@@ -123,8 +106,8 @@ def next_point(
         if point_key(point) not in tried
         and point.get(KEEP_MEMORY) == start.get(KEEP_MEMORY)
         and (point["policy"] in known or _is_first_of_policy(point, start))
-        and _is_within_reach(point, history)
-        and not why_ruled_out(point, history, limits)
+        and is_within_reach(point, history)
+        and not why_ruled_out(point, history, limits.memory_bytes)
     ]
     if not open_points:
         return Stop("every point that fits has been measured")
@@ -139,32 +122,6 @@ def next_point(
     if isinstance(decision, Stop) and limits.explore_neighbours:
         return _neighbour_of_fastest(space, open_points, good, limits) or decision
     return decision
-
-
-def fitting_baseline(space: Space, baseline: Point, history: Sequence[Outcome]) -> Point | None:
-    """Return the baseline, or the largest smaller batch that fits where it does not.
-
-    None where plain float32 fails in another way, or at every batch. A point that was not tried yet
-    is assumed to run.
-    """
-    ended = {point_key(outcome.point): outcome for outcome in history}
-    sizes = sorted((s for s in space.batch_sizes if s <= int(baseline[BATCH])), reverse=True)
-    for size in sizes:
-        point = {**baseline, BATCH: size}
-        outcome = ended.get(point_key(point))
-        if outcome is None or outcome.rate > 0:
-            return point
-        if outcome.status not in _BATCH_TOO_LARGE:
-            return None
-    return None
-
-
-def _is_within_reach(point: Point, history: Sequence[Outcome]) -> bool:
-    """Return whether a batch is at most eight times one that ran, if possible of its policy."""
-    good = [outcome.point for outcome in history if outcome.rate > 0]
-    own = [other for other in good if other["policy"] == point["policy"]]
-    largest = max((int(other[BATCH]) for other in own or good), default=int(point[BATCH]))
-    return int(point[BATCH]) <= _MAX_BATCH_GROWTH * largest
 
 
 def _neighbour_of_fastest(
@@ -189,7 +146,7 @@ def _neighbour_of_fastest(
         prediction = model.predict(point)
         cost = _cost(point, prediction, limits)
         size = int(point[BATCH])
-        if _same_arm(point, fastest.point):
+        if same_arm(point, fastest.point):
             if size in tried:  # with other knobs, which do not change kernels
                 continue
             close = prediction.mean > math.log(fastest.rate) - _KERNEL_CHANGE_LOG_GAIN
@@ -221,9 +178,7 @@ def _is_one_factor_away(
     if _changed_factor(point, fastest) is None:
         return False
     size, wanted = int(point[BATCH]), int(fastest[BATCH])
-    untried = [
-        int(p[BATCH]) for p in open_points if _same_arm(p, point) and int(p[BATCH]) <= wanted
-    ]
+    untried = [int(p[BATCH]) for p in open_points if same_arm(p, point) and int(p[BATCH]) <= wanted]
     ran = _sizes_run(point, good)
     return size == max(untried, default=0) and (size == wanted or size > max(ran, default=0))
 
@@ -297,7 +252,7 @@ def _skips_smaller_batch(
     return any(
         max(ran, default=0) < int(other[BATCH]) < int(point[BATCH])
         for other in open_points
-        if _same_arm(other, point)
+        if same_arm(other, point)
     )
 
 
@@ -321,68 +276,6 @@ def _fit_model(good: Sequence[Outcome]) -> ThroughputModel:
 
 def _smallest(points: Sequence[Point]) -> Point:
     return min(points, key=lambda point: int(point[BATCH]))
-
-
-def why_ruled_out(point: Point, history: Sequence[Outcome], limits: Limits) -> str:
-    """Say why `point` need not be measured: it cannot run or cannot fit; empty where it may."""
-    batch = int(point[BATCH])
-    for outcome in history:
-        at = int(outcome.point[BATCH])
-        if outcome.status is Status.SHORT_DATA and batch >= at:
-            return f"the data hold fewer than {at} samples a batch"
-        if (
-            _failed(outcome)
-            and _same_arm(point, outcome.point)
-            and _failure_applies(point, outcome, history)
-        ):
-            return outcome.reason or str(outcome.status)
-        if (
-            outcome.status in _FAILS_AT_LARGER_BATCHES
-            and batch >= at
-            and _is_padded_more(point, outcome.point)
-        ):
-            return f"batch {at} ended with {outcome.status}"
-    if limits.memory_bytes is None:
-        return ""
-    peaks = [
-        MeasuredMemory(outcome.point, outcome.measurement.peak_memory_bytes)
-        for outcome in history
-        if outcome.measurement is not None and outcome.measurement.peak_memory_bytes > 0
-    ]
-    expected = predict_memory(point, peaks)
-    if expected is not None and expected > limits.memory_bytes:
-        return (
-            f"would need about {expected / 2**30:.1f} GiB of the "
-            f"{limits.memory_bytes / 2**30:.1f} GiB available"
-        )
-    return ""
-
-
-def _failed(outcome: Outcome) -> bool:
-    return outcome.status in (Status.UNSUPPORTED, Status.CRASHED)
-
-
-def _failure_applies(point: Point, failed: Outcome, history: Sequence[Outcome]) -> bool:
-    """Return whether a failure counts at `point`: everywhere, unless the arm ran at some batch.
-
-    Then it counts at its own batch and at those further from where the arm ran.
-    """
-    at, batch = int(failed.point[BATCH]), int(point[BATCH])
-    ran = [int(o.point[BATCH]) for o in history if o.rate > 0 and _same_arm(point, o.point)]
-    return all(batch >= at if other < at else batch <= at for other in ran)
-
-
-def _same_arm(left: Point, right: Point) -> bool:
-    return all(right[name] == value for name, value in left.items() if name != BATCH)
-
-
-def _is_padded_more(point: Point, other: Point) -> bool:
-    """Return whether `point` differs from `other` at most in its batch and a larger padding."""
-    return all(
-        value == other[name] or (name == ALIGNMENT and int(value) > int(other[name]))
-        for name, value in point.items()
-        if name != BATCH
-    )
 
 
 def _same_kernels(left: Point, right: Point) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras_models import OwnTrainStep, Pair
+
+from tests.backends.keras.keras_models import OwnTrainStep, Pair
 
 STEPS, BATCH = 4, 8
 RATE = 0.05

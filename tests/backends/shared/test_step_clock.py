@@ -43,7 +43,7 @@ def test_a_step_takes_the_least_of_those_after_the_first(now, durations, least):
 def test_on_a_cpu_a_step_takes_its_own_processor_time(now, monkeypatch):
     worked = [0.0]
     monkeypatch.setattr(step_clock.time, "process_time", lambda: worked[0])
-    clocks = StepClock(here=True), StepClock()
+    clocks = StepClock(on_cpu=True), StepClock()
     for delay, work in ((30.0, 20.0), (9.0, 1.5), (8.0, 2.5)):
         for clock in clocks:
             clock.tick()

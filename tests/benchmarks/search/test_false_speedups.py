@@ -16,7 +16,7 @@ TUNINGS = 60
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same draws whatever ran in this process before, and no pauses for threads to end."""
-    monkeypatch.setattr(backend, "_OPENED", itertools.count())
+    monkeypatch.setattr(backend, "_SESSION_NUMBERS", itertools.count())
     monkeypatch.setattr(interleaved_timing, "_WORKER_SWITCH_PAUSE_SECONDS", 0.0)
 
 

@@ -7,15 +7,16 @@ import re
 
 import pytest
 
-from autoprec.core.numerics.loss_curves import check_stability, seed_spread
-from autoprec.core.numerics.parity import (
-    Evidence,
+from autoprec.core.numerics.loss_curves import (
     SeedRun,
     check_metric,
+    check_stability,
     check_trajectory,
-    judge,
+    seed_spread,
 )
+from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.tolerance import Check
+from autoprec.core.numerics.verdict import Evidence
 from tests.core.evidence import DEFAULT, FALLING, drifting, run, times
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from factories import ran_at
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
 from autoprec.core.speed.kept_memory import clearly_pays, describe_gain, start_point
@@ -27,11 +27,6 @@ BASELINE: Point = {
 KEEPING: Point = {**BASELINE, KEEP_MEMORY: True}
 
 
-def ran(point: Point, rate: float, status: Status = Status.OK) -> Outcome:
-    step = float(point[BATCH]) / rate
-    return Outcome(point, status, Measurement(step, step, step, 9, float(point[BATCH])))
-
-
 @pytest.mark.parametrize(
     ("kept", "start", "sure"),
     [
@@ -43,24 +38,24 @@ def ran(point: Point, rate: float, status: Status = Status.OK) -> Outcome:
 def test_memory_is_kept_where_it_can_be_and_two_trials_seldom_say_that_it_pays(
     kept: float, start: Point, sure: bool
 ) -> None:
-    history = [ran(BASELINE, 100.0), ran(KEEPING, kept)]
+    history = [ran_at(BASELINE, 100.0), ran_at(KEEPING, kept)]
     assert start_point(SPACE, BASELINE, history) == start
     assert clearly_pays(SPACE, BASELINE, history, 64) is sure
     assert clearly_pays(SPACE, BASELINE, history, 128)  # with tensors so much larger
 
 
 def test_the_user_is_told_what_it_brings() -> None:
-    clear = describe_gain(BASELINE, [ran(BASELINE, 100.0), ran(KEEPING, 136.0)])
+    clear = describe_gain(BASELINE, [ran_at(BASELINE, 100.0), ran_at(KEEPING, 136.0)])
     assert clear.endswith("so float32 ran at 1.36x its speed")
-    doubtful = describe_gain(BASELINE, [ran(BASELINE, 100.0), ran(KEEPING, 97.0)])
+    doubtful = describe_gain(BASELINE, [ran_at(BASELINE, 100.0), ran_at(KEEPING, 97.0)])
     assert doubtful.endswith(
         "0.97x its speed. Whether the winner needs that too is measured at the end"
     )
-    assert describe_gain(BASELINE, [ran(BASELINE, 100.0)]) == ""
+    assert describe_gain(BASELINE, [ran_at(BASELINE, 100.0)]) == ""
 
 
 def test_what_does_not_run_is_not_kept() -> None:
-    history = [ran(BASELINE, 100.0), ran(KEEPING, 200.0, Status.OUT_OF_MEMORY)]
+    history = [ran_at(BASELINE, 100.0), ran_at(KEEPING, 200.0, Status.OUT_OF_MEMORY)]
     assert start_point(SPACE, BASELINE, history) == BASELINE
 
 
@@ -68,7 +63,7 @@ def test_without_the_knob_the_baseline_is_where_the_search_starts() -> None:
     space = Space(policies=SPACE.policies, batch_sizes=SPACE.batch_sizes)
     plain = {name: value for name, value in BASELINE.items() if name != KEEP_MEMORY}
     assert start_point(space, plain, []) == plain
-    assert not clearly_pays(space, plain, [ran(plain, 100.0)], 64)
+    assert not clearly_pays(space, plain, [ran_at(plain, 100.0)], 64)
 
 
 def searched(fails: bool) -> list[Outcome]:
@@ -82,7 +77,7 @@ def searched(fails: bool) -> list[Outcome]:
         assert decision.point is not None
         crashes = fails and decision.point[KEEP_MEMORY]
         status = Status.CRASHED if crashes else Status.OK
-        history.append(ran(decision.point, 10.0 * float(decision.point[BATCH]), status))
+        history.append(ran_at(decision.point, 10.0 * float(decision.point[BATCH]), status))
 
 
 @pytest.mark.parametrize("fails", [False, True])

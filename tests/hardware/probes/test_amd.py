@@ -1,13 +1,13 @@
 """AMD GPUs through the kernel's KFD topology, and which of them a process sees."""
 
 import pytest
-from pci_bus import BUS, bus
 
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.probes.amd import probe_amd
 from autoprec.hardware.recording import synthetic_machine as machine
+from tests.hardware.probes.pci_bus import BUS, bus
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"
 

@@ -1,11 +1,11 @@
 """Intel GPUs through the PCI bus, as PyTorch lists them."""
 
 import pytest
-from pci_bus import BUS, bus
 
 from autoprec.core.device.observation import DeviceKind
 from autoprec.hardware.probes.intel import probe_intel
 from autoprec.hardware.recording import synthetic_machine as machine
+from tests.hardware.probes.pci_bus import BUS, bus
 
 
 def test_intel_gpus_are_display_devices_of_the_vendor():

@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from pci_bus import bus
 
 from autoprec.errors import CatalogueError
 from autoprec.hardware import other_accelerators
 from autoprec.hardware.other_accelerators import load_other_accelerators
 from autoprec.hardware.probes.other_accelerators import probe_other_accelerators
 from autoprec.hardware.recording import synthetic_machine as machine
+from tests.hardware.probes.pci_bus import bus
 
 
 def test_accelerators_with_a_stack_of_their_own_are_noted():

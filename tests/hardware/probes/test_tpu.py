@@ -1,9 +1,8 @@
 """TPU chips are counted without asking any library."""
 
-from pci_bus import bus
-
 from autoprec.core.device.observation import DeviceKind
 from autoprec.hardware.probes.tpu import probe_tpu
+from tests.hardware.probes.pci_bus import bus
 
 
 def test_tpu_chips_are_counted_without_asking_any_library():

@@ -155,6 +155,6 @@ def _refuse_replicas() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise UsageError(
-            f"gradient accumulation under a strategy of {replicas} replicas was asked for, and is "
+            f"gradient accumulation under a strategy of {replicas} replicas is "
             "not supported: give every replica a larger batch, with accumulation_steps=1"
         )

@@ -1,4 +1,4 @@
-"""What the guides teach about mixed precision, said about the user's own model.
+"""What the guides teach about mixed precision, applied to the user's own model.
 
 Advice is data: sentences that say what, why and what to do. Nothing here changes anything.
 """
@@ -25,7 +25,7 @@ TINY_WEIGHTS = 100_000
 def advise(recipe: Recipe, units: Sequence[LayerUnit], facts: DeviceFacts | None) -> list[str]:
     """List what is worth knowing about `recipe` on a model, each with what to do.
 
-    Without the device's `facts` nothing is said of its alignment.
+    Without the device's `facts` there is no advice on its alignment.
     """
     if not recipe.policy.mixed:
         return []
@@ -61,7 +61,7 @@ def _misaligned_sizes(
         return []
     shown = ", ".join(off[:8]) + (f" and {len(off) - 8} more" if len(off) > 8 else "")
     return [
-        f"these dimensions are not multiples of {multiple}, which this device's matrix units want: "
+        f"these dimensions are not multiples of {multiple}, which this device's matrix units need: "
         f"{shown}; round them up, or let the profile pad them"
     ]
 

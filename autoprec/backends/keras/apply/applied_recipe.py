@@ -1,4 +1,4 @@
-"""One recipe at work on one model: what is changed in it, kept up, and put back.
+"""Applies one recipe to one model, keeps it applied as the model changes, and puts it back.
 
 Layers get their policies at once; what a later `compile` brings (another optimizer, other settings)
 and what a later `build` makes (layers) is taken in as it comes, so that the order in which a script
@@ -37,15 +37,15 @@ from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.errors import AutoprecWarning, UsageError
 
-#: Where a model holds the recipe that is at work on it.
+#: The attribute in which a model holds the recipe applied to it.
 RECIPE_ATTRIBUTE = "_autoprec"
 
-#: How a note begins that says what a model to which a recipe came by itself does not carry.
+#: Begins a note on what of a recipe for models to come does not fit this one.
 _NOT_APPLIED = "not applied to "
 
 
 class AppliedRecipe:
-    """A recipe at work on `model`; held by the model itself, so that it lives as long.
+    """A recipe applied to `model`; the model holds it, so that it lives as long.
 
     `given` are optimizers of the script that the model does not hold. With `tolerant`, islands
     that the model does not have are warned of rather than refused: a policy that was set for every
@@ -124,7 +124,7 @@ class AppliedRecipe:
         )
 
     def warn(self) -> None:
-        """Warn, once each, of what this model does not carry."""
+        """Warn, once each, of what of the recipe does not fit this model."""
         for note in self._notes:
             if note.startswith(_NOT_APPLIED) and note not in self._warned:
                 self._warned.add(note)
@@ -253,7 +253,7 @@ class AppliedRecipe:
 
 
 def undo_former_recipe(layer: Any) -> None:
-    """Undo the recipe that is at work on `layer`, if one is."""
+    """Undo the recipe that is applied to `layer`, if one is."""
     former = vars(layer).get(RECIPE_ATTRIBUTE)
     if former is not None:
         former.restore()

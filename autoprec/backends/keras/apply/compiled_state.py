@@ -143,7 +143,7 @@ class CompiledState:
         model, recipe = self.model, self._recipe
         before = (model.jit_compile, model.steps_per_execution)
         steps = recipe.knobs.get("steps_per_execution", model.steps_per_execution)
-        note = "steps_per_execution was left at 1: Keras on torch has no other"
+        note = "steps_per_execution stays 1: Keras on torch supports no other value"
         if keras.config.backend() == "torch" and steps != 1:
             steps = 1
             self.notes += [note] if note not in self.notes else []

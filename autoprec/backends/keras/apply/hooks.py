@@ -1,4 +1,4 @@
-"""Instance attributes put over the methods of layers, models and optimizers, and taken off again.
+"""Instance attributes that replace the methods of layers, models and optimizers for a while.
 
 Hooks are callable objects rather than closures, so that copying a layer copies them with it, and
 look like the method they stand for: Keras asks methods for their signature and marks.
@@ -43,13 +43,13 @@ class InstalledHooks:
         object.__setattr__(owner, name, hook)
 
     def restore(self) -> None:
-        """Take everything off, last first, but for what someone else has put over a method."""
+        """Remove all hooks, last first, except where other code has replaced one."""
         while self._installed:
             _remove_hook(*self._installed.pop())
 
 
 def _remove_hook(owner: Any, name: str, hook: Hook) -> None:
-    """Take off a hook, also where others lie over it: recipes on shared layers end in any order."""
+    """Remove a hook, even from below others: recipes on shared layers end in any order."""
     above, found = None, vars(owner).get(name)
     while found is not hook and isinstance(found, Hook):
         above, found = found, found.original

@@ -1,7 +1,7 @@
-"""The policies that recipes give to one layer: which holds, and what the layer's own one is.
+"""The policies that recipes give to one layer: which is in force, and what the layer's own one is.
 
-Several recipes may be at work on a layer that models share, and end in any order. So what was given
-lies with the layer: the latest holds, and the layer's own comes back with the end of the last.
+Several recipes may be applied to a layer that models share, and end in any order. So the layer
+records what it was given: the latest is in force, and its own returns when the last one ends.
 """
 
 from __future__ import annotations

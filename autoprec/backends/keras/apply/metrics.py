@@ -13,7 +13,7 @@ import keras
 
 from autoprec.backends.keras.apply.hooks import Hook
 
-#: The weight of what was added: it sums as 0 does, and the sign tells it from a sample's own 0.
+#: The weight of padding: it sums as 0 does, and its sign distinguishes it from a sample's own 0.
 PADDING_WEIGHT = -0.0
 
 

@@ -1,4 +1,4 @@
-"""Computes layers at sizes that are multiples of what the device's matrix units want.
+"""Computes layers at sizes that are multiples of what the device's matrix units need.
 
 Zeros are added to kernel and input before the product and cut off after it, at compute time only:
 the variables keep their objects, shapes, names and optimizer state. Added rows and columns of zeros

@@ -114,7 +114,7 @@ class LayerPolicies:
             self._given[id(layer)] = GivenPolicies.to(layer, name)
 
     def restore(self) -> None:
-        """Take every policy back, but for those that someone else has set since."""
+        """Take every policy back, except those that other code has set since."""
         for given, policy in self._given.values():
             given.take_back(policy)
         self._given.clear()

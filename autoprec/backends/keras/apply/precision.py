@@ -61,7 +61,7 @@ class Applied:
 
 
 class AppliedToModel(Protocol):
-    """A recipe at work on one model, as `Precision` sees it."""
+    """A recipe applied to one model, as `Precision` sees it."""
 
     model: Any
 
@@ -83,9 +83,9 @@ class AppliedToModel(Protocol):
 
 @dataclass(repr=False)
 class Precision:
-    """A recipe at work. Made by `KerasSurgeon.apply`.
+    """A recipe applied to models, returned by `KerasSurgeon.apply`.
 
-    Applied to a model it knows that one; applied before there was any, it knows every model that
+    Applied to a model, it holds that one; applied before there was any, it knows every model that
     was compiled or called since, the latest first, for as long as the script itself keeps them.
     """
 

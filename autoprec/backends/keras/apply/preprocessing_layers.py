@@ -1,7 +1,7 @@
 """Finds the layers that only prepare a model's inputs: they stay in float32.
 
-Ids above 256 and large measurements do not survive bfloat16, and nothing is won before the first
-matrix product, which casts what it is given itself.
+Ids above 256 and large measurements do not survive bfloat16, and 16 bits save nothing before the
+first matrix product, which casts its inputs itself.
 """
 
 from __future__ import annotations

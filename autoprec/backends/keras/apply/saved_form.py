@@ -1,8 +1,8 @@
-"""Files hold what the user's own optimizer would have written, whatever is wrapped around it.
+"""Files hold what the user's own optimizer would have written, whatever wraps it.
 
-So Keras alone loads them, here or in a process that never heard of autoprec, and what was saved
-before a recipe was applied loads after. A loss scale's own numbers lie beside the optimizer, where
-a plain one never looks.
+So Keras alone loads them, with or without autoprec, and what was saved before a recipe was applied
+loads after. A loss scale's own numbers are stored next to the optimizer,
+where a plain one never looks.
 """
 
 from __future__ import annotations

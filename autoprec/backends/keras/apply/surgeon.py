@@ -177,7 +177,7 @@ def _apply_process_settings(precision: Precision) -> None:
             tf.config.threading.set_intra_op_parallelism_threads(int(threads))
         except RuntimeError:
             precision.notes.append(
-                f"{threads} intra-op threads were asked for after TensorFlow had started; "
+                f"{threads} intra-op threads were requested after TensorFlow had started; "
                 "apply the profile first thing in the script, or set TF_NUM_INTRAOP_THREADS="
                 f"{threads}"
             )

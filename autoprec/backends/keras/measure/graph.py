@@ -144,7 +144,7 @@ def flops_by_unit(step: StepGraph) -> dict[str, int]:
     for operation in step.operations:
         count = product_flops(operation)
         path = step.unit_of(operation.name) or "" if count else ""
-        if count and path not in inside:  # beside the loop is a first step that is never run
+        if count and path not in inside:  # next to the loop is a first step that never runs
             totals[path] = totals.get(path, 0) + count
     for call in loops:
         totals[call.unit.path] = totals.get(call.unit.path, 0) + _recurrent(call)

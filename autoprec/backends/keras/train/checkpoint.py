@@ -21,7 +21,7 @@ def load_weights(model: Any, path: Path) -> None:
     """Load a checkpoint's weights into `model`; `TaskError` where they are not its own."""
     if not path.name.endswith(_SUFFIXES):
         raise TaskError(
-            f"{path.name} is no file of Keras's weights; expected a name that ends in "
+            f"{path.name} is not a Keras weights file; expected a name that ends in "
             f"{', '.join(_SUFFIXES)}, as model.save_weights and model.save write it"
         )
     try:

@@ -61,7 +61,7 @@ def _state_kept(model: Any) -> Iterator[None]:
 
 
 def _nonfinite_origin(model: Any, units: Sequence[LayerUnit], batch: Any) -> str:
-    """Say where inf or NaN is seen first: in the batch, in a layer, or in the loss."""
+    """Say where inf or NaN occurs first: in the batch, in a layer, or in the loss."""
     for number_of, leaf in enumerate(keras.tree.flatten(batch)):
         values = keras.ops.convert_to_numpy(leaf)
         if values.dtype.kind == "f" and not np.isfinite(values).all():

@@ -26,7 +26,7 @@ LAST_ACTIVATIONS = (
     nn.AdaptiveLogSoftmaxWithLoss,
 )
 
-_FUNCTIONS = {
+_OUTPUT_FUNCTIONS = {
     "softmax",
     "log_softmax",
     "softmin",
@@ -131,7 +131,7 @@ def _is_activation(value: ast.expr) -> bool:
         return False
     name = value.func.attr if isinstance(value.func, ast.Attribute) else None
     name = value.func.id if isinstance(value.func, ast.Name) else name
-    return name in _FUNCTIONS and not _own_child(value)
+    return name in _OUTPUT_FUNCTIONS and not _own_child(value)
 
 
 def _own_child(value: ast.expr) -> str:

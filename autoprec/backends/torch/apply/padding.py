@@ -70,7 +70,7 @@ def why_not(model: nn.Module, path: str, multiple: int) -> str:
     module = dict(model.named_modules(remove_duplicate=False)).get(path)
     if module is None:
         return "this model has no module of that name"
-    for check in _CHECKS:
+    for check in _PADDING_CHECKS:
         reason = check(model, path, module)
         if reason:
             return reason
@@ -169,7 +169,7 @@ def _source(module: nn.Module) -> str:
         return ""
 
 
-_CHECKS: tuple[Callable[[nn.Module, str, nn.Module], str], ...] = (
+_PADDING_CHECKS: tuple[Callable[[nn.Module, str, nn.Module], str], ...] = (
     _kind,
     _weights,
     _geometry,

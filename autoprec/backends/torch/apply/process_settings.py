@@ -68,11 +68,11 @@ def release_process_settings(model: nn.Module | None = None) -> None:
         return
     _CLAIMS.wanted = [claim for claim in _CLAIMS.wanted if claim not in gone]
     still = {setting for _, changes in _CLAIMS.wanted for setting in changes}
-    theirs = {setting for setting in _READ if _read(setting) != _CLAIMS.left[setting]}
+    theirs = {setting for setting in _READERS if _read(setting) != _CLAIMS.left[setting]}
     if theirs & _SAME_SETTING:
         theirs |= _SAME_SETTING
     unclaimed = {setting for _, changes in gone for setting in changes} - still - theirs
-    _restore({setting: _CLAIMS.original[setting] for setting in _READ if setting in unclaimed})
+    _restore({setting: _CLAIMS.original[setting] for setting in _READERS if setting in unclaimed})
     if not theirs and not still:
         _restore(_CLAIMS.original)
     _CLAIMS.left = _readings()
@@ -164,7 +164,7 @@ def _write_cudnn_benchmark(value: bool) -> None:
     torch.backends.cudnn.benchmark = value
 
 
-_READ: Mapping[str, Callable[[], Any]] = {
+_READERS: Mapping[str, Callable[[], Any]] = {
     "matmul_precision": _readable(torch.get_float32_matmul_precision),
     "matmul_tf32": _readable(lambda: torch.backends.cuda.matmul.allow_tf32),
     "cudnn_tf32": _readable(lambda: torch.backends.cudnn.allow_tf32),
@@ -173,7 +173,7 @@ _READ: Mapping[str, Callable[[], Any]] = {
     "threads": torch.get_num_threads,
 }
 
-_WRITE: Mapping[str, Callable[[Any], None]] = {
+_WRITERS: Mapping[str, Callable[[Any], None]] = {
     "matmul_precision": torch.set_float32_matmul_precision,
     "matmul_tf32": _write_matmul_tf32,
     "cudnn_tf32": _write_cudnn_tf32,
@@ -184,21 +184,21 @@ _WRITE: Mapping[str, Callable[[Any], None]] = {
 
 # The newer API's view of the same settings (torch >= 2.9). It tells "none" (never set) from "ieee"
 # (set to full precision), which the older one cannot, so it is what makes a restore exact.
-_PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
+_NEWER_SETTINGS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
 
 
 def _readings() -> dict[str, Any]:
     """Read every setting, the older API's first: what it writes changes the newer one's."""
-    return {setting: _read(setting) for setting in (*_READ, *_PRECISIONS)}
+    return {setting: _read(setting) for setting in (*_READERS, *_NEWER_SETTINGS)}
 
 
 def _read(setting: str) -> Any:
-    return _READ[setting]() if setting in _READ else _read_precision(setting)
+    return _READERS[setting]() if setting in _READERS else _read_precision(setting)
 
 
 def _write(setting: str, value: Any) -> None:
-    if setting in _WRITE:
-        _WRITE[setting](value)
+    if setting in _WRITERS:
+        _WRITERS[setting](value)
     else:
         _write_precision(setting, value)
 

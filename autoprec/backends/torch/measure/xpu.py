@@ -16,9 +16,9 @@ import torch
 
 from autoprec.core.device.placement import XPU_VARIABLE
 
-_VENDOR = 0x8086
+_INTEL_VENDOR_ID = 0x8086
 #: vendor, device, revision, domain, bus, device, function, four bytes of nothing, sub-device
-_UUID = struct.Struct("<HHHHBBB4xB")
+_UUID_LAYOUT = struct.Struct("<HHHHBBB4xB")
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ def identify_device(index: int) -> XpuDevice:
     found = torch.xpu.get_device_properties(index)
     device_id = int(getattr(found, "device_id", 0))
     uuid = bytes(getattr(getattr(found, "uuid", None), "bytes", ()))
-    pci = f"{_VENDOR:04x}:{device_id:04x}" if device_id else ""
+    pci = f"{_INTEL_VENDOR_ID:04x}:{device_id:04x}" if device_id else ""
     return XpuDevice(pci, _address(uuid, device_id))
 
 
 def _address(uuid: bytes, device_id: int) -> str:
     """Decode the PCI address in a UUID, with the tile's number where it is a tile's."""
-    if len(uuid) != _UUID.size:
+    if len(uuid) != _UUID_LAYOUT.size:
         return ""
-    vendor, device, _, domain, bus, slot, function, part = _UUID.unpack(uuid)
-    if (vendor, device) != (_VENDOR, device_id) or not (bus or slot):
+    vendor, device, _, domain, bus, slot, function, part = _UUID_LAYOUT.unpack(uuid)
+    if (vendor, device) != (_INTEL_VENDOR_ID, device_id) or not (bus or slot):
         return ""
     address = f"{domain:04x}:{bus:02x}:{slot:02x}.{function}"
     return f"{address}/{part - 1}" if part else address

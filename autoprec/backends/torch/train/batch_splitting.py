@@ -22,7 +22,7 @@ from autoprec.backends.torch.trace.model_state import stored_values
 from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
 
-_TOLERANCE = 1e-4
+_GRADIENT_TOLERANCE = 1e-4
 
 _CHANGES_STATE = "a forward pass changes what the next one computes (spectral norm does this)"
 _DRAWS_RANDOM_NUMBERS = "a step draws random numbers of its own besides dropout"
@@ -49,7 +49,7 @@ def splittable(
         error, why = try_to_measure(lambda: _difference(task, model, parts))
         if error is None:
             return False, f"two halves could not be compared with their batch: {why}"
-        if error <= _TOLERANCE:
+        if error <= _GRADIENT_TOLERANCE:
             return True, ""
         if math.isnan(error):
             return False, "the gradients of a batch or of its halves are not finite"
@@ -58,7 +58,7 @@ def splittable(
         state, _ = try_to_measure(lambda: _difference(task, model, again))
         random, _ = try_to_measure(lambda: _difference(task, model, drawn_anew))
     for found, why in ((state, _CHANGES_STATE), (random, _DRAWS_RANDOM_NUMBERS)):
-        if found is not None and not found <= _TOLERANCE:
+        if found is not None and not found <= _GRADIENT_TOLERANCE:
             return False, f"{why}, so that halves cannot be compared with their batch"
     cause = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
     return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
@@ -123,7 +123,7 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
             setattr(module, name, rate)
 
 
-_WITH_DROPOUT = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
+_DROPOUT_ARGUMENTS = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 """Functions with an argument `dropout_p`, and its position."""
 
 
@@ -141,7 +141,7 @@ class _NoDropout(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if "dropout" in name and args and isinstance(args[0], torch.Tensor):
             return args[0]
-        position = _WITH_DROPOUT.get(name)
+        position = _DROPOUT_ARGUMENTS.get(name)
         if position is not None:
             args = tuple(0.0 if i == position else argument for i, argument in enumerate(args))
             kwargs = {key: 0.0 if key == "dropout_p" else value for key, value in kwargs.items()}

@@ -15,10 +15,18 @@ from torch import nn
 
 from autoprec.errors import TaskError
 
-_NAMES = ("model", "state_dict", "model_state_dict", "model_state", "module", "net", "weights")
+_STATE_DICT_KEYS = (
+    "model",
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "module",
+    "net",
+    "weights",
+)
 """Under which a training loop, Lightning, timm or DeepSpeed keeps the state dict."""
 
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
+_WRAPPER_PREFIXES = ("module.", "_orig_mod.", "model.")
 """What DDP, torch.compile and a LightningModule put before the name of every weight."""
 
 _SHOWN_WEIGHTS = 3
@@ -80,14 +88,16 @@ def _read_safetensors(path: Path) -> Any:
 
 def _state_in(found: Any, path: Path) -> Mapping[str, torch.Tensor]:
     """Find the state dict in a file's content."""
-    inside = [found[name] for name in _NAMES if name in found] if _is_mapping(found) else []
+    inside = (
+        [found[name] for name in _STATE_DICT_KEYS if name in found] if _is_mapping(found) else []
+    )
     for state in (*inside, found):
         if _is_mapping(state) and state and any(_is_weight(value) for value in state.values()):
             return {name: value for name, value in state.items() if _is_weight(value)}
     held = ", ".join(map(repr, list(found)[:6])) if _is_mapping(found) else type(found).__name__
     raise TaskError(
         f"{path.name} holds no state dict (found {held}); expected what model.state_dict() gives, "
-        f"or that under one of {', '.join(map(repr, _NAMES))}"
+        f"or that under one of {', '.join(map(repr, _STATE_DICT_KEYS))}"
     )
 
 
@@ -102,7 +112,7 @@ def _is_weight(value: Any) -> bool:
 def _unwrapped(state: Mapping[str, torch.Tensor], model: nn.Module) -> Mapping[str, torch.Tensor]:
     """Strip the prefixes that wrappers put before all of a state's names."""
     own = set(model.state_dict())
-    for wrapper in _WRAPPERS * 2:
+    for wrapper in _WRAPPER_PREFIXES * 2:
         if own & set(state) or not all(name.startswith(wrapper) for name in state):
             continue
         state = {name.removeprefix(wrapper): value for name, value in state.items()}

@@ -16,13 +16,13 @@ from torch import nn
 
 LOW_DTYPES = (torch.float16, torch.bfloat16)
 
-_PRODUCTS = {"cuda": "cuda.matmul", "cpu": "mkldnn.matmul"}
+_PRODUCT_SETTINGS = {"cuda": "cuda.matmul", "cpu": "mkldnn.matmul"}
 """Where torch keeps how products may be rounded. Convolutions may by default: that is plain.
 
 Intel GPUs heed `mkldnn.allow_tf32` alone.
 """
 
-_ROUNDED = {
+_REDUCED_PRECISIONS = {
     "cuda": {"tf32": "TF32"},
     "cpu": {"bf16": "bfloat16"},  # what few CPUs do with TF32 is left out
 }
@@ -54,10 +54,10 @@ def rounded_products(device_type: str) -> str:
     if device_type == "xpu":
         return "TF32" if getattr(torch.backends.mkldnn, "allow_tf32", False) else ""
     owner: Any = torch.backends
-    for name in _PRODUCTS.get(device_type, "none").split("."):
+    for name in _PRODUCT_SETTINGS.get(device_type, "none").split("."):
         owner = getattr(owner, name, None)
     setting = str(getattr(owner, "fp32_precision", "none"))
-    return _ROUNDED.get(device_type, {}).get(setting, "")
+    return _REDUCED_PRECISIONS.get(device_type, {}).get(setting, "")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from keras_models import softmax_net
 
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.device.facts import DeviceFacts, DTypeFact
@@ -11,6 +10,7 @@ from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Recipe
+from tests.backends.keras.keras_models import softmax_net
 
 BF16 = Recipe(policy=Policy.MIXED_BFLOAT16)
 

@@ -10,13 +10,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import compiled, data
 
 from autoprec.backends.keras.apply.hooks import Hook
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
+from tests.backends.keras.keras_models import compiled, data
 
 #: Everything a recipe can ask of a Keras model at once.
 WHOLE = Recipe(

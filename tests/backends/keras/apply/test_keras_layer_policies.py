@@ -7,12 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras_models import compiled, data, softmax_net
 
 from autoprec.backends.keras.apply.hooks import Hook
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
+from tests.backends.keras.keras_models import compiled, data, softmax_net
 
 layers = keras.layers
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16)

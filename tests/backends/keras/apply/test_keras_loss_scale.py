@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import compiled, data, softmax_net
 
 from autoprec.backends.keras.apply.checkpoints import (
     convert_checkpoint,
@@ -22,6 +21,7 @@ from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecWarning
+from tests.backends.keras.keras_models import compiled, data, softmax_net
 
 SCALE = LossScale(initial=1024.0, growth_interval=3)
 

@@ -9,13 +9,20 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import OwnTrainStep, Pair, Unscaled, compiled, data, softmax_net
-from kinds import Gan
 
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecWarning
+from tests.backends.keras.keras_models import (
+    OwnTrainStep,
+    Pair,
+    Unscaled,
+    compiled,
+    data,
+    softmax_net,
+)
+from tests.backends.keras.kinds import Gan
 
 FLOAT16 = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=256.0))
 RECIPES = {

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from keras_models import compiled, data, softmax_net
 
 from autoprec.backends.keras.apply.hooks import InstalledHooks
 from autoprec.backends.keras.apply.layer_names import layer_units
@@ -16,6 +15,7 @@ from autoprec.backends.keras.apply.padding import pad_layers, paddable_layers
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
+from tests.backends.keras.keras_models import compiled, data, softmax_net
 
 sizes = st.integers(1, 11)
 few = settings(

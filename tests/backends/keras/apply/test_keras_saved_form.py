@@ -12,11 +12,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras_models import compiled, data, softmax_net
 
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
+from tests.backends.keras.keras_models import compiled, data, softmax_net
 
 SCALED = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=64.0, growth_interval=2))
 RECIPES = {

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import LogitsThenOwnCode, Subclassed, compiled, data, softmax_net
 
 from autoprec import apply_profile
 from autoprec.backends.keras.apply.layer_names import layer_units, resolve_layers
@@ -16,6 +15,13 @@ from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
+from tests.backends.keras.keras_models import (
+    LogitsThenOwnCode,
+    Subclassed,
+    compiled,
+    data,
+    softmax_net,
+)
 
 BF16 = Recipe(policy=Policy.MIXED_BFLOAT16)
 FP16 = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=2.0**12))

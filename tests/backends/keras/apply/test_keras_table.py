@@ -14,12 +14,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from kinds import KINDS, STEPS, WAYS, Gan, Kind, by_batch, compile_kind
 
 from autoprec.backends.keras.apply.optimizers import optimizer_attributes, optimizers_of
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
+from tests.backends.keras.kinds import KINDS, STEPS, WAYS, Gan, Kind, by_batch, compile_kind
 
 POLICIES = {
     "float32": Recipe(),

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import OwnTrainStep, compiled, data, softmax_net
 
 from autoprec.backends import registry
 from autoprec.backends.keras.backend import KerasBackend
@@ -19,6 +18,7 @@ from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import TaskError
 from autoprec.workers.failures import FailureKind, classify_exception
+from tests.backends.keras.keras_models import OwnTrainStep, compiled, data, softmax_net
 
 QUICK = TimingBudget(seconds=0.2, min_steps=3, max_steps=6)
 

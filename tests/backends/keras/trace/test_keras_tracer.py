@@ -5,17 +5,15 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from keras_models import OwnTrainStep, compiled, data, softmax_net
 
 from autoprec.backends.keras.backend import KerasBackend
-from autoprec.backends.keras.trace.batch_stream import batch_stream
-from autoprec.backends.keras.trace.magnitudes import exponents_of
 from autoprec.backends.keras.trace.trainee import KerasTrainee
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared import checkpoint_budget
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
+from tests.backends.keras.keras_models import OwnTrainStep, compiled, data, softmax_net
 
 FLOAT32 = Recipe(batch_size=8)
 BF16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)
@@ -112,26 +110,6 @@ def test_float16_trajectories_report_skips_and_scales():
     assert point.gradient_error < 0.02
 
 
-@pytest.mark.parametrize(("factor", "fits"), [(1000.0, True), (100_000.0, False)])
-def test_float16_shadows_say_how_large_the_forward_pass_gets(factor, fits):
-    def model():
-        up = keras.layers.Lambda(lambda x: x * 100.0 * (factor / 100.0))
-        scaled = [up, keras.layers.Lambda(lambda x: x * (1.0 / factor))]
-        last = keras.layers.Dense(4, activation="softmax")
-        return compiled(keras.Sequential([keras.layers.Input((8,)), *scaled, last]))
-
-    ones = np.ones((64, 8), "float32"), np.zeros(64, "int32")
-    traced = tracer(model, build_data=lambda n: ones)
-    traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
-    float16 = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**10))
-    points = traced.shadow(recipe=float16)
-    assert [point.step for point in points] == [0, 1]
-    for point in points:
-        assert point.overflowed is not fits
-        assert point.largest == (factor if fits else None)
-    assert all(point.largest is None for point in traced.shadow(recipe=BF16))
-
-
 def test_a_trajectory_with_accumulation_averages_its_micro_batches():
     traced = tracer()
     whole = traced.trajectory(recipe=Recipe(batch_size=16), seed=0, steps=3)
@@ -146,123 +124,12 @@ def test_a_run_ends_when_its_time_is_up_and_evaluate_is_asked():
     assert run.metric == 0.5
 
 
-def test_data_that_do_not_repeat_are_kept_and_replayed():
-    draws = iter(range(1000))
-
-    def changing(batch_size):
-        random = np.random.default_rng(next(draws))
-        return [
-            (random.normal(size=(batch_size, 8)).astype("float32"), np.zeros(batch_size, "int32"))
-        ]
-
-    traced = tracer(build_data=changing)
-    first = traced.reference(batch_size=8, steps=3, checkpoints=(0,))
-    assert not first.reproducible
-    assert traced.trajectory(recipe=FLOAT32, seed=0, steps=3).losses == first.losses
-
-
 def test_comparing_needs_a_reference():
     with pytest.raises(UsageError, match="reference"):
         tracer().shadow(recipe=BF16)
 
 
-def test_exponents_are_those_of_numpy():
-    assert exponents_of(np.array([0.0, 4.0, -3.0, np.inf, 2.0**-30])).tolist() == [2, 1, -30]
-
-
-def regression(factor):
-    """One linear layer whose upstream gradient is known: d loss / d y = factor / samples."""
-
-    def model():
-        net = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-        return compiled(net, loss=lambda y, p: keras.ops.mean(p) * factor)
-
-    return model
-
-
-@pytest.mark.parametrize("exponent", [-20, 0, 12])
-def test_the_largest_backward_magnitude_is_found_exactly(exponent):
-    inputs = np.full((8, 2), 0.25, "float32")
-    traced = tracer(regression(2.0**exponent), lambda n: [(inputs, np.zeros((8, 1), "float32"))])
-    found = traced.backward_exponents(recipe=BF16, batches=2)
-    assert found.largest == exponent - 2  # the kernel's gradient: 8 x (factor / 8) x 0.25
-    assert found.counts == {str(exponent - 2): 1.0}
-    assert found.batches == 2
-    assert found.finite
-
-
-def amplified(loop=1.0, layer=1.0):
-    """A recurrent net whose gradients are so many times as large in its loop, or in a layer."""
-
-    class Cell(keras.layers.SimpleRNNCell):
-        def call(self, inputs, states, training=False):
-            output, states = super().call(inputs, states, training=training)
-            return (output / loop) * loop, states
-
-    class Amplified(keras.layers.Layer):
-        def call(self, x):
-            return (x / layer) * layer
-
-    return lambda: compiled(
-        keras.Sequential(
-            [
-                keras.layers.Input((3, 4)),
-                keras.layers.RNN(Cell(4), name="loop"),
-                Amplified(name="layer"),
-                keras.layers.Dense(4, activation="softmax", name="dense"),
-            ]
-        )
-    )
-
-
-@pytest.mark.parametrize("where", ["loop", "layer"])
-def test_large_gradients_inside_functional_code_and_loops_are_seen(where):
-    inputs = np.random.default_rng(0).normal(size=(8, 3, 4)).astype("float32")
-
-    def seen(factor):
-        model = amplified(**{where: factor})
-        traced = tracer(model, lambda n: [(inputs, np.zeros(8, "int32"))])
-        found = traced.backward_exponents(recipe=BF16, batches=1).largest
-        return found, {unit.path: unit for unit in traced.unit_magnitudes(recipe=BF16)}
-
-    small, units = seen(2.0**6)
-    large, larger = seen(2.0**12)
-    assert (small, large) == (units[where].backward_largest, larger[where].backward_largest)
-    assert {"loop", "layer", "dense"} <= set(units)
-    for path, unit in units.items():
-        grown = 6 if path == where else 0
-        assert larger[path].backward_largest == unit.backward_largest + grown
-        assert larger[path].forward_largest == unit.forward_largest
-        assert (unit.underflow, larger[path].underflow) == (0.0, 0.0)
-    assert units["dense"].forward_largest < 0, "the exponent of a chance below 1"
-    assert units["dense"].backward_largest < 0
-
-
-def test_an_infinite_backward_pass_is_reported():
-    class Infinite(keras.layers.Layer):
-        def call(self, x):
-            return keras.ops.sqrt(x * 0.0)
-
-    def model():
-        net = keras.Sequential(
-            [keras.layers.Input((8,)), keras.layers.Dense(4), Infinite(), keras.layers.Dense(1)]
-        )
-        return compiled(net, loss="mse")
-
-    build = lambda n: [(np.ones((8, 8), "float32"), np.ones((8, 1), "float32"))]  # noqa: E731
-    assert not tracer(model, build).backward_exponents(recipe=BF16, batches=1).finite
-
-
-def normal_data(batch_size):
-    """Batches that are drawn from numpy's global generator, as many task files do."""
-    for _ in range(8):
-        yield (
-            np.random.normal(size=(batch_size, 8)).astype("float32"),
-            np.zeros(batch_size, "int32"),
-        )
-
-
-def test_a_tracers_seed_changes_weights_and_data():
+def test_a_tracers_seed_changes_weights():
     def losses(build_data, seed):
         given = Task(name="task.py", build_model=softmax_net, build_data=build_data)
         traced = KerasBackend().tracer(given, device="cpu", seed=seed, report=lambda *_: None)
@@ -274,13 +141,6 @@ def test_a_tracers_seed_changes_weights_and_data():
     same_data = lambda n: data(64)  # noqa: E731
     assert losses(same_data, 0) == losses(same_data, 0)
     assert losses(same_data, 0) != losses(same_data, 1000)  # other weights
-    task = Task(name="task.py", build_model=softmax_net, build_data=normal_data)
-    streams = [batch_stream(task, 8, seed) for seed in (0, 0, 1000)]
-    first, again, other = (np.asarray(stream.batch(0)[0]) for stream in streams)
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-    traced = KerasBackend().tracer(task, device="cpu", seed=1000, report=lambda *_: None)
-    assert np.array_equal(np.asarray(traced._stream(8, 0).batch(0)[0]), other)
 
 
 def test_a_large_model_keeps_the_checkpoints_that_there_is_memory_for(monkeypatch):
@@ -291,24 +151,6 @@ def test_a_large_model_keeps_the_checkpoints_that_there_is_memory_for(monkeypatc
     monkeypatch.setattr(checkpoint_budget, "MAX_CHECKPOINT_BYTES", 4 * size)
     traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
     assert [point.step for point in traced.shadow(recipe=FLOAT32)] == [0, 3]
-
-
-def test_batches_beyond_the_budget_are_compared_when_they_are_drawn_again():
-    epochs = iter(range(1000))
-
-    def drifting(batch_size):
-        epoch = next(epochs)
-        for index in range(4):  # the first batch is the same every time
-            yield np.full((batch_size, 8), index * (1 + epoch), "float32"), np.zeros(batch_size)
-
-    task = Task(name="task.py", build_model=softmax_net, build_data=drifting)
-    stream = batch_stream(task, 8, 0, keep_bytes=1)
-    assert stream.reproducible
-    pinned = np.asarray(stream.batch(2, pin=True)[0])
-    stream.batch(1)
-    assert not stream.reproducible
-    assert np.array_equal(np.asarray(stream.batch(2)[0]), pinned)
-    assert np.asarray(stream.batch(1)[0]).max() == 0  # the kept one, in a cycle
 
 
 def test_no_model_is_kept_when_a_trace_ends_or_fails(monkeypatch):
@@ -393,43 +235,6 @@ def test_scales_are_told_where_a_model_holds_its_optimizers_itself():
     recipe = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**10))
     run = tracer(build).trajectory(recipe=recipe, seed=0, steps=2)
     assert run.scales == (2.0**10, 2.0**10)
-
-
-@pytest.mark.parametrize("exponent", [-12, 0, 12])
-def test_float16_shadows_say_how_large_the_backward_pass_gets_without_its_scale(exponent):
-    inputs = np.full((8, 2), 0.25, "float32")
-    build = lambda n: [(inputs, np.zeros((8, 1), "float32"))]  # noqa: E731
-    traced = tracer(regression(2.0**exponent), build)
-    traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
-    for scale in (-4.0, 2.0):
-        initial = LossScale(initial=2.0**scale)
-        for point in traced.shadow(recipe=Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=initial)):
-            assert point.backward == 2.0 ** (exponent - 2)  # as in the bfloat16 pass below
-    beyond = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**40))
-    if exponent > -12:
-        assert [point.backward for point in traced.shadow(recipe=beyond)] == [None, None]
-    assert all(point.backward is None for point in traced.shadow(recipe=BF16))
-
-
-def test_magnitudes_are_read_under_the_same_dropout_as_losses():
-    def model():
-        whole = keras.layers.Dense(8, use_bias=False, kernel_initializer="identity")
-        dropped = keras.layers.Dropout(0.5)
-        last = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-        net = keras.Sequential([keras.layers.Input((8,)), whole, dropped, last])
-        net.compile(keras.optimizers.SGD(0.0), loss=lambda y, p: keras.ops.mean(p))
-        return net
-
-    powers = 2.0 ** np.arange(8, dtype="float32")[None]
-    traced = tracer(model, lambda n: [(powers, np.zeros((1, 1), "float32"))])
-    steps = range(5)
-    traced.reference(batch_size=1, steps=len(steps), checkpoints=tuple(steps))
-    float16 = Recipe(Policy.MIXED_FLOAT16, 1, loss_scale=LossScale(initial=1.0))
-    points = traced.shadow(recipe=float16)
-    assert len({point.reference for point in points}) > 2
-    for point in points:  # the sum of what is left, or else the largest of what went in
-        assert point.loss == point.reference
-        assert point.largest == max(point.reference, 128.0)
 
 
 def test_batches_of_another_size_are_forgotten():

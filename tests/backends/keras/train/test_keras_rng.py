@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import softmax_net
 
 from autoprec.backends.keras.train.data import batches
 from autoprec.backends.protocol import Task
+from tests.backends.keras.keras_models import softmax_net
 
 DRAWS = {
     "numpy": lambda n: np.random.normal(size=(n, 8)),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autoprec.backends.torch.apply.process_settings import (
-    _WRITE,
+    _WRITERS,
     process_settings_restored,
     set_process_settings,
 )
@@ -127,7 +127,7 @@ NAMED = {
 
 def test_the_readme_names_every_setting_of_the_process() -> None:
     readme = Path(__file__).parents[4].joinpath("README.md").read_text()
-    assert set(NAMED) == set(_WRITE)
+    assert set(NAMED) == set(_WRITERS)
     assert [name for name in NAMED.values() if f"`torch.{name}" not in readme] == []
 
 
