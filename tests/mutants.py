@@ -48,6 +48,7 @@ TESTS_OF = {
         *("numerics/tolerance", "numerics/parity", "numerics/loss_curves"),
         *("numerics/late_failures", "numerics/single_step"),
     ),
+    "numerics/headroom": ("numerics/headroom",),
     "numerics/single_step": ("numerics/single_step", "numerics/parity"),
     "numerics/late_failures": ("numerics/late_failures", "numerics/parity"),
     "numerics/loss_curves": ("numerics/loss_curves", "numerics/parity"),

@@ -19,6 +19,7 @@ from autoprec.backends.protocol import Tracer
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.headroom import needs_later_checkpoints
 from autoprec.core.numerics.late_failures import (
     magnitudes_grow,
     needs_more_steps,
@@ -26,7 +27,6 @@ from autoprec.core.numerics.late_failures import (
 )
 from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
 from autoprec.core.numerics.parity import LONG_STEPS
-from autoprec.core.numerics.single_step import needs_later_checkpoints
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Evidence, Verdict
 from autoprec.core.recipe import LossScale, Recipe

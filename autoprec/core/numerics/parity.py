@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autoprec.core.numerics.headroom import check_headroom
 from autoprec.core.numerics.late_failures import (
     check_error_floor,
     check_gradient_growth,
@@ -29,7 +30,6 @@ from autoprec.core.numerics.loss_curves import (
 from autoprec.core.numerics.records import NoisyStep, StepComparison
 from autoprec.core.numerics.single_step import (
     NOISE_ROUNDOFF,
-    check_headroom,
     check_single_steps,
     is_noise_sensitive,
 )

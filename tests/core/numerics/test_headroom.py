@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from autoprec.core.numerics.headroom import check_headroom, needs_later_checkpoints
 from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.records import StepComparison
-from autoprec.core.numerics.single_step import check_headroom, needs_later_checkpoints
 from autoprec.core.numerics.verdict import Evidence
 from tests.core.evidence import DEFAULT
 
