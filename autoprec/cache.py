@@ -10,12 +10,13 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
-from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.facts import DeviceFacts, Fingerprint
 from autoprec.core.device.measurements import Measurements
+from autoprec.core.device.merging import with_measurements
 from autoprec.documents import MAX_FILE_BYTES, write_text
 
 #: This environment variable names the cache folder; empty, nothing is kept.
@@ -77,6 +78,13 @@ def recall(
             return timed.measured, tuple(notes)
         notes.append(f"{path} is of another device or version and is left out")
     return None, tuple(notes)
+
+
+def with_remembered_measurements(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
+    """Return the facts with what was measured on this device before, if anything was."""
+    measured, notes = recall(facts.fingerprint, software)
+    known = facts if measured is None else with_measurements(facts, measured)
+    return replace(known, notes=(*known.notes, *notes))
 
 
 def _path(fingerprint: Fingerprint, framework: str, version: str) -> Path | None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from autoprec import cache
+from autoprec.cache import with_remembered_measurements
 from autoprec.core.device.facts import DeviceFacts
-from autoprec.core.device.merging import distrust_native_support, merge, with_measurements
+from autoprec.core.device.merging import distrust_native_support, merge
 from autoprec.core.device.observation import DeviceKind, Observation, kind_of_framework_device
 from autoprec.core.device.policies import measured_choice, propose
 from autoprec.core.dtypes import Policy
@@ -143,13 +143,6 @@ def _is_same_device(probed: Observation, kind: str, number: int, said: Observati
     if said is None or not said.pci:
         return probed.index == number
     return probed.pci == said.pci and said.uuid in ("", probed.uuid)
-
-
-def with_remembered_measurements(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
-    """Return the facts with what was measured on this device before, if anything was."""
-    measured, notes = cache.recall(facts.fingerprint, software)
-    known = facts if measured is None else with_measurements(facts, measured)
-    return replace(known, notes=(*known.notes, *notes))
 
 
 def unusable_accelerators(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec import Recipe, api, apply_profile
+from autoprec import Recipe, apply_profile, applying
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale
@@ -120,7 +120,7 @@ def test_a_kind_of_device_means_the_one_that_the_model_is_on(
     asked: list[str] = []
     monkeypatch.setattr(TorchBackend, "device_of", lambda self, model: "cuda:1")
     monkeypatch.setattr(
-        api, "recipe_for", lambda profile, at, *_, **__: (asked.append(at) or Recipe(), None)
+        applying, "recipe_for", lambda profile, at, *_, **__: (asked.append(at) or Recipe(), None)
     )
     apply_profile("a.yaml", model=nn.Linear(2, 2), device=named)
     assert asked == [meant]

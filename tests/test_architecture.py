@@ -27,7 +27,7 @@ PACKAGE = Path(autoprec.__file__).parent
 # cli -> api -> reporting | tuning -> workers -> backends | hardware -> core -> errors. A layer
 # may import itself and what is listed; "" is the package's own __init__, which nothing inside may
 # import.
-# fitting chooses the recipe that api applies.
+# fitting chooses the recipe that applying applies; probing finds devices and times their products.
 # documents (YAML files), profiles (profile files, with their comments) and cache (what can be made
 # again) do for the layers above what core may not do; version holds one constant.
 FILES = {"cache", "documents", "profile_comments", "profiles", "version"}
@@ -45,8 +45,11 @@ LAYERS = {
     "tuning": {"workers", "backends", "hardware", "core", "errors", *FILES},
     "reporting": {"tuning", "core", "errors"},
     "fitting": {"backends", "hardware", "core", "errors", *FILES},
+    "applying": {"fitting", "backends", "core", "errors", *FILES},
+    "probing": {"backends", "hardware", "core", "errors", *FILES},
     "api": {
-        *("fitting", "reporting", "tuning", "workers", "backends", "hardware", "core", "errors"),
+        *("applying", "fitting", "probing", "reporting", "tuning", "workers", "backends"),
+        *("hardware", "core", "errors"),
         *FILES,
     },
     "cli": {"api", "reporting", "tuning", "workers", "core", "errors", *FILES},

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypedDict
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.loss_curves import MIN_STEPS
 from autoprec.core.recipe import KNOBS, KnobValue, check_knob
+from autoprec.core.speed.space import parse_batch_sizes
 from autoprec.errors import UsageError
 from autoprec.tuning.study import SAMPLERS
 
@@ -105,6 +107,75 @@ class Options:
             self.tolerance,
             self.accept_drift,
         )
+
+
+class Settings(TypedDict, total=False):
+    """The settings of a tuning as a caller may write them; see `Options` for what they mean.
+
+    Policies may be names, or one text with commas; batch sizes a range such as "16-512".
+    """
+
+    output: str | Path | None
+    checkpoint: str | Path | None
+    policies: str | Iterable[str | Policy]
+    batch_sizes: str | Iterable[int] | None
+    trials: int | None
+    time_limit: float | None
+    search_limit: float | None
+    proof_steps: int | None
+    proof_seconds: float | None
+    tolerance: float
+    accept_drift: bool
+    explain: bool
+    float32_modules: str | Iterable[str]
+    compile: bool
+    align: int | None
+    knobs: Mapping[str, tuple[KnobValue, ...]]
+    extras: bool
+    sampler: str
+    seed: int
+    storage: str | None
+    fresh: bool
+    wait: bool
+    rounds: int
+    memory_bytes: int | None
+
+
+def options_from(options: Options | None, settings: Settings) -> Options:
+    """Return the options as given, whole or setting by setting.
+
+    Raises `UsageError` where both `options` and single settings are given.
+    """
+    try:
+        parsed = Options(**_parse(settings))
+    except TypeError as error:
+        raise UsageError(f"tune: {error}") from error
+    if options is None:
+        return parsed
+    if parsed != Options():
+        raise UsageError("give options or single settings, not both")
+    return options
+
+
+def _parse(settings: Settings) -> dict[str, Any]:
+    """Convert settings as a caller writes them to the types of the options."""
+    parsed: dict[str, Any] = dict(settings)
+    policies = settings.get("policies")
+    if policies is not None:
+        names = policies.split(",") if isinstance(policies, str) else policies
+        parsed["policies"] = tuple(Policy.parse(str(name)) for name in names)
+    sizes = settings.get("batch_sizes")
+    if sizes is not None:
+        parsed["batch_sizes"] = (
+            parse_batch_sizes(sizes) if isinstance(sizes, str) else tuple(sorted(sizes))
+        )
+    for name in ("output", "checkpoint"):
+        if parsed.get(name) is not None:
+            parsed[name] = Path(parsed[name])
+    modules = settings.get("float32_modules")
+    if modules is not None:
+        parsed["float32_modules"] = (modules,) if isinstance(modules, str) else tuple(modules)
+    return parsed
 
 
 def _readable(name: str, path: Path) -> Path:

@@ -66,8 +66,8 @@ TASKS = {"simulated": SIMULATED, "torch": TORCH}
 # tuning is left out where torch is installed as well, so that faults do not fall into it mostly.
 UNMEASURED = """
 import sys
-from autoprec import api, cli
-api._measure_device = lambda facts, frameworks: facts
+from autoprec import cli, probing
+probing.measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 COMMANDS = {"simulated": ["-c", UNMEASURED], "torch": ["-m", "autoprec"]}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autoprec import api
+from autoprec import probing
 from autoprec.cli import main
 from tests.cli.commands import Run, Write
 
@@ -32,7 +32,7 @@ FAST = {
 @pytest.fixture
 def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lock files of this test alone, and no timing of real matrix products."""
-    monkeypatch.setattr(api, "_measure_device", lambda facts, frameworks: facts)
+    monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
     locks = tmp_path / "locks"
     locks.mkdir()
     monkeypatch.setenv("TMPDIR", str(locks))

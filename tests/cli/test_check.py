@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autoprec import api, cache
+from autoprec import api, cache, probing
 from autoprec.cli import main
 from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.dtypes import DType
@@ -133,8 +133,8 @@ def test_a_profile_of_a_framework_that_is_not_installed_does_not_fit(
     expected: int,
 ) -> None:
     frameworks = tuple(FrameworkFact(*each) for each in installed.items())
-    seen = replace(api.observe(), frameworks=frameworks)
-    monkeypatch.setattr(api, "observe", lambda **_: seen)
+    seen = replace(probing.observe(), frameworks=frameworks)
+    monkeypatch.setattr(probing, "observe", lambda **_: seen)
     change(profile, task__framework="torch", software={"torch": "2.13.0"})
     code, _, err = run(profile)
     assert code == expected
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_told_with_what_is_done_instead(
     recorded = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
     seen = observe(RecordedMachine(read_recording(recorded)))
     seen = replace(seen, frameworks=(FrameworkFact("torch", "2.13.0"),))
-    monkeypatch.setattr(api, "observe", lambda **_: seen)
+    monkeypatch.setattr(probing, "observe", lambda **_: seen)
     monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     if ratio is not None:
         rates = {DType.FLOAT32: 100.0, DType.BFLOAT16: 100.0 * ratio}

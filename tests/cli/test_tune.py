@@ -184,8 +184,8 @@ def test_a_forced_policy_that_is_slower_is_said_to_be(write: Write, run: Run) ->
 DRIVER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-from autoprec import api, cli
-api._measure_device = lambda facts, frameworks: facts
+from autoprec import cli, probing
+probing.measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 SLOW = ("--batch-sizes", "8-64", "--policies", "float32,mixed_bfloat16", "--rounds", "1")

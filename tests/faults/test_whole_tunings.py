@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(
 
 DRIVER = """
 import sys
-from autoprec import api, cli
-api._measure_device = lambda facts, frameworks: facts
+from autoprec import cli, probing
+probing.measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 

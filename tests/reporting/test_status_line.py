@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from factories import FakeClock, steady
 
-from autoprec import api
+from autoprec import api, probing
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -137,7 +137,7 @@ def test_tune_shows_it_in_a_notebook_and_is_silent_elsewhere_or_when_told(
     monkeypatch.setitem(sys.modules, "IPython", kernel)
     assert in_notebook()
     listeners: list[object] = []
-    monkeypatch.setattr(api, "_probe_here", lambda device, on_wait: on_wait("a driver is slow"))
+    monkeypatch.setattr(probing, "probe_here", lambda device, on_wait: on_wait("a driver is slow"))
     path = tmp_path / "t.py"
     path.write_text("")
     monkeypatch.setattr(Notebook, "__call__", lambda self, event: listeners.append(event))

@@ -243,7 +243,7 @@ def test_products_that_something_disturbed_are_told_before_anything_rests_on_the
     def measured(facts: DeviceFacts, software: object) -> DeviceFacts:
         return replace(facts, notes=(*facts.notes, "float32 products ran at 1 and at 120 GFLOP/s"))
 
-    monkeypatch.setattr("autoprec.api._measure_device", measured)
+    monkeypatch.setattr("autoprec.probing.measure_device", measured)
     _, events = run(task(), batch_sizes=(32,), trials=2)
     told = [
         event for event in events if isinstance(event, Note) and "at 1 and at 120" in event.text

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from autoprec import api, fitting
+from autoprec import api, fitting, probing
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.probe_result import MachineObservation, Unusable
@@ -37,9 +37,9 @@ MISSED = MachineObservation(devices=(CPU,), notes=("a remark",), unusable=(MISMA
 @pytest.fixture
 def a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU that cannot be used."""
-    for module in (api, fitting):
+    for module in (probing, fitting):
         monkeypatch.setattr(module, "observe", lambda **_: MISSED)
-    monkeypatch.setattr(api, "_measure_device", lambda facts, frameworks: facts)
+    monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
 
 
 def loaded(job: TuningJob, *built_for: DeviceKind) -> LoadedTask:
@@ -90,7 +90,7 @@ def test_another_accelerator_that_can_be_used_is_tuned(
     monkeypatch: pytest.MonkeyPatch, simulated: Callable[..., Path]
 ) -> None:
     seen = MachineObservation(devices=(Observation(DeviceKind.XPU), CPU), unusable=(MISMATCH,))
-    monkeypatch.setattr(api, "observe", lambda **_: seen)
+    monkeypatch.setattr(probing, "observe", lambda **_: seen)
     job, _ = works(monkeypatch, simulated())
     runner = SimpleNamespace(
         load=lambda: LoadedTask("torch", usable=("xpu",), built_for=tuple(DeviceKind))
@@ -103,10 +103,10 @@ def test_a_result_from_before_does_not_hide_it(
 ) -> None:
     task = simulated()
     settings = {"policies": "float32", "batch_sizes": (16,), "trials": 1, "rounds": 1, "wait": True}
-    monkeypatch.setattr(api, "_measure_device", lambda facts, frameworks: facts)
+    monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
     first = api.tune(task, device="cpu", **settings)
-    seen = replace(api.observe(), unusable=(MISMATCH,))
-    monkeypatch.setattr(api, "observe", lambda **_: replace(seen, devices=seen.devices[-1:]))
+    seen = replace(probing.observe(), unusable=(MISMATCH,))
+    monkeypatch.setattr(probing, "observe", lambda **_: replace(seen, devices=seen.devices[-1:]))
     assert api.tune(task, **settings) == first
 
     def refuse(job: TuningJob, runner: Runner) -> LoadedTask:

@@ -60,7 +60,7 @@ def test_a_framework_of_another_package_is_tuned_and_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In real worker processes, where the task file is what registers the framework."""
-    monkeypatch.setattr("autoprec.api._measure_device", lambda facts, frameworks: facts)
+    monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
     task = tmp_path / "toy_task.py"
     task.write_text(TASK)
     events: list[Event] = []
