@@ -156,7 +156,7 @@ class _Reader:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: into a temporary file beside it, then renamed.
+    """Write a file whole or not at all: into a temporary file next to it, then renamed.
 
     A symbolic link stays one: what it points to is written. Raises OSError (disk full, no
     permission) with the old file, if any, as it was.

@@ -13,7 +13,7 @@ HEADER = """\
 _COMMENT_COLUMN = 44
 
 _COMMENTS = {
-    "task.sha256": "of its code and of the modules beside it; comments do not count",
+    "task.sha256": "of its code and of the modules next to it; comments do not count",
     "device.fingerprint": "what a profile is matched by",
     "device.fingerprint.core_quota": "CPU time a container may have, in processors; null: all",
     "device.fingerprint.partition": "of a divided GPU (MIG); '': a whole device",

@@ -31,7 +31,7 @@ def load_profile(path: str | Path) -> Profile:
         raise ProfileError(f"{file} is a folder; give one profile file (apply_profile takes both)")
     if not file.exists():
         raise ProfileError(
-            f"{file}: there is no such file; `autoprec tune TASK.py` writes TASK{SUFFIX} beside it"
+            f"{file}: there is no such file; `autoprec tune TASK.py` writes TASK{SUFFIX} next to it"
         )
     try:
         document = read_yaml(file, ProfileError)
@@ -65,7 +65,7 @@ def parse_profile(document: object, where: str) -> Profile:
         return from_plain(Profile, document)
     except DecodeError as error:
         raise ProfileError(
-            f"{where}: {error} (mend the file, or write it anew with `autoprec tune`)"
+            f"{where}: {error} (correct the file, or write a new one with `autoprec tune`)"
         ) from error
 
 

@@ -275,7 +275,7 @@ def test_a_wrong_value_is_told_with_its_place_what_was_expected_and_the_fix(chan
     with pytest.raises(ProfileError, match=message) as caught:
         parse_profile(edited(**changes), "a.yaml")
     assert str(caught.value).startswith("a.yaml: ")
-    assert str(caught.value).endswith("(mend the file, or write it anew with `autoprec tune`)")
+    assert str(caught.value).endswith("(correct the file, or write a new one with `autoprec tune`)")
 
 
 @given(PLAIN, st.lists(st.integers(0, 30), min_size=1, max_size=4))

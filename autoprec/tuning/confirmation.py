@@ -1,7 +1,7 @@
 """The confirmation: proven finalists against the baseline, then the winner against float32 again.
 
 The choice among several finalists and the ratio that the profile reports come from different
-rounds, so that the winner's luck in the first does not flatter it in the second.
+rounds: reporting the rounds that a recipe was selected by would overstate its speed.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Settings(TypedDict, total=False):
 def options_from(options: Options | None, settings: Settings) -> Options:
     """Return the options as given, whole or setting by setting.
 
-    Raises `UsageError` where `options` are given and a setting besides them.
+    Raises `UsageError` where both `options` and single settings are given.
     """
     try:
         parsed = Options(**_parse(settings))

@@ -31,10 +31,10 @@ def default_journal(task: Path) -> Path:
 
     Where nothing can be written there, it is in the user's cache directory.
     """
-    beside = task.with_name(task.stem + JOURNAL_SUFFIX)
+    journal = task.with_name(task.stem + JOURNAL_SUFFIX)
     folder = cache_folder()
-    if folder is None or is_writable(beside):
-        return beside
+    if folder is None or is_writable(journal):
+        return journal
     name = hashlib.sha256(os.fsencode(task)).hexdigest()[:12]
     return folder / "studies" / f"{task.stem}-{name}{JOURNAL_SUFFIX}"
 

@@ -2,7 +2,8 @@
 
 Evidence is an exception's type and message in the worker, or the worker's exit and the last lines
 it printed. Only `OUT_OF_MEMORY` means that a recipe is too big. Messages are those of the libraries
-themselves; each row says whose.
+themselves; each row says whose. The table is one for all frameworks: they share libraries (cuDNN,
+oneDNN, glibc), and a worker may die before its framework is known.
 """
 
 from __future__ import annotations
