@@ -99,7 +99,7 @@ class Kernel:
 class TaskFacts:
     """What one float32 step showed of the task.
 
-    `samples` is the count in the first batch when `nominal` samples were asked for.
+    `samples` is the count in the first batch when `nominal` samples were requested.
     `splittable` says whether the accumulated gradient of two halves equals the unsplit one;
     `split_reason` why not. `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
@@ -108,7 +108,7 @@ class TaskFacts:
     `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
     are rounded without any recipe, empty where there are none; `uses_tf32` says that those are
     TF32, and `compiled` that the model compiles its step itself; `not_compilable` says why
-    its framework would not (empty: it would, or nobody knows before). `optimizer_share` is the
+    its framework would not (empty: it would, or that is not known). `optimizer_share` is the
     optimizer's part of the step, from 0 to 1, where fused kernels exist for it and the task does
     not choose between kernels itself; `threads` the framework's intra-op CPU threads and
     `steps_per_execution` what the task compiled with, 0 where it has none.

@@ -121,14 +121,14 @@ class DeviceFacts:
     @property
     def fingerprint(self) -> Fingerprint:
         """Return what a profile is matched by."""
-        seen = self.observation
-        memory = round((seen.memory_bytes or 0) / GIB)
+        observed = self.observation
+        memory = round((observed.memory_bytes or 0) / GIB)
         return Fingerprint(
             self.kind,
             self.family,
             self.name,
             memory,
-            seen.core_quota,
-            seen.rehearsal,
-            seen.partition,
+            observed.core_quota,
+            observed.rehearsal,
+            observed.partition,
         )

@@ -22,7 +22,7 @@ CLEARLY_FASTER_RATIO = 1.2
 def merge(
     observation: Observation, family: Family, measured: Measurements | None = None
 ) -> DeviceFacts:
-    """Merge what was seen with what is known: measured beats probed beats catalogue."""
+    """Merge what was probed, known and measured: measured beats probed beats catalogue."""
     whole = not observation.partition
     dtypes = {
         dtype: _dtype_fact(family.dtypes.get(dtype, DTypeRow()), observation, whole)
@@ -51,7 +51,7 @@ def merge(
     return facts if measured is None else with_measurements(facts, measured)
 
 
-def _dtype_fact(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
+def _dtype_fact(row: DTypeRow, observation: Observation, whole: bool) -> DTypeFact:
     fact = DTypeFact(
         support=row.support,
         reason=row.reason,
@@ -62,14 +62,14 @@ def _dtype_fact(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
     )
     if not row.requires:
         return fact
-    if not (seen.features or seen.denied):
+    if not (observation.features or observation.denied):
         fact = replace(fact, family_ratio=None)
         why = f"nothing could be read of its features, {' or '.join(row.requires)} among them"
-        if seen.hypothetical:
+        if observation.hypothetical:
             why = f"not every one has {' or '.join(row.requires)}"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
-    has = [name for name in row.requires if name in seen.features]
-    found = [name for name in has if name not in seen.unused]
+    has = [name for name in row.requires if name in observation.features]
+    found = [name for name in has if name not in observation.unused]
     if found[:1] != [row.requires[0]]:
         fact = replace(fact, family_ratio=None)
     if found:
@@ -79,10 +79,10 @@ def _dtype_fact(row: DTypeRow, seen: Observation, whole: bool) -> DTypeFact:
     if has:
         why = f"has {has[0]}, which a setting keeps libraries from using"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
-    if seen.partial_features:
+    if observation.partial_features:
         why = f"this system does not tell whether it has {' or '.join(row.requires)}"
         return replace(fact, support=Support.UNKNOWN, evidence=Evidence.PROBED, reason=why)
-    denied = [name for name in row.requires if name in seen.denied]
+    denied = [name for name in row.requires if name in observation.denied]
     why = f"shows none of {', '.join(row.requires)}"
     if denied:
         others = [name for name in row.requires if name not in denied]

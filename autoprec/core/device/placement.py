@@ -28,15 +28,20 @@ class Placement:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def expose_only(seen: Observation) -> Placement:
+def expose_only(observation: Observation) -> Placement:
     """Return the placement that shows a child this device only."""
-    name = seen.kind.framework_name
-    if seen.kind is DeviceKind.CPU:
+    name = observation.kind.framework_name
+    if observation.kind is DeviceKind.CPU:
         return Placement(name, _HIDE_ALL_GPUS)
-    if seen.kind is DeviceKind.CUDA:
-        return Placement(name, {"CUDA_VISIBLE_DEVICES": seen.uuid} if seen.uuid else {})
-    if seen.kind is DeviceKind.ROCM:
-        return Placement(name, {"HIP_VISIBLE_DEVICES": seen.uuid or str(seen.index)})
-    if seen.kind is DeviceKind.XPU:
-        return Placement(name, {XPU_VARIABLE: f"{seen.index} {seen.pci} {seen.uuid}".strip()})
+    if observation.kind is DeviceKind.CUDA:
+        return Placement(
+            name, {"CUDA_VISIBLE_DEVICES": observation.uuid} if observation.uuid else {}
+        )
+    if observation.kind is DeviceKind.ROCM:
+        return Placement(name, {"HIP_VISIBLE_DEVICES": observation.uuid or str(observation.index)})
+    if observation.kind is DeviceKind.XPU:
+        return Placement(
+            name,
+            {XPU_VARIABLE: f"{observation.index} {observation.pci} {observation.uuid}".strip()},
+        )
     return Placement(name)

@@ -102,8 +102,8 @@ def needs_second_seed(run: SeedRun, tolerance: Tolerance) -> bool:
 
 def needs_more_steps(runs: Sequence[SeedRun], tolerance: Tolerance) -> bool:
     """Return whether the seeds deviate in the same direction, but by too little to reject."""
-    leaning = replace(tolerance, trajectory=SECOND_SEED_SHARE * tolerance.trajectory)
-    return check_long_runs(runs, tolerance).passed and not check_long_runs(runs, leaning).passed
+    stricter = replace(tolerance, trajectory=SECOND_SEED_SHARE * tolerance.trajectory)
+    return check_long_runs(runs, tolerance).passed and not check_long_runs(runs, stricter).passed
 
 
 def deviation_grows(points: Sequence[StepComparison], tolerance: Tolerance) -> bool:

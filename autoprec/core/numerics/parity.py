@@ -1,10 +1,11 @@
 """Decides whether a precision trains like float32, from traces alone.
 
 Three tests, from cheap to expensive: stability (it runs, stays finite, skips few steps), single
-steps (the same weights, batch and random numbers give the same loss and gradient), and the
-trajectory (trainings from the same start stay together). Each is calibrated by a null: the same
-comparison between float32 and float32 with slightly noisy weights, so that a task that is sensitive
-by nature is not blamed on the precision. Nothing here trains, measures or looks at a clock.
+steps (the same weights, batch and random numbers give the same loss and gradient), and loss curves
+(trainings from the same start stay together). Longer runs follow what passes (`late_failures`).
+Each is calibrated by a null: the same comparison between float32 and float32 with slightly noisy
+weights, so that a task that is sensitive by nature is not blamed on the precision. Nothing here
+trains, measures or looks at a clock.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
     if is_noise_sensitive(evidence.noise, tolerance):
         runs = tuple(replace(run, noisy=None) for run in runs)
     single = check_calibrated(evidence.comparisons, evidence.noise, tolerance, evidence.roundoff)
-    driven = check_trajectory(runs, tolerance)
-    measured = check_metric((*evidence.long_runs, *runs), tolerance)
+    curves = check_trajectory(runs, tolerance)
+    metric = check_metric((*evidence.long_runs, *runs), tolerance)
     long = check_long_runs(evidence.long_runs, tolerance)
     first_loss, last_loss = _loss_range(evidence)
     numbers = Verdict(
@@ -81,17 +82,17 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
         gradient_error=single.gradient_error,
         loss_null=single.noise,
         gradient_null=single.gradient_noise,
-        trajectory_deviation=driven.deviation,
-        trajectory_ratio=driven.ratio,
-        metric=measured.value,
-        metric_reference=measured.reference,
+        trajectory_deviation=curves.deviation,
+        trajectory_ratio=curves.ratio,
+        metric=metric.value,
+        metric_reference=metric.reference,
         skipped_steps=sum(len(run.candidate.skipped) for run in runs),
         steps=max((len(run.candidate.losses) for run in (*runs, *evidence.long_runs)), default=0),
         most_steps=evidence.max_steps,
         first_loss=first_loss,
         last_loss=last_loss,
         seconds=evidence.seconds,
-        covered=_covered(evidence, driven, measured),
+        covered=_covered(evidence, curves, metric),
         not_covered=evidence.not_covered,
     )
     if not float32.passed:
@@ -100,24 +101,24 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
         return _judge_stalled(numbers, evidence, single)
     early = max((len(run.candidate.losses) for run in runs), default=0)
     unknown = single.undecided in DECIDED_BY_LONG_RUN and not any(run.noisy for run in runs)
-    for check in (stable, measured) if unknown else (stable, driven, measured):
+    for check in (stable, metric) if unknown else (stable, curves, metric):
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
     for check in (single, check_headroom(evidence.comparisons, evidence.headroom_comparisons)):
         known = (early, tolerance, evidence.roundoff)
-        if not check.passed and not _training_clears(check, driven, *known):
+        if not check.passed and not _training_clears(check, curves, *known):
             reason = f"it trains, but not like float32: {check.problem}"
-            if check.undecided and driven.judged:
-                reason += f"; {_describe_end(driven, early)}"
+            if check.undecided and curves.judged:
+                reason += f"; {_describe_end(curves, early)}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
-    if single.undecided == "noise_level" and _leaves_float32(driven, early, tolerance):
+    if single.undecided == "noise_level" and _leaves_float32(curves, early, tolerance):
         reason = (
             f"it trains, but not like float32: its loss is {percent(single.deviation or 0.0)} "
             "away at the same weights, as small noise would have it, but noise is trained away; "
-            f"{_describe_end(driven, early)}"
+            f"{_describe_end(curves, early)}"
         )
         return replace(numbers, verdict="drift", reason=reason, step=early)
-    if not driven.judged:
+    if not curves.judged:
         return _judge_untrained(numbers, evidence)
     return _judge_long_runs(numbers, evidence, long, tolerance)
 
@@ -175,16 +176,16 @@ def stays_close(run: SeedRun, tolerance: Tolerance) -> bool:
     return _is_close(check_trajectory((run,), tolerance))
 
 
-def _is_close(driven: Check) -> bool:
+def _is_close(curves: Check) -> bool:
     """Return whether trainings stay together, at the end and step by step in the second half."""
     return (
-        or_infinity(driven.deviation) <= CLOSE_DEVIATION
-        and or_infinity(driven.second_half) <= CLOSE_DEVIATION
+        or_infinity(curves.deviation) <= CLOSE_DEVIATION
+        and or_infinity(curves.second_half) <= CLOSE_DEVIATION
     )
 
 
 def _training_clears(
-    single: Check, driven: Check, steps: int, tolerance: Tolerance, roundoff: float
+    single: Check, curves: Check, steps: int, tolerance: Tolerance, roundoff: float
 ) -> bool:
     """Return whether the trajectories clear what the single-step test left undecided.
 
@@ -193,26 +194,26 @@ def _training_clears(
     `LONG_STEPS`; a broken precision that shows in nothing else leaves float32 by then. Otherwise,
     what is near the limit must train as close to float32 as noise of the format's own size does.
     """
-    if not single.undecided or driven.deviation is None or driven.ratio is None:
+    if not single.undecided or curves.deviation is None or curves.ratio is None:
         return False
     if single.undecided == "both_signs" and steps >= LONG_STEPS_SHARE * LONG_STEPS:
-        return not _leaves_float32(driven, steps, tolerance)
+        return not _leaves_float32(curves, steps, tolerance)
     right = or_infinity(single.gradient_error) <= tolerance.gradient
-    if right and _is_close(driven):
+    if right and _is_close(curves):
         return True
-    return driven.ratio <= OWN_NOISE_FACTOR * roundoff / NOISE_ROUNDOFF
+    return curves.ratio <= OWN_NOISE_FACTOR * roundoff / NOISE_ROUNDOFF
 
 
-def _describe_end(driven: Check, steps: int) -> str:
+def _describe_end(curves: Check, steps: int) -> str:
     """Describe how far training ended from float32."""
-    ended, late = percent(or_infinity(driven.deviation)), percent(or_infinity(driven.second_half))
+    ended, late = percent(or_infinity(curves.deviation)), percent(or_infinity(curves.second_half))
     return f"after {steps} steps it is {ended} away, and single steps by then {late}"
 
 
-def _leaves_float32(driven: Check, steps: int, tolerance: Tolerance) -> bool:
+def _leaves_float32(curves: Check, steps: int, tolerance: Tolerance) -> bool:
     """Return whether a long run leaves float32, at its end or step by step in its second half."""
-    ends = or_infinity(driven.deviation) > tolerance.trajectory
-    leaves = ends or or_infinity(driven.second_half) > SECOND_HALF_FACTOR * tolerance.trajectory
+    ends = or_infinity(curves.deviation) > tolerance.trajectory
+    leaves = ends or or_infinity(curves.second_half) > SECOND_HALF_FACTOR * tolerance.trajectory
     return steps >= LONG_STEPS_SHARE * LONG_STEPS and leaves
 
 
@@ -224,10 +225,10 @@ def _check_losses_finite(points: Sequence[StepComparison]) -> Check:
     return Check()
 
 
-def _covered(evidence: Evidence, driven: Check, measured: Check) -> tuple[str, ...]:
+def _covered(evidence: Evidence, curves: Check, metric: Check) -> tuple[str, ...]:
     covered = []
     if evidence.comparisons:
-        seen = {
+        steps = {
             point.step
             for point in (
                 *evidence.comparisons,
@@ -235,13 +236,13 @@ def _covered(evidence: Evidence, driven: Check, measured: Check) -> tuple[str, .
                 *evidence.headroom_comparisons,
             )
         }
-        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(seen)))}")
-    if driven.judged:
+        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(steps)))}")
+    if curves.judged:
         seeds = [run.candidate.seed for run in evidence.long_runs]
         rest = [run for run in evidence.runs if run.candidate.seed not in seeds]
         lengths = ", ".join(str(len(run.candidate.losses)) for run in (*evidence.long_runs, *rest))
         covered.append(f"trainings of {lengths} steps")
-    if measured.judged:
+    if metric.judged:
         covered.append("evaluate(model)")
     return (*covered, *evidence.notes)
 

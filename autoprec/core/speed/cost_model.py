@@ -132,18 +132,18 @@ def _backward(lower: Sequence[Sequence[float]], values: Sequence[float]) -> list
 
 
 class ThroughputModel:
-    """Predicts throughput everywhere in the space from the points seen so far."""
+    """Predicts throughput everywhere in the space from the measured points."""
 
-    def __init__(self, seen: Sequence[MeasuredRate]) -> None:
-        if not seen:
+    def __init__(self, measured: Sequence[MeasuredRate]) -> None:
+        if not measured:
             raise ValueError("a throughput model needs at least one measured point")
-        self._seen = tuple(seen)
-        self._centre = sum(item.log_rate for item in seen) / len(seen)
+        self._measured = tuple(measured)
+        self._centre = sum(item.log_rate for item in measured) / len(measured)
 
     @cached_property
     def _lower(self) -> list[list[float]]:
-        matrix = [[_covariance(a.point, b.point) for b in self._seen] for a in self._seen]
-        for i, item in enumerate(self._seen):
+        matrix = [[_covariance(a.point, b.point) for b in self._measured] for a in self._measured]
+        for i, item in enumerate(self._measured):
             matrix[i][i] += _TIMING_NOISE**2 + item.deviation**2
         return _cholesky(matrix)
 
@@ -154,7 +154,7 @@ class ThroughputModel:
         for half in _HALF_BATCHES:
             residuals = [
                 item.log_rate - self._centre - _overhead_law(float(item.point[BATCH]), half)
-                for item in self._seen
+                for item in self._measured
             ]
             whitened = _forward(self._lower, residuals)
             found.append(
@@ -166,7 +166,7 @@ class ThroughputModel:
 
     def predict(self, point: Point) -> Prediction:
         """Predict the log throughput at `point`."""
-        row = [_covariance(point, item.point) for item in self._seen]
+        row = [_covariance(point, item.point) for item in self._measured]
         whitened = _forward(self._lower, row)
         variance = max(_covariance(point, point) - sum(w * w for w in whitened), 1e-12)
         means = [
@@ -191,7 +191,7 @@ class MeasuredMemory:
     peak_bytes: int
 
 
-def predict_memory(point: Point, seen: Sequence[MeasuredMemory]) -> float | None:
+def predict_memory(point: Point, measured: Sequence[MeasuredMemory]) -> float | None:
     """Return an upper estimate of a point's peak memory in bytes; None where nothing was measured.
 
     Peak memory is affine in the micro-batch. From two batches of the same arm the line is known;
@@ -202,17 +202,17 @@ def predict_memory(point: Point, seen: Sequence[MeasuredMemory]) -> float | None
     margin = _KEPT_MEMORY_MARGIN_SHARE if point.get(KEEP_MEMORY) else _MEMORY_MARGIN_SHARE
     batch = float(point[BATCH])
     arm = _memory_arm(point)
-    own = _arms([item for item in seen if _memory_arm(item.point) == arm])
+    own = _arms([item for item in measured if _memory_arm(item.point) == arm])
     if own:
         bound = _extrapolate(batch, own[0], margin)
-        slopes = [_slope(arm) for arm in _arms(seen) if arm[0][0] < arm[-1][0]]
+        slopes = [_slope(arm) for arm in _arms(measured) if arm[0][0] < arm[-1][0]]
         largest, peak = own[0][-1]
         if len(own[0]) == 1 and slopes and batch > largest:
             # Most of one point may be what every process takes; others tell how memory grows.
             grown = peak + _MEMORY_GROWTH_FACTOR * max(slopes) * (batch - largest)
             return min(bound, grown * (1 + margin))
         return bound
-    return max((_extrapolate(batch, arm, margin) for arm in _arms(seen)), default=None)
+    return max((_extrapolate(batch, arm, margin) for arm in _arms(measured)), default=None)
 
 
 def _slope(arm: Sequence[tuple[float, int]]) -> float:
@@ -225,10 +225,10 @@ def _memory_arm(point: Point) -> tuple[KnobValue, ...]:
     return (point["policy"], point["compile"], point.get(KEEP_MEMORY, False))
 
 
-def _arms(seen: Sequence[MeasuredMemory]) -> list[list[tuple[float, int]]]:
+def _arms(measured: Sequence[MeasuredMemory]) -> list[list[tuple[float, int]]]:
     """Return the (batch, bytes) of every arm, by batch."""
     arms: dict[tuple[KnobValue, ...], list[tuple[float, int]]] = {}
-    for item in seen:
+    for item in measured:
         known = arms.setdefault(_memory_arm(item.point), [])
         known.append((float(item.point[BATCH]), item.peak_bytes))
     return [sorted(known) for known in arms.values()]

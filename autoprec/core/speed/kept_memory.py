@@ -64,9 +64,9 @@ def describe_gain(baseline: Point, history: Sequence[MeasuredPoint]) -> str:
         return ""
     sure = kept > _CLEARLY_FASTER_RATIO * plain
     return (
-        "from here on the process keeps the memory that a step frees, for the next step to use: "
-        f"so float32 ran at {kept / plain:.2f}x its speed"
-        f"{'' if sure else '. Whether the winner needs that too is measured at the end'}"
+        "keep_memory enabled for the remaining trials: the process keeps the memory that a step "
+        f"frees; with it, float32 ran at {kept / plain:.2f}x its speed"
+        f"{'' if sure else '. Whether the winner needs it is measured at the end'}"
     )
 
 
