@@ -28,7 +28,7 @@ from autoprec.core.numerics.late_failures import (
 from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
 from autoprec.core.numerics.parity import LONG_STEPS
 from autoprec.core.numerics.tolerance import Tolerance
-from autoprec.core.numerics.verdict import Evidence, Verdict
+from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecError
 from autoprec.tuning import loss_scale_tuning
@@ -92,7 +92,9 @@ class Proof:
         raises under the recipe, but not in float32, is a rejection.
         """
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
-        evidence = Evidence(roundoff=roundoff, max_steps=self._max_steps(recipe), start=self._start)
+        evidence = ProofEvidence(
+            roundoff=roundoff, max_steps=self._max_steps(recipe), start=self._start
+        )
         started = time.monotonic()
         self._recorder.deadline = min(started + STALL_FACTOR * self._budget_seconds, self._until)
         try:
@@ -113,8 +115,8 @@ class Proof:
         return judging.judge(evidence, self._tolerance)
 
     def _stages(
-        self, recipe: Recipe, evidence: Evidence, seeds: Sequence[int], until_failure: bool
-    ) -> Iterator[Evidence]:
+        self, recipe: Recipe, evidence: ProofEvidence, seeds: Sequence[int], until_failure: bool
+    ) -> Iterator[ProofEvidence]:
         """Yield the evidence after each stage: same weights, first steps, longer runs."""
         recorder = self._recorder
         runs = recorder.reference(recipe, evidence.max_steps)
@@ -152,8 +154,8 @@ class Proof:
             yield from self._longer_runs(recipe, evidence, runs)
 
     def _longer_runs(
-        self, recipe: Recipe, evidence: Evidence, runs: RecordedRuns
-    ) -> Iterator[Evidence]:
+        self, recipe: Recipe, evidence: ProofEvidence, runs: RecordedRuns
+    ) -> Iterator[ProofEvidence]:
         """Yield the evidence of longer runs of a recipe that passed so far.
 
         It is followed for as long as float32's loss falls, and over both seeds where it seems to

@@ -16,7 +16,7 @@ from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS
 from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
-from autoprec.core.numerics.verdict import Evidence
+from autoprec.core.numerics.verdict import ProofEvidence
 from autoprec.core.recipe import Recipe, describe_batch
 from autoprec.errors import TaskError
 
@@ -59,7 +59,7 @@ class RecordedRuns:
         """
         return proof_steps.stopping_step(self.reference.losses, max_steps)
 
-    def compared(self, evidence: Evidence, steps: int) -> Evidence:
+    def compared(self, evidence: ProofEvidence, steps: int) -> ProofEvidence:
         """Return the evidence with the comparisons at the checkpoints below `steps`."""
         comparisons = [each for each in self.comparisons if each.step < steps]
         noise = [each for each in self.noise or () if each.step < steps]

@@ -35,7 +35,7 @@ from autoprec.core.numerics.single_step import (
     is_noise_sensitive,
 )
 from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity, percent
-from autoprec.core.numerics.verdict import Evidence, Verdict
+from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 
 STEPS_SETTING = "steps (proof_steps)"
 
@@ -72,7 +72,7 @@ class _Checks:
     long: Check
 
 
-def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
+def judge(evidence: ProofEvidence, tolerance: Tolerance) -> Verdict:
     """Combine the tests: failed stability, trajectory or metric rejects; the others are drift."""
     runs = evidence.runs
     float32 = check_stability((run.reference for run in runs), replace(tolerance, skipped=2**31))
@@ -92,7 +92,7 @@ def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
     return _judge_long_runs(numbers, evidence, checks.long, tolerance)
 
 
-def _run_checks(evidence: Evidence, runs: Sequence[SeedRun], tolerance: Tolerance) -> _Checks:
+def _run_checks(evidence: ProofEvidence, runs: Sequence[SeedRun], tolerance: Tolerance) -> _Checks:
     stable = _check_losses_finite((*evidence.comparisons, *evidence.late_comparisons))
     if stable.passed:
         stable = check_stability((run.candidate for run in runs), tolerance)
@@ -106,7 +106,7 @@ def _run_checks(evidence: Evidence, runs: Sequence[SeedRun], tolerance: Toleranc
     )
 
 
-def _numbers(evidence: Evidence, runs: Sequence[SeedRun], checks: _Checks) -> Verdict:
+def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) -> Verdict:
     """Return a verdict that holds the numbers, and nothing against the candidate."""
     first_loss, last_loss = _loss_range(evidence)
     return Verdict(
@@ -133,7 +133,7 @@ def _numbers(evidence: Evidence, runs: Sequence[SeedRun], checks: _Checks) -> Ve
 
 def _judge_first_steps(
     numbers: Verdict,
-    evidence: Evidence,
+    evidence: ProofEvidence,
     runs: Sequence[SeedRun],
     checks: _Checks,
     tolerance: Tolerance,
@@ -165,7 +165,7 @@ def _judge_first_steps(
 
 
 def _judge_long_runs(
-    numbers: Verdict, evidence: Evidence, long: Check, tolerance: Tolerance
+    numbers: Verdict, evidence: ProofEvidence, long: Check, tolerance: Tolerance
 ) -> Verdict:
     """Judge what happened after the first steps, where these have passed."""
     for check in (check_long_run_stability(evidence.candidate_run, tolerance), long):
@@ -200,7 +200,7 @@ def check_calibrated(
     )
 
 
-def needs_longest_run(evidence: Evidence, tolerance: Tolerance) -> bool:
+def needs_longest_run(evidence: ProofEvidence, tolerance: Tolerance) -> bool:
     """Return whether what passed at the same weights needs the longest run that a proof may take.
 
     It does where training had to decide what the single-step test left undecided, and where the
@@ -266,7 +266,7 @@ def _check_losses_finite(points: Sequence[StepComparison]) -> Check:
     return Check()
 
 
-def _covered(evidence: Evidence, curves: Check, metric: Check) -> tuple[str, ...]:
+def _covered(evidence: ProofEvidence, curves: Check, metric: Check) -> tuple[str, ...]:
     covered = []
     if evidence.comparisons:
         steps = {
@@ -288,7 +288,7 @@ def _covered(evidence: Evidence, curves: Check, metric: Check) -> tuple[str, ...
     return (*covered, *evidence.notes)
 
 
-def _check_error_floor(evidence: Evidence, tolerance: Tolerance) -> Check:
+def _check_error_floor(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
     """Check for an error floor at all checkpoints of the float32 run."""
     longest = max((*evidence.long_runs, *evidence.runs), key=lambda run: len(run.reference.losses))
     points, noise = (
@@ -298,7 +298,7 @@ def _check_error_floor(evidence: Evidence, tolerance: Tolerance) -> Check:
     return check_error_floor(points, noise, longest, tolerance)
 
 
-def _judge_stalled(numbers: Verdict, evidence: Evidence, single: Check) -> Verdict:
+def _judge_stalled(numbers: Verdict, evidence: ProofEvidence, single: Check) -> Verdict:
     """Judge what can be judged where the machine stalled: nothing of training."""
     if evidence.comparisons and single.passed:
         return _judge_untrained(numbers, evidence)
@@ -307,7 +307,7 @@ def _judge_stalled(numbers: Verdict, evidence: Evidence, single: Check) -> Verdi
     return replace(numbers, verdict="unproven", reason=reason)
 
 
-def _judge_untrained(numbers: Verdict, evidence: Evidence) -> Verdict:
+def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
     """Say that single steps are equal, where there are any, and that nothing was trained."""
     if not evidence.comparisons:
         reason = f"nothing could be compared with float32; give the proof more {STEPS_SETTING}"
@@ -316,7 +316,7 @@ def _judge_untrained(numbers: Verdict, evidence: Evidence) -> Verdict:
     return replace(numbers, verdict="equal at single steps", reason=reason)
 
 
-def _loss_range(evidence: Evidence) -> tuple[float | None, float | None]:
+def _loss_range(evidence: ProofEvidence) -> tuple[float | None, float | None]:
     """Return where float32's loss began and ended, over the longest run that was judged."""
     runs = [run.reference for run in (*evidence.long_runs, *evidence.runs)]
     losses = max((run.losses for run in runs), key=len, default=())

@@ -53,7 +53,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ProofEvidence:
     """All that was recorded of one candidate; `roundoff` is that of the format it computes in.
 
     `comparisons` are the checkpoints of the first steps, with `noise`; `headroom_comparisons` are

@@ -7,7 +7,7 @@ import pytest
 from autoprec.core.numerics.headroom import check_headroom, needs_later_checkpoints
 from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.records import StepComparison
-from autoprec.core.numerics.verdict import Evidence
+from autoprec.core.numerics.verdict import ProofEvidence
 from tests.core.evidence import DEFAULT
 
 
@@ -22,7 +22,7 @@ def growing(*largest: float | None) -> tuple[StepComparison, ...]:
 def test_float16_numbers_that_grow_towards_the_limit_are_drift():
     points_ = growing(1000.0, 2000.0, 5000.0, 30000.0)
     assert "overflows by step" in check_headroom(points_).problem
-    verdict = judge(Evidence(comparisons=points_), DEFAULT)
+    verdict = judge(ProofEvidence(comparisons=points_), DEFAULT)
     assert (verdict.verdict, verdict.step) == ("drift", 29)
 
 

@@ -16,7 +16,7 @@ from autoprec.core.numerics.loss_curves import (
 )
 from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.tolerance import Check
-from autoprec.core.numerics.verdict import Evidence
+from autoprec.core.numerics.verdict import ProofEvidence
 from tests.core.evidence import DEFAULT, FALLING, drifting, run, times
 
 
@@ -46,8 +46,8 @@ def test_the_users_metric_is_compared_over_seeds():
     bad = [SeedRun(run(metric=0.9), run(metric=0.7), run(metric=0.9)) for _ in range(2)]
     assert check_metric(good, DEFAULT).passed
     assert "0.7" in check_metric(bad, DEFAULT).problem
-    assert judge(Evidence(runs=tuple(bad)), DEFAULT).verdict == "rejected"
-    assert "evaluate(model)" in judge(Evidence(runs=tuple(good)), DEFAULT).covered
+    assert judge(ProofEvidence(runs=tuple(bad)), DEFAULT).verdict == "rejected"
+    assert "evaluate(model)" in judge(ProofEvidence(runs=tuple(good)), DEFAULT).covered
 
 
 def test_metrics_after_different_numbers_of_steps_are_not_compared():

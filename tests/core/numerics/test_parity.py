@@ -15,7 +15,7 @@ from autoprec.core.numerics.loss_curves import SeedRun, check_stability, check_t
 from autoprec.core.numerics.parity import LONG_STEPS, judge
 from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.single_step import check_single_steps
-from autoprec.core.numerics.verdict import Evidence, Verdict
+from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.errors import UsageError
 from tests.core.evidence import DEFAULT, FALLING, drifting, evidence, points, run, times
 
@@ -42,7 +42,7 @@ def test_equal_with_something_not_covered_says_so_where_it_says_equal():
 
 
 def test_without_anything_recorded_nothing_is_accepted():
-    verdict = judge(Evidence(not_covered=("all",)), DEFAULT)
+    verdict = judge(ProofEvidence(not_covered=("all",)), DEFAULT)
     assert verdict.verdict == "unproven"
     assert "proof_steps" in verdict.reason
     assert verdict.covered == ()
@@ -58,7 +58,7 @@ def test_a_loss_that_is_not_finite_is_rejected_at_its_step():
 
 @pytest.mark.parametrize("loss", [None, math.inf])
 def test_a_shadow_that_is_not_finite_is_rejected(loss):
-    verdict = judge(Evidence(comparisons=(StepComparison(8, loss, 1.0, None),)), DEFAULT)
+    verdict = judge(ProofEvidence(comparisons=(StepComparison(8, loss, 1.0, None),)), DEFAULT)
     assert (verdict.verdict, verdict.step) == ("rejected", 8)
 
 
@@ -100,7 +100,7 @@ def long_run(deviation: float) -> SeedRun:
     ],
 )
 def test_losses_off_in_both_directions_are_noise_where_a_longer_run_agrees(shadow_, after, verdict):
-    found = judge(Evidence(comparisons=shadow_, runs=(long_run(after),)), DEFAULT)
+    found = judge(ProofEvidence(comparisons=shadow_, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
     assert found.trajectory_deviation == pytest.approx(after)
     assert found.loss_deviation == pytest.approx(
@@ -116,7 +116,7 @@ def test_single_steps_tell_what_their_mean_does_not(leap, verdict):
     agreed = long_run(0.0)
     losses = [(1 + leap * (-1) ** i) * x for i, x in enumerate(agreed.reference.losses)]
     leaping = replace(agreed, candidate=Trajectory(tuple(losses)))
-    found = judge(Evidence(comparisons=alternating(0.05), runs=(leaping,)), DEFAULT)
+    found = judge(ProofEvidence(comparisons=alternating(0.05), runs=(leaping,)), DEFAULT)
     assert found.verdict == verdict
     assert found.accepted or "single steps by then 9 %" in found.reason
 
@@ -124,7 +124,7 @@ def test_single_steps_tell_what_their_mean_does_not(leap, verdict):
 @pytest.mark.parametrize(("after", "verdict"), [(0.02, "equal"), (0.06, "drift")])
 def test_noise_that_moves_float32_far_excuses_what_training_takes_away(after, verdict):
     noisy = tuple(NoisyStep(p.step, 2.0 * 1.03, 2.0, 0.01) for p in points())
-    found = judge(Evidence(points(0.08), noise=noisy, runs=(long_run(after),)), DEFAULT)
+    found = judge(ProofEvidence(points(0.08), noise=noisy, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
     assert found.trajectory_deviation == pytest.approx(after)
     assert found.loss_deviation == pytest.approx(0.08)
@@ -145,7 +145,7 @@ def test_a_gradient_that_noise_of_the_formats_size_explains_is_no_drift(roundoff
     slack = noise + DEFAULT.trajectory_slack
     ours = tuple(loss + 2.0 * apart * slack for loss in FALLING)
     off = SeedRun(Trajectory(FALLING), Trajectory(ours), Trajectory(noisy))
-    found = Evidence(comparisons=points(0.0, error=0.9), runs=(off,), roundoff=roundoff)
+    found = ProofEvidence(comparisons=points(0.0, error=0.9), runs=(off,), roundoff=roundoff)
     assert judge(found, DEFAULT).accepted is accepted
 
 
@@ -153,9 +153,11 @@ def test_a_gradient_that_noise_of_the_formats_size_explains_is_no_drift(roundoff
 def test_where_noise_destroys_float32s_gradients_a_longer_run_decides(after, verdict):
     noisy = tuple(NoisyStep(p.step, 2.0, 2.0, 0.9) for p in points())
     near = points(0.001, error=0.9)
-    found = judge(Evidence(near, noise=noisy, runs=(long_run(after),)), DEFAULT)
+    found = judge(ProofEvidence(near, noise=noisy, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
-    far = judge(Evidence(points(0.03, error=0.9), noise=noisy, runs=(long_run(0.02),)), DEFAULT)
+    far = judge(
+        ProofEvidence(points(0.03, error=0.9), noise=noisy, runs=(long_run(0.02),)), DEFAULT
+    )
     assert not far.accepted  # its losses are not near
 
 
@@ -167,7 +169,7 @@ def test_a_trajectory_that_leaves_is_rejected_at_the_step_where_it_parts():
 
 def test_float32_that_breaks_by_itself_proves_nothing():
     broken = SeedRun(run((1.0, None)), run((1.0, 1.0)))
-    verdict = judge(Evidence(runs=(broken,)), DEFAULT)
+    verdict = judge(ProofEvidence(runs=(broken,)), DEFAULT)
     assert verdict.verdict == "rejected"
     assert "float32 itself" in verdict.reason
 
@@ -196,7 +198,7 @@ trajectories = st.builds(
 reals = st.floats(-1e6, 1e6, allow_nan=False)
 errors = st.none() | st.floats(0, 1e6)
 anything = st.builds(
-    Evidence,
+    ProofEvidence,
     comparisons=st.lists(
         st.builds(StepComparison, st.integers(0, 30), st.none() | reals, reals, errors), max_size=4
     ).map(tuple),
@@ -213,14 +215,14 @@ ORDER = ("equal", "equal at single steps", "unproven", "drift", "rejected")
 def test_a_checkpoint_whose_gradient_is_infinite_is_not_passed_through():
     off = StepComparison(0, 1.0, 1.0 + 1.5 * DEFAULT.loss, None)
     right = [StepComparison(step, 1.0, 1.0, 0.0) for step in (1, 9, 29)]
-    assert judge(Evidence(comparisons=(off, *right)), DEFAULT).verdict != "equal"
+    assert judge(ProofEvidence(comparisons=(off, *right)), DEFAULT).verdict != "equal"
     passed_through = replace(off, gradient_error=0.0)
-    found = judge(Evidence(comparisons=(passed_through, *right)), DEFAULT)
+    found = judge(ProofEvidence(comparisons=(passed_through, *right)), DEFAULT)
     assert found.verdict == "equal at single steps"
 
 
 def test_without_a_trajectory_nothing_is_equal_but_single_steps():
-    verdict = judge(Evidence(comparisons=points()), DEFAULT)
+    verdict = judge(ProofEvidence(comparisons=points()), DEFAULT)
     assert verdict.verdict == "equal at single steps"
     assert not verdict.accepted
     assert verdict.reason.startswith("equal at single steps, but nothing was trained: loss within")
@@ -277,7 +279,7 @@ def test_where_noise_alone_breaks_every_gradient_it_excuses_nothing():
 
 
 def test_trajectories_alone_are_judged_too():
-    verdict = judge(Evidence(runs=(SeedRun(run(), times(1.001), times(1.001)),)), DEFAULT)
+    verdict = judge(ProofEvidence(runs=(SeedRun(run(), times(1.001), times(1.001)),)), DEFAULT)
     assert verdict.accepted
     assert verdict.loss_deviation is None
     assert "after 30 steps" in verdict.reason
@@ -302,7 +304,11 @@ def test_no_rejection_rests_on_a_loss_curve_where_float32s_seeds_spread_by_half(
     other = tuple(2 * loss for loss in FALLING)
     apart = SeedRun(run(other), run(1.2 * x for x in other), run(other))
     near = SeedRun(run(), times(1.2), run())
-    assert judge(Evidence(comparisons=points(), runs=(near, near)), DEFAULT).verdict == "rejected"
-    assert judge(Evidence(comparisons=points(), runs=(near, apart)), DEFAULT).accepted
+    assert (
+        judge(ProofEvidence(comparisons=points(), runs=(near, near)), DEFAULT).verdict == "rejected"
+    )
+    assert judge(ProofEvidence(comparisons=points(), runs=(near, apart)), DEFAULT).accepted
     shadowed = points(0.2)
-    assert judge(Evidence(comparisons=shadowed, runs=(near, apart)), DEFAULT).verdict == "drift"
+    assert (
+        judge(ProofEvidence(comparisons=shadowed, runs=(near, apart)), DEFAULT).verdict == "drift"
+    )
