@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autoprec.core.numerics.headroom import check_headroom
 from autoprec.core.numerics.late_failures import (
@@ -61,66 +61,107 @@ OWN_NOISE_FACTOR = 1.5
 steps."""
 
 
+@dataclass(frozen=True)
+class _Checks:
+    """The outcomes of all tests of one candidate."""
+
+    stability: Check
+    single: Check
+    curves: Check
+    metric: Check
+    long: Check
+
+
 def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
     """Combine the tests: failed stability, trajectory or metric rejects; the others are drift."""
     runs = evidence.runs
     float32 = check_stability((run.reference for run in runs), replace(tolerance, skipped=2**31))
+    if is_noise_sensitive(evidence.noise, tolerance):
+        runs = tuple(replace(run, noisy=None) for run in runs)
+    checks = _run_checks(evidence, runs, tolerance)
+    numbers = _numbers(evidence, runs, checks)
+    if not float32.passed:
+        return replace(numbers, verdict="rejected", reason=f"in float32 itself {float32.problem}")
+    if evidence.stalled and checks.stability.passed:
+        return _judge_stalled(numbers, evidence, checks.single)
+    failed = _judge_first_steps(numbers, evidence, runs, checks, tolerance)
+    if failed is not None:
+        return failed
+    if not checks.curves.judged:
+        return _judge_untrained(numbers, evidence)
+    return _judge_long_runs(numbers, evidence, checks.long, tolerance)
+
+
+def _run_checks(evidence: Evidence, runs: Sequence[SeedRun], tolerance: Tolerance) -> _Checks:
     stable = _check_losses_finite((*evidence.comparisons, *evidence.late_comparisons))
     if stable.passed:
         stable = check_stability((run.candidate for run in runs), tolerance)
-    if is_noise_sensitive(evidence.noise, tolerance):
-        runs = tuple(replace(run, noisy=None) for run in runs)
-    single = check_calibrated(evidence.comparisons, evidence.noise, tolerance, evidence.roundoff)
-    curves = check_trajectory(runs, tolerance)
-    metric = check_metric((*evidence.long_runs, *runs), tolerance)
-    long = check_long_runs(evidence.long_runs, tolerance)
+    noise, roundoff = evidence.noise, evidence.roundoff
+    return _Checks(
+        stability=stable,
+        single=check_calibrated(evidence.comparisons, noise, tolerance, roundoff),
+        curves=check_trajectory(runs, tolerance),
+        metric=check_metric((*evidence.long_runs, *runs), tolerance),
+        long=check_long_runs(evidence.long_runs, tolerance),
+    )
+
+
+def _numbers(evidence: Evidence, runs: Sequence[SeedRun], checks: _Checks) -> Verdict:
+    """Return a verdict that holds the numbers, and nothing against the candidate."""
     first_loss, last_loss = _loss_range(evidence)
-    numbers = Verdict(
+    return Verdict(
         verdict="equal",
         reason="",
-        loss_deviation=single.deviation,
-        gradient_error=single.gradient_error,
-        loss_null=single.noise,
-        gradient_null=single.gradient_noise,
-        trajectory_deviation=curves.deviation,
-        trajectory_ratio=curves.ratio,
-        metric=metric.value,
-        metric_reference=metric.reference,
+        loss_deviation=checks.single.deviation,
+        gradient_error=checks.single.gradient_error,
+        loss_null=checks.single.noise,
+        gradient_null=checks.single.gradient_noise,
+        trajectory_deviation=checks.curves.deviation,
+        trajectory_ratio=checks.curves.ratio,
+        metric=checks.metric.value,
+        metric_reference=checks.metric.reference,
         skipped_steps=sum(len(run.candidate.skipped) for run in runs),
         steps=max((len(run.candidate.losses) for run in (*runs, *evidence.long_runs)), default=0),
         most_steps=evidence.max_steps,
         first_loss=first_loss,
         last_loss=last_loss,
         seconds=evidence.seconds,
-        covered=_covered(evidence, curves, metric),
+        covered=_covered(evidence, checks.curves, checks.metric),
         not_covered=evidence.not_covered,
     )
-    if not float32.passed:
-        return replace(numbers, verdict="rejected", reason=f"in float32 itself {float32.problem}")
-    if evidence.stalled and stable.passed:
-        return _judge_stalled(numbers, evidence, single)
-    early = max((len(run.candidate.losses) for run in runs), default=0)
-    unknown = single.undecided in DECIDED_BY_LONG_RUN and not any(run.noisy for run in runs)
-    for check in (stable, metric) if unknown else (stable, curves, metric):
+
+
+def _judge_first_steps(
+    numbers: Verdict,
+    evidence: Evidence,
+    runs: Sequence[SeedRun],
+    checks: _Checks,
+    tolerance: Tolerance,
+) -> Verdict | None:
+    """Judge the first steps; None where they have passed."""
+    single, curves = checks.single, checks.curves
+    steps = max((len(run.candidate.losses) for run in runs), default=0)
+    uncalibrated = single.undecided in DECIDED_BY_LONG_RUN and not any(run.noisy for run in runs)
+    rejecting = (checks.stability, *(() if uncalibrated else (curves,)), checks.metric)
+    for check in rejecting:
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
     for check in (single, check_headroom(evidence.comparisons, evidence.headroom_comparisons)):
-        known = (early, tolerance, evidence.roundoff)
-        if not check.passed and not _training_clears(check, curves, *known):
+        if not check.passed and not _training_clears(
+            check, curves, steps, tolerance, evidence.roundoff
+        ):
             reason = f"it trains, but not like float32: {check.problem}"
             if check.undecided and curves.judged:
-                reason += f"; {_describe_end(curves, early)}"
+                reason += f"; {_describe_end(curves, steps)}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
-    if single.undecided == "noise_level" and _leaves_float32(curves, early, tolerance):
+    if single.undecided == "noise_level" and _leaves_float32(curves, steps, tolerance):
         reason = (
             f"it trains, but not like float32: its loss is {percent(single.deviation or 0.0)} "
-            "away at the same weights, as small noise would have it, but noise is trained away; "
-            f"{_describe_end(curves, early)}"
+            "away at the same weights; small noise does the same, but training averages noise out; "
+            f"{_describe_end(curves, steps)}"
         )
-        return replace(numbers, verdict="drift", reason=reason, step=early)
-    if not curves.judged:
-        return _judge_untrained(numbers, evidence)
-    return _judge_long_runs(numbers, evidence, long, tolerance)
+        return replace(numbers, verdict="drift", reason=reason, step=steps)
+    return None
 
 
 def _judge_long_runs(
