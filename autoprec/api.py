@@ -227,11 +227,11 @@ def check_output(path: Path, task: Path | None = None) -> Path:
     folder = path.parent
     if not path.is_dir() and (path.suffix not in (".yaml", ".yml") or path.resolve() == task):
         raise UsageError(
-            f"--output {path} given, expected a file ending in .yaml: a profile is YAML, and no "
+            f"`output` {path} given, expected a file ending in .yaml: a profile is YAML, and no "
             "other file is overwritten"
         )
     if path.is_dir():
-        raise UsageError(f"--output {path} is a folder; give the profile's file name")
+        raise UsageError(f"`output` {path} is a folder; give the profile's file name")
     existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
     if not os.access(existing, os.W_OK):
         raise UsageError(f"{existing} is not writable; choose another place {_alternatives(task)}")
@@ -243,7 +243,7 @@ def _alternatives(task: Path | None) -> str:
     from autoprec.tuning.study_storage import default_journal, is_writable
 
     both = task is not None and not is_writable(default_journal(task))
-    return f"with --output FILE.yaml{' and --storage FILE' if both else ''}"
+    return f"with `output=FILE.yaml`{' and `storage=FILE`' if both else ''}"
 
 
 def check_profile(

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from autoprec.cli import check, probe, tune
+from autoprec.cli.flags import with_flags
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.version import __version__
 
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _interrupts_ignored():
             if isinstance(error, UserCodeError) and error.frames:
                 print(_frames_without_message(error.frames, str(error)), end="", file=sys.stderr)
-            print(f"autoprec: {error}", file=sys.stderr)
+            print(f"autoprec: {with_flags(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         if arguments.traceback:

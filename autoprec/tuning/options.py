@@ -58,23 +58,23 @@ class Options:
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _positive("--trials", self.trials)
-        _positive("--time-limit", self.time_limit)
-        _positive("--search-limit", self.search_limit)
-        _positive("--proof-seconds", self.proof_seconds)
+        _positive("trials", self.trials)
+        _positive("time_limit", self.time_limit)
+        _positive("search_limit", self.search_limit)
+        _positive("proof_seconds", self.proof_seconds)
         if self.proof_steps is not None and self.proof_steps < MIN_STEPS:
             raise UsageError(
-                f"--proof-steps {self.proof_steps} given, expected {MIN_STEPS} or more: fewer "
+                f"`proof_steps` {self.proof_steps} given, expected {MIN_STEPS} or more: fewer "
                 "steps are no training that could be compared"
             )
         if self.checkpoint is not None:
-            object.__setattr__(self, "checkpoint", _readable("--checkpoint", self.checkpoint))
-        _positive("--tolerance", self.tolerance)
-        _positive("--align", self.align)
-        _positive("--rounds", self.rounds)
+            object.__setattr__(self, "checkpoint", _readable("checkpoint", self.checkpoint))
+        _positive("tolerance", self.tolerance)
+        _positive("align", self.align)
+        _positive("rounds", self.rounds)
         if self.sampler not in SAMPLERS:
             raise UsageError(
-                f"--sampler {self.sampler!r} given, expected one of {', '.join(SAMPLERS)}"
+                f"`sampler` {self.sampler!r} given, expected one of {', '.join(SAMPLERS)}"
             )
         for name, levels in self.knobs.items():
             if name not in KNOBS:
@@ -183,12 +183,12 @@ def _readable(name: str, path: Path) -> Path:
     file = path.expanduser()
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
-        raise UsageError(f"{name} {path} {what}; expected a file with the model's weights")
+        raise UsageError(f"`{name}` {path} {what}; expected a file with the model's weights")
     if not os.access(file, os.R_OK):
-        raise UsageError(f"{name} {path} cannot be read: permission denied")
+        raise UsageError(f"`{name}` {path} cannot be read: permission denied")
     return file.resolve()
 
 
 def _positive(name: str, value: float | None) -> None:
     if value is not None and not value > 0:
-        raise UsageError(f"{name} {value!r} given, expected a number above 0")
+        raise UsageError(f"`{name}` {value!r} given, expected a number above 0")

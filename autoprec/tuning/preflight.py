@@ -91,7 +91,7 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
         raise _first_step_error(job, failure) from failure
     never = untrainable_reason(loaded, job.target.facts.kind)
     if never:
-        raise DeviceUnusable(f"{never}; tune for another: --device {loaded.usable[-1]}")
+        raise DeviceUnusable(f"{never}; tune for another: `device={loaded.usable[-1]}`")
     device = job.settings().device
     # PyTorch calls ROCm's GPUs "cuda" as well: the build tells which vendor's it uses.
     other_vendor = device == "cuda" and job.target.facts.kind not in loaded.built_for
@@ -108,7 +108,7 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
         raise DeviceUnusable(
             f"{loaded.framework} {version} cannot use {name} ({job.target.facts.kind}): as it is "
             f"installed here it uses {' and '.join(loaded.usable)}. {build}, or tune for another: "
-            f"--device {loaded.usable[-1]}"
+            f"`device={loaded.usable[-1]}`"
         )
     if job.on_cpu:
         refuse_cpu_for_missing_accelerator(job.target.unusable, loaded)
@@ -127,7 +127,7 @@ def refuse_cpu_for_missing_accelerator(unusable: Sequence[Unusable], loaded: Loa
     reasons = [each.text for each in unusable if each.kind in loaded.built_for]
     if reasons:
         raise DeviceUnusable(
-            f"{'; '.join(reasons)}. Fix that, or tune for the CPU instead: --device cpu"
+            f"{'; '.join(reasons)}. Fix that, or tune for the CPU instead: `device=cpu`"
         )
 
 
@@ -173,6 +173,6 @@ def refuse_absent_tf32(job: TuningJob, facts: DeviceFacts) -> None:
     """Raise `UsageError` where TF32 was asked for and the device has none."""
     if Policy.TF32 in job.options.policies and facts.fact(DType.TF32).support is Support.ABSENT:
         raise UsageError(
-            f"--policies tf32: {facts.name} has no TF32, so it would be float32 by another name; "
+            f"`policies=tf32`: {facts.name} has no TF32, so it would be float32 by another name; "
             "leave it out"
         )

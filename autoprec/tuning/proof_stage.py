@@ -38,8 +38,8 @@ def run_proofs(
         refusals = (*preflight.refusals, *search.refusals, *result.refusals)
         reasons = "; ".join(f"{each.candidate}: {each.reason}" for each in refusals)
         raise NoFeasibleRecipe(
-            f"no policy that was asked for passes ({reasons}). Add float32 to --policies, or "
-            "accept what trains differently with --accept-drift"
+            f"no policy that was asked for passes ({reasons}). Add float32 to `policies`, or "
+            "accept what trains differently with `accept_drift`"
         )
     prover.forget()
     return result

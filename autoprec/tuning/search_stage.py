@@ -70,7 +70,7 @@ def _check_baseline(job: TuningJob, baseline: Point, outcome: Outcome | None) ->
         why = f"{outcome.status}: {outcome.reason}" if outcome is not None else "no trial ran"
         raise NoFeasibleRecipe(
             f"plain float32 does not run at its baseline ({why}); give a smaller BATCH_SIZE or "
-            "smaller --batch-sizes"
+            "smaller `batch_sizes`"
         )
     if outcome.measurement is not None and not outcome.measurement.finite:
         raise TaskError(

@@ -123,7 +123,7 @@ def open_storage(text: str | Path) -> Any:
     if path is None:
         return _open_url(name)
     if path.is_dir():
-        raise UsageError(f"--storage {name}: this is a folder; give the path of a journal file")
+        raise UsageError(f"`storage` {name}: this is a folder; give the path of a journal file")
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -139,7 +139,7 @@ def open_storage(text: str | Path) -> Any:
     except (ValueError, KeyError, AssertionError) as error:
         raise UsageError(
             f"{path} is not a study's journal, or it is damaged: {error}. Move it away, or choose "
-            "another place with --storage"
+            "another place with `storage`"
         ) from error
 
 
@@ -150,7 +150,7 @@ def storage_error(location: str | Path, error: BaseException) -> UsageError:
     fix = "free some space and run the same command again, or " if full else ""
     return UsageError(
         f"the study cannot be kept in {_without_password(str(location))}: {why}; {fix}choose "
-        "another place with --storage. Finished trials are kept"
+        "another place with `storage`. Finished trials are kept"
     )
 
 
@@ -161,11 +161,11 @@ def _open_url(url: str) -> Any:
         return RDBStorage(url)
     except ImportError as error:
         raise UsageError(
-            f"--storage {_without_password(url)}: {error}; install that driver"
+            f"`storage` {_without_password(url)}: {error}; install that driver"
         ) from error
     except Exception as error:
         raise UsageError(
-            f"--storage {_without_password(url)} cannot be opened: {str(error).splitlines()[0]}; "
+            f"`storage` {_without_password(url)} cannot be opened: {str(error).splitlines()[0]}; "
             "expected a journal file's path or a URL such as sqlite:///study.db"
         ) from error
 
@@ -261,7 +261,7 @@ class DeviceLock:
                 if not self._wait:
                     raise DeviceBusy(
                         f"another tuning is measuring on {self._device}{self._holder()}; running "
-                        "both would invalidate both timings. Wait for it with --wait, or stop it"
+                        "both would invalidate both timings. Wait for it with `wait`, or stop it"
                     ) from None
                 if self._on_wait is not None:
                     self._on_wait(

@@ -42,8 +42,8 @@ from autoprec.workers.supervisor import descendants_of
 from benchmarks.checkout import RESULTS
 from benchmarks.faults.soaked_tuning import (
     FINISHED,
-    TASKS,
-    Place,
+    TASK_TEXTS,
+    SoakedTuning,
     kept_trials,
     missing_trials,
     parent_of,
@@ -84,7 +84,7 @@ class Count:
 class Soak:
     """The faults of one framework, injected one after another."""
 
-    place: Place
+    place: SoakedTuning
     rng: random.Random
     seed: int = 0
     counts: dict[str, Count] = field(default_factory=dict)
@@ -205,7 +205,7 @@ class Soak:
         if again:
             self.problems.append(f"run again: {again}")
         missing = missing_trials(finished, kept_trials(self.place.journal))
-        strange, alive = self.place.strangers(), self.place.survivors()
+        strange, alive = self.place.unknown_files(), self.place.survivors()
         if missing or strange or alive:
             self.problems.append(
                 f"at the end: missing {missing}, half-written {strange}, processes {alive}"
@@ -270,12 +270,12 @@ def main() -> int:
     arguments = parser.parse_args()
     soaks = []
     with tempfile.TemporaryDirectory(prefix="autoprec-soak-") as name:
-        for framework in TASKS:
+        for framework in TASK_TEXTS:
             faults = shared_out(getattr(arguments, framework), len(arguments.seeds))
             for seed, count in zip(arguments.seeds, faults, strict=True):
                 if count > 0:
                     rng = random.Random(f"{seed}-{framework}")
-                    soak = Soak(Place(framework, Path(name) / framework, rng), rng, seed)
+                    soak = Soak(SoakedTuning(framework, Path(name) / framework, rng), rng, seed)
                     began = time.monotonic()
                     soak.run(count)
                     took = time.monotonic() - began

@@ -60,17 +60,17 @@ OPTIONS = {
     ],
     "torch": ["--batch-sizes", "8-64", "--rounds", "5", "--proof-seconds", "10"],
 }
-TASKS = {"simulated": SIMULATED, "torch": TORCH}
+TASK_TEXTS = {"simulated": SIMULATED, "torch": TORCH}
 
 # Without a framework there is nothing to time this machine's matrix products with; that part of a
 # tuning is left out where torch is installed as well, so that faults do not fall into it mostly.
-UNMEASURED = """
+UNMEASURED_PROGRAM = """
 import sys
 from autoprec import cli, probing
 probing.measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
-COMMANDS = {"simulated": ["-c", UNMEASURED], "torch": ["-m", "autoprec"]}
+COMMANDS = {"simulated": ["-c", UNMEASURED_PROGRAM], "torch": ["-m", "autoprec"]}
 
 #: What a tuning says of a trial that it has finished.
 FINISHED = re.compile(r"^  trial +\d+  (.+?): ", re.MULTILINE)
@@ -78,7 +78,7 @@ _NAMED = re.compile(r"(\w+), batch (\d+)(?: in \d+ micro-batches of (\d+))?")
 
 
 @dataclass
-class Place:
+class SoakedTuning:
     """The folder of one framework's tunings, and the mark by which its processes are known."""
 
     framework: str
@@ -101,7 +101,7 @@ class Place:
     def clean(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "tmp").mkdir(parents=True)
-        self.task.write_text(TASKS[self.framework])
+        self.task.write_text(TASK_TEXTS[self.framework])
 
     def journal_room(self) -> int:
         """A file size that the journal will reach while the tuning runs."""
@@ -143,7 +143,7 @@ class Place:
                 bad.append(str(error))
         return bad
 
-    def strangers(self) -> list[str]:
+    def unknown_files(self) -> list[str]:
         """Files that are neither the task's, the journal's nor the profile's."""
         own = (self.task.name, self.profile.name, "tmp", "__pycache__")
         names = [path.name for path in self.folder.iterdir()]

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 #: What to do where something is missing.
-HOW = (
+INSTALL_HINT = (
     "nothing is installed here: run this with a Python that has what pyproject.toml names, or make "
     "one ('python -m venv .venv', '.venv/bin/pip install -e .[torch,dev]')"
 )
@@ -48,11 +48,13 @@ try:
     from benchmarks.checkout import RESULTS, ROOT, child_environment
     from benchmarks.provenance import machine
 except ImportError as missing:
-    raise SystemExit(f"{sys.executable} lacks {missing.name or missing}; {HOW}") from missing
+    raise SystemExit(
+        f"{sys.executable} lacks {missing.name or missing}; {INSTALL_HINT}"
+    ) from missing
 
 #: Seconds that each piece may take, in the order in which they run: of every sort one, then the
 #: further tasks, for time may be over before all are done. A GPU needs about half.
-LIMITS: Mapping[str, float] = {
+LIMIT_SECONDS: Mapping[str, float] = {
     "device": 30,
     "products": 60,
     "tests": 150,
@@ -72,18 +74,22 @@ LIMITS: Mapping[str, float] = {
 #: The module whose process runs a piece.
 PIECE_MODULE = "benchmarks.gpu.pieces"
 
-SMALL = ("tune-tiny", "grid-tiny")
-LARGE = tuple(name for name in LIMITS if name.startswith(("tune-", "grid-")) and name not in SMALL)
+QUICK_PIECES = ("tune-tiny", "grid-tiny")
+FULL_PIECES = tuple(
+    name
+    for name in LIMIT_SECONDS
+    if name.startswith(("tune-", "grid-")) and name not in QUICK_PIECES
+)
 
 #: All pieces together; one that has less than this left is not begun.
-MINUTES = 9.5
+TOTAL_MINUTES = 9.5
 SHORTEST_SECONDS = 5.0
 
 _END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class PieceResult:
     """How a piece ended: what it saw, and what failed, if anything did."""
 
     rows: tuple[dict[str, Any], ...] = ()
@@ -158,7 +164,7 @@ def known(piece: str, head: Mapping[str, Any], folders: Sequence[Path]) -> Path 
     return None
 
 
-def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> Ended:
+def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> PieceResult:
     """Run a piece in a process of its own, ended with all that it started when its time is over.
 
     It is shown the one device alone.
@@ -171,7 +177,7 @@ def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> En
         interrupted = False
         with errors.open("wb") as log:
             try:
-                with put_off_interrupts():
+                with defer_interrupts():
                     child = subprocess.Popen(
                         [str(word) for word in command],
                         cwd=ROOT,
@@ -193,11 +199,11 @@ def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> En
                 end(child)
         last = errors.read_text(errors="replace").strip().splitlines()[-1:]
         said = f"{failed}: {last[0][:300]}" if failed and last else failed
-        return Ended(tuple(read_rows(rows)), said, interrupted)
+        return PieceResult(tuple(read_rows(rows)), said, interrupted)
 
 
 @contextlib.contextmanager
-def put_off_interrupts() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Let what is inside be done before an interrupt counts: a process that started is known."""
     came: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -220,7 +226,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
             child.wait(_END_SECONDS)
 
 
-def write(piece: str, ended: Ended, head: Mapping[str, Any], output: Path) -> Path:
+def write(piece: str, ended: PieceResult, head: Mapping[str, Any], output: Path) -> Path:
     """Write a piece's lines; a machine's recording has a file of its own."""
     name = slug(str(head["device"]))
     mark = {"failed_piece": ended.failed} if ended.failed else {}
@@ -255,10 +261,12 @@ def check_software(installed: Callable[[str], str | None]) -> None:
     names = [re.split(r"[><=;\[ ]", each)[0] for each in (*project["dependencies"], torch)]
     missing = [name for name in names if installed(name) is None]
     if missing:
-        raise SystemExit(f"{sys.executable} lacks {', '.join(missing)}; {HOW}")
+        raise SystemExit(f"{sys.executable} lacks {', '.join(missing)}; {INSTALL_HINT}")
     least, found = torch.partition(">=")[2], installed("torch") or ""
     if numbers(found) < numbers(least):
-        raise SystemExit(f"{sys.executable} has torch {found}, expected {least} or newer; {HOW}")
+        raise SystemExit(
+            f"{sys.executable} has torch {found}, expected {least} or newer; {INSTALL_HINT}"
+        )
 
 
 def version_of(name: str) -> str | None:
@@ -281,18 +289,22 @@ def interrupt(number: int, frame: object) -> None:
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     """The arguments, checked."""
-    listed = "\n".join(f"  {name:14s} {limit:4.0f} s" for name, limit in LIMITS.items())
+    listed = "\n".join(f"  {name:14s} {limit:4.0f} s" for name, limit in LIMIT_SECONDS.items())
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog=f"The pieces and their limits:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", nargs="+", choices=LIMITS, metavar="PIECE", help="these alone")
+    parser.add_argument(
+        "--only", nargs="+", choices=LIMIT_SECONDS, metavar="PIECE", help="these alone"
+    )
     parser.add_argument("--again", action="store_true", help="measure what is known anew")
     parser.add_argument("--quick", action="store_true", help="a dry run, which is no evidence")
     parser.add_argument("--output", type=Path, help=f"folder (default: {RESULTS.name}/)")
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all pieces together")
+    parser.add_argument(
+        "--minutes", type=float, default=TOTAL_MINUTES, help="for all pieces together"
+    )
     parser.add_argument("--commit", help="what is measured, where git cannot say it")
     return parser.parse_args(words)
 
@@ -309,8 +321,8 @@ def main(words: Sequence[str] | None = None) -> int:
             f"this is {head['no_evidence']}: give --output FOLDER, results/ is evidence"
         )
     check_output(output)
-    left_out = LARGE if arguments.quick else SMALL
-    pieces = arguments.only or [name for name in LIMITS if name not in left_out]
+    left_out = FULL_PIECES if arguments.quick else QUICK_PIECES
+    pieces = arguments.only or [name for name in LIMIT_SECONDS if name not in left_out]
     print(f"{head['device']}, commit {head['commit']}, to {output}", flush=True)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
@@ -343,7 +355,7 @@ def measure(
             continue
         since = time.monotonic()
         try:
-            ended = run_piece(piece, facts, arguments.quick, min(LIMITS[piece], left))
+            ended = run_piece(piece, facts, arguments.quick, min(LIMIT_SECONDS[piece], left))
             path = write(piece, ended, head, output)
         except OSError as error:  # no room for temporary files, or for the result
             failures.append(f"{piece}: {error}")

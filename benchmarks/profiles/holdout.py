@@ -34,21 +34,21 @@ from benchmarks.search.oracle_rows import ratio_text, words
 APPLIED, PLAIN, AT_ITS_BATCH = "applied", "plain", "plain at its batch"
 
 
-class Side:
+class TrainingLoop:
     """A training loop in a process of its own, which trains when it is told to."""
 
     def __init__(self, task: Path, *words: object) -> None:
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.profiles.holdout_training", task, *map(str, words)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             text=True,
             env=child_environment(TF_CPP_MIN_LOG_LEVEL="3"),
         )
 
-    def __enter__(self) -> Side:
+    def __enter__(self) -> TrainingLoop:
         return self
 
     def __exit__(
@@ -59,7 +59,7 @@ class Side:
     ) -> None:
         self._process.kill()
         self._process.communicate()
-        self._said.close()
+        self._stderr.close()
 
     def ready(self) -> None:
         """Wait until it has trained its first steps."""
@@ -76,8 +76,8 @@ class Side:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            self._said.seek(0)
-            lines = self._said.read().strip().splitlines()
+            self._stderr.seek(0)
+            lines = self._stderr.read().strip().splitlines()
             raise RuntimeError(f"a loop ended: {(lines or ['without a word'])[-1][:200]}")
         return line
 
@@ -112,7 +112,7 @@ def alternated(
             order = list(sides)[:: -1 if process % 2 else 1]
             open_now = {}
             for name in order:
-                open_now[name] = stack.enter_context(Side(task, *sides[name]))
+                open_now[name] = stack.enter_context(TrainingLoop(task, *sides[name]))
                 open_now[name].ready()
             for round_ in range(arguments.rounds):
                 for name in order[:: -1 if round_ % 2 else 1]:

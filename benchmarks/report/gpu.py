@@ -98,7 +98,7 @@ def section(found: Found) -> Iterator[str]:
         yield f"{device}, torch {first.get('torch', 'unknown')}:"
         yield ""
         for piece, rows in pieces.items():
-            said = "; ".join(_SAY.get(piece, _nothing)(rows))
+            said = "; ".join(_SUMMARIES.get(piece, _nothing)(rows))
             failed = rows[0].get("failed_piece")
             words = [said, f"failed: {failed}" if failed else ""]
             yield (
@@ -147,4 +147,4 @@ def _numerics(rows: Rows) -> Iterator[str]:
             yield f"{row['tasks']} of {row['of']} tasks reached; the truth is a CPU's"
 
 
-_SAY = {"tests": _tests, "products": _products, "overhead": _overhead, "numerics": _numerics}
+_SUMMARIES = {"tests": _tests, "products": _products, "overhead": _overhead, "numerics": _numerics}

@@ -66,7 +66,7 @@ class Tuned:
     inconclusive: bool
 
 
-def claim(where: str, profile: Profile) -> Tuned:
+def claim_of(where: str, profile: Profile) -> Tuned:
     """What a profile claims: anything but plain float32 is a speed-up."""
     found, evidence = profile.evidence.speedup, profile.evidence
     recipe = profile.recipe
@@ -104,7 +104,7 @@ def with_torch(count: int) -> Iterator[Tuned]:
                 output=Path(folder) / "profile.yaml",
                 storage=str(Path(folder) / "study.journal"),
             )
-        yield claim(f"{name}, seed {seed}", profile)
+        yield claim_of(f"{name}, seed {seed}", profile)
 
 
 # Simulated ---------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def recorded_noise(folder: Path = RESULTS) -> list[float]:
     return found
 
 
-class Here:
+class InProcessWorker:
     """A worker that is no process: what it serves is simulated, and cannot crash."""
 
     alive, pid = True, 0
@@ -189,20 +189,20 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
                 wait=True,
             )
             target = Target(facts, {}, lambda known: known)
-            job = TuningJob(task, target, options, lambda event: None, start=Here)  # type: ignore[arg-type]
+            job = TuningJob(task, target, options, lambda event: None, start=InProcessWorker)  # type: ignore[arg-type]
             profile = tune(job)
             del sys.modules[task.stem]  # of one name only one file can be loaded
-        yield claim(f"noise {drift:.1%}, seed {seed}", profile)
+        yield claim_of(f"noise {drift:.1%}, seed {seed}", profile)
 
 
 def summary(found: Sequence[Tuned]) -> str:
     """A line for all of them."""
     claimed = [each for each in found if each.claimed]
     worst = max((each.ratio for each in claimed), default=1.0)
-    unsure = sum(each.inconclusive for each in found)
+    inconclusive = sum(each.inconclusive for each in found)
     return (
-        f"{len(found)} tunings of recipes that are the same: {len(claimed)} claim a speed-up "
-        f"({len(claimed) / len(found):.1%}), the largest {worst:.2f}x; {unsure} are inconclusive"
+        f"{len(found)} tunings of identical recipes: {len(claimed)} claim a speed-up "
+        f"({len(claimed) / len(found):.1%}), at most {worst:.2f}x; {inconclusive} are inconclusive"
     )
 
 

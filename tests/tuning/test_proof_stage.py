@@ -202,7 +202,7 @@ def test_where_nothing_passes_every_reason_is_told() -> None:
         )
     assert str(caught.value) == (
         "no policy that was asked for passes (mixed_float16: crashed: died). Add float32 to "
-        "--policies, or accept what trains differently with --accept-drift"
+        "`policies`, or accept what trains differently with `accept_drift`"
     )
 
 

@@ -184,7 +184,7 @@ def test_how_many_steps_proofs_take_is_known_to_the_next_tuning(journal: Path) -
 
 def test_a_proof_of_fewer_steps_than_are_a_training_is_refused() -> None:
     assert Options(proof_steps=5).proof_steps == 5
-    with pytest.raises(UsageError, match=r"--proof-steps 4 given, expected 5 or more"):
+    with pytest.raises(UsageError, match=r"`proof_steps` 4 given, expected 5 or more"):
         Options(proof_steps=4)
 
 

@@ -89,7 +89,7 @@ def test_a_journal_that_is_damaged_in_the_middle_is_said_so(tmp_path: Path) -> N
     path.write_bytes(b"not a journal\n" + WHOLE)
     with pytest.raises(UsageError, match="damaged") as info:
         open_storage(path)
-    assert "--storage" in str(info.value)
+    assert "`storage`" in str(info.value)
     assert path.read_bytes() == b"not a journal\n" + WHOLE
 
 
@@ -164,7 +164,7 @@ def test_a_folder_is_no_journal(tmp_path: Path) -> None:
 
 def test_a_place_below_a_file_cannot_be_had(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="--storage"):
+    with pytest.raises(UsageError, match="`storage`"):
         open_storage(tmp_path / "file" / "j")
 
 
@@ -193,7 +193,7 @@ def test_a_device_is_measured_by_one_tuning_at_a_time(tmp_path: Path) -> None:
         DeviceLock("cuda:0", wait=False, folder=tmp_path),
     ):
         pass
-    assert "--wait" in str(info.value)
+    assert "`wait`" in str(info.value)
     assert f"process {os.getpid()}" in str(info.value)
 
 

@@ -70,7 +70,7 @@ def test_a_gpu_that_cannot_be_used_stops_a_framework_that_was_built_for_it(
 ) -> None:
     job, events = works(monkeypatch, simulated())
     assert events == [Note("a remark"), Note(MISMATCH.text, warning=True)]
-    with pytest.raises(DeviceUnusable, match=r"its driver is not.*--device cpu") as stopped:
+    with pytest.raises(DeviceUnusable, match=r"its driver is not.*`device=cpu`") as stopped:
         loaded(job, DeviceKind.CUDA)
     assert stopped.value.exit_code == 2
     assert loaded(job, DeviceKind.ROCM)
@@ -165,7 +165,7 @@ def test_a_plan_is_for_the_first_device_that_the_framework_is_built_for(
     assert planned_for(job, cuda, built_for=None) is cuda  # named, and perhaps not here
     tpu = DeviceKind.TPU
     assert planned_for(job, tpu, cpu, built_for=None, usable=("tpu",)) is tpu
-    with pytest.raises(DeviceUnusable, match=r"its driver is not.*--device cpu"):
+    with pytest.raises(DeviceUnusable, match=r"its driver is not.*`device=cpu`"):
         planned_for(job, xpu, cpu, built_for=cuda)
 
 
@@ -229,5 +229,5 @@ def test_no_build_is_named_for_a_device_that_the_framework_never_trains_on(
     found = LoadedTask("keras", usable=("cpu",), trains_on=(DeviceKind.CPU, DeviceKind.CUDA))
     with pytest.raises(DeviceUnusable) as stopped:
         load_task(job, cast(Runner, SimpleNamespace(load=lambda: found)))
-    said = "keras models are tuned on cpu, cuda, not on mps; tune for another: --device cpu"
+    said = "keras models are tuned on cpu, cuda, not on mps; tune for another: `device=cpu`"
     assert str(stopped.value) == said

@@ -40,13 +40,13 @@ def test_what_a_journal_holds_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_file_that_nobody_knows_is_half_written(tmp_path: Path) -> None:
-    place = soaked_tuning.Place("simulated", tmp_path / "s", random.Random(0))
+    place = soaked_tuning.SoakedTuning("simulated", tmp_path / "s", random.Random(0))
     place.clean()
     for name in (place.journal.name, f"{place.journal.name}.lock", place.profile.name):
         (place.folder / name).write_text("")
-    assert place.strangers() == []
+    assert place.unknown_files() == []
     (place.folder / ".task.profile.yaml.x1").write_text("")
-    assert place.strangers() == [".task.profile.yaml.x1"]
+    assert place.unknown_files() == [".task.profile.yaml.x1"]
 
 
 def test_faults_are_shared_out_over_the_seeds() -> None:
@@ -62,7 +62,7 @@ def test_what_is_wrong_when_a_tuning_has_ended_is_laid_to_its_last_fault(
         framework="torch",
         journal=tmp_path / "journal",
         profile=profile,
-        strangers=lambda: [".half"],
+        unknown_files=lambda: [".half"],
         survivors=lambda: ["a worker"],
     )
     monkeypatch.setattr(soak, "kept_trials", lambda journal: Counter({("float32", 8): 1}))

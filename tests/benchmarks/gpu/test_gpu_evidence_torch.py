@@ -83,7 +83,7 @@ def test_a_piece_that_fails_or_takes_too_long_stops_no_other(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     limits = {"no-such-piece": 30.0, "products": 0.1, "device": 60.0}
-    monkeypatch.setattr(evidence, "LIMITS", limits)
+    monkeypatch.setattr(evidence, "LIMIT_SECONDS", limits)
     words = [*DRY, "--output", str(tmp_path)]
     assert evidence.main(words) == 1
     said = capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_an_interrupted_run_keeps_what_it_saw_and_says_how_to_go_on(
 
 
 def test_an_interrupt_while_a_piece_starts_counts_when_it_has_started() -> None:
-    put_off = evidence.put_off_interrupts
+    put_off = evidence.defer_interrupts
     before = signal.getsignal(signal.SIGTERM)
     done = []
 
@@ -203,7 +203,7 @@ def test_what_is_missing_is_said_before_anything_is_measured(
 def test_a_result_that_cannot_be_written_stops_no_other(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    monkeypatch.setattr(evidence, "run_piece", lambda *_: evidence.Ended(({"seen": 1},)))
+    monkeypatch.setattr(evidence, "run_piece", lambda *_: evidence.PieceResult(({"seen": 1},)))
     kept = evidence.write
 
     def full(piece: str, *rest: Any) -> Path:
@@ -259,7 +259,7 @@ def test_time_that_is_over_leaves_pieces_for_the_next_run(tmp_path: Path, capsys
 
 def test_another_commit_program_or_device_is_measured_anew(tmp_path: Path) -> None:
     head = {"date": "2026-01-01", "commit": "a", "device": "A GPU", "source": "b", "torch": "2"}
-    path = evidence.write("device", evidence.Ended(), head, tmp_path)
+    path = evidence.write("device", evidence.PieceResult(), head, tmp_path)
     assert evidence.known("device", {**head, "date": "2026-02-02"}, [tmp_path]) == path
     for name in ("commit", "source", "torch", "device"):
         assert evidence.known("device", {**head, name: "other"}, [tmp_path]) is None
@@ -273,7 +273,7 @@ def test_what_is_no_evidence_is_kept_out_of_the_results(tmp_path: Path, monkeypa
     with pytest.raises(SystemExit, match="a rehearsal, on the CPU: give --output FOLDER"):
         evidence.main(["--device", "cpu"])
     head = {"date": "2026-01-01", "commit": "a", "device": "CPU", "no_evidence": "a rehearsal"}
-    evidence.write("device", evidence.Ended(), head, tmp_path)
+    evidence.write("device", evidence.PieceResult(), head, tmp_path)
     with pytest.raises(SystemExit, match=r"gpu_device-.*: a rehearsal given"):
         tables.read(tmp_path)
 
@@ -302,9 +302,11 @@ def test_the_report_shows_what_is_there_and_says_what_is_not(tmp_path: Path) -> 
     ]
     tuned = [{"task": "mlp", "recipe": plain, "evidence": {"speedup": ratio}}]
     judged = {"policy": "float16", "verdict": "equal", "truth": "broken"}
-    evidence.write("grid-mlp", evidence.Ended(tuple(grid)), head, tmp_path)
-    evidence.write("tune-mlp", evidence.Ended(tuple(tuned)), head, tmp_path)
-    evidence.write("numerics", evidence.Ended((judged,), "ran out of its 9 s"), head, tmp_path)
+    evidence.write("grid-mlp", evidence.PieceResult(tuple(grid)), head, tmp_path)
+    evidence.write("tune-mlp", evidence.PieceResult(tuple(tuned)), head, tmp_path)
+    evidence.write(
+        "numerics", evidence.PieceResult((judged,), "ran out of its 9 s"), head, tmp_path
+    )
     shown = "\n".join(tables.section(tables.read(tmp_path)))
     assert "not measured" not in shown
     row = "| Made Up GPU | mlp | - | - | 2.00x, compiled failed | - | mixed_bfloat16, batch 8 |"
