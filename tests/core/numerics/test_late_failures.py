@@ -147,7 +147,7 @@ def test_a_break_that_shows_late_is_rejected_although_the_first_steps_passed():
 # Error floors ------------------------------------------------------------------------------------
 
 
-def marks(excess, steps=(8, 29, 59, 119)) -> tuple[StepComparison, ...]:
+def comparisons_at(excess, steps=(8, 29, 59, 119)) -> tuple[StepComparison, ...]:
     """Marks on the curve at which a loss is above float32's by what `excess` says of it."""
     return tuple(StepComparison(s, CURVE[s] + excess(CURVE[s]), CURVE[s], 0.01) for s in steps)
 
@@ -167,13 +167,13 @@ SHORTER = SeedRun(Trajectory(CURVE[:120]), Trajectory(tuple(loss + 1e-3 for loss
     ],
 )
 def test_an_error_that_stays_while_the_loss_falls_is_a_floor(excess, passed):
-    found = check_error_floor(marks(excess), QUIET, SHORTER, DEFAULT)
+    found = check_error_floor(comparisons_at(excess), QUIET, SHORTER, DEFAULT)
     assert found.passed is passed
     assert passed or "stays constant while the loss falls" in found.problem
 
 
 def test_a_floor_is_read_from_means_where_single_batches_hide_it():
-    points = marks(lambda loss: 1e-3)
+    points = comparisons_at(lambda loss: 1e-3)
     hidden = [replace(p, loss=p.reference + e) for p, e in zip(points, (1, -3, 2, -2), strict=True)]
     assert check_error_floor(hidden, QUIET, SHORTER, DEFAULT).passed
     means = {p.step: {"mean_loss": p.loss, "mean_reference": p.reference} for p in points}
@@ -197,7 +197,7 @@ def test_a_floor_is_read_from_means_where_single_batches_hide_it():
 def test_a_mean_counts_as_far_as_its_standard_error_lets_it(errors, passed):
     points = [
         replace(p, mean_loss=p.loss, mean_reference=p.reference, mean_error=error)
-        for p, error in zip(marks(lambda loss: 1e-3), errors, strict=True)
+        for p, error in zip(comparisons_at(lambda loss: 1e-3), errors, strict=True)
     ]
     assert check_error_floor(points, QUIET, SHORTER, DEFAULT).passed is passed
 
@@ -206,7 +206,7 @@ def test_an_excess_below_zero_within_its_error_is_a_floor_all_the_same():
     excess, errors = (-1e-4, 2e-4, 1e-3), (2e-4, 2e-4, 1e-4)
     points = [
         replace(p, mean_loss=p.reference + e, mean_reference=p.reference, mean_error=error)
-        for p, e, error in zip(marks(lambda loss: 0.0)[1:], excess, errors, strict=True)
+        for p, e, error in zip(comparisons_at(lambda loss: 0.0)[1:], excess, errors, strict=True)
     ]
     assert not check_error_floor(points, QUIET, SHORTER, DEFAULT).passed
     certain = [replace(p, mean_error=0.0) for p in points]
@@ -224,7 +224,7 @@ def test_means_are_of_the_same_batches_and_have_the_error_of_their_difference():
 
 
 def test_no_floor_is_foretold_where_the_loss_has_settled_or_noise_does_as_much():
-    points = marks(lambda loss: 1e-3)
+    points = comparisons_at(lambda loss: 1e-3)
     settled = Trajectory(tuple(2.0 for _ in range(120)))
     assert not check_error_floor(points, QUIET, SeedRun(settled, settled), DEFAULT).judged
     agrees = replace(SHORTER, candidate=SHORTER.reference)
@@ -235,7 +235,10 @@ def test_no_floor_is_foretold_where_the_loss_has_settled_or_noise_does_as_much()
 
 
 def test_a_floor_is_drift():
-    early, late = marks(lambda loss: 2e-4, (0, 2, 8, 29)), marks(lambda loss: 4e-4, (59, 119))
+    early, late = (
+        comparisons_at(lambda loss: 2e-4, (0, 2, 8, 29)),
+        comparisons_at(lambda loss: 4e-4, (59, 119)),
+    )
     passed = evidence(times(1.0), comparisons=early, noise=QUIET)
     assert judge(passed, DEFAULT).accepted
     verdict = judge(replace(passed, late_comparisons=late, long_runs=(SHORTER,)), DEFAULT)

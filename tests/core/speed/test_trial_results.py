@@ -155,18 +155,18 @@ def test_who_ran_as_fast_as_the_others_foresee_is_not_in_doubt():
     assert possibly_disturbed([]) == possibly_disturbed(curve()[:1]) == ()
 
 
-@pytest.mark.parametrize(("factor", "doubted"), [(0.95, False), (0.75, True), (0.5, False)])
-def test_the_largest_batch_is_in_doubt_if_a_neighbour_may_have_slowed_it(factor, doubted):
+@pytest.mark.parametrize(("factor", "suspected"), [(0.95, False), (0.75, True), (0.5, False)])
+def test_the_largest_batch_is_in_doubt_if_a_neighbour_may_have_slowed_it(factor, suspected):
     """By a few per cent recipes differ anyway; half as fast is a recipe's own doing."""
     history = curve(b256=factor)
-    assert possibly_disturbed(history) == ((history[-1],) if doubted else ())
+    assert possibly_disturbed(history) == ((history[-1],) if suspected else ())
 
 
-@pytest.mark.parametrize(("best", "doubted"), [(9000, True), (9200, False)])
-def test_only_who_is_foreseen_within_a_twentieth_of_the_fastest_is_in_doubt(best, doubted):
+@pytest.mark.parametrize(("best", "suspected"), [(9000, True), (9200, False)])
+def test_only_who_is_foreseen_within_a_twentieth_of_the_fastest_is_in_doubt(best, suspected):
     """Batch 256 is foreseen at 8685 samples per second, whoever else is the fastest."""
     history = [*curve(b256=0.75), measured(at(32, "mixed_bfloat16"), best)]
-    assert possibly_disturbed(history) == ((history[3],) if doubted else ())
+    assert possibly_disturbed(history) == ((history[3],) if suspected else ())
 
 
 def test_of_several_in_doubt_the_one_foreseen_to_be_the_fastest_comes_first():
