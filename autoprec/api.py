@@ -20,19 +20,20 @@ from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import measured_choice
 from autoprec.core.dtypes import Policy
-from autoprec.core.profile import Fit, Profile, check_fit
+from autoprec.core.profile import Profile
+from autoprec.core.profile_fit import Fit, check_fit
 from autoprec.core.recipe import KnobValue
 from autoprec.errors import DeviceUnusable, UsageError
-from autoprec.fitting import unusable_accelerators
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical_observation, resolve_family, with_vendor_figures
 from autoprec.hardware.observe import OnWait, is_device_kind
 from autoprec.hardware.observe import select as select_devices
 from autoprec.probing import device_fingerprint, probe
+from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
-    from autoprec.core.speed.plan import Plan
+    from autoprec.core.speed.step_bounds import Plan
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options, Settings
 
@@ -96,7 +97,7 @@ def tune(
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.options import Settings, options_from
-    from autoprec.tuning.study_storage import default_journal, discard_new_journal_on_task_error
+    from autoprec.tuning.study.storage import default_journal, discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
     settings = Settings(
@@ -240,7 +241,7 @@ def check_output(path: Path, task: Path | None = None) -> Path:
 
 def _alternatives(task: Path | None) -> str:
     """Name the options that choose another place: one is enough where the study can be written."""
-    from autoprec.tuning.study_storage import default_journal, is_writable
+    from autoprec.tuning.study.storage import default_journal, is_writable
 
     both = task is not None and not is_writable(default_journal(task))
     return f"with `output=FILE.yaml`{' and `storage=FILE`' if both else ''}"

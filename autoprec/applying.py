@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning, UsageError
-from autoprec.fitting import recipe_for
+from autoprec.profile_selection import recipe_for
 from autoprec.profiles import load_profile
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from autoprec import cache
-from autoprec.cache import with_remembered_measurements
+from autoprec import measurement_cache
 from autoprec.core.device.facts import DeviceFacts, Fingerprint
 from autoprec.core.device.merging import merge, with_measurements
 from autoprec.core.device.policies import propose
@@ -18,6 +17,7 @@ from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical_observation, resolve_family
 from autoprec.hardware.observe import OnWait, is_device_kind, observe
 from autoprec.hardware.observe import select as select_devices
+from autoprec.measurement_cache import with_remembered_measurements
 
 
 def probe(
@@ -82,7 +82,9 @@ def measure_device(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFac
     if float32 is not None and float32.gflops and not measured.disturbed:
         kept = replace(measured, date=f"{datetime.now(UTC):%Y-%m-%d}", notes=())
         name = measured.framework
-        note = cache.remember(cache.TimedDevice(facts.fingerprint, name, software[name], kept))
+        note = measurement_cache.remember(
+            measurement_cache.TimedDevice(facts.fingerprint, name, software[name], kept)
+        )
         measured = replace(measured, notes=(*measured.notes, *filter(None, (note,))))
     return with_measurements(facts, measured)
 

@@ -12,9 +12,9 @@ import yaml
 
 from autoprec.core.codec import DecodeError, abbreviate, from_plain, to_plain, without_empty
 from autoprec.core.profile import SCHEMA, Profile
-from autoprec.documents import read_yaml, write_text
 from autoprec.errors import ProfileError
 from autoprec.profile_comments import HEADER, with_comments
+from autoprec.yaml_files import read_yaml, write_text
 
 SUFFIX = ".profile.yaml"
 

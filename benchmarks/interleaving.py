@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.statistics import paired_ratio
-from autoprec.tuning.interleaved_timing import InterleavedTiming
+from autoprec.tuning.confirmation.interleaved_timing import InterleavedTiming
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.cpu_contention import ContentionMonitor
 

@@ -25,7 +25,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "autoprec/core/speed/acquisition.py",
         "autoprec/core/speed/cost_model.py",
         "autoprec/core/speed/trial_results.py",
-        "autoprec/core/speed/kept_memory.py",
+        "autoprec/core/speed/keep_memory.py",
         "benchmarks/search/replay.py",
     ),
     "overhead": (

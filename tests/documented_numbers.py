@@ -145,15 +145,15 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "grows by more than 8 MiB": constant(
             "backends.shared.process_memory:MemoryGrowth.NOISE_BYTES", 1 / MIB
         ),
-        "is older than 20 s": constant("tuning.drift_correction:_CHECK_SECONDS"),
-        "difference is above 10 %": constant("tuning.drift_correction:_LOG_THRESHOLD", 100),
+        "is older than 20 s": constant("tuning.search.drift_correction:_CHECK_SECONDS"),
+        "difference is above 10 %": constant("tuning.search.drift_correction:_LOG_THRESHOLD", 100),
         "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),
-        "varies by more than 25 %": constant("tuning.profile_warnings:NOISY_SPREAD", 100),
+        "varies by more than 25 %": constant("tuning.profile.warnings:NOISY_SPREAD", 100),
         "more than 1 % faster. Its cost model": constant("core.speed.acquisition:Limits.gain", 100),
         "A trial that is 20 to 65 %": beyond_one("core.statistics:_DISTURBED_RATIO_RANGE"),
         "is 3 % of the step or more": constant("core.speed.knobs:_OPTIMIZER_SHARE", 100),
         "trials differ by less than 15 %": beyond_one(
-            "core.speed.kept_memory:_CLEARLY_FASTER_RATIO"
+            "core.speed.keep_memory:_CLEARLY_FASTER_RATIO"
         ),
         "faster by more than 2 %": constant("core.speed.selection:MIN_GAIN", 100),
         "it then brings 5 to 274 %": kept_in_the_grids,
@@ -188,14 +188,18 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "single timing's noise (10 %)": constant("core.speed.reranking:SEARCH_RATIO_ERROR", 100),
         "and 30 s at most": constant("core.speed.reranking:_MAX_SECONDS"),
         "by more than those 10 %": constant("core.speed.reranking:SEARCH_RATIO_ERROR", 100),
-        "with 512 MiB more": constant("tuning.interleaved_timing:_CONTEXT_BYTES", 1 / MIB),
+        "with 512 MiB more": constant(
+            "tuning.confirmation.interleaved_timing:_CONTEXT_BYTES", 1 / MIB
+        ),
         "within 5 % of the fastest": lambda: [
             100 - constant("core.speed.trial_results:MAY_BE_FASTEST_SHARE", 100)()[0]
         ],
         "an interval of 95 %": CONFIDENCE,
-        "or 5 s, not counting": constant("tuning.ablations:COMPARISON_SECONDS"),
+        "or 5 s, not counting": constant("tuning.confirmation.ablations:COMPARISON_SECONDS"),
         "brings less than 1 %": constant("core.speed.selection:SAME_SPEED_SHARE", 100),
-        "more than 15 % slower": beyond_one("tuning.interleaved_timing:_DISTURBED_RATIO"),
+        "more than 15 % slower": beyond_one(
+            "tuning.confirmation.interleaved_timing:_DISTURBED_RATIO"
+        ),
         "more than 1.5 times apart": constant("core.speed.consistency:WIDE_INTERVAL_FACTOR"),
         "are 1.42 times apart at most": widest_interval,
         "takes up to 1.65 times as long": lambda: constant(
@@ -206,8 +210,8 @@ SOURCES: dict[str, dict[str, Shown]] = {
         ],
         "comparison end at 45 % of it": constant("tuning.time_limit:SEARCH_SHARE", 100),
         "and proofs at 80 %": constant("tuning.time_limit:PROOF_SHARE", 100),
-        "(4 us each)": constant("core.speed.plan:LAUNCH_SECONDS", 1e6),
-        "some 10 us for each": constant("core.speed.plan:FRAMEWORK_LAUNCH_SECONDS", 1e6),
+        "(4 us each)": constant("core.speed.step_bounds:LAUNCH_SECONDS", 1e6),
+        "some 10 us for each": constant("core.speed.step_bounds:FRAMEWORK_LAUNCH_SECONDS", 1e6),
         "at least 1.1 times as fast": constant("core.device.policies:_SAME_SPEED_RATIO"),
     },
 }

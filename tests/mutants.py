@@ -33,7 +33,7 @@ TESTS_OF = {
     "device/policies": ("device/policies",),
     "speed/acquisition": (
         *("speed/acquisition", "speed/acquisition_neighbours", "speed/acquisition_gains"),
-        *("speed/feasibility", "speed/kept_memory"),
+        *("speed/feasibility", "speed/keep_memory"),
     ),
     "speed/feasibility": ("speed/feasibility", "speed/acquisition"),
     "speed/cost_model": ("speed/cost_model",),

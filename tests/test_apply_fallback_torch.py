@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprec import Profile, apply_profile, cache
+from autoprec import Profile, apply_profile, measurement_cache
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.measurements import Measurements, Product
@@ -29,7 +29,7 @@ from tests.applied_torch import BFLOAT16, ELSEWHERE, make_profile, task
 def on_a_recorded(machine: str, monkeypatch: pytest.MonkeyPatch) -> Fingerprint:
     """Be on a machine that was written down; return its fingerprint."""
     seen = observe(RecordedMachine(read_recording(profiles_folder() / "recordings" / machine)))
-    monkeypatch.setattr("autoprec.fitting.observe", lambda **_: seen)
+    monkeypatch.setattr("autoprec.profile_selection.observe", lambda **_: seen)
     return merge(seen.devices[0], load_catalogue().family_of(seen.devices[0])).fingerprint
 
 
@@ -47,7 +47,12 @@ def timed(fingerprint: Fingerprint, bfloat16: float, framework: str = "torch") -
     products = tuple(Product(dtype, gflops=rate, size=512) for dtype, rate in rates.items())
     version = {"torch": torch.__version__, "tensorflow": "2.21.0"}[framework]
     measured = Measurements(framework, products, date="2026-11-24")
-    assert cache.remember(cache.TimedDevice(fingerprint, framework, version, measured)) == ""
+    assert (
+        measurement_cache.remember(
+            measurement_cache.TimedDevice(fingerprint, framework, version, measured)
+        )
+        == ""
+    )
 
 
 AMX, ZEN4 = "intel-sapphire-rapids.json", "amd-zen4.json"
@@ -76,7 +81,7 @@ def test_without_a_measurement_the_catalogues_word_is_not_enough(
 def test_what_was_measured_on_this_machine_decides(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gflops: float, policy: Policy
 ) -> None:
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
     here = on_a_recorded(AMX, monkeypatch)
     timed(replace(here, name="another CPU"), 900.0)
     timed(here, gflops)
@@ -90,7 +95,7 @@ def test_what_was_measured_on_this_machine_decides(
 def test_a_damaged_memory_of_a_measurement_is_told_and_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
     timed(on_a_recorded(AMX, monkeypatch), 310.0)
     (file,) = (tmp_path / "measured").iterdir()
     file.write_text(file.read_text()[:-20])
@@ -106,7 +111,7 @@ def test_what_was_measured_on_the_family_decides_where_nothing_was_here(
     policy, said = fallback(make_profile(BFLOAT16, ELSEWHERE))
     assert policy is Policy.MIXED_BFLOAT16
     assert "bfloat16 products were measured at 2.2x float32's (another AMD Zen 4)" in said
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
     timed(here, 50.0)
     assert fallback(make_profile(BFLOAT16, ELSEWHERE))[0] is Policy.FLOAT32
 
@@ -129,7 +134,7 @@ def test_without_onednn_nothing_counts_on_the_cpus_arithmetic(
     why: str,
     how: str,
 ) -> None:
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
     timed(on_a_recorded(ZEN4, monkeypatch), 310.0, framework="tensorflow")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: onednn)
     monkeypatch.setattr(type(torch.backends.mkldnn), "enabled", enabled)

@@ -16,7 +16,7 @@ from fuzz.values import PLAIN, TEXT, profiles, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec import documents, profile_comments
+from autoprec import profile_comments, yaml_files
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import Policy
@@ -31,7 +31,6 @@ from autoprec.core.profile import (
 )
 from autoprec.core.recipe import KNOBS, LossScale, Recipe
 from autoprec.core.statistics import Ratio
-from autoprec.documents import parse_yaml
 from autoprec.errors import ProfileError
 from autoprec.profiles import (
     default_path,
@@ -43,6 +42,7 @@ from autoprec.profiles import (
     to_mapping,
 )
 from autoprec.tuning.stage_results import REFERENCE
+from autoprec.yaml_files import parse_yaml
 
 PROFILE = FULL
 SEED = dump_profile(PROFILE)
@@ -200,7 +200,7 @@ def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypat
 
     path = tmp_path / "a.profile.yaml"
     save_profile(PROFILE, path)
-    monkeypatch.setattr(documents.os, "fsync", fail)
+    monkeypatch.setattr(yaml_files.os, "fsync", fail)
     with pytest.raises(OSError, match=os.strerror(number)):
         save_profile(replace(PROFILE, created="later"), path)
     assert load_profile(path) == PROFILE

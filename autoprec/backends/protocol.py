@@ -18,7 +18,7 @@ from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
-from autoprec.core.numerics.records import (
+from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
     StepComparison,

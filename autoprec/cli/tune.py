@@ -292,7 +292,7 @@ def _plan(arguments: argparse.Namespace, options: Any) -> int:
 
 
 def _how_to_resume(task: Path, storage: str | None) -> str:
-    from autoprec.tuning.study_storage import default_journal
+    from autoprec.tuning.study.storage import default_journal
 
     place = storage or default_journal(task)
     return f"interrupted; finished trials are kept in {place}. Run the same command to resume"

@@ -18,9 +18,9 @@ from autoprec.core.codec import DecodeError, abbreviate, bounded, did_you_mean, 
 from autoprec.core.device.family import DTypeRow, Family, Match
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
-from autoprec.documents import read_yaml
 from autoprec.errors import CatalogueError
 from autoprec.hardware.matching import matches, specificity
+from autoprec.yaml_files import read_yaml
 
 T = TypeVar("T")
 

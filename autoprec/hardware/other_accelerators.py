@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from autoprec.core.codec import DecodeError, from_plain
-from autoprec.documents import read_yaml
 from autoprec.errors import CatalogueError
 from autoprec.hardware.catalogue import profiles_folder
+from autoprec.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.dtypes import DType
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
 from autoprec.reporting.text import percent_text, printable
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from autoprec.core.device.facts import GIB
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY
-from autoprec.core.speed.plan import Estimate, MemoryPlan, Plan
+from autoprec.core.speed.step_bounds import Estimate, MemoryPlan, Plan
 from autoprec.reporting.text import bytes_text, printable, seconds_text
 
 _WIDTH = 120

@@ -15,18 +15,15 @@ from rich.status import Status as LiveStatus
 from rich.table import Table
 from rich.text import Text
 
-from autoprec.core.dtypes import Policy
-from autoprec.core.profile import REHEARSAL_NOTE, Profile
+from autoprec.core.profile import REHEARSAL_NOTE
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.reporting.closing_sentence import closing_sentence, part_lines
 from autoprec.reporting.explain import explain_table
 from autoprec.reporting.grid import grid_table
-from autoprec.reporting.result import headline, part_lines
 from autoprec.reporting.status_line import StatusLine
 from autoprec.reporting.text import (
     bytes_text,
-    dtype_text,
-    percent_text,
     printable,
     rate_text,
     recipe_text,
@@ -48,9 +45,6 @@ from autoprec.tuning.events import (
 )
 
 _WIDTH = 120
-
-#: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
-_NOTABLE_BANDWIDTH_SHARE = 0.01
 
 
 class Quiet:
@@ -256,30 +250,4 @@ def _costs(event: Finished) -> str:
     if peaks and evidence.memory_budget_bytes:
         allowed = bytes_text(evidence.memory_budget_bytes)
         text += f"; peak memory {bytes_text(max(peaks))} of {allowed} allowed"
-    return text
-
-
-def closing_sentence(profile: Profile) -> str:
-    """Return one sentence with the result and its numbers."""
-    recipe, evidence = profile.recipe, profile.evidence
-    if profile.device.fingerprint.rehearsal:
-        return f"result: {recipe_text(recipe)}: {evidence.reason}"
-    if evidence.inconclusive:
-        return (
-            f"{evidence.reason}. Run the same command with --fresh when this machine is idle; "
-            "without --fresh it returns this result again"
-        )
-    if recipe.policy is Policy.FLOAT32 and evidence.speedup.rounds == 0:
-        return f"result: {evidence.reason}"
-    text = f"result: {headline(profile)}"
-    if evidence.parity.loss_deviation is not None:
-        text += f"; loss within {percent_text(evidence.parity.loss_deviation)}"
-    share = evidence.chosen.peak_share
-    if share is not None:
-        text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
-    share = evidence.chosen.memory_share
-    if share is not None and share >= _NOTABLE_BANDWIDTH_SHARE:
-        text += f"; at least {share:.0%} of its memory bandwidth"
-    if evidence.chosen.break_even_steps is not None:
-        text += f"; compilation pays off after {evidence.chosen.break_even_steps} steps"
     return text

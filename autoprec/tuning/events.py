@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.policies import Proposal
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome

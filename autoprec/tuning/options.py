@@ -13,7 +13,7 @@ from autoprec.core.numerics.loss_curves import MIN_STEPS
 from autoprec.core.recipe import KNOBS, KnobValue, check_knob
 from autoprec.core.speed.space import parse_batch_sizes
 from autoprec.errors import UsageError
-from autoprec.tuning.study import SAMPLERS
+from autoprec.tuning.study.study import SAMPLERS
 
 BASELINE_BATCH = 32
 

@@ -13,8 +13,8 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
 from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.speed.plan import Plan, estimate_steps, explain_expectation, plan_memory
 from autoprec.core.speed.space import BATCH
+from autoprec.core.speed.step_bounds import Plan, estimate_steps, explain_expectation, plan_memory
 from autoprec.tuning.events import Event, Note, Stage
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.preflight import (
@@ -24,7 +24,7 @@ from autoprec.tuning.preflight import (
     refuse_cpu_for_missing_accelerator,
     untrainable_reason,
 )
-from autoprec.tuning.search_space import (
+from autoprec.tuning.search.task_space import (
     baseline_point,
     build_space,
     misaligned,

@@ -18,9 +18,9 @@ from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError
 from autoprec.tuning.events import Described, Note, Stage, Started
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import BASELINE_BATCH
-from autoprec.tuning.search_space import build_space, padding_multiples, refusals_for_task
+from autoprec.tuning.search.task_space import build_space, padding_multiples, refusals_for_task
 from autoprec.tuning.stage_results import PreflightResult
-from autoprec.tuning.study import Study
+from autoprec.tuning.study.study import Study
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.handlers import LoadedTask
 from autoprec.workers.runner import Runner, raise_user_error

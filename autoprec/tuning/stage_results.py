@@ -16,7 +16,7 @@ from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.core.statistics import Ratio
-from autoprec.tuning.trials import Measured, Trials, typical_measurement
+from autoprec.tuning.search.trials import Measured, Trials, typical_measurement
 
 REFERENCE = Verdict(verdict="equal", reason="float32 is the reference itself")
 

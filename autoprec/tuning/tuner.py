@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoprec.backends.protocol import DeviceMemory
+from autoprec.core.numerics.reference_recipe import is_reference
 from autoprec.core.profile import Profile
 from autoprec.core.speed.trial_results import shortlist
-from autoprec.tuning.arithmetic import is_reference
-from autoprec.tuning.confirmation import confirm
+from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
+from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import Finished, Note, Stage
-from autoprec.tuning.interleaved_timing import may_share_worker
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import load_task, run_preflight
-from autoprec.tuning.profile_builder import build_profile
-from autoprec.tuning.proof_stage import replace_finalist, run_proofs
-from autoprec.tuning.prover import Prover
-from autoprec.tuning.search_stage import run_search
+from autoprec.tuning.profile.builder import build_profile
+from autoprec.tuning.proof.prover import Prover
+from autoprec.tuning.proof.stage import replace_finalist, run_proofs
+from autoprec.tuning.search.stage import run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
     FinalistLost,
@@ -33,8 +33,9 @@ from autoprec.tuning.stage_results import (
     SearchResult,
     TuningResult,
 )
-from autoprec.tuning.study import Study, study_name
-from autoprec.tuning.study_storage import DeviceLock, default_journal
+from autoprec.tuning.study.device_lock import DeviceLock
+from autoprec.tuning.study.storage import default_journal
+from autoprec.tuning.study.study import Study, study_name
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.prestart import PrestartedRunners

@@ -25,7 +25,7 @@ from autoprec.backends.protocol import (
 from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
-from autoprec.core.numerics.records import (
+from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
     StepComparison,

@@ -25,8 +25,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.statistics import paired_ratio
-from autoprec.documents import write_text
 from autoprec.profiles import load_profile, save_profile
+from autoprec.yaml_files import write_text
 from benchmarks.checkout import RESULTS
 from benchmarks.peers.searches import KEPT
 from benchmarks.profiles.fresh_process import rate

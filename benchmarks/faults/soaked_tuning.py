@@ -183,7 +183,7 @@ def recipe_of(profile: Path) -> Any:
 
 def kept_trials(journal: Path) -> Counter[tuple[str, int]]:
     """How many trials with an outcome the journal holds, by policy and batch."""
-    from autoprec.tuning.study_storage import open_storage
+    from autoprec.tuning.study.storage import open_storage
 
     storage = open_storage(journal)
     found: Counter[tuple[str, int]] = Counter()

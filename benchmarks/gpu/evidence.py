@@ -43,8 +43,8 @@ try:
     from autoprec.core.device.facts import DeviceFacts
     from autoprec.core.device.observation import DeviceKind
     from autoprec.core.device.placement import expose_only
-    from autoprec.documents import write_text
     from autoprec.errors import AutoprecError
+    from autoprec.yaml_files import write_text
     from benchmarks.checkout import RESULTS, ROOT, child_environment
     from benchmarks.provenance import machine
 except ImportError as missing:

@@ -36,7 +36,7 @@ from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.statistics import paired_ratio
 from autoprec.hardware.record import record
-from autoprec.tuning.interleaved_timing import FinalistFailed
+from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from benchmarks.checkout import ROOT, TASKS
@@ -201,7 +201,7 @@ def grid_recipes(task: str, setting: Setting, facts: DeviceFacts) -> Iterator[Re
 
 def scaled(task: str, recipe: Recipe, where: str) -> Recipe:
     """The recipe at the loss scale that the tuner would choose."""
-    from autoprec.tuning.proof import Proof
+    from autoprec.tuning.proof.recipe_proof import Proof
     from autoprec.workers.task_file import load_task
     from benchmarks.numerics.labels import at_tuned_scale
     from benchmarks.numerics.truth_torch import tracer

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.records import Trajectory
+from autoprec.core.numerics.traces import Trajectory
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof.recipe_proof import Proof
 
 BATCH = 32
 STEPS = 200

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from autoprec.backends.protocol import Task
-from autoprec.core.numerics.records import Trajectory
+from autoprec.core.numerics.traces import Trajectory
 
 POLICIES = {"bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 NOISE = 2.0**-9

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from autoprec.backends.protocol import Task
-from autoprec.core.numerics.records import Trajectory
+from autoprec.core.numerics.traces import Trajectory
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NOISE = 2.0**-9

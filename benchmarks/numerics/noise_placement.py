@@ -28,11 +28,11 @@ from torch.utils._pytree import tree_map
 
 from autoprec.backends.shared.tracer import ComparisonTracer, batch_seed
 from autoprec.backends.torch.trace.model_state import RELATIVE_NOISE, gradient_error
-from autoprec.core.numerics.records import NoisyStep
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.tolerance import Tolerance
-from autoprec.tuning.proof import Proof
-from autoprec.tuning.proof_runs import NOISE_DRAWS
+from autoprec.core.numerics.traces import NoisyStep
+from autoprec.tuning.proof.recipe_proof import Proof
+from autoprec.tuning.proof.recorded_runs import NOISE_DRAWS
 from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import BATCH, POLICIES, at_tuned_scale
 from benchmarks.numerics.truth_torch import tracer

@@ -26,7 +26,7 @@ import torch
 
 from autoprec.backends.protocol import Task
 from autoprec.core.codec import to_plain
-from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import POLICIES, at_tuned_scale, names
 from benchmarks.numerics.truth_torch import tracer

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from autoprec.backends.protocol import Task
-from autoprec.core.numerics.records import Trajectory
+from autoprec.core.numerics.traces import Trajectory
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import (

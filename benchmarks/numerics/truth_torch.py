@@ -21,9 +21,9 @@ import torch
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.backends.torch.trace.tracer import torch_tracer
-from autoprec.core.numerics.records import Trajectory
+from autoprec.core.numerics.traces import Trajectory
 from autoprec.core.recipe import Recipe
-from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import (
     BATCH,

@@ -37,7 +37,7 @@ from typing import Any
 from autoprec.backends import registry
 from autoprec.backends.protocol import Task, Tracer
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
 from benchmarks.checkout import TESTS
 from benchmarks.numerics.labels import BATCH, CANNOT_RUN, POLICIES, at_tuned_scale, names, silent

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.core.dtypes import Policy
-from autoprec.documents import write_text
+from autoprec.yaml_files import write_text
 from benchmarks.checkout import RESULTS, child_environment
 from benchmarks.overhead.fit import FIT, TORCH, Pair, by_target, case, fixed, missed
 from benchmarks.provenance import machine

@@ -25,8 +25,8 @@ from typing import Any
 from autoprec.core.codec import to_plain
 from autoprec.core.profile import Profile
 from autoprec.core.statistics import paired_ratio
-from autoprec.documents import write_text
 from autoprec.profiles import load_profile
+from autoprec.yaml_files import write_text
 from benchmarks.checkout import HOLDOUT, RESULTS, child_environment
 from benchmarks.provenance import machine
 from benchmarks.search.oracle_rows import ratio_text, words

@@ -24,13 +24,13 @@ from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.documents import write_text
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import describe_once
-from autoprec.tuning.search_space import build_space
-from autoprec.tuning.study import Study
+from autoprec.tuning.search.task_space import build_space
+from autoprec.tuning.study.study import Study
 from autoprec.workers.runner import Runner, run_trial
+from autoprec.yaml_files import write_text
 from benchmarks.provenance import DIRTY, UNKNOWN
 
 #: Tried at every point of a grid, besides policy, batch, layout and XLA.

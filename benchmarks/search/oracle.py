@@ -30,9 +30,9 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Status
 from autoprec.core.statistics import paired_ratio
-from autoprec.documents import write_text
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
 from autoprec.tuning.job import TuningJob
+from autoprec.yaml_files import write_text
 from benchmarks.checkout import CURVES, RESULTS, TASKS
 from benchmarks.interleaving import Sharpness, alternate
 from benchmarks.provenance import lines_of, machine

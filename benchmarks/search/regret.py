@@ -26,7 +26,7 @@ from autoprec.api import tune
 from autoprec.core.codec import to_plain
 from autoprec.core.profile import Profile
 from autoprec.core.statistics import paired_ratio
-from autoprec.documents import write_text
+from autoprec.yaml_files import write_text
 from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.interleaving import alternate
 from benchmarks.provenance import machine

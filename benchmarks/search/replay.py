@@ -32,7 +32,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
 from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
-from autoprec.core.speed.kept_memory import clearly_pays
+from autoprec.core.speed.keep_memory import clearly_pays
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, possibly_disturbed, shortlist
 from autoprec.core.statistics import seems_disturbed

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autoprec import api, cache, probing
+from autoprec import api, measurement_cache, probing
 from autoprec.cli import main
 from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.dtypes import DType
@@ -155,12 +155,14 @@ def test_what_does_not_fit_is_told_with_what_is_done_instead(
     seen = observe(RecordedMachine(read_recording(recorded)))
     seen = replace(seen, frameworks=(FrameworkFact("torch", "2.13.0"),))
     monkeypatch.setattr(probing, "observe", lambda **_: seen)
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     if ratio is not None:
         rates = {DType.FLOAT32: 100.0, DType.BFLOAT16: 100.0 * ratio}
         products = tuple(Product(dtype, gflops=rate) for dtype, rate in rates.items())
         here = api.device_fingerprint()
-        cache.remember(cache.TimedDevice(here, "torch", "2.13.0", Measurements("torch", products)))
+        measurement_cache.remember(
+            measurement_cache.TimedDevice(here, "torch", "2.13.0", Measurements("torch", products))
+        )
     change(profile, task__framework="torch", device__fingerprint__family="ibm-power10")
     code, _, err = run(profile)
     assert code == 4

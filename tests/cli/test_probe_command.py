@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from autoprec import api, cache
+from autoprec import api, measurement_cache
 from autoprec.backends.shared import matmul_timing
 from autoprec.cli import main
 from autoprec.core.codec import from_plain
@@ -54,7 +54,7 @@ def test_what_was_measured_beside_other_work_is_told_and_not_remembered(
         return Measurements(framework, tuple(Product(d, gflops=rate) for d, rate in pairs))
 
     monkeypatch.setattr(matmul_timing, "measure_in_child", launch)
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
     assert main(["probe", "--measure", "--device", "cpu"]) == 0
     assert "float32 products ran at 3 and at 100 GFLOP/s" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
@@ -78,7 +78,7 @@ def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypa
         return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
     monkeypatch.setattr(matmul_timing, "measure_in_child", launch)
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
     assert "(from the catalogue, not measured here): " in said()
     assert "recommended: float32 (measured here with " in said("--measure")
     again = said()

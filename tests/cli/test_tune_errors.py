@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autoprec import api, cache
+from autoprec import api, measurement_cache
 from autoprec.cli import _frames_without_message, main
 from autoprec.profiles import load_profile
 from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
@@ -277,7 +277,7 @@ def test_a_read_only_folder_asks_once_and_the_study_finds_a_place(
 ) -> None:
     (tmp_path / "apart").mkdir()
     task = write(name="apart/model_x.py")
-    monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     read_only(task.parent)
     code, _, err = run(task, *QUICK)
     assert code == 2

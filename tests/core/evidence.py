@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autoprec.core.numerics.loss_curves import SeedRun
-from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.tolerance import Tolerance
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence
 
 DEFAULT = Tolerance()

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from processes import MARK, survivors
 
-from autoprec.documents import write_text
 from autoprec.profiles import load_profile
+from autoprec.yaml_files import write_text
 from tests.cli.commands import trials
 
 pytestmark = pytest.mark.skipif(

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.reporting.explain import explain_table, magnitude_text, scale_exponent, why
 

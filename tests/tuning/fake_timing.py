@@ -15,9 +15,14 @@ from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.tuning.confirmation import confirm
+from autoprec.tuning.confirmation.interleaved_timing import (
+    FinalistFailed,
+    SelectRemaining,
+    keep_all,
+)
+from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import silent
-from autoprec.tuning.interleaved_timing import FinalistFailed, SelectRemaining, keep_all
+from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import (
     REFERENCE,
     ConfirmationResult,
@@ -27,7 +32,6 @@ from autoprec.tuning.stage_results import (
     SearchResult,
 )
 from autoprec.tuning.time_limit import Deadline
-from autoprec.tuning.trials import Trials
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 SPACE = Space(

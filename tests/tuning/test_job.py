@@ -10,8 +10,8 @@ import pytest
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.events import Event, Note
-from autoprec.tuning.interleaved_timing import fit_in_memory_together
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import with_memory

@@ -16,7 +16,7 @@ from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts
-from autoprec.core.speed.plan import COMMON_MEMORY_GIB, Plan
+from autoprec.core.speed.step_bounds import COMMON_MEMORY_GIB, Plan
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import with_vendor_figures

@@ -23,7 +23,7 @@ from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import describe
-from autoprec.tuning.search_space import build_space, refusals_for_task
+from autoprec.tuning.search.task_space import build_space, refusals_for_task
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 NATIVE = DTypeFact(Support.NATIVE)

@@ -16,8 +16,8 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.tuning.loss_scale_tuning import loss_scale_from_backward
-from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof.loss_scale_search import loss_scale_from_backward
+from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from autoprec.core.dtypes import DType
-from autoprec.core.numerics.records import ExponentHistogram
+from autoprec.core.numerics.traces import ExponentHistogram
 
 SCALE_FACTOR = 64.0
 """The second loss scale; a power of two, so that only exponents change."""

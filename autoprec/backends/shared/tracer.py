@@ -22,7 +22,7 @@ from autoprec.backends.shared.exponents import ExponentCounts
 from autoprec.backends.shared.step_clock import StepClock
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.records import (
+from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
     StepComparison,

@@ -29,7 +29,7 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
 from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.records import (
+from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
     StepComparison,

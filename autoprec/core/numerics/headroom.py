@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from autoprec.core.dtypes import DType
-from autoprec.core.numerics.records import StepComparison
 from autoprec.core.numerics.tolerance import Check, mean, root_mean_square
+from autoprec.core.numerics.traces import StepComparison
 
 EXTRAPOLATION_FACTOR = 10
 """Growing magnitudes are extrapolated to this many times the steps that were observed."""

@@ -15,7 +15,6 @@ from dataclasses import replace
 from autoprec.core.dtypes import DType
 from autoprec.core.numerics.loss_curves import SeedRun, seed_spread
 from autoprec.core.numerics.proof_steps import FALLING_LOSS_SHARE, loss_fall
-from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.tolerance import (
     SMALLEST_LOSS_SHARE,
     Check,
@@ -27,6 +26,7 @@ from autoprec.core.numerics.tolerance import (
     relative_deviation,
     root_mean_square,
 )
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 
 SMALLEST_LATE_LOSS_SHARE = 1e-4
 """Losses below this share of the first one count as this much when a long run is judged."""

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.numerics.records import Trajectory
 from autoprec.core.numerics.tolerance import (
     SMALLEST_LOSS_SHARE,
     Check,
@@ -21,6 +20,7 @@ from autoprec.core.numerics.tolerance import (
     relative_deviation,
     root_mean_square,
 )
+from autoprec.core.numerics.traces import Trajectory
 
 MIN_STEPS = 5
 """A trajectory shorter than this is not judged: its last fifth would be less than one step."""

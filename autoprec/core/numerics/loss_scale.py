@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoprec.core.dtypes import DType
-from autoprec.core.numerics.records import ExponentHistogram
+from autoprec.core.numerics.traces import ExponentHistogram
 from autoprec.core.recipe import LossScale
 
 HEADROOM_OCTAVES = 4

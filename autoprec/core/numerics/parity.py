@@ -28,13 +28,13 @@ from autoprec.core.numerics.loss_curves import (
     check_stability,
     check_trajectory,
 )
-from autoprec.core.numerics.records import NoisyStep, StepComparison
 from autoprec.core.numerics.single_step import (
     NOISE_ROUNDOFF,
     check_single_steps,
     is_noise_sensitive,
 )
 from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity, percent
+from autoprec.core.numerics.traces import NoisyStep, StepComparison
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 
 STEPS_SETTING = "steps (proof_steps)"

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoprec.core.dtypes import DType
-from autoprec.core.numerics.records import NoisyStep, StepComparison
 from autoprec.core.numerics.tolerance import (
     SMALLEST_LOSS_SHARE,
     Check,
@@ -22,6 +21,7 @@ from autoprec.core.numerics.tolerance import (
     percent,
     relative_deviation,
 )
+from autoprec.core.numerics.traces import NoisyStep, StepComparison
 
 MIN_NOISE_SHARE = 3 / 8
 """The least share of the noise that is allowed to a finer format: a discrete choice (a router's, an

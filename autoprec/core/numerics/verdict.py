@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoprec.core.numerics.loss_curves import SeedRun
-from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.single_step import NOISE_ROUNDOFF
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 No clock, no globals, no randomness: the same history gives the same proposal, so a resumed search
 goes on where it stopped and a recorded grid can be replayed. The first point is the baseline, then
-the baseline with its memory kept where that is possible (see `kept_memory`), then the baseline
+the baseline with its memory kept where that is possible (see `keep_memory`), then the baseline
 under every other policy: no model can guess what a policy is worth on this machine. After that, the
 point with the largest expected improvement per second of measuring is next, until no point is
 likely to improve by more than one per cent. Batches grow at most eightfold from one that ran, so
@@ -25,7 +25,7 @@ from autoprec.core.speed.cost_model import (
     ThroughputModel,
 )
 from autoprec.core.speed.feasibility import is_within_reach, same_arm, why_ruled_out
-from autoprec.core.speed.kept_memory import start_point
+from autoprec.core.speed.keep_memory import start_point
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, measured_rate, possibly_disturbed
 

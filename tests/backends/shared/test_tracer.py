@@ -20,7 +20,7 @@ from autoprec.backends.shared.tracer import (
     batch_seed,
 )
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
 

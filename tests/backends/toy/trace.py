@@ -15,7 +15,7 @@ from autoprec.backends.protocol import Task
 from autoprec.backends.shared.batch_stream import BatchStream
 from autoprec.backends.shared.exponents import ExponentCounts, exponent_of, weighted_shares
 from autoprec.backends.shared.tracer import Float16Magnitudes, InitialStates
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
 from tests.backends.toy.framework import Batch, Gradient, Linear
 

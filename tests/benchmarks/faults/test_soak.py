@@ -26,7 +26,7 @@ def test_a_trial_that_was_said_and_is_not_kept_is_missing() -> None:
 
 
 def test_what_a_journal_holds_is_counted(tmp_path: Path) -> None:
-    from autoprec.tuning.study import Study
+    from autoprec.tuning.study.study import Study
 
     study = Study(str(tmp_path / "a.journal"), "name")
     study.set_space(SPACE)

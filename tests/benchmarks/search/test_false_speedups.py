@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from autoprec.backends.simulated import backend
-from autoprec.tuning import interleaved_timing
+from autoprec.tuning.confirmation import interleaved_timing
 from benchmarks.search import false_speedups
 
 TUNINGS = 60

@@ -6,7 +6,7 @@ import pytest
 
 from autoprec.core.numerics.headroom import check_headroom, needs_later_checkpoints
 from autoprec.core.numerics.parity import judge
-from autoprec.core.numerics.records import StepComparison
+from autoprec.core.numerics.traces import StepComparison
 from autoprec.core.numerics.verdict import ProofEvidence
 from tests.core.evidence import DEFAULT
 

@@ -17,7 +17,7 @@ from autoprec.core.numerics.late_failures import (
 )
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.parity import judge
-from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from tests.core.evidence import DEFAULT, evidence, times
 
 STEPS = 240

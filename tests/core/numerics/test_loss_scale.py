@@ -24,7 +24,7 @@ from autoprec.core.numerics.loss_scale import (
     scale_cost,
     underflow_share,
 )
-from autoprec.core.numerics.records import ExponentHistogram
+from autoprec.core.numerics.traces import ExponentHistogram
 
 MEASURED = ExponentHistogram(-3, -30, {"-3": 0.25, "-20": 0.5, "-30": 0.25}, batches=8)
 NOTHING = ExponentHistogram(None, None)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.numerics.loss_curves import SeedRun, check_stability, check_trajectory
 from autoprec.core.numerics.parity import LONG_STEPS, judge
-from autoprec.core.numerics.records import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.single_step import check_single_steps
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.errors import UsageError
 from tests.core.evidence import DEFAULT, FALLING, drifting, evidence, points, run, times

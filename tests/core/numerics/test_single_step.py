@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from autoprec.core.numerics.records import NoisyStep, StepComparison
 from autoprec.core.numerics.single_step import MIN_NOISE_SHARE, check_single_steps
+from autoprec.core.numerics.traces import NoisyStep, StepComparison
 from tests.core.evidence import DEFAULT, points
 
 

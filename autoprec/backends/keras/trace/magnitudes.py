@@ -32,7 +32,7 @@ from autoprec.backends.shared.exponents import (
     weighted_shares,
 )
 from autoprec.backends.shared.tracer import Float16Magnitudes
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.errors import UsageError
 
 

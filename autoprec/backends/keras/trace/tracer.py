@@ -17,7 +17,7 @@ from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.batch_stream import BatchStream
 from autoprec.backends.shared.exponents import ExponentCounts
 from autoprec.backends.shared.tracer import ComparisonTracer, InitialStates
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
 
 

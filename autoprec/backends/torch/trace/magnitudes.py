@@ -23,7 +23,7 @@ from autoprec.backends.shared.exponents import (
 )
 from autoprec.backends.torch.trace.model_state import Snapshot, stored_values
 from autoprec.backends.torch.train.units import has_own_code
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 """Operators that return uninitialised memory: what stands in it is no result."""

@@ -20,7 +20,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import FrameworkMissing, TaskError, UsageError
-from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof.recipe_proof import Proof
 from tests.backends.keras.keras_models import (
     Pair,
     Subclassed,

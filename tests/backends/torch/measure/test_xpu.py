@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 import torch
 
-from autoprec import fitting
+from autoprec import profile_selection
 from autoprec.backends.protocol import Backend
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.backends.torch.measure import devices
@@ -120,10 +120,11 @@ def test_a_models_intel_gpu_is_known_by_what_torch_says_of_it(
         Observation(DeviceKind.XPU, 1, pci=ARC, uuid=SECOND),
         Observation(DeviceKind.CPU),
     ]
-    found = fitting.facts_of("xpu:0", backend, MachineObservation(tuple(seen)))
+    found = profile_selection.facts_of("xpu:0", backend, MachineObservation(tuple(seen)))
     assert found.family == "intel-arc-a770"
     assert found.observation == seen[1]
     said = replace(said, uuid="", pci="8086:e20b")
     assert (
-        fitting.facts_of("xpu:0", backend, MachineObservation(tuple(seen))).observation == seen[0]
+        profile_selection.facts_of("xpu:0", backend, MachineObservation(tuple(seen))).observation
+        == seen[0]
     )
