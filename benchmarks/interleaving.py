@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.tuning.confirmation.interleaved_timing import InterleavedTiming
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.cpu_contention import ContentionMonitor

@@ -17,9 +17,10 @@ from autoprec.backends.protocol import Backend, Task
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TaskFacts, TimingBudget
+from autoprec.core.measurement import TaskFacts
 from autoprec.core.numerics import proof_steps
 from autoprec.core.recipe import KNOBS, LossScale, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError
 
 QUICK = TimingBudget(seconds=0.2, min_steps=3, max_steps=5)

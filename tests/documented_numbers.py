@@ -140,8 +140,8 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "less a tenth or 512 MiB": constant("workers.memory_limit:RESERVE_BYTES", 1 / MIB),
         "hold more than 1 GiB of": constant("workers.cpu_contention:_IDLE_DEVICE_BYTES", 1 / GIB),
         "with its 95 % interval": CONFIDENCE,
-        "is narrower than 2 %": constant("core.measurement:TimingBudget.precision", 100),
-        "A step that is 20 to 65 % slower": beyond_one("core.statistics:_DISTURBED_RATIO_RANGE"),
+        "is narrower than 2 %": constant("core.speed.timing_budget:TimingBudget.precision", 100),
+        "A step that is 20 to 65 % slower": beyond_one("core.speed.noise:_DISTURBED_RATIO_RANGE"),
         "grows by more than 8 MiB": constant(
             "backends.shared.process_memory:MemoryGrowth.NOISE_BYTES", 1 / MIB
         ),
@@ -150,12 +150,12 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),
         "varies by more than 25 %": constant("tuning.profile.warnings:NOISY_SPREAD", 100),
         "more than 1 % faster. Its cost model": constant("core.speed.acquisition:Limits.gain", 100),
-        "A trial that is 20 to 65 %": beyond_one("core.statistics:_DISTURBED_RATIO_RANGE"),
+        "A trial that is 20 to 65 %": beyond_one("core.speed.noise:_DISTURBED_RATIO_RANGE"),
         "is 3 % of the step or more": constant("core.speed.knobs:_OPTIMIZER_SHARE", 100),
         "trials differ by less than 15 %": beyond_one(
             "core.speed.keep_memory:_CLEARLY_FASTER_RATIO"
         ),
-        "faster by more than 2 %": constant("core.speed.selection:MIN_GAIN", 100),
+        "faster by more than 2 %": constant("core.speed.noise:MIN_GAIN", 100),
         "it then brings 5 to 274 %": kept_in_the_grids,
         "a smaller one within 0.25 %": constant(
             "core.speed.selection:OTHER_BATCH_SAME_SPEED_SHARE", 100
@@ -203,7 +203,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "more than 1.5 times apart": constant("core.speed.consistency:WIDE_INTERVAL_FACTOR"),
         "are 1.42 times apart at most": widest_interval,
         "takes up to 1.65 times as long": lambda: constant(
-            "core.statistics:_DISTURBED_RATIO_RANGE"
+            "core.speed.noise:_DISTURBED_RATIO_RANGE"
         )()[1:],
         "more than √10 times faster": lambda: [
             constant("core.speed.consistency:RATE_CHANGE_FACTOR")()[0] ** 2

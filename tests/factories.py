@@ -11,9 +11,9 @@ from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.core.statistics import Ratio
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.lookup import hypothetical_observation
 

@@ -30,7 +30,7 @@ from autoprec.core.profile import (
     TaskRecord,
 )
 from autoprec.core.recipe import KNOBS, LossScale, Recipe
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 from autoprec.errors import ProfileError
 from autoprec.profiles import (
     default_path,

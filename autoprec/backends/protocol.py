@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
+from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
@@ -26,6 +26,7 @@ from autoprec.core.numerics.traces import (
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 
 ProgressCallback = Callable[[str, int], None]
 """Called with the current phase ("build", "warmup", "steps", ...) and step number."""

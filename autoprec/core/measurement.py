@@ -11,25 +11,6 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class TimingBudget:
-    """How long one timing may take, and how precise it must become.
-
-    Timing stops when the confidence interval of the median step is narrower than `precision`
-    (relative, full width), after `seconds`, or after `max_steps`; never before `min_steps`.
-    `too_slow_seconds`, where given, is a step time that is clearly too slow: a step above twice
-    that ends the timing early. `expected_seconds` is the step time that was expected: where steps
-    take clearly longer, a trial times them twice (see `statistics.seems_disturbed`).
-    """
-
-    seconds: float = 2.0
-    min_steps: int = 5
-    max_steps: int = 200
-    precision: float = 0.02
-    too_slow_seconds: float | None = None
-    expected_seconds: float | None = None
-
-
-@dataclass(frozen=True)
 class Measurement:
     """One recipe's training step, timed.
 

@@ -19,7 +19,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part, describe_recipe
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 
 SCHEMA = 1
 

@@ -6,7 +6,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import describe_batch
 from autoprec.core.speed.attribution import PRECISION
-from autoprec.core.speed.selection import MIN_GAIN
+from autoprec.core.speed.noise import MIN_GAIN
 from autoprec.reporting.text import dtype_text, percent_text, ratio_text, recipe_text
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe, describe_batch
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.trial_results import Status
-from autoprec.core.statistics import Ratio
 
 
 def printable(text: str) -> str:

@@ -12,10 +12,10 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.core.statistics import Ratio
 from autoprec.tuning.search.trials import Measured, Trials, typical_measurement
 
 REFERENCE = Verdict(verdict="equal", reason="float32 is the reference itself")

@@ -24,7 +24,7 @@ from autoprec.backends.protocol import (
 )
 from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.observation import DeviceKind
-from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
+from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
@@ -33,7 +33,8 @@ from autoprec.core.numerics.traces import (
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import seems_disturbed
+from autoprec.core.speed.noise import seems_disturbed
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError
 from autoprec.workers.task_file import load_task
 

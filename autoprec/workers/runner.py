@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import Any
 
 from autoprec.backends.protocol import ProgressCallback
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Point
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import TaskError, TrialFailure, UserCodeError
 from autoprec.workers.client import Worker, WorkerSettings

@@ -19,10 +19,10 @@ from typing import Any
 
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import Space
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner, run_trial

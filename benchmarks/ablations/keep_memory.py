@@ -18,9 +18,10 @@ from typing import Any
 
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner
 from benchmarks.checkout import RESULTS, TASKS

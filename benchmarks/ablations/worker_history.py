@@ -23,9 +23,10 @@ from typing import Any
 from autoprec.api import probe
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.workers.runner import Runner

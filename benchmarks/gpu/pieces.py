@@ -34,7 +34,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.hardware.record import record
 from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.job import Target, TuningJob

@@ -22,7 +22,7 @@ from autoprec.backends.shared.matmul_timing import measure_products
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from benchmarks.checkout import ISLANDS, RESULTS

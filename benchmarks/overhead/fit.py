@@ -12,7 +12,8 @@ from statistics import median
 from typing import Any
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.statistics import median_interval, paired_ratio
+from autoprec.core.speed.noise import paired_ratio
+from autoprec.core.statistics import median_interval
 
 #: What a step of at least so many seconds may cost through a profile, and by which ways.
 PROMISED_RATIO, PROMISED_FROM = 1.01, 0.0045

@@ -30,7 +30,7 @@ from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure.devices import synchronize
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from benchmarks.overhead.fit import Pair
 
 WIDTHS = {Policy.FLOAT32: 256, Policy.MIXED_BFLOAT16: 64, Policy.MIXED_FLOAT16: 16}

@@ -28,8 +28,8 @@ from typing import Any
 
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import Space
-from autoprec.core.statistics import paired_ratio
 from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.peers.entrants import (
     Entrant,

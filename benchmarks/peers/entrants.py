@@ -12,9 +12,9 @@ from itertools import product
 from typing import Any
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import Runner

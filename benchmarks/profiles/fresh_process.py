@@ -20,7 +20,7 @@ from typing import Any
 
 from autoprec.api import tune
 from autoprec.core.codec import to_plain
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.profiles import load_profile
 from benchmarks.checkout import RESULTS, TASKS, child_environment
 from benchmarks.provenance import machine

@@ -24,7 +24,7 @@ from typing import Any
 
 from autoprec.core.codec import to_plain
 from autoprec.core.profile import Profile
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.profiles import load_profile
 from autoprec.yaml_files import write_text
 from benchmarks.checkout import HOLDOUT, RESULTS, child_environment

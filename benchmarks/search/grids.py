@@ -20,9 +20,9 @@ from autoprec.api import probe
 from autoprec.backends.shared.matmul_timing import measure_products
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.policies import propose
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options

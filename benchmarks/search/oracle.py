@@ -27,9 +27,9 @@ from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Status
-from autoprec.core.statistics import paired_ratio
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
 from autoprec.tuning.job import TuningJob
 from autoprec.yaml_files import write_text

@@ -25,7 +25,7 @@ from typing import Any
 from autoprec.api import tune
 from autoprec.core.codec import to_plain
 from autoprec.core.profile import Profile
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.yaml_files import write_text
 from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.interleaving import alternate

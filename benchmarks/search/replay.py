@@ -33,9 +33,9 @@ from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
 from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
 from autoprec.core.speed.keep_memory import clearly_pays
+from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, possibly_disturbed, shortlist
-from autoprec.core.statistics import seems_disturbed
 from benchmarks.checkout import CURVES
 from benchmarks.provenance import commit, today
 

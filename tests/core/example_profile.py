@@ -15,7 +15,7 @@ from autoprec.core.profile import (
     TaskRecord,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 
 HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 

@@ -21,7 +21,7 @@ from autoprec.core.profile import (
 )
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 from tests.core.example_profile import PROFILE
 
 

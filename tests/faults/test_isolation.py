@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from processes import MARK, survivors
 
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.workers import client
 from autoprec.workers.failures import FailureKind, WorkerFailure
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from autoprec import api, probing
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Status
 from autoprec.tuning.events import Event, TrialFinished
 from autoprec.tuning.options import Options

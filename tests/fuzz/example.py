@@ -10,7 +10,7 @@ from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
 from autoprec.core.recipe import Alignment, LossScale, Recipe
 from autoprec.core.speed.attribution import Part
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 
 _HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 

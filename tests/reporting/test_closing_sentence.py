@@ -10,7 +10,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Baseline, Profile
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.attribution import Part
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 from autoprec.reporting.closing_sentence import closing_sentence, headline, part_lines
 from tests.fuzz.example import FULL
 

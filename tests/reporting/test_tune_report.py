@@ -12,9 +12,9 @@ from rich.console import Console
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Alignment, Recipe
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import Point
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.core.statistics import Ratio
 from autoprec.reporting.grid import grid_table
 from autoprec.reporting.text import (
     bytes_text,

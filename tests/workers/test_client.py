@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
+from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import UsageError
 from autoprec.workers import client
 from autoprec.workers.client import PATIENCE_VARIABLE, Worker, WorkerSettings, patience_factor

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.workers.handlers import Service
 
 FIRST = Measurement(

@@ -11,8 +11,8 @@ import pytest
 from factories import steady
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Status
 from autoprec.errors import TrialFailure, UserCodeError
 from autoprec.workers.client import WorkerSettings

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.process_memory import MemoryGrowth
-from autoprec.core.measurement import Measurement, TimingBudget
-from autoprec.core.statistics import summarize, timing_may_stop
+from autoprec.core.measurement import Measurement
+from autoprec.core.speed.timing_budget import TimingBudget, summarize, timing_may_stop
 
 CHECK_SECONDS = 0.05
 """Steps are timed for about so long between two checks of the budget."""

@@ -27,7 +27,7 @@ from autoprec.backends.simulated.model import SimulatedModel
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
+from autoprec.core.measurement import Dimension, Measurement, TaskFacts, Unit
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
@@ -37,7 +37,7 @@ from autoprec.core.numerics.traces import (
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import summarize, timing_may_stop
+from autoprec.core.speed.timing_budget import TimingBudget, summarize, timing_may_stop
 from autoprec.errors import TaskError
 
 #: Counts the sessions of this process, so that each has random numbers of its own.

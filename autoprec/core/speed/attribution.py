@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe, describe_batch
-from autoprec.core.statistics import Ratio, paired_ratio
+from autoprec.core.speed.noise import Ratio, paired_ratio
 
 PRECISION, BATCH, MEMORY = "precision", "batch", "kept memory"
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 
 from autoprec.core.speed.cost_model import Prediction
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 
 MIN_ROUNDS = 3
 """Rounds before any recipe is eliminated: among fewer, a disturbed one may decide."""

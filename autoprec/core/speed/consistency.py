@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoprec.core.statistics import Ratio, median
+from autoprec.core.speed.noise import Ratio
+from autoprec.core.statistics import median
 
 WIDE_INTERVAL_FACTOR = 1.5
 """An interval whose ends are this many times apart is too wide if it is also wider than the gain

@@ -22,9 +22,9 @@ from statistics import stdev
 
 from autoprec.core.speed import best_arm
 from autoprec.core.speed.cost_model import Prediction
+from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import point_key
 from autoprec.core.speed.trial_results import Outcome, possibly_disturbed
-from autoprec.core.statistics import paired_ratio
 
 SEARCH_RATIO_ERROR = 0.1
 """How far the ratio of two recipes in the search may be off, as a logarithm, unless known better.

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import Ratio, paired_ratio
+from autoprec.core.speed.noise import Ratio, is_faster, paired_ratio
 
 T = TypeVar("T")
 
@@ -27,9 +27,6 @@ The ratio of two batches is known to a per cent or two, and what is given up her
 races resampled from recorded rounds, 4.7 % ended more than 3 % slower with a share of 1 %, and
 0.2 % with none.
 """
-
-MIN_GAIN = 0.02
-"""A recipe that gains less than this share over the baseline is not worth recommending."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def choose(
     whatever its ratio.
     """
     ratios = [(other, paired_ratio(other.rates, baseline.rates)) for other in others]
-    faster = [item for item in ratios if not baseline_allowed or _is_faster(item[1])]
+    faster = [item for item in ratios if not baseline_allowed or is_faster(item[1])]
     if not faster:
         return Choice(
             baseline.recipe, Ratio(1.0, 1.0, 1.0, len(baseline.rates)), _explain_baseline(ratios)
@@ -94,10 +91,6 @@ def choose(
         recipe=lambda item: item[0].recipe,
     )
     return Choice(finalist.recipe, ratio, "the fastest of those that train like float32")
-
-
-def _is_faster(ratio: Ratio) -> bool:
-    return ratio.low > 1.0 and ratio.ratio > 1.0 + MIN_GAIN
 
 
 def _explain_baseline(ratios: Sequence[tuple[Finalist, Ratio]]) -> str:

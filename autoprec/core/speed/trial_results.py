@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from autoprec.core.measurement import Measurement
 from autoprec.core.speed.cost_model import MeasuredRate, ThroughputModel
+from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.selection import simplest_of_fastest
 from autoprec.core.speed.space import Point, Space
-from autoprec.core.statistics import seems_disturbed
 
 MAY_BE_FASTEST_SHARE = 0.95
 """A recipe at this share of the fastest one's rate may be the fastest, because machines drift."""

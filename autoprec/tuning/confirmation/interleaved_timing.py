@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autoprec.backends import registry
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.best_arm import TURN_SECONDS
 from autoprec.core.speed.selection import Finalist
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.tuning.events import Listener, Round
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.trials import Measured, Trials

@@ -5,8 +5,8 @@ from __future__ import annotations
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import describe_recipe
 from autoprec.core.speed.consistency import RATE_CHANGE_FACTOR, RecipeRates, find_inconsistencies
+from autoprec.core.speed.noise import Ratio, paired_ratio
 from autoprec.core.speed.selection import Finalist
-from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.tuning.search.trials import Trials
 
 

@@ -19,9 +19,9 @@ from autoprec.core.speed.attribution import (
 )
 from autoprec.core.speed.best_arm import MIN_ROUNDS
 from autoprec.core.speed.consistency import is_too_wide
-from autoprec.core.speed.selection import MIN_GAIN, Choice, Finalist, choose
+from autoprec.core.speed.noise import MIN_GAIN, Ratio, paired_ratio
+from autoprec.core.speed.selection import Choice, Finalist, choose
 from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE
-from autoprec.core.statistics import Ratio, paired_ratio
 from autoprec.errors import TaskError
 from autoprec.tuning.confirmation.ablations import COMPARISON_SECONDS, Ablations
 from autoprec.tuning.confirmation.interleaved_timing import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 
 
 def significant(value: float) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import relative_spread
 from autoprec.core.speed.space import Space
-from autoprec.core.statistics import relative_spread
 from autoprec.tuning.profile.padding_evidence import describe_padding_trials
 from autoprec.tuning.stage_results import TuningResult
 from autoprec.workers.cpu_contention import BUSY_SHARE

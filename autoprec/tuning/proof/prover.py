@@ -8,11 +8,11 @@ from typing import Any
 
 from autoprec.core.codec import to_plain
 from autoprec.core.device.policies import Refusal
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.numerics.reference_recipe import is_reference, rounds_float32
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.job import TuningJob

@@ -14,8 +14,9 @@ import math
 import time
 from collections.abc import Callable
 
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.speed.space import Space
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner, run_trial

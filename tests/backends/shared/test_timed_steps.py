@@ -6,7 +6,7 @@ import pytest
 
 from autoprec.backends.shared import process_memory, timed_steps
 from autoprec.backends.shared.timed_steps import TimedSteps, time_steps
-from autoprec.core.measurement import TimingBudget
+from autoprec.core.speed.timing_budget import TimingBudget
 
 BUDGET = TimingBudget(seconds=10.0, min_steps=3, max_steps=20)
 

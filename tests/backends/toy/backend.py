@@ -14,8 +14,9 @@ from autoprec.backends.shared.timed_steps import time_steps
 from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
-from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget, Unit
+from autoprec.core.measurement import Measurement, TaskFacts, Unit
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from tests.backends.toy.capabilities import CAPABILITIES
 from tests.backends.toy.trace import ToyTrace, ToyTrainee
 

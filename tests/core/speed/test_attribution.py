@@ -16,7 +16,7 @@ from autoprec.core.speed.attribution import (
     describe_recipe,
     switch_off_in_turn,
 )
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.noise import paired_ratio
 
 PLAIN = Recipe(batch_size=32)
 recipes = st.builds(

@@ -18,7 +18,7 @@ from autoprec.core.speed.consistency import (
     is_too_wide,
     rate_changed,
 )
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 
 
 def ratio(low: float, middle: float, high: float) -> Ratio:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
+from autoprec.core.speed.noise import MIN_GAIN, Ratio, paired_ratio
 from autoprec.core.speed.selection import (
-    MIN_GAIN,
     OTHER_BATCH_SAME_SPEED_SHARE,
     SAME_SPEED_SHARE,
     Finalist,
@@ -19,7 +19,6 @@ from autoprec.core.speed.selection import (
     count_settings,
     simplest_of_fastest,
 )
-from autoprec.core.statistics import Ratio, paired_ratio
 
 PLAIN = Recipe(batch_size=32)
 ROUNDS = 7

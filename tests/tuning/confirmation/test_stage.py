@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Finalist
-from autoprec.core.statistics import Ratio
 from autoprec.errors import TaskError
 from autoprec.tuning.confirmation import interleaved_timing
 from autoprec.tuning.confirmation.interleaved_timing import SelectRemaining, keep_all

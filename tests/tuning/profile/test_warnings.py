@@ -9,8 +9,8 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement
 from autoprec.core.recipe import Alignment, Recipe
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import Space
-from autoprec.core.statistics import Ratio
 from autoprec.tuning.profile.warnings import _batch_range_warning, warnings_for
 from autoprec.tuning.stage_results import (
     REFERENCE,

@@ -37,8 +37,9 @@ from autoprec.backends.shared.process_memory import (
 )
 from autoprec.backends.shared.session_batches import SessionBatches, fetch_batches
 from autoprec.backends.shared.timed_steps import time_steps
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 
 
 class KerasSession:

@@ -39,8 +39,9 @@ from autoprec.backends.torch.train.task_runner import (
     materialize,
     move,
 )
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 
 
 class TorchSession:

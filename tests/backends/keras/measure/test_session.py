@@ -14,8 +14,8 @@ from autoprec.backends.keras.train.data import batches
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared import process_memory
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError
 from autoprec.workers.failures import FailureKind, classify_exception
 from tests.backends.keras.keras_models import OwnTrainStep, compiled, data, softmax_net

@@ -12,8 +12,8 @@ from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.keras.train.data import batches, digest
 from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from tests.backends.keras.keras_models import Subclassed, compiled, data, softmax_net
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)

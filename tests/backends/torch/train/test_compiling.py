@@ -15,8 +15,8 @@ from autoprec.backends.torch.measure import session as module
 from autoprec.backends.torch.measure.session import TorchSession
 from autoprec.backends.torch.trace.tracer import torch_tracer
 from autoprec.backends.torch.train.compiling import NotCompiled, compiled_throughout
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.workers.failures import FailureKind, classify_exception
 from tests.backends.torch.operated import BFLOAT16, apply
 
