@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from autoprec.core.device.dtype_support import distrust_native_support
 from autoprec.core.device.facts import DeviceFacts
-from autoprec.core.device.merging import distrust_native_support, merge
+from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind, Observation, kind_of_framework_device
 from autoprec.core.device.policies import measured_choice, propose
 from autoprec.core.dtypes import Policy

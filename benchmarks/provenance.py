@@ -23,6 +23,7 @@ DIRTY = "-dirty"
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "replay": (
         "autoprec/core/speed/acquisition.py",
+        "autoprec/core/speed/stopping.py",
         "autoprec/core/speed/cost_model.py",
         "autoprec/core/speed/trial_results.py",
         "autoprec/core/speed/keep_memory.py",

@@ -149,7 +149,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "difference is above 10 %": constant("tuning.search.drift_correction:_LOG_THRESHOLD", 100),
         "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),
         "varies by more than 25 %": constant("tuning.profile.warnings:NOISY_SPREAD", 100),
-        "more than 1 % faster. Its cost model": constant("core.speed.acquisition:Limits.gain", 100),
+        "more than 1 % faster (": constant("core.speed.stopping:Limits.gain", 100),
         "A trial that is 20 to 65 %": beyond_one("core.speed.noise:_DISTURBED_RATIO_RANGE"),
         "is 3 % of the step or more": constant("core.speed.knobs:_OPTIMIZER_SHARE", 100),
         "trials differ by less than 15 %": beyond_one(

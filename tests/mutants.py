@@ -35,6 +35,7 @@ TESTS_OF = {
         *("speed/acquisition", "speed/acquisition_neighbours", "speed/acquisition_gains"),
         *("speed/feasibility", "speed/keep_memory"),
     ),
+    "speed/stopping": ("speed/stopping", "speed/acquisition"),
     "speed/feasibility": ("speed/feasibility", "speed/acquisition"),
     "speed/cost_model": ("speed/cost_model",),
     "speed/selection": ("speed/selection", "speed/trial_results"),

@@ -37,25 +37,12 @@ from autoprec.workers.failures import (
 )
 from autoprec.workers.handlers import LoadedTask, type_hints_of
 from autoprec.workers.memory_limit import memory_budget
-
-#: Seconds a phase may take without progress. Compilation and first steps are slow and silent.
-PHASE_TIMEOUT_SECONDS: Mapping[str, float] = {
-    "start": 120.0,
-    "load": 300.0,
-    "build": 600.0,
-    "data": 600.0,
-    "compile": 1200.0,
-    "warmup": 900.0,
-    "describe": 600.0,
-}
-FIRST_STEP_TIMEOUT_SECONDS = 300.0
-
-#: A step may take this many times the slowest step so far, and the minimum in any case.
-STEP_TIMEOUT_FACTOR = 30.0
-MIN_STEP_TIMEOUT_SECONDS = 60.0
-
-#: The environment variable whose number multiplies every timeout, for very slow machines.
-PATIENCE_VARIABLE = "AUTOPREC_PATIENCE"
+from autoprec.workers.timeouts import (
+    FIRST_STEP_TIMEOUT_SECONDS,
+    allowed_seconds,
+    explain_timeout,
+    patience_factor,
+)
 
 _FIRST_PHASE_OF = {"load": "load", "time": "steps"}
 _SHOWN_LOG_LINES = 40
@@ -77,20 +64,6 @@ class WorkerSettings:
     memory_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     step_seconds: float = FIRST_STEP_TIMEOUT_SECONDS
-
-
-def patience_factor() -> float:
-    """Read the factor on every timeout from the environment; `UsageError` if it is no number."""
-    text = os.environ.get(PATIENCE_VARIABLE, "1")
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    if not 0 < factor < 1e6:
-        raise UsageError(
-            f"{PATIENCE_VARIABLE}={text!r} given, expected a number above 0 such as 10"
-        )
-    return factor
 
 
 class Worker:
@@ -206,12 +179,12 @@ class Worker:
 
     def _allowance(self) -> float:
         """Return the seconds that the phase may go on without progress."""
-        seconds = PHASE_TIMEOUT_SECONDS.get(self._phase)
-        if seconds is None:
-            seconds = self.settings.step_seconds
-            if self._phase == "steps" and self._slowest_step > 0:
-                seconds = max(MIN_STEP_TIMEOUT_SECONDS, STEP_TIMEOUT_FACTOR * self._slowest_step)
-        return seconds * self._patience
+        return allowed_seconds(
+            self._phase,
+            first_step_seconds=self.settings.step_seconds,
+            slowest_step_seconds=self._slowest_step,
+            patience=self._patience,
+        )
 
     # How it ended --------------------------------------------------------------------------------
 
@@ -226,8 +199,7 @@ class Worker:
         self.kill()
         return WorkerFailure(
             FailureKind.TIMEOUT,
-            f"no progress for {allowed:.0f} s in the phase {self._phase!r} "
-            f"({PATIENCE_VARIABLE}=10 in the environment waits ten times as long)",
+            explain_timeout(self._phase, allowed),
             frames=_without_autoprec_frames(shown) or before,
             phase=self._phase,
         )

@@ -31,10 +31,11 @@ from autoprec.core.codec import from_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
-from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
+from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.keep_memory import clearly_pays
 from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
+from autoprec.core.speed.stopping import Limits, Stop
 from autoprec.core.speed.trial_results import Outcome, possibly_disturbed, shortlist
 from benchmarks.checkout import CURVES
 from benchmarks.provenance import commit, today

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from autoprec.core.device.dtype_support import format_ratio
 from autoprec.core.device.facts import DeviceFacts, Evidence
 from autoprec.core.device.family import Support
-from autoprec.core.device.merging import format_ratio
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType, Policy
 

@@ -4,8 +4,8 @@ No clock, no globals, no randomness: the same history gives the same proposal, s
 goes on where it stopped and a recorded grid can be replayed. The first point is the baseline, then
 the baseline with its memory kept where that is possible (see `keep_memory`), then the baseline
 under every other policy: no model can guess what a policy is worth on this machine. After that, the
-point with the largest expected improvement per second of measuring is next, until no point is
-likely to improve by more than one per cent. Batches grow at most eightfold from one that ran, so
+point with the largest expected improvement per second of measuring is next, until none
+is worth a trial (see `stopping`). Batches grow at most eightfold from one that ran, so
 that memory and step time are never extrapolated far. Since libraries change kernels at some batch,
 and a compiler may lose what a policy gains, the search ends only when the recipes next to the
 fastest one were tried. A rate well below the model's prediction gets little weight: another process
@@ -27,6 +27,14 @@ from autoprec.core.speed.cost_model import (
 from autoprec.core.speed.feasibility import is_within_reach, same_arm, why_ruled_out
 from autoprec.core.speed.keep_memory import start_point
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
+from autoprec.core.speed.stopping import (
+    ALL_MEASURED,
+    Limits,
+    Stop,
+    is_worth_a_trial,
+    nothing_worth_a_trial,
+    trial_limit_reached,
+)
 from autoprec.core.speed.trial_results import Outcome, measured_rate, possibly_disturbed
 
 #: By how much, as a logarithm, a library's other kernels may exceed the model's prediction.
@@ -44,30 +52,6 @@ _OTHER_LEVEL_COST_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What bounds the search: memory in bytes, trials, and when a gain is too small to look for.
-
-    `optimism` is how many standard deviations above its prediction a point is hoped to be.
-    `setup_seconds` is the cost of a trial in addition to its steps, which it times for
-    `timed_seconds` and for at least `steps` steps with the warm-up. A trial must promise an
-    expected gain of `gain_per_second` for every second that it takes. If `explore_neighbours`,
-    trials of up to `cheap_seconds` are spent next to the fastest recipe on what the model cannot
-    know.
-    """
-
-    memory_bytes: float | None = None
-    trials: int | None = None
-    gain: float = 0.01
-    optimism: float = 1.3
-    setup_seconds: float = 0.5
-    timed_seconds: float = 0.5
-    steps: int = 4
-    gain_per_second: float = 5e-4
-    cheap_seconds: float = 3.0
-    explore_neighbours: bool = True
-
-
-@dataclass(frozen=True)
 class Next:
     """The point to measure next (None: wherever a sampler says), and why.
 
@@ -80,21 +64,14 @@ class Next:
     expected_rate: float = 0.0
 
 
-@dataclass(frozen=True)
-class Stop:
-    """No further point is worth its time, and why."""
-
-    reason: str
-
-
 def next_point(
     space: Space, baseline: Point, history: Sequence[Outcome], limits: Limits
 ) -> Next | Stop:
     """Propose the next point to measure, or say why to stop."""
     if all(point_key(outcome.point) != point_key(baseline) for outcome in history):
         return Next(baseline, "the baseline")
-    if limits.trials is not None and len(history) >= limits.trials:
-        return Stop(f"the limit of {limits.trials} trials is reached")
+    if stop := trial_limit_reached(len(history), limits):
+        return stop
     tried = {point_key(outcome.point) for outcome in history}
     start = start_point(space, baseline, history)
     if point_key(start) not in tried:
@@ -110,7 +87,7 @@ def next_point(
         and not why_ruled_out(point, history, limits.memory_bytes)
     ]
     if not open_points:
-        return Stop("every point that fits has been measured")
+        return ALL_MEASURED
     good = [outcome for outcome in history if outcome.rate > 0]
     if not good:
         return Next(_smallest(open_points), "nothing has run yet; the smallest batch next")
@@ -229,11 +206,10 @@ def _most_promising(
         gain, cost = prediction.expected_gain(best), _cost(point, prediction, limits)
         if cost > limits.cheap_seconds and _skips_smaller_batch(point, open_points, good):
             continue
-        likely = prediction.mean + limits.optimism * prediction.deviation > best + limits.gain
-        if likely and gain > limits.gain_per_second * cost:
+        if is_worth_a_trial(prediction, cost, best, limits):
             ranked.append((gain / cost, -index, point, gain))
     if not ranked:
-        return Stop(f"no untried point is likely to be more than {limits.gain:.0%} faster")
+        return nothing_worth_a_trial(limits)
     _, _, point, gain = max(ranked, key=lambda item: item[:2])
     return Next(point, f"expected gain {math.expm1(gain):.1%}", _expected_rate(model, point, best))
 

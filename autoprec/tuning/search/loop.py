@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
-from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
+from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.consistency import rate_changed
 from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out
 from autoprec.core.speed.keep_memory import describe_gain, start_point
 from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
+from autoprec.core.speed.stopping import Limits, Stop
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from autoprec.core.speed.acquisition import Limits
 from autoprec.core.speed.cost_model import (
     MeasuredMemory,
     MeasuredRate,
@@ -17,6 +16,7 @@ from autoprec.core.speed.cost_model import (
     predict_memory,
 )
 from autoprec.core.speed.space import BATCH, point_key
+from autoprec.core.speed.stopping import Limits
 from benchmarks.search import replay
 
 GRIDS = list(replay.read_grids())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import strategies as st
+
 from autoprec.core.device.family import DTypeRow, Family, Support
 from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.device.observation import DeviceKind, Observation
@@ -23,3 +25,16 @@ def seen(kind=DeviceKind.CPU, **more):
 def measured(**gflops):
     products = tuple(Product(DType(name), gflops=value, size=512) for name, value in gflops.items())
     return Measurements("torch", products)
+
+
+rows = st.builds(
+    DTypeRow,
+    support=st.sampled_from(Support),
+    requires=st.lists(st.sampled_from(["a", "b"]), unique=True).map(tuple),
+    otherwise=st.sampled_from(Support),
+    alignment=st.integers(1, 64),
+    peak_dense_tflops=st.none() | st.floats(0.1, 1000),
+)
+
+
+features = st.frozensets(st.sampled_from(["a", "b", "c"]))

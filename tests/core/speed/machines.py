@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.speed.acquisition import (
-    Limits,
-    Next,
-    next_point,
-)
+from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.space import BATCH, Space, powers_of_two
+from autoprec.core.speed.stopping import Limits
 from autoprec.core.speed.trial_results import Outcome, Status
 
 SPACE = Space(

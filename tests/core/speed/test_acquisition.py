@@ -10,15 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
-from autoprec.core.speed.acquisition import (
-    Limits,
-    Next,
-    Stop,
-    next_point,
-)
+from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.feasibility import why_ruled_out
 from autoprec.core.speed.space import BATCH, Space, point_key
+from autoprec.core.speed.stopping import Limits, Stop
 from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed, shortlist
 from tests.core.speed.machines import (
     BASELINE,
@@ -129,18 +124,6 @@ def test_a_level_is_not_judged_by_one_trial():
     sizes = {o.point[BATCH] for o in history if o.point["memory_format"] == "channels_last"}
     assert 256 in sizes
     assert sizes - {256}
-
-
-def test_a_search_of_one_point_ends_when_it_is_measured():
-    space = Space((Policy.FLOAT32,), (32,))
-    assert next_point(space, BASELINE, [], LIMITS) == Next(BASELINE, "the baseline")
-    history, stop = search(Machine(), space=space)
-    assert [outcome.point for outcome in history] == [BASELINE]
-    assert stop == Stop("every point that fits has been measured")
-
-
-def test_the_limit_of_trials_is_named():
-    assert search(Machine(), Limits(trials=2))[1] == Stop("the limit of 2 trials is reached")
 
 
 def test_where_nothing_has_run_the_smallest_batch_is_next():
@@ -268,46 +251,3 @@ def test_a_compiler_that_loses_what_a_policy_wins_does_not_hide_the_policy(batch
         history.append(Losing().run(decision.point))
     best = max(history, key=lambda outcome: outcome.rate).point
     assert (best["policy"], best["compile"]) == ("mixed_bfloat16", False)
-
-
-def test_no_long_trial_is_spent_on_a_small_gain():
-    """At minutes a step, what is only a per cent or two better is not looked for."""
-    slow = Outcome(BASELINE, Status.OK, Measurement(100.0, 99.0, 101.0, 4, 32.0))
-    history = [slow]
-    for policy in ("mixed_bfloat16", "mixed_float16"):
-        point = {**BASELINE, "policy": policy}
-        history.append(Outcome(point, Status.OK, Measurement(400.0, 399.0, 401.0, 4, 32.0)))
-    quick = [
-        Outcome(
-            o.point,
-            o.status,
-            replace(
-                o.measurement,
-                step_seconds=o.measurement.step_seconds / 1000,
-                low=o.measurement.low / 1000,
-                high=o.measurement.high / 1000,
-            ),
-        )
-        for o in history
-    ]
-
-    def count(found):
-        while isinstance(decision := next_point(SPACE, BASELINE, found, LIMITS), Next):
-            law = found[0].measurement.step_seconds * int(decision.point[BATCH]) / 32
-            step = law * (1 if decision.point["policy"] == "float32" else 4)
-            found.append(
-                Outcome(
-                    decision.point,
-                    Status.OK,
-                    Measurement(step, step * 0.99, step * 1.01, 4, int(decision.point[BATCH])),
-                )
-            )
-        return len(found)
-
-    assert count(list(history)) < count(list(quick))
-
-
-@pytest.mark.parametrize("low", [0.0, 0.05])
-def test_a_wide_or_unknown_interval_does_not_stop_the_search(low):
-    outcome = Outcome(BASELINE, Status.OK, Measurement(0.1, low, 0.2, 8, 32))
-    assert isinstance(next_point(SPACE, BASELINE, [outcome], LIMITS), Next)

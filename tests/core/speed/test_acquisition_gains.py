@@ -8,14 +8,9 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.speed.acquisition import (
-    Limits,
-    Next,
-    Stop,
-    _fit_model,
-    next_point,
-)
+from autoprec.core.speed.acquisition import Next, _fit_model, next_point
 from autoprec.core.speed.space import Space
+from autoprec.core.speed.stopping import Limits
 from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed
 from tests.core.speed.machines import (
     BASELINE,
@@ -58,25 +53,6 @@ def test_a_policy_is_foreseen_at_the_rate_of_the_baseline_with_its_memory_kept_o
     history = [Outcome(at(64), Status.TIMEOUT), *ran([32])]
     decision = next_point(space, at(64), history, LIMITS)
     assert (decision.point, decision.expected_rate) == (at(64, "mixed_bfloat16"), 0.0)
-
-
-def test_a_dear_trial_must_promise_more():
-    """A tenth is expected of batch 256: worth 4 seconds at 2 % for a second, not at 5 %."""
-    history = ran([32, 8, 16, 64, 128])
-    dear = replace(EAGER, setup_seconds=2.9)
-    cheap = replace(dear, gain_per_second=0.02)
-    decision = next_point(ONE, at(32), history, cheap)
-    assert decision.point == at(256)
-    gain = float(decision.reason.removeprefix("expected gain ").removesuffix("%")) / 100
-    assert 0.02 * 4 < math.log1p(gain) < 0.05 * 4
-    assert isinstance(next_point(ONE, at(32), history, replace(dear, gain_per_second=0.05)), Stop)
-
-
-def test_what_is_not_likely_to_be_faster_is_not_tried_for_however_small_a_price():
-    history = [*ran([32, 8, 16, 128], flat=True), measured(at(256), 1150.0)]
-    free = replace(EAGER, gain_per_second=0.0)
-    assert isinstance(next_point(ONE, at(32), history, free), Stop)
-    assert isinstance(next_point(ONE, at(32), history, replace(free, optimism=1e3)), Next)
 
 
 def test_of_a_larger_gain_and_a_quicker_trial_the_one_that_gains_more_per_second_is_first():

@@ -8,13 +8,9 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.speed.acquisition import (
-    Limits,
-    Next,
-    Stop,
-    next_point,
-)
+from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.space import BATCH, powers_of_two
+from autoprec.core.speed.stopping import Limits, Stop
 from tests.core.speed.machines import (
     BASELINE,
     ONE,

@@ -7,9 +7,10 @@ from factories import ran_at
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY
-from autoprec.core.speed.acquisition import Limits, Next, Stop, next_point
+from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.keep_memory import clearly_pays, describe_gain, start_point
 from autoprec.core.speed.space import BATCH, Point, Space
+from autoprec.core.speed.stopping import Limits, Stop
 from autoprec.core.speed.trial_results import Outcome, Status
 
 SPACE = Space(
