@@ -33,9 +33,9 @@ TESTS_OF = {
     "device/policies": ("device/policies",),
     "speed/acquisition": (
         *("speed/acquisition", "speed/acquisition_neighbours", "speed/acquisition_gains"),
-        *("speed/feasibility", "speed/keep_memory"),
+        *("speed/feasibility", "speed/keep_memory", "speed/stopping"),
     ),
-    "speed/stopping": ("speed/stopping", "speed/acquisition"),
+    "speed/stopping": ("speed/stopping",),
     "speed/feasibility": ("speed/feasibility", "speed/acquisition"),
     "speed/cost_model": ("speed/cost_model",),
     "speed/selection": ("speed/selection", "speed/trial_results"),

@@ -22,8 +22,8 @@ from autoprec.tuning.events import Finished, Note, Stage
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
-from autoprec.tuning.proof.prover import Prover
 from autoprec.tuning.proof.stage import replace_finalist, run_proofs
+from autoprec.tuning.proof.stored_verdicts import Prover
 from autoprec.tuning.search.stage import run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,

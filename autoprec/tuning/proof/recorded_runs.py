@@ -1,7 +1,7 @@
 """The training runs of a proof: float32 and one candidate, recorded through a tracer and kept.
 
 `RunRecorder` keeps what is the same for every recipe at one batch (the float32 runs and what noise
-does to them), so that a second recipe costs less. It decides nothing: `proof` does.
+does to them), so that a second recipe costs less. It decides nothing: `recipe_proof` does.
 """
 
 from __future__ import annotations

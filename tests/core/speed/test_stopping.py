@@ -10,8 +10,15 @@ import pytest
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.speed.acquisition import Next, next_point
+from autoprec.core.speed.cost_model import Prediction
 from autoprec.core.speed.space import BATCH, Space
-from autoprec.core.speed.stopping import Limits, Stop
+from autoprec.core.speed.stopping import (
+    Limits,
+    Stop,
+    is_worth_a_trial,
+    nothing_worth_a_trial,
+    trial_limit_reached,
+)
 from autoprec.core.speed.trial_results import Outcome, Status
 from tests.core.speed.machines import (
     BASELINE,
@@ -100,3 +107,27 @@ def test_what_is_not_likely_to_be_faster_is_not_tried_for_however_small_a_price(
     free = replace(EAGER, gain_per_second=0.0)
     assert isinstance(next_point(ONE, at(32), history, free), Stop)
     assert isinstance(next_point(ONE, at(32), history, replace(free, optimism=1e3)), Next)
+
+
+def test_a_trial_must_be_hoped_to_be_faster_and_gain_enough_for_its_seconds():
+    limits = Limits(gain=0.01, optimism=2.0, gain_per_second=0.01)
+    likely = Prediction(1.0, 0.1)
+    expected = likely.expected_gain(1.0)
+    assert is_worth_a_trial(likely, 0.9 * expected / 0.01, 1.0, limits)
+    assert not is_worth_a_trial(likely, 1.1 * expected / 0.01, 1.0, limits)
+    # Two standard deviations above its prediction it is 20 % faster than the fastest, or less.
+    free = replace(limits, gain_per_second=0.0)
+    assert is_worth_a_trial(likely, 1.0, 1.18, free)
+    assert not is_worth_a_trial(likely, 1.0, 1.2, free)
+
+
+def test_without_a_limit_any_number_of_trials_may_run():
+    assert trial_limit_reached(10**6, Limits()) is None
+    assert trial_limit_reached(2, Limits(trials=3)) is None
+    assert trial_limit_reached(3, Limits(trials=3)) == Stop("the limit of 3 trials is reached")
+
+
+def test_the_reason_to_stop_names_the_gain_that_was_looked_for():
+    assert nothing_worth_a_trial(Limits(gain=0.05)) == Stop(
+        "no untried point is likely to be more than 5% faster"
+    )

@@ -15,7 +15,7 @@ from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
 from autoprec.tuning.options import Options
-from autoprec.tuning.proof.prover import StoredProofSteps
+from autoprec.tuning.proof.stored_verdicts import StoredProofSteps
 from autoprec.tuning.study import study as study_module
 from autoprec.tuning.study.study import SAMPLERS, Study, study_name
 

@@ -1,4 +1,4 @@
-"""Proves one recipe for the tuner: loss scale, judgement, float32 islands; keeps the verdicts."""
+"""Proves each recipe once, in a worker: retries after faults, and keeps the verdicts in the study."""
 
 from __future__ import annotations
 
