@@ -1,4 +1,4 @@
-"""Proves each recipe once, in a worker: retries after faults, and keeps the verdicts in the study."""
+"""Proves each recipe once, in a worker: retries after faults, and stores the verdicts."""
 
 from __future__ import annotations
 
