@@ -20,7 +20,7 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
 from autoprec.documents import read_yaml
 from autoprec.errors import CatalogueError
-from autoprec.hardware.matching import matches, specificity
+from autoprec.hardware.match_conditions import matches, specificity
 
 T = TypeVar("T")
 

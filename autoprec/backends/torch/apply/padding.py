@@ -17,8 +17,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from autoprec.backends.torch.apply.change_report import PaddedModule, Skipped
 from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install_wrapper
-from autoprec.backends.torch.apply.padded_modules import (
+from autoprec.backends.torch.apply.padded_forwards import (
     PaddedAttention,
     PaddedConv,
     PaddedEmbedding,
@@ -26,7 +27,6 @@ from autoprec.backends.torch.apply.padded_modules import (
     PaddedLinear,
     round_up,
 )
-from autoprec.backends.torch.apply.surgery_report import PaddedModule, Skipped
 from autoprec.core.recipe import Alignment
 
 _ROUTER_NAMES = re.compile(r"^(.*router.*|gate|gating|gat(e|ing)_network|switch|selector)$")

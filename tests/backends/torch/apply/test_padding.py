@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from autoprec.backends.torch.apply.model_changes import restore
 from autoprec.backends.torch.apply.padding import why_not
-from autoprec.backends.torch.apply.surgery import restore
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
 from tests.backends.torch.operated import apply
