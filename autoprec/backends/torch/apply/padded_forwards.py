@@ -195,3 +195,14 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.is_floating_point():
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))
+
+
+#: Which class computes which kind of module at aligned sizes.
+PADDED_FORMS: tuple[tuple[type[nn.Module], type[PaddedForward]], ...] = (
+    (nn.Linear, PaddedLinear),
+    (nn.Conv1d, PaddedConv),
+    (nn.Conv2d, PaddedConv),
+    (nn.Conv3d, PaddedConv),
+    (nn.Embedding, PaddedEmbedding),
+    (nn.MultiheadAttention, PaddedAttention),
+)
