@@ -25,7 +25,11 @@ from autoprec.core.profile_fit import Fit, check_fit
 from autoprec.core.recipe import KnobValue
 from autoprec.errors import DeviceUnusable, UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical_observation, resolve_family, with_vendor_figures
+from autoprec.hardware.name_lookup import (
+    hypothetical_observation,
+    resolve_family,
+    with_vendor_figures,
+)
 from autoprec.hardware.observe import OnWait, is_device_kind
 from autoprec.hardware.observe import select as select_devices
 from autoprec.probing import device_fingerprint, probe

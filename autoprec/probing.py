@@ -14,7 +14,7 @@ from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import DeviceReport, ProbeResult
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical_observation, resolve_family
+from autoprec.hardware.name_lookup import hypothetical_observation, resolve_family
 from autoprec.hardware.observe import OnWait, is_device_kind, observe
 from autoprec.hardware.observe import select as select_devices
 from autoprec.measurement_cache import with_remembered_measurements

@@ -15,7 +15,7 @@ from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical_observation
+from autoprec.hardware.name_lookup import hypothetical_observation
 
 
 def steady(step_seconds: float, samples_per_step: float = 32.0, **fields: Any) -> Measurement:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoprec import Recipe, apply_profile
-from autoprec.backends.shared.plain_precision import PlainPrecision
+from autoprec.backends.shared.stateless_precision import StatelessPrecision
 from autoprec.core.profile import DeviceRecord, Profile, TaskRecord
 from autoprec.errors import AutoprecWarning
 from autoprec.hardware import observe
@@ -51,7 +51,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> list[LocalMachine]:
 def test_a_profile_probes_the_machine_once(tmp_path: Path, probed: list[LocalMachine]) -> None:
     profile = made_here()
     probed.clear()
-    assert apply_profile(profile, device="cpu") == PlainPrecision(Recipe(batch_size=64))
+    assert apply_profile(profile, device="cpu") == StatelessPrecision(Recipe(batch_size=64))
     assert len(probed) == 1
     save_profile(profile, tmp_path / "here.yaml")
     apply_profile(tmp_path / "here.yaml", device="cpu")

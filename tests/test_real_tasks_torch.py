@@ -24,7 +24,7 @@ import torch
 from training_loops_torch import applied, batches, plain, start
 
 from autoprec import Policy, Recipe, apply_profile
-from autoprec.backends.torch.apply.islands import NEVER_CALLED
+from autoprec.backends.torch.apply.float32_islands import NEVER_CALLED
 from autoprec.core.recipe import Alignment, LossScale
 from autoprec.profiles import load_profile
 

@@ -19,7 +19,7 @@ from autoprec.core.device.family import DTypeRow, Family, Match
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
 from autoprec.errors import CatalogueError
-from autoprec.hardware.matching import matches, specificity
+from autoprec.hardware.match_conditions import matches, specificity
 from autoprec.yaml_files import read_yaml
 
 T = TypeVar("T")

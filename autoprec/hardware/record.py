@@ -17,9 +17,9 @@ from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.machine_recorder import Recorder
+from autoprec.hardware.machine_replay import Expectation, Recording
 from autoprec.hardware.observe import observe
-from autoprec.hardware.recorder import Recorder
-from autoprec.hardware.recording import Expectation, Recording
 
 
 def record(note: str) -> tuple[str, Recording]:

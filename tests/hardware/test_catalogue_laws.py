@@ -9,7 +9,7 @@ from autoprec.core.device.family import Family, Match, Support
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.matching import matches
+from autoprec.hardware.match_conditions import matches
 
 CATALOGUE = load_catalogue()
 

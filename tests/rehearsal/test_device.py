@@ -64,7 +64,7 @@ found["recommended"] = torch.mps.recommended_max_memory() if device == "mps" els
 
 # Their generators are put back, too.
 RANDOM = """
-from autoprec.backends.shared.random_streams import RandomStream
+from autoprec.backends.shared.rng_streams import RandomStream
 from autoprec.backends.torch.train.rng import TorchGenerators, rng_preserved, seed_everything
 
 module = getattr(torch, device)

@@ -19,7 +19,7 @@ from autoprec.core.measurement import Dimension, Kernel, TaskFacts
 from autoprec.core.speed.step_bounds import COMMON_MEMORY_GIB, Plan
 from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import with_vendor_figures
+from autoprec.hardware.name_lookup import with_vendor_figures
 from autoprec.reporting.plan import print_plan
 from autoprec.tuning.events import silent
 from autoprec.tuning.job import Target, TuningJob

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from autoprec.backends.protocol import ProgressCallback
-from autoprec.backends.shared.batch_stream import BatchStream
 from autoprec.backends.shared.checkpoint_budget import affordable_steps
-from autoprec.backends.shared.exponents import ExponentCounts
-from autoprec.backends.shared.step_clock import StepClock
+from autoprec.backends.shared.gradient_exponents import ExponentCounts
+from autoprec.backends.shared.repeatable_batches import BatchStream
+from autoprec.backends.shared.trajectory_clock import StepClock
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.traces import (

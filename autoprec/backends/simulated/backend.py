@@ -21,7 +21,7 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
-from autoprec.backends.shared.plain_precision import PlainPrecision
+from autoprec.backends.shared.stateless_precision import StatelessPrecision
 from autoprec.backends.simulated.capabilities import CAPABILITIES
 from autoprec.backends.simulated.model import SimulatedModel
 from autoprec.core.device.facts import DeviceFacts
@@ -305,12 +305,12 @@ class SimulatedSurgeon:
         optimizers: Sequence[Any],
         device: str,
         facts: DeviceFacts | None = None,
-    ) -> PlainPrecision:
+    ) -> StatelessPrecision:
         """See `Surgeon.apply`."""
-        return PlainPrecision(recipe)
+        return StatelessPrecision(recipe)
 
     def leave_unchanged(
         self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> PlainPrecision:
+    ) -> StatelessPrecision:
         """See `Surgeon.leave_unchanged`."""
-        return PlainPrecision(recipe)
+        return StatelessPrecision(recipe)

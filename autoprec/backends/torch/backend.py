@@ -16,7 +16,7 @@ from autoprec.backends.protocol import (
     Tracer,
 )
 from autoprec.backends.torch.capabilities import CAPABILITIES
-from autoprec.backends.torch.measure import xpu
+from autoprec.backends.torch.measure import xpu_devices
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
@@ -42,7 +42,7 @@ class TorchBackend:
         found = []
         if torch.cuda.is_available():
             found.append("cuda")
-        if torch.xpu.is_available() and xpu.select_assigned_device() is not None:
+        if torch.xpu.is_available() and xpu_devices.select_assigned_device() is not None:
             found.append("xpu")
         if torch.backends.mps.is_available():
             found.append("mps")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoprec.hardware.probes.cuda import CudaDevice
+from autoprec.hardware.probes.cuda_driver import CudaDevice
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot
 from autoprec.hardware.probes.pci import visible_ordinals
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from autoprec.core.device.observation import UNIFIED_MEMORY_NOTE, DeviceKind, Observation
 from autoprec.hardware.machine import Machine
 from autoprec.hardware.probes import Findings
-from autoprec.hardware.probes.cuda import CudaAnswer, CudaDevice, read_cuda
+from autoprec.hardware.probes.cuda_driver import CudaAnswer, CudaDevice, read_cuda
 from autoprec.hardware.probes.cuda_visibility import VisibleDevice, find_in_nvml, visible_devices
 from autoprec.hardware.probes.nvidia_presence import (
     driver_remark,

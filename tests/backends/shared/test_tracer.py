@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autoprec.backends.shared import checkpoint_budget
-from autoprec.backends.shared.batch_stream import BatchStream
+from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.tracer import (
     ComparisonTracer,
     Float16Magnitudes,

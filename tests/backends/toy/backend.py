@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autoprec.backends.protocol import DeviceMemory, ProgressCallback, Session, Task
-from autoprec.backends.shared.plain_precision import PlainPrecision
-from autoprec.backends.shared.timed_steps import time_steps
+from autoprec.backends.shared.stateless_precision import StatelessPrecision
+from autoprec.backends.shared.step_timing import time_steps
 from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
@@ -125,11 +125,11 @@ class ToySurgeon:
         optimizers: Sequence[Any],
         device: str,
         facts: DeviceFacts | None = None,
-    ) -> PlainPrecision:
+    ) -> StatelessPrecision:
         model.dtype = str(recipe.policy.compute_dtype)
-        return PlainPrecision(recipe)
+        return StatelessPrecision(recipe)
 
     def leave_unchanged(
         self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> PlainPrecision:
-        return PlainPrecision(recipe)
+    ) -> StatelessPrecision:
+        return StatelessPrecision(recipe)

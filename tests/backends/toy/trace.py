@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.batch_stream import BatchStream
-from autoprec.backends.shared.exponents import ExponentCounts, exponent_of, weighted_shares
+from autoprec.backends.shared.gradient_exponents import ExponentCounts, exponent_of, weighted_shares
+from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.tracer import Float16Magnitudes, InitialStates
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe

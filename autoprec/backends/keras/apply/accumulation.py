@@ -8,9 +8,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from autoprec.backends.keras.apply.hooks import Hook
 from autoprec.backends.keras.apply.loss_scale import value_of
-from autoprec.backends.keras.apply.saved_form import SavedAsGiven
+from autoprec.backends.keras.apply.method_hooks import Hook
+from autoprec.backends.keras.apply.optimizer_saving import SavedAsGiven
 from autoprec.errors import UsageError
 
 

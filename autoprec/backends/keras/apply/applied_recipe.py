@@ -15,24 +15,24 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply.advice import advise
-from autoprec.backends.keras.apply.compiled_state import CompiledState
+from autoprec.backends.keras.apply.compile_overrides import CompileOverrides
+from autoprec.backends.keras.apply.dtype_policies import LayerPolicies
 from autoprec.backends.keras.apply.float32_outputs import Float32Outputs, OutputsInFloat32
-from autoprec.backends.keras.apply.follow_model import (
-    BuildHook,
-    CompileHook,
-    LayerChangeHook,
-    remove_first_call_hook,
-)
-from autoprec.backends.keras.apply.hooks import InstalledHooks
 from autoprec.backends.keras.apply.layer_names import (
     LayerUnit,
     child_layers,
     layer_units,
     resolve_layers,
 )
+from autoprec.backends.keras.apply.lifecycle_hooks import (
+    BuildHook,
+    CompileHook,
+    LayerChangeHook,
+    remove_first_call_hook,
+)
+from autoprec.backends.keras.apply.method_hooks import InstalledHooks
+from autoprec.backends.keras.apply.mixed_precision_advice import advise
 from autoprec.backends.keras.apply.padding import PaddedLayer, pad_layers
-from autoprec.backends.keras.apply.policies import LayerPolicies
 from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.errors import AutoprecWarning, UsageError
@@ -66,7 +66,7 @@ class AppliedRecipe:
                 f"model: {type(model).__name__} given, expected a keras.Model or keras.Layer"
             )
         self.model = model
-        self._compiled_state = CompiledState(precision, model, given)
+        self._compiled_state = CompileOverrides(precision, model, given)
         self._precision, self._recipe = precision, precision.recipe
         self._facts, self._tolerant = facts, tolerant
         self._hooks = InstalledHooks()

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras.apply import optimizer_wrapping
-from autoprec.backends.keras.apply.saved_form import innermost_optimizer, wrapper_chain
+from autoprec.backends.keras.apply.optimizer_saving import innermost_optimizer, wrapper_chain
 from autoprec.backends.keras.apply.train_function import retrace_functions
 from autoprec.core.recipe import LossScale
 from autoprec.errors import UsageError

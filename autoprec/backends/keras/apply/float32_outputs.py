@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply.hooks import Hook, InstalledHooks
+from autoprec.backends.keras.apply.dtype_policies import LayerPolicies
 from autoprec.backends.keras.apply.layer_names import (
     PASSIVE_LAYERS,
     LayerUnit,
@@ -22,7 +22,7 @@ from autoprec.backends.keras.apply.layer_names import (
     has_graph,
     snake_case,
 )
-from autoprec.backends.keras.apply.policies import LayerPolicies
+from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 
 #: Layers whose `activation` is the last thing they do, after their matrix product.
 _PRODUCT_THEN_ACTIVATION = (

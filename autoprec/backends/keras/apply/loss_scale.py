@@ -15,8 +15,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from autoprec.backends.keras.apply.hooks import Hook
-from autoprec.backends.keras.apply.saved_form import SavedAsGiven, SavedScalars, innermost_optimizer
+from autoprec.backends.keras.apply.method_hooks import Hook
+from autoprec.backends.keras.apply.optimizer_saving import (
+    SavedAsGiven,
+    SavedScalars,
+    innermost_optimizer,
+)
 from autoprec.core.recipe import LossScale
 from autoprec.errors import AutoprecWarning
 

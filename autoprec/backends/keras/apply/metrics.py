@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply.hooks import Hook
+from autoprec.backends.keras.apply.method_hooks import Hook
 
 #: The weight of padding: it sums as 0 does, and its sign distinguishes it from a sample's own 0.
 PADDING_WEIGHT = -0.0

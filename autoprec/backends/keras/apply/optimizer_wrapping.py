@@ -8,7 +8,7 @@ import keras
 
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
 from autoprec.backends.keras.apply.loss_scale import COUNTS, ScaledOptimizer, value_of
-from autoprec.backends.keras.apply.saved_form import (
+from autoprec.backends.keras.apply.optimizer_saving import (
     copy_scale_back,
     innermost_optimizer,
     optimizer_as_given,

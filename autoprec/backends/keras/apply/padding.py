@@ -19,8 +19,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from autoprec.backends.keras.apply.hooks import Hook, InstalledHooks
 from autoprec.backends.keras.apply.layer_names import LayerUnit
+from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.core.recipe import Alignment
 
 _ROUTER_NAMES = re.compile(r"^(.*router.*|gate|gating|gat(e|ing)_network|switch|selector)$")

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import keras
 from keras import ops
 
-from autoprec.backends.keras.apply import optimizer_wrapping, saved_form
+from autoprec.backends.keras.apply import optimizer_saving, optimizer_wrapping
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
 from autoprec.backends.keras.apply.loss_scale import STATE_VARIABLES, ScaledOptimizer, value_of
 from autoprec.backends.keras.apply.padding import PaddedLayer
-from autoprec.backends.shared.step_counts import StepCounts
+from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe, describe_batch
 from autoprec.errors import AutoprecWarning, UsageError
@@ -149,7 +149,7 @@ class Precision:
             *(o for each in self._registered() for o in each.optimizers),
             *self._unattached,
         ):
-            found.setdefault(id(saved_form.innermost_optimizer(optimizer)), optimizer)
+            found.setdefault(id(optimizer_saving.innermost_optimizer(optimizer)), optimizer)
         return tuple(found.values())
 
     @property
@@ -202,8 +202,8 @@ class Precision:
 
     def wrapped(self, optimizer: Any) -> Any:
         """Return `optimizer` with what the recipe needs around it; counting starts here."""
-        inner = saved_form.innermost_optimizer(optimizer)
-        known = [o for o in self.optimizers if saved_form.innermost_optimizer(o) is inner]
+        inner = optimizer_saving.innermost_optimizer(optimizer)
+        known = [o for o in self.optimizers if optimizer_saving.innermost_optimizer(o) is inner]
         steps = self.recipe.accumulation_steps
         wrapped = optimizer_wrapping.wrap((known or [optimizer])[0], self.loss_scale, steps)
         if not known:
@@ -213,7 +213,7 @@ class Precision:
     def count_from_here(self) -> None:
         """Count the updates of optimizers that are new from now on."""
         for optimizer in self.optimizers:
-            inner = saved_form.innermost_optimizer(optimizer)
+            inner = optimizer_saving.innermost_optimizer(optimizer)
             self._updates_before.setdefault(
                 inner, int(value_of(optimizer_wrapping.update_count(inner)))
             )
@@ -264,7 +264,7 @@ class Precision:
         return max((self._steps_of(optimizer) for optimizer in self.optimizers), default=0)
 
     def _steps_of(self, optimizer: Any) -> int:
-        start = self._updates_before.get(saved_form.innermost_optimizer(optimizer), 0)
+        start = self._updates_before.get(optimizer_saving.innermost_optimizer(optimizer), 0)
         return int(value_of(optimizer_wrapping.update_count(optimizer))) - start
 
     @property
@@ -363,8 +363,9 @@ class Precision:
             return self.optimizer
         if any(optimizer is known for known in self.optimizers):
             return optimizer
+        inner = optimizer_saving.innermost_optimizer(optimizer)
         for known in self.optimizers:
-            if saved_form.innermost_optimizer(known) is saved_form.innermost_optimizer(optimizer):
+            if optimizer_saving.innermost_optimizer(known) is inner:
                 return known
         raise UsageError(
             f"{optimizer.name} is not an optimizer this Precision knows; give it to apply"

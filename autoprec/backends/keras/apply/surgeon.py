@@ -18,12 +18,12 @@ from autoprec.backends.keras.apply.applied_recipe import (
     AppliedRecipe,
     undo_former_recipe,
 )
-from autoprec.backends.keras.apply.follow_model import NewModelWatch
-from autoprec.backends.keras.apply.hooks import NewObjectWatch
+from autoprec.backends.keras.apply.dtype_policies import keras_name
 from autoprec.backends.keras.apply.layer_names import layer_units
-from autoprec.backends.keras.apply.layer_policies import policy_replacing
-from autoprec.backends.keras.apply.optimizers import optimizers_of
-from autoprec.backends.keras.apply.policies import keras_name
+from autoprec.backends.keras.apply.layer_policy_stack import policy_replacing
+from autoprec.backends.keras.apply.lifecycle_hooks import NewModelWatch
+from autoprec.backends.keras.apply.method_hooks import NewObjectWatch
+from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
 from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
 from autoprec.core.device.facts import DeviceFacts

@@ -14,14 +14,18 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoprec.backends.keras.apply.advice import dimensions, sixteen_bit_data, unused_functions
+from autoprec.backends.keras.apply.dtype_policies import low_precision
 from autoprec.backends.keras.apply.layer_names import LayerUnit, has_own_code, layer_units
-from autoprec.backends.keras.apply.optimizers import optimizers_of
-from autoprec.backends.keras.apply.policies import low_precision
-from autoprec.backends.keras.measure.graph import flops_by_unit, trace_step
+from autoprec.backends.keras.apply.mixed_precision_advice import (
+    dimensions,
+    sixteen_bit_data,
+    unused_functions,
+)
+from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
+from autoprec.backends.keras.measure.step_graph import flops_by_unit, trace_step
 from autoprec.backends.keras.train.compiling import compile_obstacle
 from autoprec.backends.keras.train.data import batches, count_samples, slice_samples, to_tensors
-from autoprec.backends.keras.train.first_loss import check_first_loss
+from autoprec.backends.keras.train.first_loss_check import check_first_loss
 from autoprec.backends.keras.train.task_runner import (
     build_model,
     gradient_function,

@@ -35,8 +35,8 @@ from autoprec.backends.shared.process_memory import (
     reset_peak_resident,
     return_freed_memory,
 )
-from autoprec.backends.shared.session_batches import SessionBatches, fetch_batches
-from autoprec.backends.shared.timed_steps import time_steps
+from autoprec.backends.shared.step_timing import time_steps
+from autoprec.backends.shared.timing_batches import SessionBatches, fetch_batches
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autoprec.backends.keras.measure.graph import StepGraph, is_backward, product_flops
+from autoprec.backends.keras.measure.step_graph import StepGraph, is_backward, product_flops
 from autoprec.backends.shared.kernel_counts import KernelCounts
 from autoprec.core.measurement import Kernel
 

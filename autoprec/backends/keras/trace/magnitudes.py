@@ -1,7 +1,7 @@
 """Reads how large the numbers of a step are from its TensorFlow graph.
 
 Every tensor of the wanted dtypes is reduced to its largest magnitude inside the graph; what belongs
-to the backward pass is told by two loss scales (see `autoprec.backends.shared.exponents`).
+to the backward pass is told by two loss scales (see `autoprec.backends.shared.gradient_exponents`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from autoprec.backends.keras.apply.layer_names import LayerUnit, has_own_code, layer_units
-from autoprec.backends.keras.measure.graph import (
+from autoprec.backends.keras.measure.step_graph import (
     LayerCall,
     StepGraph,
     calls_recorded,
@@ -25,7 +25,7 @@ from autoprec.backends.keras.measure.graph import (
 from autoprec.backends.keras.train.data import to_numpy
 from autoprec.backends.keras.train.rng import same_in_every_dtype
 from autoprec.backends.keras.train.task_runner import loss_and_gradients, on_tensorflow
-from autoprec.backends.shared.exponents import (
+from autoprec.backends.shared.gradient_exponents import (
     SCALE_FACTOR,
     largest_exponent,
     least_float16_exponent,

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from autoprec.backends.keras.trace import magnitudes
-from autoprec.backends.keras.trace.batch_stream import batch_stream
-from autoprec.backends.keras.trace.trainee import KerasTrainee, gradient_error
+from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee, gradient_error
+from autoprec.backends.keras.trace.repeatable_batches import batch_stream
 from autoprec.backends.keras.train.task_runner import placed_on
 from autoprec.backends.protocol import ProgressCallback, Task
-from autoprec.backends.shared.batch_stream import BatchStream
-from autoprec.backends.shared.exponents import ExponentCounts
+from autoprec.backends.shared.gradient_exponents import ExponentCounts
+from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.tracer import ComparisonTracer, InitialStates
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe

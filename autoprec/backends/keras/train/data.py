@@ -18,7 +18,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from autoprec.backends.keras.train.rng import KerasGenerators
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.drawn_data import draw_batches
+from autoprec.backends.shared.seeded_batches import draw_batches
 from autoprec.errors import TaskError
 
 

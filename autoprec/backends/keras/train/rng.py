@@ -18,7 +18,7 @@ from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
-from autoprec.backends.shared.random_streams import HostGenerators
+from autoprec.backends.shared.rng_streams import HostGenerators
 
 _SIXTEEN_BIT = ("float16", "bfloat16")
 

@@ -15,12 +15,12 @@ from typing import Any
 import keras
 
 from autoprec.backends import registry
-from autoprec.backends.keras.apply.optimizers import (
+from autoprec.backends.keras.apply.optimizer_attributes import (
     optimizer_attributes,
     optimizers_of,
     replace_optimizers,
 )
-from autoprec.backends.keras.train.checkpoint import load_weights
+from autoprec.backends.keras.train.checkpoint_loading import load_weights
 from autoprec.backends.protocol import Task
 from autoprec.core.device.observation import DeviceKind
 from autoprec.errors import TaskError, UsageError

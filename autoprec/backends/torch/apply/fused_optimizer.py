@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from autoprec.backends.torch.apply.change_report import Skipped
 from autoprec.backends.torch.apply.memory_format import follow_parameters
-from autoprec.backends.torch.apply.surgery_report import Skipped
 
 
 class FusedOptimizers:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import OptState
 
-from autoprec.backends.shared.step_counts import StepCounts
+from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.measure.devices import has_float64
 from autoprec.core.recipe import LossScale
 from autoprec.errors import AutoprecWarning, UsageError

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from autoprec.backends.torch.apply.padded_modules import round_up
-from autoprec.backends.torch.apply.tensors import map_tensors
+from autoprec.backends.torch.apply.nested_tensors import map_tensors
+from autoprec.backends.torch.apply.padded_forwards import round_up
 from autoprec.errors import UsageError
 
 

@@ -14,8 +14,8 @@ The same lines serve every policy: where no loss scale is needed, `scaler` is a 
 GradScaler. A loop written for torch.amp keeps its own lines with `precision.scaler`.
 
 An accumulation boundary is reached after `accumulation_steps` calls of `backward`; the bookkeeping
-for that is in `optimizer_steps`. The model's surgery (islands, padding, layout) is in `surgery`.
-This module must stay cheap, because it runs in every step.
+for that is in `optimizer_steps`. What is done to the model (islands, padding, layout) is in
+`model_changes`. This module must stay cheap, because it runs in every step.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from autoprec.backends.shared.step_counts import StepCounts
+from autoprec.backends.shared.loss_scaling_counts import StepCounts
+from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.distributed import (
     find_ddps,
     is_sharded_by_fsdp1,
     no_sync,
 )
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
+from autoprec.backends.torch.apply.nested_tensors import to_float32
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
-from autoprec.backends.torch.apply.surgery_report import SurgeryReport
-from autoprec.backends.torch.apply.tensors import to_float32
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe, describe_batch
 from autoprec.errors import UsageError
@@ -61,11 +61,11 @@ class Precision:
         model: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         device: str,
-        report: SurgeryReport | None = None,
+        report: ChangeReport | None = None,
         undo: Callable[[], None] | None = None,
     ) -> None:
         self.recipe = recipe
-        self.report = report or SurgeryReport()
+        self.report = report or ChangeReport()
         self.optimizers = tuple(optimizers)
         self._model = model
         self._ddps = find_ddps(model)

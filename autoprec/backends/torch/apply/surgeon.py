@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.model_changes import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.apply.precision import Precision
 from autoprec.backends.torch.apply.process_settings import (
     release_process_settings,
     set_process_settings,
 )
-from autoprec.backends.torch.apply.surgery import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.measure.devices import resolve_device
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe

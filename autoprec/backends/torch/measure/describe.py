@@ -17,8 +17,9 @@ from torch import nn
 
 from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.process_memory import can_keep_freed_memory
+from autoprec.backends.torch.apply.float32_islands import has_own_code
 from autoprec.backends.torch.apply.fused_optimizer import can_be_fused
-from autoprec.backends.torch.apply.tensors import tensors_in
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.measure.step_costs import (
     kernels,
     operations,
@@ -27,8 +28,8 @@ from autoprec.backends.torch.measure.step_costs import (
 )
 from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
 from autoprec.backends.torch.train.batch_splitting import splittable
-from autoprec.backends.torch.train.first_loss import check_first_loss
-from autoprec.backends.torch.train.low_precision import (
+from autoprec.backends.torch.train.first_loss_check import check_first_loss
+from autoprec.backends.torch.train.task_precision import (
     LOW_DTYPES,
     low_precision,
     noted_autocasts,
@@ -42,7 +43,6 @@ from autoprec.backends.torch.train.task_runner import (
     materialize,
     move,
 )
-from autoprec.backends.torch.train.units import has_own_code
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.errors import TaskError
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE
-from autoprec.backends.torch.measure import xpu
+from autoprec.backends.torch.measure import xpu_devices
 from autoprec.core.device.observation import DeviceKind, Observation, kind_of_framework_device
 
 
@@ -31,7 +31,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         return found
     if found.type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
-    assigned = xpu.select_assigned_device()
+    assigned = xpu_devices.select_assigned_device()
     if assigned is None:
         raise RuntimeError("torch does not list the Intel GPU that this process was assigned")
     return torch.device("xpu", assigned)
@@ -68,7 +68,8 @@ def observe(device: torch.device) -> Observation | None:
     found: Any = _torch_module(device).get_device_properties(device)
     kind = DeviceKind(kind_of_framework_device(device.type, built_for()))
     capability = f"{found.major}.{found.minor}" if kind is DeviceKind.CUDA else ""
-    identity = xpu.identify_device(device.index) if kind is DeviceKind.XPU else xpu.XpuDevice()
+    on_xpu = kind is DeviceKind.XPU
+    identity = xpu_devices.identify_device(device.index) if on_xpu else xpu_devices.XpuDevice()
     return Observation(
         kind=kind,
         index=device.index,

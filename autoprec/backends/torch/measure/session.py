@@ -23,11 +23,11 @@ from autoprec.backends.shared.process_memory import (
     reset_peak_resident,
     return_freed_memory,
 )
-from autoprec.backends.shared.session_batches import SessionBatches, fetch_batches
-from autoprec.backends.shared.timed_steps import time_steps
+from autoprec.backends.shared.step_timing import time_steps
+from autoprec.backends.shared.timing_batches import SessionBatches, fetch_batches
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
-from autoprec.backends.torch.apply.tensors import tensors_in
 from autoprec.backends.torch.measure import devices
 from autoprec.backends.torch.train.batch_dimension import find_samples
 from autoprec.backends.torch.train.compiling import check_compiled, compiled_throughout

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.kernel_counts import KernelCounts
-from autoprec.backends.torch.apply.tensors import tensors_in
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.measure.flops import by_module, counter
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
 from autoprec.core.measurement import Kernel

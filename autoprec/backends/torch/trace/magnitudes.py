@@ -1,7 +1,7 @@
 """Measures how large the numbers of a step are, as its operators return them.
 
 What belongs to the backward pass is told by two loss scales (see
-`autoprec.backends.shared.exponents`).
+`autoprec.backends.shared.gradient_exponents`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autoprec.backends.shared.exponents import (
+from autoprec.backends.shared.gradient_exponents import (
     SCALE_FACTOR,
     largest_exponent,
     least_float16_exponent,
     weighted_shares,
 )
+from autoprec.backends.torch.apply.float32_islands import has_own_code
 from autoprec.backends.torch.trace.model_state import Snapshot, stored_values
-from autoprec.backends.torch.train.units import has_own_code
 from autoprec.core.numerics.traces import UnitTrace
 
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")

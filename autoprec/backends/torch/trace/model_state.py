@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from autoprec.backends.shared.exponents import relative_error
+from autoprec.backends.shared.gradient_exponents import relative_error
 
 Snapshot = Mapping[str, torch.Tensor]
 

@@ -12,18 +12,22 @@ from functools import partial
 from typing import Any
 
 from autoprec.backends.protocol import ProgressCallback, Task
-from autoprec.backends.shared.batch_stream import BatchStream
-from autoprec.backends.shared.exponents import ExponentCounts
+from autoprec.backends.shared.gradient_exponents import ExponentCounts
+from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.tracer import ComparisonTracer, InitialStates
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.trace import magnitudes
-from autoprec.backends.torch.trace.batch_stream import batch_stream
 from autoprec.backends.torch.trace.model_state import (
     gradient_error,
     restore_snapshot,
     take_snapshot,
 )
-from autoprec.backends.torch.trace.recipe_model import PlainFloat32, TorchTrainee, apply_recipe
+from autoprec.backends.torch.trace.model_under_recipe import (
+    PlainFloat32,
+    TorchTrainee,
+    apply_recipe,
+)
+from autoprec.backends.torch.trace.repeatable_batches import batch_stream
 from autoprec.backends.torch.train.compiling import compiled_throughout
 from autoprec.backends.torch.train.task_runner import (
     build_model,

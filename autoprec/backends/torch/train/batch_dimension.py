@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply.tensors import items_in, tensors_in, with_items
+from autoprec.backends.torch.apply.nested_tensors import items_in, tensors_in, with_items
 from autoprec.backends.torch.train.task_runner import batches
 from autoprec.errors import TaskError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autoprec.backends.shared.random_streams import HostGenerators, generators_preserved
+from autoprec.backends.shared.rng_streams import HostGenerators, generators_preserved
 
 
 def seed_everything(seed: int) -> None:

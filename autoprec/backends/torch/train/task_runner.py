@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.drawn_data import draw_batches
-from autoprec.backends.torch.apply.tensors import items_in, with_items
-from autoprec.backends.torch.train.checkpoint import load_weights
+from autoprec.backends.shared.seeded_batches import draw_batches
+from autoprec.backends.torch.apply.nested_tensors import items_in, with_items
+from autoprec.backends.torch.train.checkpoint_loading import load_weights
 from autoprec.backends.torch.train.rng import TorchGenerators, seed_everything
 from autoprec.errors import TaskError
 

@@ -18,8 +18,8 @@ from autoprec.api import device_fingerprint
 from autoprec.errors import AutoprecWarning
 from autoprec.hardware.catalogue import profiles_folder
 from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.machine_replay import RecordedMachine, read_recording
 from autoprec.hardware.observe import observe
-from autoprec.hardware.recording import RecordedMachine, read_recording
 from autoprec.profiles import save_profile
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 
-from autoprec.backends.keras.apply.optimizers import optimizer_attributes, optimizers_of
+from autoprec.backends.keras.apply.optimizer_attributes import optimizer_attributes, optimizers_of
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe

@@ -9,8 +9,8 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autoprec.backends.keras.apply.hooks import InstalledHooks
 from autoprec.backends.keras.apply.layer_names import layer_units
+from autoprec.backends.keras.apply.method_hooks import InstalledHooks
 from autoprec.backends.keras.apply.padding import pad_layers, paddable_layers
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from autoprec import apply_profile
+from autoprec.backends.keras.apply.dtype_policies import low_precision
 from autoprec.backends.keras.apply.layer_names import layer_units, resolve_layers
 from autoprec.backends.keras.apply.loss_scale import ScaledOptimizer
-from autoprec.backends.keras.apply.policies import low_precision
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe

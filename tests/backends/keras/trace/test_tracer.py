@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autoprec.backends.keras.backend import KerasBackend
-from autoprec.backends.keras.trace.trainee import KerasTrainee
+from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared import checkpoint_budget
 from autoprec.core.dtypes import Policy

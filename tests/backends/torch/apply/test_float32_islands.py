@@ -13,8 +13,8 @@ import torch._dynamo.testing
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from autoprec.backends.torch.apply.model_changes import restore
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
-from autoprec.backends.torch.apply.surgery import restore
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 from tests.backends.torch.operated import BFLOAT16, FLOAT32, apply, float16

@@ -14,7 +14,7 @@ from autoprec.backends.torch.apply.process_settings import (
 )
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure.matmul_timing import TorchArithmetic
-from autoprec.backends.torch.train.low_precision import rounded_products
+from autoprec.backends.torch.train.task_precision import rounded_products
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Recipe
 from tests.backends.torch.operated import FLOAT32, mlp

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.backends.torch.apply.surgery import restore
+from autoprec.backends.torch.apply.model_changes import restore
 from autoprec.errors import UsageError
 from tests.backends.torch.operated import (
     BFLOAT16,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply.tensors import tensors_in
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.train.batch_dimension import Samples, find_samples, leading
 from autoprec.errors import TaskError
 

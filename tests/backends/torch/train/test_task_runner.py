@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.random_streams import RandomStream
+from autoprec.backends.shared.rng_streams import RandomStream
 from autoprec.backends.torch.train.rng import TorchGenerators, rng_preserved
 from autoprec.backends.torch.train.task_runner import (
     batches,
