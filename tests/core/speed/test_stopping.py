@@ -131,3 +131,12 @@ def test_the_reason_to_stop_names_the_gain_that_was_looked_for():
     assert nothing_worth_a_trial(Limits(gain=0.05)) == Stop(
         "no untried point is likely to be more than 5% faster"
     )
+
+
+def test_exactly_the_least_gain_is_not_enough():
+    certain = Prediction(0.5, 0.0)  # a quarter above the fastest
+    assert not is_worth_a_trial(certain, 0.0, 0.25, Limits(gain=0.25))
+    assert is_worth_a_trial(certain, 0.0, 0.25, Limits(gain=0.125))
+    a_second = Limits(gain=0.125, gain_per_second=0.25)
+    assert not is_worth_a_trial(certain, 1.0, 0.25, a_second)
+    assert is_worth_a_trial(certain, 0.5, 0.25, a_second)
