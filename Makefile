@@ -1,5 +1,5 @@
-# Everything runs in .venv/, made here from $(PYTHON). It is installed again only when pyproject.toml
-# or constraints.txt changed. Which build of torch is fetched (CPU or CUDA) is pip's configuration.
+# Everything runs in .venv/, made here from $(PYTHON) and reinstalled only when pyproject.toml or
+# constraints.txt changes. Which build of torch is fetched (CPU or CUDA) is up to pip's configuration.
 
 PYTHON ?= python3
 PROFILE ?= transformer.profile.yaml
@@ -15,9 +15,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 
 .PHONY: help
 help:  ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' Makefile
 
-# -- environment: two sizes, each with a stamp that says what is installed ------------------------
+# -- environment: two sizes, each with a stamp file when installed --------------------------------
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -50,20 +50,20 @@ lint: $(VENV)/.all-installed  ## Check format and lint.
 types: $(VENV)/.all-installed  ## Check types (mypy, strict).
 	$(BIN)/mypy
 
-# One process with both torch and TensorFlow is fragile, so each framework's tests have processes of
-# their own; tests/conftest.py keeps the other framework's files from being imported. Any part that
+# One process with both torch and TensorFlow is fragile, so each framework's tests run in processes
+# of their own; tests/conftest.py keeps the other framework's files from being imported. A part that
 # fails, or that finds no test at all (pytest's exit code 5), fails the target. $(JOBS) files run at a
-# time, each process with one thread, in the order of tests/conftest.py: those that take long first.
-SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# time, each process with one thread; tests/conftest.py starts those with slow tests first.
+RUN_FILES_IN_PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: tests
 tests: $(VENV)/.all-installed  ## Run the tests, each framework's in processes of its own.
-	$(SIDE_BY_SIDE) -m "not torch and not keras and not gpu"
-	$(SIDE_BY_SIDE) -m "torch and not gpu"
-	$(SIDE_BY_SIDE) -m "keras and not gpu"
+	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not gpu"
+	$(RUN_FILES_IN_PARALLEL) -m "torch and not gpu"
+	$(RUN_FILES_IN_PARALLEL) -m "keras and not gpu"
 
-# Exit code 5, no test found, is accepted for Keras alone, which has no GPU tests: TensorFlow that sees
-# a GPU is not part of this environment on every machine.
+# Exit code 5 (no test found) is accepted for Keras only, which has no GPU tests: not every machine
+# has a TensorFlow that sees its GPU.
 .PHONY: test-gpu
 test-gpu: $(VENV)/.all-installed  ## Run the tests that need a CUDA device.
 	$(PYTEST) -m "gpu and not keras"
@@ -71,76 +71,76 @@ test-gpu: $(VENV)/.all-installed  ## Run the tests that need a CUDA device.
 
 # Mutants run in build/mutants/. One module: make mutants MODULE=core/speed/selection.py. All of them: hours.
 .PHONY: mutants
-mutants: $(VENV)/.all-installed  ## How many small faults in core/ its tests find, by module (MODULE=core/speed/selection.py).
+mutants: $(VENV)/.all-installed  ## Count the small faults in core/ that its tests find (MODULE=core/speed/selection.py).
 	$(BIN)/python tests/mutants.py $(MODULE)
 
 .PHONY: format
-format: $(VENV)/.all-installed  ## Format the code and mend what lint can mend.
+format: $(VENV)/.all-installed  ## Format the code and fix what lint can fix.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # -- measurements ---------------------------------------------------------------------------------
 
-# For machines that are lent and have what they have: this one target takes the Python that is there
-# ($(PYTHON) where .venv/ is not) and installs nothing. More by EVIDENCE='--only tests --again'.
+# For borrowed machines, where nothing can be installed: this target uses the Python that is there
+# ($(PYTHON) if there is no .venv/). Options: EVIDENCE='--only tests --again'.
 .PHONY: gpu-evidence
-gpu-evidence:  ## What a CUDA GPU brings, in ten minutes; installs nothing.
+gpu-evidence:  ## Measure what a CUDA GPU brings, in ten minutes; installs nothing.
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" \
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu_evidence.py $(EVIDENCE)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu.evidence $(EVIDENCE)
 
 .PHONY: bench
-bench: $(VENV)/.all-installed  ## Start-up, replays, the oracle, and the overhead of a step (hours).
-	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/replay.py
-	$(BIN)/python benchmarks/oracle.py
-	$(BIN)/python benchmarks/overhead.py
+bench: $(VENV)/.all-installed  ## Measure start-up, replays, the oracle and the overhead of a step (hours).
+	$(BIN)/python -m benchmarks.overhead.startup
+	$(BIN)/python -m benchmarks.search.replay
+	$(BIN)/python -m benchmarks.search.oracle
+	$(BIN)/python -m benchmarks.overhead.compare
 
 .PHONY: oracle
-oracle: $(VENV)/.all-installed  ## The tuner against an exhaustive search, measured at this commit (hours).
-	$(BIN)/python benchmarks/oracle.py
+oracle: $(VENV)/.all-installed  ## Compare the tuner with an exhaustive search at this commit (hours).
+	$(BIN)/python -m benchmarks.search.oracle
 
 .PHONY: overhead
-overhead: $(VENV)/.all-installed  ## What apply_profile costs a step, in PyTorch and Keras (an hour).
-	$(BIN)/python benchmarks/overhead.py
+overhead: $(VENV)/.all-installed  ## Measure what apply_profile costs per step, in PyTorch and Keras (an hour).
+	$(BIN)/python -m benchmarks.overhead.compare
 
 .PHONY: holdout
-holdout: $(VENV)/.all-installed  ## Six tasks that no change was developed on; once for a release.
-	$(BIN)/python benchmarks/holdout.py
+holdout: $(VENV)/.all-installed  ## Tune six tasks that no change was developed on; once for a release.
+	$(BIN)/python -m benchmarks.profiles.holdout
 
 .PHONY: peers
-peers: $(VENV)/.all-installed  ## The tuner beside Lightning, accelerate and pytorch-autotune (long).
+peers: $(VENV)/.all-installed  ## Compare the tuner with Lightning, accelerate and pytorch-autotune (long).
 	$(INSTALL) -e '.[peers]'
-	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python -m benchmarks.peers.compare
 
-.PHONY: null
-null: $(VENV)/.all-installed  ## How often a speed-up is claimed between recipes that are the same (half an hour).
-	$(BIN)/python benchmarks/null.py --simulated 200
-	$(BIN)/python benchmarks/null.py --simulated 200 --policies 4
-	$(BIN)/python benchmarks/null.py
+.PHONY: false-speedups
+false-speedups: $(VENV)/.all-installed  ## Count speed-ups claimed between identical recipes (half an hour).
+	$(BIN)/python -m benchmarks.search.false_speedups --simulated 200
+	$(BIN)/python -m benchmarks.search.false_speedups --simulated 200 --policies 4
+	$(BIN)/python -m benchmarks.search.false_speedups
 
 .PHONY: keep-memory
-keep-memory: $(VENV)/.all-installed  ## What keeping freed memory brings (minutes).
-	$(BIN)/python benchmarks/keep_memory.py
+keep-memory: $(VENV)/.all-installed  ## Measure what keeping freed memory brings (minutes).
+	$(BIN)/python -m benchmarks.ablations.keep_memory
 
-.PHONY: after-others
-after-others: $(VENV)/.all-installed  ## Whether a Keras recipe's speed depends on what ran before it (minutes).
-	$(BIN)/python benchmarks/after_others.py
+.PHONY: worker-history
+worker-history: $(VENV)/.all-installed  ## Test whether a Keras recipe's speed depends on what ran before it (minutes).
+	$(BIN)/python -m benchmarks.ablations.worker_history
 
 .PHONY: compiled
-compiled: $(VENV)/.all-installed  ## What torch.compile brings, and after how many steps (long).
-	$(BIN)/python benchmarks/compiled.py
+compiled: $(VENV)/.all-installed  ## Measure what torch.compile brings, and after how many steps (long).
+	$(BIN)/python -m benchmarks.ablations.compiled
 
 .PHONY: growth
-growth: $(VENV)/.all-installed  ## How tuning time grows with the model, the knobs and the batches (long).
-	$(BIN)/python benchmarks/growth.py
+growth: $(VENV)/.all-installed  ## Measure how tuning time grows with the model, knobs and batches (long).
+	$(BIN)/python -m benchmarks.search.growth
 
 .PHONY: soak
-soak: $(VENV)/.all-installed  ## Tunings under 220 injected faults, four seeds; what was lost (long).
-	$(BIN)/python benchmarks/soak.py
+soak: $(VENV)/.all-installed  ## Inject 220 faults into tunings and count what was lost (long).
+	$(BIN)/python -m benchmarks.faults.soak
 
 .PHONY: fuzz
-fuzz: $(VENV)/.all-installed  ## 100,000 profile and 10,000 catalogue files, mutated.
-	$(BIN)/python benchmarks/fuzz.py
+fuzz: $(VENV)/.all-installed  ## Load 100,000 mutated profiles and 10,000 mutated catalogue files.
+	$(BIN)/python -m benchmarks.faults.fuzz
 
 .PHONY: clean
 clean:  ## Remove the environment, caches and build products.

@@ -1,4 +1,4 @@
-"""The public functions, and the only wiring: here hardware, backends and tuning meet.
+"""The public functions, and the only place where hardware, backends and tuning are wired together.
 
 Nothing inside autoprec imports this module except the command line. The data flow reads from top to
 bottom: probe -> tune -> profile -> apply.
@@ -7,133 +7,52 @@ bottom: probe -> tune -> profile -> apply.
 from __future__ import annotations
 
 import os
-import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Unpack
 
-from autoprec import cache
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    Fingerprint,
-    merge,
-    with_measurements,
-)
-from autoprec.core.device.policies import measured_choice, propose
-from autoprec.core.dtypes import DType, Policy
-from autoprec.core.probe_result import (
-    DeviceReport,
-    ProbeResult,
-)
-from autoprec.core.profile import Fit, Profile, fit
-from autoprec.core.recipe import Recipe
-from autoprec.core.speed.space import parse_batch_sizes
-from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
-from autoprec.fitting import missed, recalled, recipe_for
+from autoprec import probing
+from autoprec.applying import apply_profile
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.device.policies import measured_choice
+from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Profile
+from autoprec.core.profile_fit import Fit, check_fit
+from autoprec.core.recipe import KnobValue
+from autoprec.errors import DeviceUnusable, UsageError
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical, named, with_figures
-from autoprec.hardware.observe import OnWait, names_kind, observe
+from autoprec.hardware.name_lookup import (
+    hypothetical_observation,
+    resolve_family,
+    with_vendor_figures,
+)
+from autoprec.hardware.observe import OnWait, is_device_kind
 from autoprec.hardware.observe import select as select_devices
+from autoprec.probing import device_fingerprint, probe
+from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
-    from autoprec.backends.keras.apply.precision import Precision as KerasPrecision
-    from autoprec.backends.protocol import Backend
-    from autoprec.backends.torch.apply.precision import Precision as TorchPrecision
-    from autoprec.core.speed.plan import Plan
+    from autoprec.core.speed.step_bounds import Plan
     from autoprec.tuning.events import Listener
-    from autoprec.tuning.options import Options
+    from autoprec.tuning.options import Options, Settings
 
-#: Instead of a profile, or in this environment variable: apply nothing.
-OFF = "off"
-SWITCH = "AUTOPREC"
+__all__ = [
+    "apply_profile",
+    "check_output",
+    "check_profile",
+    "device_fingerprint",
+    "load_profile",
+    "plan",
+    "probe",
+    "tune",
+]
 
-_GIVEN = "model= was given"
-
-__all__ = ["apply_profile", "check_profile", "load_profile", "plan", "probe", "tune"]
-
-
-# Probe -------------------------------------------------------------------------------------------
-
-
-def probe(
-    *,
-    measure: bool = False,
-    device: str | None = None,
-    on_wait: OnWait = lambda text: None,
-) -> ProbeResult:
-    """Look at this machine: every device, what it is good at, and why.
-
-    `measure` also times matrix products per dtype in a child process of the installed framework,
-    and remembers the result in the user's cache directory; without it, what was remembered of this
-    device and framework is shown with its date. `device` keeps one kind ("cuda") or one device
-    ("cuda:1"). Any other text names a device that need not be here ("a100", "tpu v5e"), of which
-    the catalogue is told. Raises `UsageError` where no device is left, or none or several are so
-    named. `on_wait` is told of a driver that takes longer than two seconds.
-    """
-    if device is None or names_kind(device):
-        seen = _probe_here(measure=measure, device=device, on_wait=on_wait)
-        return seen if measure else _with_what_was_measured(seen)
-    if measure:
-        raise UsageError(
-            f"{device!r} is no device here such as cpu or cuda:0, and only those are measured"
-        )
-    family = named(load_catalogue(), device)
-    facts = merge(hypothetical(family), family)
-    return ProbeResult(devices=(DeviceReport(facts, propose(facts)),))
-
-
-def _probe_here(
-    *,
-    measure: bool = False,
-    device: str | None = None,
-    on_wait: OnWait = lambda text: None,
-) -> ProbeResult:
-    """Look at the devices of this machine alone."""
-    seen = observe(on_wait=on_wait)
-    observations = select_devices(seen.devices, device, seen.unusable)
-    catalogue = load_catalogue()
-    facts = [merge(each, catalogue.family_of(each)) for each in observations]
-    if measure:
-        software = {framework.name: framework.version for framework in seen.frameworks}
-        facts = [_measured(each, software) for each in facts]
-    return ProbeResult(
-        devices=tuple(DeviceReport(each, propose(each)) for each in facts),
-        frameworks=seen.frameworks,
-        notes=seen.notes,
-        unusable=seen.unusable,
-        system=seen.system,
-        python=seen.python,
-    )
-
-
-def _measured(facts: DeviceFacts, software: Mapping[str, str]) -> DeviceFacts:
-    """Time the device's products with the first framework that can; remember what that gave."""
-    if facts.observation.rehearsal:
-        return facts  # nothing timed there means anything
-    from autoprec.backends.shared.matmul_timing import measure
-
-    measured = measure(facts, list(software))
-    float32 = measured.product(DType.FLOAT32)
-    if float32 is not None and float32.gflops and not measured.disturbed:
-        kept = replace(measured, date=f"{datetime.now(UTC):%Y-%m-%d}", notes=())
-        name = measured.framework
-        note = cache.remember(cache.Timed(facts.fingerprint, name, software[name], kept))
-        measured = replace(measured, notes=(*measured.notes, *filter(None, (note,))))
-    return with_measurements(facts, measured)
-
-
-def _with_what_was_measured(seen: ProbeResult) -> ProbeResult:
-    software = {framework.name: framework.version for framework in seen.frameworks}
-    known = [recalled(report.facts, software) for report in seen.devices]
-    return replace(seen, devices=tuple(DeviceReport(each, propose(each)) for each in known))
-
-
-# Tune --------------------------------------------------------------------------------------------
+_NO_KNOBS: Mapping[str, tuple[KnobValue, ...]] = MappingProxyType({})
 
 
 def tune(
@@ -142,49 +61,99 @@ def tune(
     device: str | None = None,
     options: Options | None = None,
     listener: Listener | None = None,
-    **settings: Any,
+    output: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    policies: str | Iterable[str | Policy] = (),
+    batch_sizes: str | Iterable[int] | None = None,
+    trials: int | None = None,
+    time_limit: float | None = None,
+    search_limit: float | None = None,
+    proof_steps: int | None = None,
+    proof_seconds: float | None = None,
+    tolerance: float = 1.0,
+    accept_drift: bool = False,
+    explain: bool = False,
+    float32_modules: str | Iterable[str] = (),
+    compile: bool = False,  # noqa: A002
+    align: int | None = None,
+    knobs: Mapping[str, tuple[KnobValue, ...]] = _NO_KNOBS,
+    extras: bool = True,
+    sampler: str = "cost",
+    seed: int = 0,
+    storage: str | None = None,
+    fresh: bool = False,
+    wait: bool = False,
+    rounds: int = 6,
+    memory_bytes: int | None = None,
 ) -> Profile:
     """Measure, prove and choose the recipe for a task file; write its profile and return it.
 
-    `settings` are the fields of `autoprec.tuning.options.Options` (`policies`, `batch_sizes`,
-    `trials`, `time_limit`, `output`, ...). The profile is written to `output`, by default beside
-    the task file. `listener` is told what goes on; without one a notebook shows a line of it, and
-    anything else is silent (as a notebook is with `autoprec.tuning.events.silent`). Where the
+    `autoprec.tuning.options.Options` explains the settings, and may be given instead of them. The
+    profile is written to `output`, by default next to the task file. `listener` is called with
+    every event; without one a notebook shows a status line, and anything else is silent (as a
+    notebook is with `autoprec.tuning.events.silent`). Where the
     measurements contradict each other, float32 is kept and `evidence.inconclusive` says why. Raises
     `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing that was asked for
     passes, `UsageError` for wrong arguments.
     """
     from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
-    from autoprec.tuning.context import Place, Work
     from autoprec.tuning.events import Note, silent
-    from autoprec.tuning.study_storage import default_journal, no_journal_of_a_wrong_task
+    from autoprec.tuning.job import Target, TuningJob
+    from autoprec.tuning.options import Settings, options_from
+    from autoprec.tuning.study.storage import default_journal, discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
-    chosen = _chosen(options, settings)
+    settings = Settings(
+        output=output,
+        checkpoint=checkpoint,
+        policies=policies,
+        batch_sizes=batch_sizes,
+        trials=trials,
+        time_limit=time_limit,
+        search_limit=search_limit,
+        proof_steps=proof_steps,
+        proof_seconds=proof_seconds,
+        tolerance=tolerance,
+        accept_drift=accept_drift,
+        explain=explain,
+        float32_modules=float32_modules,
+        compile=compile,
+        align=align,
+        knobs=knobs,
+        extras=extras,
+        sampler=sampler,
+        seed=seed,
+        storage=storage,
+        fresh=fresh,
+        wait=wait,
+        rounds=rounds,
+        memory_bytes=memory_bytes,
+    )
+    chosen = options_from(options, settings)
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
-    tell = listener or (Notebook() if in_notebook() else silent)
-    seen = _probe_here(device=device, on_wait=lambda text: tell(Note(text)))
-    for note in seen.notes:
-        tell(Note(note))
-    unusable = () if device else seen.unusable
+    listen = listener or (Notebook() if in_notebook() else silent)
+    machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
+    for note in machine.notes:
+        listen(Note(note))
+    unusable = () if device else machine.unusable
     for each in unusable:
-        tell(Note(each.text, warning=True))
-    installed = {framework.name: framework.version for framework in seen.frameworks}
+        listen(Note(each.text, warning=True))
+    installed = {framework.name: framework.version for framework in machine.frameworks}
 
     def tune_on(facts: DeviceFacts) -> Profile:
-        place = Place(
+        target = Target(
             facts=facts,
-            software=installed | {"python": seen.python},
-            measure=lambda known: _measured(known, installed),
+            software=installed | {"python": machine.python},
+            measure=lambda known: probing.measure_device(known, installed),
             unusable=unusable,
         )
-        return tuner.tune(Work(path, place, chosen, tell))
+        return tuner.tune(TuningJob(path, target, chosen, listen))
 
-    devices = [report.facts for report in seen.devices]
-    with no_journal_of_a_wrong_task(chosen.storage or default_journal(path)):
-        profile = _on_the_first_usable(devices[:1] if device else devices, tune_on, tell)
+    devices = [report.facts for report in machine.devices]
+    with discard_new_journal_on_task_error(chosen.storage or default_journal(path)):
+        profile = _tune_on_first_usable(devices[:1] if device else devices, tune_on, listen)
     save_profile(profile, output)
     return profile
 
@@ -195,7 +164,7 @@ def plan(
     device: str | None = None,
     options: Options | None = None,
     listener: Listener | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Plan:
     """Say what `tune` would try for a task on a device, and what that can bring; measure nothing.
 
@@ -204,55 +173,48 @@ def plan(
     Nothing is written. `settings` are those of `tune`. Raises as `tune` and `probe` do.
     """
     from autoprec.tuning import plan
-    from autoprec.tuning.context import Place, Work
     from autoprec.tuning.events import Note, silent
+    from autoprec.tuning.job import Target, TuningJob
+    from autoprec.tuning.options import options_from
     from autoprec.workers.task_file import check_task_path
 
-    path, chosen = check_task_path(task), _chosen(options, settings)
-    tell = listener or silent
-    family = None if device is None or names_kind(device) else named(load_catalogue(), device)
-    seen = _probe_here(on_wait=lambda text: tell(Note(text)))
-    known = [each.facts for each in seen.devices]
+    path, chosen = check_task_path(task), options_from(options, settings)
+    listen = listener or silent
+    family = (
+        None
+        if device is None or is_device_kind(device)
+        else resolve_family(load_catalogue(), device)
+    )
+    machine = probing.probe_here(on_wait=lambda text: listen(Note(text)))
+    known = [each.facts for each in machine.devices]
     cpu = next(each for each in known if each.kind is DeviceKind.CPU)
     if family is not None:
-        known = [merge(hypothetical(family), family)]
+        known = [merge(hypothetical_observation(family), family)]
     elif device is not None:
-        found = select_devices([each.observation for each in known], device, seen.unusable)
+        found = select_devices([each.observation for each in known], device, machine.unusable)
         known = [each for each in known if each.observation == found[0]]
-    software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
-    unusable = () if device else seen.unusable
-    work = Work(path, Place(cpu, software, lambda known: known, unusable), chosen, tell)
-    made = plan.plan(work, known, _figures)
-    told = () if family is not None else (*seen.notes, *(each.text for each in unusable))
+    software = {f.name: f.version for f in machine.frameworks} | {"python": machine.python}
+    unusable = () if device else machine.unusable
+    job = TuningJob(path, Target(cpu, software, lambda known: known, unusable), chosen, listen)
+    made = plan.plan(job, known, _reference_device)
+    told = () if family is not None else (*machine.notes, *(each.text for each in unusable))
     return replace(made, notes=(*made.notes, *told))
 
 
-def _figures(facts: DeviceFacts) -> DeviceFacts:
-    """The device, or the product of its family that has peaks and a bandwidth to reckon with.
+def _reference_device(facts: DeviceFacts) -> DeviceFacts:
+    """Return the device, or the product of its family whose peaks and bandwidth are published.
 
-    A part of a device has not the whole one's.
+    A partition of a device does not have the whole device's figures.
     """
     if facts.observation.partition:
         return facts
     catalogue = load_catalogue()
-    row = with_figures(catalogue, catalogue.family(facts.family))
-    return facts if row.name == facts.family else merge(hypothetical(row), row)
+    row = with_vendor_figures(catalogue, catalogue.family(facts.family))
+    return facts if row.name == facts.family else merge(hypothetical_observation(row), row)
 
 
-def _chosen(options: Options | None, settings: Mapping[str, Any]) -> Options:
-    """The options as they were given, whole or one by one."""
-    from autoprec.tuning.options import Options as TuneOptions
-
-    if options is not None and settings:
-        raise UsageError("give options or single settings, not both")
-    try:
-        return options or TuneOptions(**_parsed(settings))
-    except TypeError as error:
-        raise UsageError(f"tune: {error}") from error
-
-
-def _on_the_first_usable(
-    devices: Sequence[DeviceFacts], tune_on: Callable[[DeviceFacts], Profile], tell: Listener
+def _tune_on_first_usable(
+    devices: Sequence[DeviceFacts], tune_on: Callable[[DeviceFacts], Profile], listen: Listener
 ) -> Profile:
     """Tune on the best device that the task's framework, as it is installed, can drive."""
     from autoprec.tuning.events import Note
@@ -261,55 +223,32 @@ def _on_the_first_usable(
         try:
             return tune_on(facts)
         except DeviceUnusable as error:
-            tell(Note(f"skipped: {error}", warning=True))
+            listen(Note(f"skipped: {error}", warning=True))
     return tune_on(devices[-1])
 
 
-def _parsed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a caller writes them (names, lists) in the types the options have."""
-    parsed = dict(settings)
-    if "policies" in parsed:
-        given = parsed["policies"]
-        names = given.split(",") if isinstance(given, str) else given
-        parsed["policies"] = tuple(Policy.parse(str(name)) for name in names)
-    sizes = parsed.get("batch_sizes")
-    if sizes is not None:
-        parsed["batch_sizes"] = (
-            parse_batch_sizes(sizes) if isinstance(sizes, str) else tuple(sorted(sizes))
-        )
-    for name in ("output", "checkpoint"):
-        if parsed.get(name) is not None:
-            parsed[name] = Path(parsed[name])
-    if isinstance(parsed.get("float32_modules"), str):
-        parsed["float32_modules"] = (parsed["float32_modules"],)
-    return parsed
-
-
 def check_output(path: Path, task: Path | None = None) -> Path:
-    """Where a profile will be written; `UsageError` now rather than after an hour of tuning."""
+    """Return where a profile will be written; raise `UsageError` before tuning, not after it."""
     folder = path.parent
     if not path.is_dir() and (path.suffix not in (".yaml", ".yml") or path.resolve() == task):
         raise UsageError(
-            f"--output {path} given, expected a file ending in .yaml: a profile is YAML, and no "
+            f"`output` {path} given, expected a file ending in .yaml: a profile is YAML, and no "
             "other file is overwritten"
         )
     if path.is_dir():
-        raise UsageError(f"--output {path} is a folder; give the profile's file name")
+        raise UsageError(f"`output` {path} is a folder; give the profile's file name")
     existing = next((p for p in (folder, *folder.parents) if p.exists()), folder)
     if not os.access(existing, os.W_OK):
-        raise UsageError(f"{existing} is not writable; choose another place {_places(task)}")
+        raise UsageError(f"{existing} is not writable; choose another place {_alternatives(task)}")
     return path
 
 
-def _places(task: Path | None) -> str:
-    """The options that choose another place: one where the study finds its own."""
-    from autoprec.tuning.study_storage import can_be_written, default_journal
+def _alternatives(task: Path | None) -> str:
+    """Name the options that choose another place: one is enough where the study can be written."""
+    from autoprec.tuning.study.storage import default_journal, is_writable
 
-    both = task is not None and not can_be_written(default_journal(task))
-    return f"with --output FILE.yaml{' and --storage FILE' if both else ''}"
-
-
-# Check -------------------------------------------------------------------------------------------
+    both = task is not None and not is_writable(default_journal(task))
+    return f"with `output=FILE.yaml`{' and `storage=FILE`' if both else ''}"
 
 
 def check_profile(
@@ -321,171 +260,25 @@ def check_profile(
     """Say whether a profile fits this device and the software installed here.
 
     Its own framework has to be installed. Where the profile does not fit, `instead` says what
-    `apply_profile` would do with it. `on_wait` is told of a driver that takes longer than two
-    seconds.
+    `apply_profile` would do with it. `on_wait` is called with a message when a driver takes longer
+    than two seconds.
     """
     made = profile if isinstance(profile, Profile) else load_profile(profile)
-    seen = _with_what_was_measured(_probe_here(device=device, on_wait=on_wait))
-    software = {f.name: f.version for f in seen.frameworks} | {"python": seen.python}
+    machine = probing.recall_measurements(probing.probe_here(device=device, on_wait=on_wait))
+    software = {f.name: f.version for f in machine.frameworks} | {"python": machine.python}
     wanted = made.device.fingerprint.kind
-    known = [r.facts for r in seen.devices if r.facts.kind == wanted]
-    known = known or [r.facts for r in seen.devices]
-    fits = {facts.address: fit(made, facts.fingerprint, software) for facts in known}
+    known = [r.facts for r in machine.devices if r.facts.kind == wanted]
+    known = known or [r.facts for r in machine.devices]
+    fits = {facts.address: check_fit(made, facts.fingerprint, software) for facts in known}
     facts = min(known, key=lambda f: (len(fits[f.address].problems), len(fits[f.address].warnings)))
     best = fits[facts.address]
     if best.matches:
         return best
-    best = replace(best, problems=(*best.problems, *missed(seen.unusable, [made])))
+    best = replace(
+        best, problems=(*best.problems, *unusable_accelerators(machine.unusable, [made]))
+    )
     if made.task.framework not in software:
         return best
     choice = measured_choice(facts)
     instead = f"apply_profile would train in {choice.policy}: {choice.reasons[0]}"
     return replace(best, instead=instead)
-
-
-def device_fingerprint(device: str | None = None) -> Fingerprint:
-    """What profiles are matched by, for `device` or the first device here."""
-    return _probe_here(device=device).devices[0].facts.fingerprint
-
-
-# Apply -------------------------------------------------------------------------------------------
-
-
-class KerasModel(Protocol):
-    """What tells a Keras model from a PyTorch one, for type checkers, with neither imported."""
-
-    @property
-    def trainable_variables(self) -> list[Any]:
-        """The weights that are trained."""
-
-
-@overload
-def apply_profile(
-    profile: str | Path | Profile | Recipe | None,
-    *,
-    model: KerasModel | None = None,
-    optimizer: Any = None,
-    device: str | None = None,
-    strict: bool = False,
-    fallback: Literal["measured", "rules"] = "measured",
-) -> KerasPrecision: ...
-
-
-@overload
-def apply_profile(
-    profile: str | Path | Profile | Recipe | None,
-    *,
-    model: Callable[..., Any],
-    optimizer: Any = None,
-    device: str | None = None,
-    strict: bool = False,
-    fallback: Literal["measured", "rules"] = "measured",
-) -> TorchPrecision: ...
-
-
-def apply_profile(
-    profile: str | Path | Profile | Recipe | None,
-    *,
-    model: Any = None,
-    optimizer: Any = None,
-    device: str | None = None,
-    strict: bool = False,
-    fallback: Literal["measured", "rules"] = "measured",
-) -> Any:
-    """Apply a profile to a model and its optimizers; return the framework's Precision object.
-
-    `profile` is a profile file, a folder of them (the one that fits this device is taken), a
-    Profile, or a Recipe. `optimizer` may be one optimizer or several. Without a model the global
-    Keras policy is set, for models built afterwards. Where no profile fits the device, an
-    `AutoprecWarning` says so and training is in float32, unless an earlier `autoprec probe
-    --measure` or `autoprec tune` of this device, or the catalogue's measurement of one of its
-    family, found a policy's matrix products faster. With `fallback="rules"` the hardware's rules
-    choose, as `autoprec probe` shows them; `strict=True` raises `ProfileMismatch`. Parameters,
-    their names and their checkpoints stay as they are. What is done to the model, its optimizers
-    and the process is undone by the result's `restore()`, or at the end of a `with` block (kept
-    memory, and threads that TensorFlow was given, are not).
-
-    "off" or None changes nothing: the result is that of a float32 recipe, its batch 32. With
-    AUTOPREC=off in the environment every profile does so, at its own batch, so that a script runs
-    as it would without autoprec and is not edited for it.
-    """
-    from autoprec.backends import registry
-
-    if fallback not in ("measured", "rules"):
-        raise UsageError(f"fallback={fallback!r} given, expected 'measured' or 'rules'")
-    if _is_off():
-        return _left_alone(profile, model, optimizer, device)
-    if profile is None or profile == OFF:
-        return _left_alone(Recipe(), model, optimizer, device)
-    name = registry.owner(model, _GIVEN) if model is not None else _framework_without_model(profile)
-    backend = registry.load(name)
-    address = _address(device, model, backend)
-    recipe = (
-        profile
-        if isinstance(profile, Recipe)
-        else recipe_for(profile, address, backend, strict=strict, fallback=fallback)
-    )
-    optimizers = _as_sequence(optimizer)
-    return backend.surgeon().apply(recipe, model=model, optimizers=optimizers, device=address)
-
-
-def _address(device: str | None, model: Any, backend: Backend) -> str:
-    """Which device is meant: the one named, or the model's own where only its kind is, or none."""
-    if device is not None and (model is None or ":" in device):
-        return device
-    own = backend.device_of(model)
-    return own if device in (None, own.partition(":")[0]) else str(device)
-
-
-def _is_off() -> bool:
-    """Whether the environment switches profiles off."""
-    said = os.environ.get(SWITCH, "").strip().lower()
-    if said not in ("", "on", OFF):
-        raise UsageError(f"{SWITCH}={said!r} is set, expected off, or on as if it were not set")
-    return said == OFF
-
-
-def _left_alone(
-    profile: str | Path | Profile | Recipe | None, model: Any, optimizer: Any, device: str | None
-) -> Any:
-    """A Precision that changes nothing, with the batch of the profile that would be applied."""
-    from autoprec.backends import registry
-
-    name = registry.owner(model, _GIVEN) if model is not None else _framework_without_model(profile)
-    backend = registry.load(name)
-    address = _address(device, model, backend)
-    if profile is None or profile == OFF:
-        profile = Recipe()
-    elif not isinstance(profile, Recipe):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AutoprecWarning)  # of a policy that is not applied
-            profile = recipe_for(profile, address, backend)
-    plain = Recipe(batch_size=profile.batch_size, accumulation_steps=profile.accumulation_steps)
-    optimizers = _as_sequence(optimizer)
-    return backend.surgeon().leave(plain, model=model, optimizers=optimizers, device=address)
-
-
-def _framework_without_model(profile: str | Path | Profile | Recipe | None) -> str:
-    """Without a model only Keras can be meant: its policy is read when layers are built."""
-    if isinstance(profile, str | Path) and Path(profile).is_file():
-        profile = load_profile(profile)
-    framework = profile.task.framework if isinstance(profile, Profile) else None
-    if framework == "simulated":
-        return framework
-    if framework == "torch":
-        raise UsageError(
-            "this profile was tuned with PyTorch: apply_profile needs model=... (the nn.Module) "
-            "and optimizer=...; only Keras has a policy to set before a model is built"
-        )
-    if "torch" in sys.modules and "keras" not in sys.modules:
-        raise UsageError(
-            "apply_profile needs model=... for PyTorch; only Keras has a policy to set before a "
-            "model is built"
-        )
-    return "keras"
-
-
-def _as_sequence(optimizer: Any) -> tuple[Any, ...]:
-    if optimizer is None:
-        return ()
-    return tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)

@@ -1,4 +1,4 @@
-"""What the keys of a profile mean, for whoever reads the file: comments, put beside the keys."""
+"""Explains the keys of a profile to its readers, by comments next to the keys."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ HEADER = """\
 # holds for (compare: autoprec check FILE), and `evidence` is what was measured, memory in bytes.
 """
 
-_COLUMN = 44
+_COMMENT_COLUMN = 44
 
 _COMMENTS = {
-    "task.sha256": "of its code and of the modules beside it; comments do not count",
+    "task.sha256": "of its code and of the modules next to it; comments do not count",
     "device.fingerprint": "what a profile is matched by",
     "device.fingerprint.core_quota": "CPU time a container may have, in processors; null: all",
     "device.fingerprint.partition": "of a divided GPU (MIG); '': a whole device",
@@ -69,28 +69,28 @@ _COMMENTS = {
     "evidence.padding": "dimensions that are not multiples of what the device wants",
 }
 
-_KEY = re.compile(r"( *)([A-Za-z0-9_]+):(?: +(\S.*))?$")
+_KEY_LINE = re.compile(r"( *)([A-Za-z0-9_]+):(?: +(\S.*))?$")
 
 #: A value that ends on its line: a number, a word without quotes, or what is empty.
-_PLAIN = re.compile(r"[-+.\w]+|\[\]|\{\}|''")
+_ONE_LINE_VALUE = re.compile(r"[-+.\w]+|\[\]|\{\}|''")
 
 
-def explained(text: str) -> str:
-    """A profile's YAML with a comment beside each key that has one."""
-    return "".join(f"{line}\n" for line in _lines(text))
+def with_comments(text: str) -> str:
+    """Return a profile's YAML with a comment next to each key that has one."""
+    return "".join(f"{line}\n" for line in _commented_lines(text))
 
 
-def _lines(text: str) -> Iterator[str]:
+def _commented_lines(text: str) -> Iterator[str]:
     path: list[tuple[int, str]] = []
     for line in text.splitlines():
-        found = _KEY.fullmatch(line)
+        found = _KEY_LINE.fullmatch(line)
         if found is None:
             yield line
             continue
         indent, name, value = len(found[1]), found[2], found[3]
         path = [*((at, key) for at, key in path if at < indent), (indent, name)]
         comment = _COMMENTS.get(".".join(key for _, key in path))
-        if comment is None or (value is not None and not _PLAIN.fullmatch(value)):
+        if comment is None or (value is not None and not _ONE_LINE_VALUE.fullmatch(value)):
             yield line
         else:
-            yield f"{line:<{_COLUMN}}  # {comment}"
+            yield f"{line:<{_COMMENT_COLUMN}}  # {comment}"

@@ -10,17 +10,17 @@ from typing import Any
 
 import yaml
 
-from autoprec.core.codec import DecodeError, from_plain, show, to_plain, without_empty
+from autoprec.core.codec import DecodeError, abbreviate, from_plain, to_plain, without_empty
 from autoprec.core.profile import SCHEMA, Profile
-from autoprec.documents import read_yaml, write_text
 from autoprec.errors import ProfileError
-from autoprec.profile_comments import HEADER, explained
+from autoprec.profile_comments import HEADER, with_comments
+from autoprec.yaml_files import read_yaml, write_text
 
 SUFFIX = ".profile.yaml"
 
 
 def default_path(task: Path) -> Path:
-    """Where a task's profile goes unless told otherwise: beside the task file."""
+    """Return the default path of a task's profile: next to the task file."""
     return task.with_name(task.stem + SUFFIX)
 
 
@@ -31,7 +31,7 @@ def load_profile(path: str | Path) -> Profile:
         raise ProfileError(f"{file} is a folder; give one profile file (apply_profile takes both)")
     if not file.exists():
         raise ProfileError(
-            f"{file}: there is no such file; `autoprec tune TASK.py` writes TASK{SUFFIX} beside it"
+            f"{file}: there is no such file; `autoprec tune TASK.py` writes TASK{SUFFIX} next to it"
         )
     try:
         document = read_yaml(file, ProfileError)
@@ -39,11 +39,11 @@ def load_profile(path: str | Path) -> Profile:
         if not file.is_file() or file.suffix in (".yaml", ".yml"):
             raise
         task = f"; `autoprec tune {file}` writes a task file's" if file.suffix == ".py" else ""
-        raise ProfileError(f"{file} is no profile: {_WANTED}{task}") from error
+        raise ProfileError(f"{file} is no profile: {_EXPECTED}{task}") from error
     return parse_profile(document, str(file))
 
 
-_WANTED = "expected a file that `autoprec tune` wrote (MODEL.profile.yaml)"
+_EXPECTED = "expected a file that `autoprec tune` wrote (MODEL.profile.yaml)"
 
 
 def parse_profile(document: object, where: str) -> Profile:
@@ -51,12 +51,12 @@ def parse_profile(document: object, where: str) -> Profile:
     if document is None:
         raise ProfileError(f"{where}: the file is empty; write a profile with `autoprec tune`")
     if not isinstance(document, dict):
-        raise ProfileError(f"{where} is no profile: {_WANTED}")
+        raise ProfileError(f"{where} is no profile: {_EXPECTED}")
     if not {"schema", "recipe"} & document.keys():
-        raise ProfileError(f"{where} is no profile: it has no recipe; {_WANTED}")
+        raise ProfileError(f"{where} is no profile: it has no recipe; {_EXPECTED}")
     schema = document.get("schema")
     if schema != SCHEMA or isinstance(schema, bool):
-        given = "no schema" if schema is None else f"schema {show(schema)}"
+        given = "no schema" if schema is None else f"schema {abbreviate(schema)}"
         raise ProfileError(
             f"{where}: {given} given, this autoprec reads schema {SCHEMA}; tune again, or "
             "install the version that wrote it"
@@ -65,12 +65,12 @@ def parse_profile(document: object, where: str) -> Profile:
         return from_plain(Profile, document)
     except DecodeError as error:
         raise ProfileError(
-            f"{where}: {error} (mend the file, or write it anew with `autoprec tune`)"
+            f"{where}: {error} (correct the file, or write a new one with `autoprec tune`)"
         ) from error
 
 
 def load_folder(folder: Path) -> dict[str, Profile]:
-    """Every profile in a folder by file name; files ending in .yaml or .yml count."""
+    """Load every profile in a folder, by file name; files ending in .yaml or .yml count."""
     try:
         files = sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
     except OSError as error:
@@ -81,9 +81,9 @@ def load_folder(folder: Path) -> dict[str, Profile]:
 
 
 def to_mapping(profile: Profile) -> dict[str, Any]:
-    """The profile as plain values: what its file holds, and what `autoprec tune --json` prints.
+    """Return the profile as plain values: its file's content, which `autoprec tune --json` prints.
 
-    Evidence that there is none of is left out: nulls, zeros and empty lists say nothing.
+    Empty evidence (nulls, zeros, empty lists) is left out.
     """
     plain: dict[str, Any] = to_plain(profile)
     return {**plain, "evidence": without_empty(profile.evidence)}
@@ -119,11 +119,11 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def dump_profile(profile: Profile) -> str:
-    """The profile as YAML text, with comments that say what its keys mean."""
+    """Return the profile as YAML text, with comments that explain its keys."""
     text: str = yaml.dump(
         to_mapping(profile), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
     )
-    return HEADER + explained(text)
+    return HEADER + with_comments(text)
 
 
 def save_profile(profile: Profile, path: Path) -> None:

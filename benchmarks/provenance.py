@@ -14,11 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-BENCHMARKS = Path(__file__).parent
-TASKS = BENCHMARKS / "tasks"
-RESULTS = BENCHMARKS / "results"
-CURVES = BENCHMARKS / "curves"
+from benchmarks.checkout import ROOT
 
 CURRENT, STALE, UNKNOWN = "current", "stale", "unknown"
 DIRTY = "-dirty"
@@ -27,10 +23,11 @@ DIRTY = "-dirty"
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "replay": (
         "autoprec/core/speed/acquisition.py",
+        "autoprec/core/speed/stopping.py",
         "autoprec/core/speed/cost_model.py",
         "autoprec/core/speed/trial_results.py",
-        "autoprec/core/speed/kept_memory.py",
-        "benchmarks/replay.py",
+        "autoprec/core/speed/keep_memory.py",
+        "benchmarks/search/replay.py",
     ),
     "overhead": (
         "autoprec/backends/torch/apply/precision.py",

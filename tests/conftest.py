@@ -111,7 +111,7 @@ def old_objects() -> None:
 def markers_of(path: Path) -> frozenset[str]:
     """Return the markers of the frameworks that loading this file or folder imports."""
     parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
-    words = {word for part in parts for word in part.split("_")}
+    words = {word for part in parts for word in part.removesuffix(".py").split("_")}
     folders = {MARKER_OF[word] for word in words & MARKER_OF.keys()}
     if path.suffix != ".py":
         return frozenset(folders)
@@ -163,37 +163,14 @@ class _Names(dict[str, bool]):
 @pytest.fixture
 def write_profile(tmp_path: Path) -> Callable[[Recipe, str], Path]:
     """Return a function that writes a recipe as a profile of this machine's CPU."""
+    from factories import profile_of
+
     from autoprec.api import device_fingerprint
-    from autoprec.core.dtypes import Policy
-    from autoprec.core.numerics.parity import Verdict
-    from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
-    from autoprec.core.statistics import Ratio
     from autoprec.profiles import save_profile
 
     def write(recipe: Recipe, framework: str) -> Path:
-        here = device_fingerprint("cpu")
-        evidence = Evidence(
-            baseline=Baseline(Policy.FLOAT32, recipe.effective_batch, 100.0, 0.32, 1),
-            chosen=Chosen(200.0, 0.16, 1),
-            speedup=Ratio(2.0, 1.9, 2.1, 9),
-            speedup_same_batch=None,
-            parity=Verdict("equal", "not measured: a profile for a test"),
-            trials=1,
-            tuning_seconds=1.0,
-            reason="a profile for a test",
-        )
-        profile = Profile(
-            schema=1,
-            created="2026-01-01T00:00:00Z",
-            autoprec="0.1.0",
-            task=TaskRecord("model.py", "0" * 64, framework),
-            device=DeviceRecord(here.kind, here.name, here.family, here),
-            software={},
-            recipe=recipe,
-            evidence=evidence,
-        )
         path = tmp_path / "model.profile.yaml"
-        save_profile(profile, path)
+        save_profile(profile_of(recipe, framework, device_fingerprint("cpu")), path)
         return path
 
     return write

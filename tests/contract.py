@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
+from autoprec.backends import registry
 from autoprec.backends.protocol import Backend, Task
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TaskFacts, TimingBudget
+from autoprec.core.measurement import TaskFacts
 from autoprec.core.numerics import proof_steps
-from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe import KNOBS, LossScale, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.errors import TaskError
 
 QUICK = TimingBudget(seconds=0.2, min_steps=3, max_steps=5)
 FLOAT32 = Recipe(batch_size=8)
@@ -69,10 +72,17 @@ class BackendContract:
         assert set(subject.backend.built_for()) <= set(subject.backend.trains_on())
         assert DeviceKind.CPU not in subject.backend.built_for()
 
+    def test_declares_what_it_can_without_being_imported(self, subject: Subject) -> None:
+        declared = registry.capabilities(subject.backend.name)
+        assert subject.backend.capabilities is declared
+        assert declared.title
+        assert set(declared.searched_knobs) <= set(declared.knobs) <= set(KNOBS)
+
     def test_owns_its_models_and_no_others(self, subject: Subject) -> None:
         model = subject.task.build_model()
-        assert subject.backend.owns(model)
-        assert not subject.backend.owns(object())
+        assert registry.owner(model) == subject.backend.name
+        with pytest.raises(TaskError, match="expected"):
+            registry.owner(object())
         assert subject.backend.device_of(model).partition(":")[0] in ("cpu", "cuda", "mps", "xpu")
 
     def test_describes_the_task_as_plain_values(self, subject: Subject) -> None:
@@ -142,8 +152,10 @@ class BackendContract:
     def test_a_reference_that_settles_ends_where_its_losses_say(self, subject: Subject) -> None:
         tracer = self.tracer(subject)
         whole = tracer.reference(batch_size=8, steps=33, checkpoints=())
-        settled = tracer.reference(batch_size=8, steps=33, checkpoints=(0, 32), settle=True)
-        made = next(n for n in range(1, 34) if proof_steps.ends(whole.losses[:n], 33))
+        settled = tracer.reference(
+            batch_size=8, steps=33, checkpoints=(0, 32), stop_at_plateau=True
+        )
+        made = next(n for n in range(1, 34) if proof_steps.has_ended(whole.losses[:n], 33))
         assert settled.losses == whole.losses[:made]
         assert made in (30, 33)
         steps = [point.step for point in tracer.shadow(recipe=FLOAT32)]
@@ -212,3 +224,8 @@ class BackendContract:
         )
         assert precision.policy is Policy.FLOAT32
         assert precision.batch_size == 8
+        assert (precision.steps, precision.skipped) == (0, 0)
+        precision.load_state_dict(precision.state_dict())
+        with precision as entered:
+            assert entered is precision
+        precision.restore()

@@ -2,7 +2,7 @@
 
 A number is a result's, a constant's of the code, one that a program printed on the same page, or
 it stands in `REASONS` with why nothing of this repository can hold it. docs/results.md and the
-README's tables are not here: `benchmarks/report.py` makes them, which test_benchmarks.py compares.
+README's tables are not here: `benchmarks.report` makes them, and test_report_page.py compares.
 """
 
 from __future__ import annotations
@@ -133,69 +133,86 @@ DEVIATION = "core.numerics.tolerance:Tolerance.trajectory"
 SOURCES: dict[str, dict[str, Shown]] = {
     "README.md": {
         "ran at 0.34 to 3.61 times the speed": bfloat16_over_float32,
-        "products in float16 at 0.013 times": float16_products,
+        "in float16 at as little as 0.013 times": float16_products,
         "alone brought 1.03 to 2.5 times": kept_alone,
     },
     "docs/method.md": {
         "less a tenth or 512 MiB": constant("workers.memory_limit:RESERVE_BYTES", 1 / MIB),
-        "hold more than 1 GiB of": constant("workers.cpu_contention:_HOLDS_WORK", 1 / GIB),
+        "hold more than 1 GiB of": constant("workers.cpu_contention:_IDLE_DEVICE_BYTES", 1 / GIB),
         "with its 95 % interval": CONFIDENCE,
-        "is narrower than 2 %": constant("core.measurement:TimingBudget.precision", 100),
-        "A step that is 20 to 65 % slower": beyond_one("core.statistics:_DISTURBED"),
+        "is narrower than 2 %": constant("core.speed.timing_budget:TimingBudget.precision", 100),
+        "A step that is 20 to 65 % slower": beyond_one("core.speed.noise:_DISTURBED_RATIO_RANGE"),
         "grows by more than 8 MiB": constant(
-            "backends.shared.process_memory:Growth._NOISE", 1 / MIB
+            "backends.shared.process_memory:MemoryGrowth.NOISE_BYTES", 1 / MIB
         ),
-        "is older than 20 s": constant("tuning.drift_correction:_SECONDS"),
-        "difference is above 10 %": constant("tuning.drift_correction:_CHANGE", 100),
+        "is older than 20 s": constant("tuning.search.drift_correction:_CHECK_SECONDS"),
+        "difference is above 10 %": constant("tuning.search.drift_correction:_LOG_THRESHOLD", 100),
         "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),
-        "varies by more than 25 %": constant("tuning.profile_builder:NOISY", 100),
-        "more than 1 % faster. The cost model": constant("core.speed.acquisition:Limits.gain", 100),
-        "A trial that was 20 to 65 %": beyond_one("core.statistics:_DISTURBED"),
+        "varies by more than 25 %": constant("tuning.profile.warnings:NOISY_SPREAD", 100),
+        "more than 1 % faster (": constant("core.speed.stopping:Limits.gain", 100),
+        "A trial that is 20 to 65 %": beyond_one("core.speed.noise:_DISTURBED_RATIO_RANGE"),
         "is 3 % of the step or more": constant("core.speed.knobs:_OPTIMIZER_SHARE", 100),
-        "did not differ by 15 %": beyond_one("core.speed.kept_memory:_CLEARLY_FASTER"),
-        "faster by more than 2 %": constant("core.speed.selection:WORTH", 100),
+        "trials differ by less than 15 %": beyond_one(
+            "core.speed.keep_memory:_CLEARLY_FASTER_RATIO"
+        ),
+        "faster by more than 2 %": constant("core.speed.noise:MIN_GAIN", 100),
         "it then brings 5 to 274 %": kept_in_the_grids,
-        "one within 0.25 %": constant("core.speed.selection:SAME_BATCH_SPEED", 100),
+        "a smaller one within 0.25 %": constant(
+            "core.speed.selection:OTHER_BATCH_SAME_SPEED_SHARE", 100
+        ),
         "ends more than 5 % away": product(
-            DEVIATION, "core.numerics.late_breaks:WIDER", "core.numerics.late_breaks:SUSPECT"
+            DEVIATION,
+            "core.numerics.late_failures:LONG_RUN_FACTOR",
+            "core.numerics.late_failures:SECOND_SEED_SHARE",
         ),
-        "same side, more than 10 %": product(DEVIATION, "core.numerics.late_breaks:WIDER"),
-        "it must be below 10 %": product(DEVIATION, "core.numerics.late_breaks:WIDER"),
+        "same side, more than 10 %": product(
+            DEVIATION, "core.numerics.late_failures:LONG_RUN_FACTOR"
+        ),
+        "it must be below 10 %": product(DEVIATION, "core.numerics.late_failures:LONG_RUN_FACTOR"),
         "no harm ends within 5 %": product(DEVIATION),
-        "stay within 8 %": product(DEVIATION, "core.numerics.parity:LATE"),
-        "a loss more than 3.5 %": product(
-            "core.numerics.tolerance:Tolerance.loss", "core.numerics.single_step:EXCUSED"
+        "stay within 8 %": product(DEVIATION, "core.numerics.parity:SECOND_HALF_FACTOR"),
+        "A loss more than 3.5 %": product(
+            "core.numerics.tolerance:Tolerance.loss",
+            "core.numerics.single_step:UNTRAINED_NOISE_FACTOR",
         ),
-        "stay within 0.5 %": constant("core.numerics.parity:AGREES", 100),
-        "where it stays within 0.5 %": constant("core.numerics.parity:AGREES", 100),
-        "falls by less than 35 %": constant("core.numerics.proof_steps:STILL_FALLS", 100),
+        "stay within 0.5 %": constant("core.numerics.parity:CLOSE_DEVIATION", 100),
+        "where it stays within 0.5 %": constant("core.numerics.parity:CLOSE_DEVIATION", 100),
+        "falls by less than 35 %": constant("core.numerics.proof_steps:FALLING_LOSS_SHARE", 100),
         "is 16 % away from float32 at step 300": truth("variance_of_rows"),
         "the same way by more than 5 %": product(
-            DEVIATION, "core.numerics.late_breaks:WIDER", "core.numerics.late_breaks:SUSPECT"
+            DEVIATION,
+            "core.numerics.late_failures:LONG_RUN_FACTOR",
+            "core.numerics.late_failures:SECOND_SEED_SHARE",
         ),
         "is 12 % away at step 500": truth("physics_informed"),
-        "luck of single timings (10 %)": constant("core.speed.reranking:LUCK", 100),
-        "and 30 s at most": constant("core.speed.reranking:_SECONDS"),
-        "by more than those 10 %": constant("core.speed.reranking:LUCK", 100),
-        "with 512 MiB more": constant("tuning.interleaved_timing:_CONTEXT_BYTES", 1 / MIB),
+        "single timing's noise (10 %)": constant("core.speed.reranking:SEARCH_RATIO_ERROR", 100),
+        "and 30 s at most": constant("core.speed.reranking:_MAX_SECONDS"),
+        "by more than those 10 %": constant("core.speed.reranking:SEARCH_RATIO_ERROR", 100),
+        "with 512 MiB more": constant(
+            "tuning.confirmation.interleaved_timing:_CONTEXT_BYTES", 1 / MIB
+        ),
         "within 5 % of the fastest": lambda: [
-            100 - constant("tuning.confirmation:_NEAR", 100)()[0]
+            100 - constant("core.speed.trial_results:MAY_BE_FASTEST_SHARE", 100)()[0]
         ],
         "an interval of 95 %": CONFIDENCE,
-        "or 5 s, besides making": constant("tuning.confirmation:_BESIDE_SECONDS"),
-        "brings less than 1 %": constant("core.speed.selection:SAME_SPEED", 100),
-        "more than 15 % slower": beyond_one("tuning.interleaved_timing:_DISTURBED"),
-        "more than 1.5 times apart": constant("core.speed.consistency:WIDE"),
+        "or 5 s, not counting": constant("tuning.confirmation.ablations:COMPARISON_SECONDS"),
+        "brings less than 1 %": constant("core.speed.selection:SAME_SPEED_SHARE", 100),
+        "more than 15 % slower": beyond_one(
+            "tuning.confirmation.interleaved_timing:_DISTURBED_RATIO"
+        ),
+        "more than 1.5 times apart": constant("core.speed.consistency:WIDE_INTERVAL_FACTOR"),
         "are 1.42 times apart at most": widest_interval,
-        "takes up to 1.65 times as long": lambda: constant("core.statistics:_DISTURBED")()[1:],
+        "takes up to 1.65 times as long": lambda: constant(
+            "core.speed.noise:_DISTURBED_RATIO_RANGE"
+        )()[1:],
         "more than √10 times faster": lambda: [
-            constant("core.speed.consistency:ANOTHER_PACE")()[0] ** 2
+            constant("core.speed.consistency:RATE_CHANGE_FACTOR")()[0] ** 2
         ],
-        "comparison ends at 45 % of it": constant("tuning.time_limit:SEARCH", 100),
-        "proofs at 80 %": constant("tuning.time_limit:PROOF", 100),
-        "(4 us each)": constant("core.speed.plan:LAUNCH_SECONDS", 1e6),
-        "some 10 us for each": constant("core.speed.plan:FRAMEWORK_LAUNCH_SECONDS", 1e6),
-        "at least 1.1 times as fast": constant("core.device.policies:_SAME_SPEED"),
+        "comparison end at 45 % of it": constant("tuning.time_limit:SEARCH_SHARE", 100),
+        "and proofs at 80 %": constant("tuning.time_limit:PROOF_SHARE", 100),
+        "(4 us each)": constant("core.speed.step_bounds:LAUNCH_SECONDS", 1e6),
+        "some 10 us for each": constant("core.speed.step_bounds:FRAMEWORK_LAUNCH_SECONDS", 1e6),
+        "at least 1.1 times as fast": constant("core.device.policies:_SAME_SPEED_RATIO"),
     },
 }
 
@@ -220,6 +237,6 @@ REASONS: dict[str, dict[str, str]] = {
             "| after, mixed_bfloat16, batch 16 x 4 | 98.1% | 97.7% to 98.3% |",
             "| after, mixed_float16, batch 16 x 4 | 98.0% | 97.7% to 98.3% |",
         ),
-        "printed by benchmarks/newcomer.py, whose file of results was not kept then",
+        "printed by benchmarks/profiles/newcomer.py, whose file of results was not kept then",
     ),
 }

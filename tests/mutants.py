@@ -31,21 +31,27 @@ TREE = ROOT / "build" / "mutants"
 #: modules decide together is tested where it is decided.
 TESTS_OF = {
     "device/policies": ("device/policies",),
-    "speed/acquisition": ("speed/acquisition", "speed/trial_results", "speed/kept_memory"),
+    "speed/acquisition": (
+        *("speed/acquisition", "speed/acquisition_neighbours", "speed/acquisition_gains"),
+        *("speed/feasibility", "speed/keep_memory", "speed/stopping"),
+    ),
+    "speed/stopping": ("speed/stopping",),
+    "speed/feasibility": ("speed/feasibility", "speed/acquisition"),
     "speed/cost_model": ("speed/cost_model",),
     "speed/selection": ("speed/selection", "speed/trial_results"),
-    "speed/trial_results": ("speed/trial_results", "speed/acquisition"),
+    "speed/trial_results": ("speed/trial_results", "speed/acquisition", "speed/feasibility"),
     "numerics/islands": ("numerics/islands",),
     "numerics/parity": (
         *("numerics/parity", "numerics/loss_curves"),
-        *("numerics/late_breaks", "numerics/single_step"),
+        *("numerics/late_failures", "numerics/single_step"),
     ),
     "numerics/tolerance": (
         *("numerics/tolerance", "numerics/parity", "numerics/loss_curves"),
-        *("numerics/late_breaks", "numerics/single_step"),
+        *("numerics/late_failures", "numerics/single_step"),
     ),
+    "numerics/headroom": ("numerics/headroom",),
     "numerics/single_step": ("numerics/single_step", "numerics/parity"),
-    "numerics/late_breaks": ("numerics/late_breaks", "numerics/parity"),
+    "numerics/late_failures": ("numerics/late_failures", "numerics/parity"),
     "numerics/loss_curves": ("numerics/loss_curves", "numerics/parity"),
     "numerics/proof_steps": ("numerics/proof_steps",),
 }

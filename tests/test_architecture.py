@@ -20,32 +20,36 @@ from pathlib import Path
 import pytest
 
 import autoprec
+from autoprec.backends import registry
 
 PACKAGE = Path(autoprec.__file__).parent
 
 # cli -> api -> reporting | tuning -> workers -> backends | hardware -> core -> errors. A layer
 # may import itself and what is listed; "" is the package's own __init__, which nothing inside may
 # import.
-# fitting chooses the recipe that api applies.
-# documents (YAML files), profiles (profile files, with their comments) and cache (what can be made
-# again) do for the layers above what core may not do; version holds one constant.
-FILES = {"cache", "documents", "profile_comments", "profiles", "version"}
+# profile_selection chooses the recipe that applying applies; probing finds devices and times their
+# products. yaml_files, profiles (profile files, with their comments) and measurement_cache do for
+# the layers above what core may not do; version holds one constant.
+FILES = {"measurement_cache", "profile_comments", "profiles", "version", "yaml_files"}
 LAYERS = {
     "errors": set(),
     "version": set(),
     "core": {"errors"},
-    "documents": {"core", "errors"},
-    "cache": {"documents", "core", "errors"},
+    "yaml_files": {"core", "errors"},
+    "measurement_cache": {"yaml_files", "core", "errors"},
     "profile_comments": set(),
-    "profiles": {"profile_comments", "documents", "core", "errors"},
-    "hardware": {"documents", "core", "errors"},
+    "profiles": {"profile_comments", "yaml_files", "core", "errors"},
+    "hardware": {"yaml_files", "core", "errors"},
     "backends": {"core", "errors"},
     "workers": {"backends", "core", "errors"},
     "tuning": {"workers", "backends", "hardware", "core", "errors", *FILES},
     "reporting": {"tuning", "core", "errors"},
-    "fitting": {"backends", "hardware", "core", "errors", *FILES},
+    "profile_selection": {"backends", "hardware", "core", "errors", *FILES},
+    "applying": {"profile_selection", "backends", "core", "errors", *FILES},
+    "probing": {"backends", "hardware", "core", "errors", *FILES},
     "api": {
-        *("fitting", "reporting", "tuning", "workers", "backends", "hardware", "core", "errors"),
+        *("applying", "profile_selection", "probing", "reporting", "tuning", "workers", "backends"),
+        *("hardware", "core", "errors"),
         *FILES,
     },
     "cli": {"api", "reporting", "tuning", "workers", "core", "errors", *FILES},
@@ -167,7 +171,7 @@ def backend_violations(found: list[Import]) -> list[str]:
         parts = inside(module).split(".")
         return parts[1] if parts[0] == "backends" and len(parts) > 1 else ""
 
-    frameworks = {"torch", "keras", "simulated"}
+    frameworks = set(registry.PACKAGES)
     return [
         str(each)
         for each in own(found)

@@ -16,11 +16,11 @@ from fuzz.values import PLAIN, TEXT, profiles, values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec import documents, profile_comments
+from autoprec import profile_comments, yaml_files
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Verdict
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
     Chosen,
@@ -30,8 +30,7 @@ from autoprec.core.profile import (
     TaskRecord,
 )
 from autoprec.core.recipe import KNOBS, LossScale, Recipe
-from autoprec.core.statistics import Ratio
-from autoprec.documents import parse_yaml
+from autoprec.core.speed.noise import Ratio
 from autoprec.errors import ProfileError
 from autoprec.profiles import (
     default_path,
@@ -42,7 +41,8 @@ from autoprec.profiles import (
     save_profile,
     to_mapping,
 )
-from autoprec.tuning.profile_builder import REFERENCE
+from autoprec.tuning.stage_results import REFERENCE
+from autoprec.yaml_files import parse_yaml
 
 PROFILE = FULL
 SEED = dump_profile(PROFILE)
@@ -200,7 +200,7 @@ def test_a_profile_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypat
 
     path = tmp_path / "a.profile.yaml"
     save_profile(PROFILE, path)
-    monkeypatch.setattr(documents.os, "fsync", fail)
+    monkeypatch.setattr(yaml_files.os, "fsync", fail)
     with pytest.raises(OSError, match=os.strerror(number)):
         save_profile(replace(PROFILE, created="later"), path)
     assert load_profile(path) == PROFILE
@@ -275,7 +275,7 @@ def test_a_wrong_value_is_told_with_its_place_what_was_expected_and_the_fix(chan
     with pytest.raises(ProfileError, match=message) as caught:
         parse_profile(edited(**changes), "a.yaml")
     assert str(caught.value).startswith("a.yaml: ")
-    assert str(caught.value).endswith("(mend the file, or write it anew with `autoprec tune`)")
+    assert str(caught.value).endswith("(correct the file, or write a new one with `autoprec tune`)")
 
 
 @given(PLAIN, st.lists(st.integers(0, 30), min_size=1, max_size=4))

@@ -24,7 +24,7 @@ import torch
 from training_loops_torch import applied, batches, plain, start
 
 from autoprec import Policy, Recipe, apply_profile
-from autoprec.backends.torch.apply.islands import UNCALLED
+from autoprec.backends.torch.apply.float32_islands import NEVER_CALLED
 from autoprec.core.recipe import Alignment, LossScale
 from autoprec.profiles import load_profile
 
@@ -260,7 +260,7 @@ def test_an_average_of_the_weights_follows_and_predicts_under_the_policy(
 def modules_of(task: ModuleType) -> tuple[str, ...]:
     """Every module that is called, of a task's model."""
     found = start(task)[0].named_modules()
-    return tuple(name for name, module in found if not isinstance(module, UNCALLED))
+    return tuple(name for name, module in found if not isinstance(module, NEVER_CALLED))
 
 
 def same_state(ours: torch.nn.Module, theirs: torch.nn.Module) -> bool:

@@ -14,8 +14,9 @@ from typing import Any, Protocol, assert_type
 import torch
 from torch import nn
 
-from autoprec import apply_profile
+from autoprec import apply_profile, tune
 from autoprec.backends.keras.apply.precision import Precision as KerasPrecision
+from autoprec.backends.protocol import Precision
 from autoprec.backends.torch.apply.precision import Precision as TorchPrecision
 
 
@@ -40,18 +41,26 @@ def check(model: Net, optimizer: torch.optim.Optimizer, keras_model: LikeKeras) 
     with apply_profile("p.yaml", model=model) as precision:
         assert_type(precision, TorchPrecision)
         assert_type(precision.step(), bool)
+    shared: Precision = precision
+    shared = apply_profile("p.yaml")
+    assert_type(shared.skipped, int)
+    tune("task.py", policies=["bf16"], batch_sizes="16-64", output="p.yaml", trials=3)
     precision.bachward(torch.zeros(1))  # is a mistake that is seen
     apply_profile("p.yaml", model=model, fallback="bf16")  # so is this
+    tune("task.py", trails=3)  # and this
+    tune("task.py", trials="3")  # and this
 """
 
 
-def test_a_type_checker_knows_what_apply_profile_returns(tmp_path: Path) -> None:
+def test_a_type_checker_knows_what_the_public_functions_take_and_return(tmp_path: Path) -> None:
     """With the cache of `make types`, which runs before the tests, this takes two seconds."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found = [line for line in done.stdout.splitlines() if " error: " in line]
-    assert len(found) == 2, done.stdout + done.stderr
+    assert len(found) == 4, done.stdout + done.stderr
     assert '"Precision" has no attribute "bachward"; maybe "backward"?' in found[0]
     assert "No overload variant" in found[1]
+    assert 'Unexpected keyword argument "trails" for "tune"' in found[2]
+    assert 'Argument "trials" to "tune" has incompatible type "str"' in found[3]

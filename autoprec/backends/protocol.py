@@ -1,31 +1,35 @@
-"""The seam between autoprec and a framework: a task, and what a backend can do with it.
+"""The interface between autoprec and a framework: a task, and what a backend can do with it.
 
-A backend is four small Protocols. A `Session` builds a model by a recipe and times its steps, a
+A backend is five small Protocols. A `Session` builds a model by a recipe and times its steps, a
 `Tracer` records numerics (scalars and histograms; no tensor leaves it), a `Surgeon` applies a
-recipe to the user's own model, and `Backend` names the framework and hands out the three. All of
-them speak core's dataclasses only. This module imports no framework.
+recipe to the user's own model and returns a `Precision`, and `Backend` names the framework and
+hands out the others. All of them speak core's dataclasses only. This module imports no framework.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
-from autoprec.core.device.facts import DeviceKind, Observation
-from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
-from autoprec.core.numerics.records import (
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.numerics.traces import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 
-Report = Callable[[str, int], None]
-"""Called with a phase ("build", "warmup", "steps", ...) and a step number as work goes on."""
+ProgressCallback = Callable[[str, int], None]
+"""Called with the current phase ("build", "warmup", "steps", ...) and step number."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +54,77 @@ class Task:
     checkpoint: Path | None = None
 
 
-#: Of what is free on an accelerator, the share that a process may take: the framework's context,
-#: its kernels and fragments need the rest, and so do others.
-FREE_SHARE = 0.92
+#: The share of an accelerator's free memory that a process may use: the framework's context, its
+#: kernels, fragmentation and other processes need the rest.
+USABLE_FREE_MEMORY_SHARE = 0.92
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
     """An accelerator's memory as a process finds it, in bytes.
 
-    `free` is what the process may take, with what it holds already; `others` is what is not its
-    own: other processes, and the driver.
+    `free` is what the process may use, including what it holds already; `others` is what other
+    processes and the driver hold.
     """
 
     free: int
     others: int
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What autoprec has to know of a framework without importing it.
+
+    Every backend's package has a module `capabilities` with one of these, called CAPABILITIES.
+    What depends on the device, or on the installed build, is asked of the `Backend` instead.
+    """
+
+    title: str
+    """The framework's name in messages, such as "PyTorch"."""
+
+    model: str
+    """What build_model should return, such as "a torch.nn.Module"; empty: not shown to users."""
+
+    backend_class: str
+    """The name of the `Backend` in the package's module `backend`."""
+
+    model_modules: tuple[str, ...]
+    """The packages whose classes are the framework's models."""
+
+    required_modules: tuple[str, ...] = ()
+    """The packages that must be installed, and autoprec's extra that installs them."""
+
+    extra: str = ""
+
+    import_advice: str = ""
+    """What to try where the framework is installed and cannot be imported."""
+
+    accelerator_builds: str = ""
+    """Where builds for accelerators are found, for users of another build."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for worker processes, which start before the framework is known."""
+
+    knobs: tuple[str, ...] = ()
+    """The knobs that a recipe may set, by their names in `core.recipe.KNOBS`."""
+
+    searched_knobs: tuple[str, ...] = ()
+    """The knobs that the search tries by itself: a process can set them, and unset all but one."""
+
+    loss_in_task: bool = False
+    """Whether the task file must define loss_fn or training_step: models carry no loss."""
+
+    cheap_compilation: bool = False
+    """Whether compilation takes seconds, so that it is tried without being requested."""
+
+    sessions_interfere: bool = True
+    """Whether a session's step times on a CPU depend on other sessions in its process.
+
+    They do not where freed memory is kept and nothing is compiled.
+    """
+
+    applies_without_model: bool = False
+    """Whether a profile can be applied before the model is built, by a policy of the process."""
 
 
 class Session(Protocol):
@@ -74,7 +134,7 @@ class Session(Protocol):
         """Time training steps until the budget says enough."""
 
     def close(self) -> None:
-        """Give back the memory."""
+        """Free the memory."""
 
 
 class Tracer(Protocol):
@@ -93,17 +153,17 @@ class Tracer(Protocol):
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         """Train in float32 with seed 0, keeping weights and buffers at `checkpoints`.
 
-        To `settle` is to end where `proof_steps.ends` says so: the loss no longer falls.
+        With `stop_at_plateau` it ends where the loss no longer falls: `proof_steps.has_ended`.
         """
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """Do the same in float32 with +-2**-9 relative noise on the weights, `draws` times."""
 
     def trajectory(
@@ -124,16 +184,71 @@ class Tracer(Protocol):
         """Measure each unit's largest magnitudes forward and backward."""
 
 
+class Precision(Protocol):
+    """A recipe applied to a model: what the objects of all frameworks have in common.
+
+    Each framework's own class adds what its training loop needs.
+    """
+
+    @property
+    def policy(self) -> Policy:
+        """Return the policy that is applied."""
+
+    @property
+    def batch_size(self) -> int:
+        """Return the samples that go through the model at once."""
+
+    @property
+    def steps(self) -> int:
+        """Return the number of optimizer steps that changed weights."""
+
+    @property
+    def skipped(self) -> int:
+        """Return the number of optimizer steps skipped because a gradient was not finite."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save with a checkpoint, as plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take `state_dict`'s values back."""
+
+    def restore(self) -> None:
+        """Undo what was applied to the model, its optimizers and the process."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+
 class Surgeon(Protocol):
     """Applies a recipe to the user's own model and optimizers, in place."""
 
-    def apply(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
-        """Return the framework's Precision object, which the training loop uses."""
+    def apply(
+        self,
+        recipe: Recipe,
+        *,
+        model: Any,
+        optimizers: Sequence[Any],
+        device: str,
+        facts: DeviceFacts | None = None,
+    ) -> Precision:
+        """Return the framework's Precision object, which the training loop uses.
 
-    def leave(self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str) -> Any:
-        """Return a Precision object that changes nothing, of a float32 recipe.
+        With the `facts` of the device it may also say what the device will not run fast.
+        """
 
-        What was applied to the model before is taken back.
+    def leave_unchanged(
+        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+    ) -> Precision:
+        """Return the Precision object of a float32 recipe, which changes nothing.
+
+        What was applied to the model before is undone.
         """
 
 
@@ -141,48 +256,44 @@ class Backend(Protocol):
     """One framework. Built by `backends.registry`, which imports it only when asked to."""
 
     name: str
-    builds: str
-    """Where builds of it for accelerators are found, for who has installed another."""
+    capabilities: Capabilities
 
     def versions(self) -> Mapping[str, str]:
-        """The framework's name and version, and those of what it runs on."""
-
-    def owns(self, model: object) -> bool:
-        """Whether `model` is a model of this framework."""
+        """Return the versions of the framework and of what it runs on, by name."""
 
     def devices(self) -> Iterable[str]:
-        """The devices the framework can train on here, best first, such as "cuda" or "cpu"."""
+        """List the devices the framework can train on here, best first, such as "cuda" or "cpu"."""
 
     def trains_on(self) -> Iterable[DeviceKind]:
-        """The kinds of device that its models can be tuned on, whichever build is installed."""
+        """List the kinds of device its models can be tuned on, whichever build is installed."""
 
     def built_for(self) -> Iterable[DeviceKind]:
-        """The kinds of accelerator this build of the framework is for, be they here or not."""
+        """List the kinds of accelerator this build of the framework supports, present or not."""
 
     def observe(self, device: str) -> Observation | None:
-        """What the framework itself says of an accelerator, for where no probe sees it."""
+        """Return what the framework itself knows of an accelerator, for one that no probe sees."""
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """The device's memory now; None for the CPU, and where the framework cannot tell."""
+        """Read the device's memory now; None for the CPU, and where the framework cannot tell."""
 
-    def shortcoming(self, device: str) -> str:
-        """Why this build may lack the device's kernels for reduced dtypes; empty: it has them."""
+    def missing_kernels(self, device: str) -> str:
+        """Say why the device may lack kernels for reduced dtypes; empty where it does not."""
 
     def device_of(self, model: object) -> str:
-        """The device `model` is on, such as "cuda:0"; None asks for where it would be built."""
+        """Return the device `model` is on, such as "cuda:0"; for None, where it would be built."""
 
     def describe(
-        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: ProgressCallback
     ) -> TaskFacts:
-        """Build the task and take one float32 step: what is this model?"""
+        """Build the task, take one float32 step, and describe the model."""
 
     def open(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> Session:
         """Build the model by `recipe`, put full batches on the device, take the first step."""
 
-    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
-        """Make ready to record numerics."""
+    def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
+        """Return a tracer of the task's numerics."""
 
     def surgeon(self) -> Surgeon:
-        """Return what applies recipes."""
+        """Return the framework's surgeon."""

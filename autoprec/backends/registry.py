@@ -1,5 +1,6 @@
-"""Knows which backends there are, and imports one only when it is asked for.
+"""Lists the backends, and imports one only on request.
 
+A backend is a package with two modules: `capabilities`, which imports no framework, and `backend`.
 A model belongs to the framework of the first class in its MRO that a framework defines: a Keras
 layer on the torch backend is also an nn.Module, and it is Keras's.
 """
@@ -8,79 +9,66 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import cast
 
-from autoprec.backends.protocol import Backend
+from autoprec.backends.protocol import Backend, Capabilities
 from autoprec.errors import FrameworkMissing, TaskError
 
-
-@dataclass(frozen=True)
-class Entry:
-    """Where a backend lives, and whose classes it owns."""
-
-    home: str
-    owns: tuple[str, ...]
-    needs: tuple[str, ...]
-    extra: str
-
-
-ENTRIES = {
-    "torch": Entry("autoprec.backends.torch.backend:TorchBackend", ("torch",), ("torch",), "torch"),
-    "keras": Entry(
-        "autoprec.backends.keras.backend:KerasBackend",
-        ("keras", "tensorflow"),
-        ("keras",),
-        "tensorflow",
-    ),
-    "simulated": Entry(
-        "autoprec.backends.simulated.backend:SimulatedBackend",
-        ("autoprec.backends.simulated",),
-        (),
-        "",
-    ),
+#: Each backend's package by the framework's name. A new framework is one line here.
+PACKAGES: dict[str, str] = {
+    "torch": "autoprec.backends.torch",
+    "keras": "autoprec.backends.keras",
+    "simulated": "autoprec.backends.simulated",
 }
 
 
-def names() -> tuple[str, ...]:
-    """Every backend's name; imports none of them."""
-    return tuple(ENTRIES)
+def capabilities(name: str) -> Capabilities:
+    """Return what is known of a framework without importing it; `FrameworkMissing` if unknown."""
+    package = PACKAGES.get(name)
+    if package is None:
+        raise FrameworkMissing(f"unknown framework {name!r}: expected one of {', '.join(PACKAGES)}")
+    return cast(Capabilities, importlib.import_module(f"{package}.capabilities").CAPABILITIES)
+
+
+def all_capabilities() -> Mapping[str, Capabilities]:
+    """Return every framework's capabilities by its name; import none of them."""
+    return {name: capabilities(name) for name in PACKAGES}
 
 
 def load(name: str) -> Backend:
     """Import and build the backend `name`; `FrameworkMissing` if its framework is not installed."""
-    entry = ENTRIES.get(name)
-    if entry is None:
-        raise FrameworkMissing(f"unknown framework {name!r}: expected one of {', '.join(ENTRIES)}")
-    for needed in entry.needs:
+    known = capabilities(name)
+    for needed in known.required_modules:
         if importlib.util.find_spec(needed) is None:
             raise FrameworkMissing(
                 f"{name} is not installed here; install it with "
-                f"`pip install 'autoprec[{entry.extra}]'`"
+                f"`pip install 'autoprec[{known.extra}]'`"
             )
-    home, _, attribute = entry.home.partition(":")
     try:
-        module = importlib.import_module(home)
+        module = importlib.import_module(f"{PACKAGES[name]}.backend")
     except ImportError as error:
+        advice = f", or {known.import_advice}" if known.import_advice else ""
         raise FrameworkMissing(
-            f"{name} is installed and cannot be imported: {error}; install what is missing"
-            + (", or set KERAS_BACKEND=tensorflow" if name == "keras" else "")
+            f"{name} is installed and cannot be imported: {error}; install what is missing{advice}"
         ) from error
-    return cast(Backend, getattr(module, attribute)())
+    return cast(Backend, getattr(module, known.backend_class)())
 
 
 def owner(model: object, source: str = "build_model returned") -> str:
-    """The name of the backend that a model belongs to; `TaskError` if there is none.
+    """Return the name of the backend that owns a model; `TaskError` if there is none.
 
     `source` says in the error where the model is from.
     """
     refuse_keras_2(model)
+    known = all_capabilities()
     for parent in type(model).__mro__:
-        for name, entry in ENTRIES.items():
-            if any(_within(parent.__module__, prefix) for prefix in entry.owns):
+        for name, each in known.items():
+            if any(_within(parent.__module__, package) for package in each.model_modules):
                 return name
     kind = "None" if model is None else f"a {type(model).__module__}.{type(model).__qualname__}"
-    raise TaskError(f"{source} {kind}, expected a torch.nn.Module or a compiled keras.Model")
+    expected = " or ".join(each.model for each in known.values() if each.model)
+    raise TaskError(f"{source} {kind}, expected {expected}")
 
 
 def refuse_keras_2(model: object) -> None:
@@ -93,5 +81,5 @@ def refuse_keras_2(model: object) -> None:
             )
 
 
-def _within(module: str, prefix: str) -> bool:
-    return module == prefix or module.startswith(prefix + ".")
+def _within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")

@@ -1,7 +1,7 @@
 """The command line: arguments in, exit code out.
 
-Data goes to stdout, talk to stderr. Each subcommand is a module with `add_parser(subparsers)` and
-`run(arguments) -> int`; it imports what is slow inside `run`, so that `--help` stays quick.
+Data goes to stdout, messages to stderr. Each subcommand is a module with `add_parser(subparsers)`
+and `run(arguments) -> int`; it imports what is slow inside `run`, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from autoprec.cli import check, probe, tune
+from autoprec.cli.flags import with_flags
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.version import __version__
 
@@ -26,7 +27,7 @@ _EXIT_CODES = """\
 exit codes:
   0    ok
   1    the task or a trial failed
-  2    a wrong argument, option or file
+  2    an invalid argument, option or file
   3    no feasible recipe
   4    the profile does not match this device
   5    tune --strict: the measurements are inconclusive
@@ -35,33 +36,35 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the nearest word there is."""
+    """A parser whose errors suggest the most similar word."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
-        known = _words(self)
-        near = {word: difflib.get_close_matches(word, known, n=1) for word in _unknown(message)}
+        known = _known_words(self)
+        near = {
+            word: difflib.get_close_matches(word, known, n=1) for word in _unknown_words(message)
+        }
         hints = [f"{word}: did you mean {found[0]}?" for word, found in near.items() if found]
         super().error("; ".join([message, *hints]))
 
 
-def _unknown(message: str) -> list[str]:
-    """The words that argparse did not know, from what it says of them."""
+def _unknown_words(message: str) -> list[str]:
+    """Return the words that argparse did not know, taken from its message."""
     if message.startswith("unrecognized arguments: "):
         words = message.removeprefix("unrecognized arguments: ").split()
         return [word.partition("=")[0] for word in words if word.startswith("-")]
     return re.findall(r"invalid choice: '([^']*)'", message)
 
 
-def _words(parser: argparse.ArgumentParser) -> list[str]:
-    """Every option and choice of a parser and of its subcommands."""
+def _known_words(parser: argparse.ArgumentParser) -> list[str]:
+    """List every option and choice of a parser and of its subcommands."""
     words: list[str] = []
     for action in parser._actions:
         words += action.option_strings
         for name in action.choices or ():
             words.append(str(name))
             if isinstance(action.choices, dict):
-                words += _words(action.choices[name])
+                words += _known_words(action.choices[name])
     return words
 
 
@@ -74,7 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"autoprec {__version__}")
-    parser.add_argument("--traceback", action="store_true", help="show Python tracebacks of errors")
+    parser.add_argument("--traceback", action="store_true", help="show Python tracebacks")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)
@@ -90,24 +93,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AutoprecError as error:
         if arguments.traceback:
             raise
-        with _in_peace():
+        with _interrupts_ignored():
             if isinstance(error, UserCodeError) and error.frames:
-                print(_frames_alone(error.frames, str(error)), end="", file=sys.stderr)
-            print(f"autoprec: {error}", file=sys.stderr)
+                print(_frames_without_message(error.frames, str(error)), end="", file=sys.stderr)
+            print(f"autoprec: {with_flags(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         if arguments.traceback:
             raise
-        with _in_peace():
+        with _interrupts_ignored():
             print("autoprec: interrupted", file=sys.stderr)
         return Interrupted.exit_code
     except BrokenPipeError:
-        _let_stdout_go()
+        _discard_stdout()
         return 0
 
 
-def _frames_alone(frames: str, message: str) -> str:
-    """A traceback without its last lines where the message that follows repeats them."""
+def _frames_without_message(frames: str, message: str) -> str:
+    """Drop the last lines of a traceback if the message that follows repeats them."""
     lines = frames.rstrip().splitlines(keepends=True)
     for start in range(len(lines)):
         if "".join(lines[start:]).strip() in message:
@@ -116,8 +119,8 @@ def _frames_alone(frames: str, message: str) -> str:
 
 
 @contextlib.contextmanager
-def _in_peace() -> Iterator[None]:
-    """Say how it ended without being interrupted: a second Ctrl-C has nothing left to stop."""
+def _interrupts_ignored() -> Iterator[None]:
+    """Ignore SIGINT while the final message is printed: there is nothing left to interrupt."""
     try:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     except ValueError:  # not in the main thread, where no signal arrives
@@ -129,6 +132,6 @@ def _in_peace() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _let_stdout_go() -> None:
-    """Stop Python from complaining at exit that the reader of a pipe has gone."""
+def _discard_stdout() -> None:
+    """Keep Python from complaining at exit that the reader of a pipe has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`autoprec check`: does a profile fit this device and software, and if not, why not?"""
+"""`autoprec check`: whether a profile fits this device and software, and if not, why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ examples:
   autoprec check model.profile.yaml
   autoprec check model.profile.yaml --device cuda:1 --json
 
-exit codes: 0 it fits (warnings may be printed), 2 not a profile, 4 it does not fit
+exit codes: 0 it fits (possibly with warnings), 2 not a profile, 4 it does not fit
 """
 
 
@@ -22,13 +22,13 @@ def add_parser(subparsers: Any) -> None:
     """Add the `check` subcommand."""
     parser = subparsers.add_parser(
         "check",
-        help="say whether a profile fits this device and software, and why not",
-        description="Compare a profile with this device and the software installed here.",
+        help="tell whether a profile fits this device and the installed software",
+        description="Compare a profile with this device and the installed software.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("profile", metavar="PROFILE", help="the profile file")
-    parser.add_argument("--device", metavar="KIND[:INDEX]", help="compare with this device")
+    parser.add_argument("--device", metavar="KIND[:INDEX]", help="the device to compare with")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

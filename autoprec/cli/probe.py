@@ -1,4 +1,4 @@
-"""`autoprec probe`: what is this device, what is it good at, and why."""
+"""`autoprec probe`: what the devices here are, which precisions they support, and why."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import sys
 from typing import Any
 
 _DESCRIPTION = """\
-Show every device that can train here: what it is, which dtypes its hardware supports and how that
-is known, the recommended precision policy and why, what was refused and why.
+Show every device here that can train: what it is, which dtypes it supports and how that is known,
+which precision policy is recommended and why, and which were refused and why.
 """
 
 _EXAMPLES = """\
 examples:
   autoprec probe                     a table for every device
-  autoprec probe --measure           time matrix products per dtype as well (some seconds)
+  autoprec probe --measure           also time matrix products in each dtype (some seconds)
   autoprec probe --device cuda:0     one device only
-  autoprec probe --device a100       what the catalogue knows of a device that is not here
+  autoprec probe --device a100       what is known about a device that is not in this machine
   autoprec probe --json | jq '.devices[0].proposal'
 """
 
@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the `probe` subcommand."""
     parser = subparsers.add_parser(
         "probe",
-        help="show the devices here, what they are good at, and why",
+        help="show the devices here, which precisions they support, and why",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -35,13 +35,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="time matrix products per dtype in a child process of the installed framework",
+        help="also time matrix products in each dtype, in a child process that uses the "
+        "installed framework",
     )
     parser.add_argument(
         "--device",
         metavar="KIND[:INDEX]|NAME",
-        help="only this device: cpu, cuda, rocm, xpu, mps or tpu, and which of several; or one "
-        "that need not be here, by name: h100, tpu v5e, m4 max",
+        help="show one kind of device (cpu, cuda, rocm, xpu, mps, tpu) or one device (cuda:1); or, "
+        "by name, a device that need not be in this machine: h100, tpu v5e, m4 max",
     )
 
 

@@ -1,4 +1,4 @@
-"""`autoprec tune`: measure, prove, choose; write a profile."""
+"""`autoprec tune`: measure recipes, prove the fast one, write a profile."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from typing import Any
 from autoprec.errors import Interrupted, UsageError
 
 _DESCRIPTION = """\
-Really train a few steps of the task's model with each plausible precision, prove that the fast one
-trains like float32, tune the batch size and the other knobs, and write the winner with its evidence
-into a profile.
+Train the task's model for a few steps with each plausible precision, batch size and other settings,
+prove that the fastest recipe trains like float32, and write it with its evidence to a profile.
 
 A task file defines build_model() and build_data(batch_size), and for PyTorch loss_fn(outputs,
-targets) or training_step(model, batch). BATCH_SIZE in it is kept as the effective batch; without it
-the batch is chosen too.
+targets) or training_step(model, batch). If it sets BATCH_SIZE, that is kept as the effective batch
+size; otherwise the batch size is chosen too.
 """
 
 _EXAMPLES = """\
 examples:
-  autoprec tune model.py                          writes model.profile.yaml
-  autoprec tune model.py --batch-sizes 16-512     powers of two in this range only
-  autoprec tune model.py --time-limit 120 --json  two minutes in all; the profile as JSON
-  autoprec tune model.py --policies mixed_float16 this policy whatever the rules say
+  autoprec tune model.py                          write model.profile.yaml
+  autoprec tune model.py --batch-sizes 16-512     only powers of two in this range
+  autoprec tune model.py --time-limit 120 --json  two minutes in total; the profile as JSON
+  autoprec tune model.py --policies mixed_float16 this policy, even if the rules refuse it
   autoprec tune model.py --grid --batch-sizes 32-512 --policies float32,bf16
                                                   a table of step times by batch and policy
-  autoprec tune model.py --checkpoint last.pt     from trained weights: late breaks show soon
+  autoprec tune model.py --checkpoint last.pt     start from trained weights
   autoprec tune model.py --plan --device v100     what would be tried there, and what to expect
-  autoprec tune model.py --storage sqlite:///s.db the study in a database
+  autoprec tune model.py --storage sqlite:///s.db keep the study in a database
 
-A tuning that was stopped goes on where it stopped when the same command is run again.
+To resume a tuning that was stopped, run the same command again.
 
 exit codes: 0 ok, 1 the task or a trial failed or the device is busy, 2 usage,
             3 no feasible recipe, 5 inconclusive (only with --strict), 130 interrupted
@@ -50,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the `tune` subcommand."""
     parser = subparsers.add_parser(
         "tune",
-        help="measure, prove and choose the fastest recipe for a task file",
+        help="find the fastest recipe for a task that still trains like float32",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -61,19 +60,19 @@ def add_parser(subparsers: Any) -> None:
         "-o",
         type=Path,
         metavar="FILE",
-        help="where the profile goes (default: beside the task)",
+        help="where to write the profile (default: next to the task file)",
     )
     parser.add_argument(
         "--device",
         metavar="KIND[:INDEX]",
-        help="cpu, cuda, rocm, xpu, mps or tpu (default: best); with --plan also one that need not "
-        "be here, by name: v100, tpu v5e",
+        help="cpu, cuda, rocm, xpu, mps or tpu (default: the best one here); with --plan also, by "
+        "name, a device that need not be in this machine: v100, tpu v5e",
     )
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="measure nothing: take one step on the CPU, and print what would be tried on the "
-        "device, what is refused, and what can be expected",
+        help="measure nothing: run one step on the CPU and print what would be tried on the "
+        "device, what would be refused, and what to expect",
     )
     _add_search(parser)
     _add_proof(parser)
@@ -82,10 +81,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help=f"exit with {INCONCLUSIVE} where the measurements contradict each other, so that "
-        "nothing could be concluded and float32 was kept",
+        help=f"exit with {INCONCLUSIVE} if the measurements contradict each other, so that nothing "
+        "could be concluded and float32 was kept",
     )
-    parser.add_argument("--quiet", "-q", action="store_true", help="say nothing but errors")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print errors only")
 
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
@@ -93,8 +92,8 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--policies",
         metavar="P,P",
-        help="exactly these policies, whatever the rules refuse: float32, tf32, mixed_bfloat16, "
-        "mixed_float16; short names such as bf16 and fp16 are understood",
+        help="exactly these policies, even those the rules refuse: float32, tf32, mixed_bfloat16, "
+        "mixed_float16; short names such as bf16 and fp16 are accepted",
     )
     group.add_argument(
         "--batch-sizes", metavar="B,B|LOW-HIGH", help="micro-batches to try (default: 8-1024)"
@@ -103,60 +102,62 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="at most this many trials (default: until none is worth it)",
+        help="run at most this many trials (default: until no recipe is worth another)",
     )
     group.add_argument(
         "--time-limit",
         type=float,
         metavar="SECONDS",
-        help="end the tuning after so many seconds: search, proof and confirmation share them, and "
-        "what was not covered is said (default: no limit)",
+        help="time for the whole tuning, shared by search, proof and confirmation; what could not "
+        "be covered is reported (default: no limit)",
     )
     group.add_argument(
         "--search-limit",
         type=float,
         metavar="SECONDS",
-        help="end the search alone after so many seconds (default: no limit)",
+        help="time for the search alone (default: no limit)",
     )
     group.add_argument(
-        "--compile", action="store_true", help="try torch.compile too (Keras: XLA always is)"
+        "--compile",
+        action="store_true",
+        help="also try torch.compile (Keras: XLA is always tried)",
     )
     group.add_argument(
         "--align",
         type=int,
         metavar="N",
-        help="try padding matrix dimensions to this multiple (default: what the device wants)",
+        help="try padding matrix dimensions to this multiple (default: what suits the device)",
     )
     group.add_argument(
         "--knob",
         action="append",
         default=[],
         metavar="NAME=V,V",
-        help="levels of a further knob, its default first, such as threads=2,1 (an unknown name "
-        "lists them all)",
+        help="values to try for another knob, its default first, such as threads=2,1 (an unknown "
+        "name lists all knobs)",
     )
     group.add_argument(
         "--no-extras",
         action="store_true",
-        help="try no further knobs of autoprec's own choice, only policy, batch, layout and XLA",
+        help="try only policy, batch size, memory layout and XLA, no other knobs",
     )
     group.add_argument(
         "--sampler",
         default="cost",
         metavar="NAME",
-        help="cost (a cost model's expected gain, the default), tpe, grid or random",
+        help="cost (by the expected gain under a cost model, the default), tpe, grid or random",
     )
     group.add_argument(
         "--grid",
         action="store_true",
-        help="measure every recipe (--sampler grid) and print the step times by batch and policy",
+        help="measure every recipe (--sampler grid) and print step times by batch and policy",
     )
     group.add_argument(
         "--rounds",
         type=int,
         default=6,
         metavar="N",
-        help="rounds in which the fastest recipes and float32 run in turns at the end (default: 6)",
+        help="rounds of the interleaved timing of the fastest recipes and float32 (default: 6)",
     )
 
 
@@ -166,32 +167,33 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
         "--proof-steps",
         type=int,
         metavar="N",
-        help="the most steps of a proof (default: 8, 30, 120 or 480, by what a float32 step costs)",
+        help="maximum steps of a proof (default: 8, 30, 120 or 480, by the cost of a float32 step)",
     )
     group.add_argument(
         "--proof-seconds",
         type=float,
         metavar="S",
-        help="choose the steps of a proof so that it takes about so long at most (default: 60)",
+        help="choose the steps of a proof so that it takes about this many seconds at most "
+        "(default: 60)",
     )
     group.add_argument(
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="begin with the weights of this file (of torch.save, .safetensors, .weights.h5 or "
-        ".keras; the optimizer is new), so that the proof starts where late breaks show soon",
+        help="start from the weights in this file (torch.save, .safetensors, .weights.h5 or "
+        ".keras; the optimizer starts fresh), so that the proof covers late training",
     )
     group.add_argument(
         "--tolerance",
         type=float,
         default=1.0,
         metavar="FACTOR",
-        help="widen (above 1) or narrow (below 1) what counts as equal",
+        help="widen (above 1) or narrow (below 1) the limits of what counts as equal",
     )
     group.add_argument(
         "--accept-drift",
         action="store_true",
-        help="accept a recipe that trains, but not like float32",
+        help="accept a recipe that trains, but differently from float32",
     )
     group.add_argument(
         "--explain",
@@ -204,23 +206,24 @@ def _add_proof(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="keep this module in float32: a path, or a pattern with exactly one match",
+        help="keep this module in float32: its path, or a pattern that matches exactly one module",
     )
 
 
 def _add_study(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("study")
     group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of everything drawn (default: 0)"
+        "--seed", type=int, default=0, metavar="N", help="seed for all randomness (default: 0)"
     )
     group.add_argument(
         "--storage",
         metavar="PLACE",
-        help="a journal file's path or an Optuna storage URL (default: beside the task)",
+        help="path of a journal file, or an Optuna storage URL (default: a journal next to the "
+        "task file)",
     )
-    group.add_argument("--fresh", action="store_true", help="forget earlier trials of this study")
+    group.add_argument("--fresh", action="store_true", help="discard earlier trials of this study")
     group.add_argument(
-        "--wait", action="store_true", help="wait while another tuning uses the device"
+        "--wait", action="store_true", help="wait if another tuning is using the device"
     )
 
 
@@ -246,15 +249,15 @@ def run(arguments: argparse.Namespace) -> int:
             limit=arguments.time_limit,
         )
     )
-    with _stoppable(), listener:
+    with _stop_signals_interrupt(), listener:
         try:
             profile = tune(task, device=arguments.device, options=options, listener=listener)
         except KeyboardInterrupt:
-            raise Interrupted(_how_to_go_on(task, options.storage)) from None
+            raise Interrupted(_how_to_resume(task, options.storage)) from None
         except OSError as error:
             raise UsageError(
-                f"{output} could not be written: {error.strerror or error}. The study is kept: "
-                "free some space or choose another --output, and run the same command again"
+                f"{output} could not be written: {error.strerror or error}. The trials are "
+                "kept: free some space or choose another --output, and run the command again"
             ) from error
     if arguments.json:
         json.dump(to_mapping(profile), sys.stdout, indent=2)
@@ -274,12 +277,12 @@ def _plan(arguments: argparse.Namespace, options: Any) -> int:
             print(f"autoprec: {event.text}", file=sys.stderr)
 
     if options.output is not None:
-        raise UsageError("--plan writes no file; leave --output out")
-    with _stoppable():
+        raise UsageError("--plan writes no file; omit --output")
+    with _stop_signals_interrupt():
         try:
             made = plan(arguments.task, device=arguments.device, options=options, listener=say)
         except KeyboardInterrupt:
-            raise Interrupted("interrupted; a plan keeps nothing") from None
+            raise Interrupted("interrupted; nothing was kept") from None
     if arguments.json:
         json.dump(to_plain(made), sys.stdout, indent=2)
         print()
@@ -288,16 +291,16 @@ def _plan(arguments: argparse.Namespace, options: Any) -> int:
     return 0
 
 
-def _how_to_go_on(task: Path, storage: str | None) -> str:
-    from autoprec.tuning.study_storage import default_journal
+def _how_to_resume(task: Path, storage: str | None) -> str:
+    from autoprec.tuning.study.storage import default_journal
 
     place = storage or default_journal(task)
-    return f"interrupted; finished trials are kept in {place}. Run the same command to go on"
+    return f"interrupted; finished trials are kept in {place}. Run the same command to resume"
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a tuning as Ctrl-C does: workers ended, trials kept."""
+def _stop_signals_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP stop a tuning as Ctrl-C does: workers end, trials are kept."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -334,7 +337,7 @@ def _options(arguments: argparse.Namespace) -> Any:
         float32_modules=tuple(arguments.float32_modules),
         compile=arguments.compile,
         align=arguments.align,
-        knobs=dict(_knob(text) for text in arguments.knob),
+        knobs=dict(_parse_knob(text) for text in arguments.knob),
         extras=not (arguments.no_extras or arguments.grid),
         sampler="grid" if arguments.grid else arguments.sampler,
         seed=arguments.seed,
@@ -345,14 +348,14 @@ def _options(arguments: argparse.Namespace) -> Any:
     )
 
 
-def _knob(text: str) -> tuple[str, tuple[bool | int | str, ...]]:
+def _parse_knob(text: str) -> tuple[str, tuple[bool | int | str, ...]]:
     name, separator, values = text.partition("=")
     if not separator or not values:
         raise UsageError(f"--knob {text!r} given, expected NAME=VALUE,VALUE such as threads=2,1")
-    return name.strip(), tuple(_level(value.strip()) for value in values.split(","))
+    return name.strip(), tuple(_parse_level(value.strip()) for value in values.split(","))
 
 
-def _level(text: str) -> bool | int | str:
+def _parse_level(text: str) -> bool | int | str:
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.isascii() and text.isdigit() else text

@@ -1,10 +1,10 @@
-"""Frozen dataclasses to plain values and back, strictly, from the fields alone.
+"""Converts frozen dataclasses to plain values and back, strictly, from the fields alone.
 
 Every file and every message autoprec reads or writes goes through here, so that a field added to a
 dataclass is read, written and checked without a second list of names. Reading is strict: unknown
 keys (with the nearest known one named), missing keys, wrong types and numbers out of range are a
 `DecodeError` that says where. Booleans are never taken for numbers, and text never for either. A
-derived field (`init=False`) is written for whoever reads the file, and not read.
+derived field (`init=False`) is written for people who read the file, and ignored on reading.
 
 Supported: dataclasses, str, int, float, bool, None, StrEnum, Literal, X | Y, tuple[X, ...],
 frozenset[X], Mapping[str, X] and object (any plain value).
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_RANGE = "autoprec.range"
+_RANGE_KEY = "autoprec.range"
 
 
 class DecodeError(ValueError):
@@ -38,8 +38,8 @@ class DecodeError(ValueError):
 
 
 def bounded(*, low: float, high: float, default: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field for a number that must lie in [low, high] when it is read."""
-    return dataclasses.field(default=default, metadata={_RANGE: (low, high)})
+    """Declare a dataclass field for a number that must lie in [low, high] when it is read."""
+    return dataclasses.field(default=default, metadata={_RANGE_KEY: (low, high)})
 
 
 def to_plain(value: object) -> Any:
@@ -61,7 +61,7 @@ def to_plain(value: object) -> Any:
 
 
 def without_empty(value: object) -> Any:
-    """What `to_plain` gives, without the fields that are empty, 0 or a whole default by default."""
+    """Convert like `to_plain`, leaving out fields that are empty, 0 or dataclasses by default."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return to_plain(value)
     shown = {}
@@ -87,7 +87,9 @@ def _decode(kind: Any, value: object, path: str) -> object:
     if origin is typing.Literal:
         choices = typing.get_args(kind)
         if not any(value == c and type(value) is type(c) for c in choices):
-            raise DecodeError(path, f"{show(value)} given, expected one of {_join(choices)}")
+            raise DecodeError(
+                path, f"{abbreviate(value)} given, expected one of {_join_names(choices)}"
+            )
         return value
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_dataclass(kind, value, path)
@@ -95,7 +97,9 @@ def _decode(kind: Any, value: object, path: str) -> object:
         names = [member.value for member in kind]
         if not isinstance(value, str) or value not in names:
             raise DecodeError(
-                path, f"{show(value)} given, expected one of {_join(names)}{nearest(value, names)}"
+                path,
+                f"{abbreviate(value)} given, expected one of {_join_names(names)}"
+                f"{did_you_mean(value, names)}",
             )
         return kind(value)
     if origin is tuple:
@@ -122,8 +126,8 @@ def _decode_union(options: tuple[Any, ...], value: object, path: str) -> object:
     deepest = max(problems, key=lambda error: len(error.path))
     if len(problems) == 1 or len(deepest.path) > len(path):
         raise deepest
-    names = _join([getattr(option, "__name__", str(option)) for option in options])
-    raise DecodeError(path, f"{show(value)} given, expected one of {names}")
+    names = _join_names([getattr(option, "__name__", str(option)) for option in options])
+    raise DecodeError(path, f"{abbreviate(value)} given, expected one of {names}")
 
 
 @cache
@@ -137,20 +141,21 @@ def _fields(kind: type) -> Mapping[str, tuple[dataclasses.Field[Any], Any]]:
 def _decode_dataclass(kind: type, value: object, path: str) -> object:
     if not isinstance(value, Mapping):
         raise DecodeError(
-            path, f"{show(value)} given, expected a mapping with {kind.__name__}'s keys"
+            path, f"{abbreviate(value)} given, expected a mapping with {kind.__name__}'s keys"
         )
     fields = _fields(kind)
     derived = {f.name for f in dataclasses.fields(kind) if not f.init}
     for key in value:
         if key not in fields and key not in derived:
             raise DecodeError(
-                join(path, key), f"unknown key{nearest(key, fields)} (known: {', '.join(fields)})"
+                join_path(path, key),
+                f"unknown key{did_you_mean(key, fields)} (known: {', '.join(fields)})",
             )
     arguments: dict[str, object] = {}
     for name, (info, hint) in fields.items():
         if name in value:
-            item = _decode(hint, value[name], join(path, name))
-            _check_range(info, item, join(path, name))
+            item = _decode(hint, value[name], join_path(path, name))
+            _check_range(info, item, join_path(path, name))
             arguments[name] = item
         elif info.default is dataclasses.MISSING and info.default_factory is dataclasses.MISSING:
             raise DecodeError(path, f"the key {name!r} is missing")
@@ -163,17 +168,19 @@ def _decode_dataclass(kind: type, value: object, path: str) -> object:
 
 
 def _check_range(info: dataclasses.Field[Any], item: object, path: str) -> None:
-    limits = info.metadata.get(_RANGE)
+    limits = info.metadata.get(_RANGE_KEY)
     if limits is None or not isinstance(item, int | float):
         return
     low, high = limits
     if not low <= item <= high:
-        raise DecodeError(path, f"{show(item)} given, expected a number from {low:g} to {high:g}")
+        raise DecodeError(
+            path, f"{abbreviate(item)} given, expected a number from {low:g} to {high:g}"
+        )
 
 
 def _decode_tuple(options: tuple[Any, ...], value: object, path: str) -> tuple[object, ...]:
     if not isinstance(value, list | tuple):
-        raise DecodeError(path, f"{show(value)} given, expected a list")
+        raise DecodeError(path, f"{abbreviate(value)} given, expected a list")
     if len(options) == 2 and options[1] is ...:
         return tuple(_decode(options[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if len(value) != len(options):
@@ -186,10 +193,10 @@ def _decode_tuple(options: tuple[Any, ...], value: object, path: str) -> tuple[o
 
 def _decode_mapping(options: tuple[Any, ...], value: object, path: str) -> Mapping[object, object]:
     if not isinstance(value, Mapping):
-        raise DecodeError(path, f"{show(value)} given, expected a mapping")
+        raise DecodeError(path, f"{abbreviate(value)} given, expected a mapping")
     key_kind, item_kind = options
     return {
-        _decode(key_kind, key, join(path, key)): _decode(item_kind, item, join(path, key))
+        _decode(key_kind, key, join_path(path, key)): _decode(item_kind, item, join_path(path, key))
         for key, item in value.items()
     }
 
@@ -201,13 +208,15 @@ def _decode_scalar(kind: Any, value: object, path: str) -> object:
         except OverflowError:
             raise DecodeError(path, "an integer too large for a float was given") from None
     if type(value) is not kind:
-        raise DecodeError(path, f"{show(value)} given, expected {_NOUNS.get(kind, kind)}")
+        raise DecodeError(
+            path, f"{abbreviate(value)} given, expected {_TYPE_NAMES.get(kind, kind)}"
+        )
     if kind is float and not math.isfinite(typing.cast(float, value)):
         raise DecodeError(path, f"{value} given, expected a finite number")
     return value
 
 
-_NOUNS: Mapping[Any, str] = {
+_TYPE_NAMES: Mapping[Any, str] = {
     str: "text",
     int: "an integer",
     float: "a number",
@@ -216,25 +225,25 @@ _NOUNS: Mapping[Any, str] = {
 }
 
 
-def join(path: str, key: object) -> str:
-    """The path of `key` below `path`, printable whatever the key holds."""
-    text = key if isinstance(key, str) and key.isprintable() and len(key) <= 80 else show(key)
+def join_path(path: str, key: object) -> str:
+    """Return the path of `key` below `path`, printable whatever the key holds."""
+    text = key if isinstance(key, str) and key.isprintable() and len(key) <= 80 else abbreviate(key)
     return f"{path}.{text}" if path else text
 
 
-def nearest(key: object, names: collections.abc.Iterable[str]) -> str:
-    """ "; did you mean NAME?" where a known name is near, else nothing."""
+def did_you_mean(key: object, names: collections.abc.Iterable[str]) -> str:
+    """Return "; did you mean NAME?" where a known name is close, else nothing."""
     if not isinstance(key, str) or len(key) > 80:
         return ""
     close = difflib.get_close_matches(key, list(names), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def show(value: object) -> str:
-    """A short, one-line, printable form of a value from a file."""
+def abbreviate(value: object) -> str:
+    """Return a short, one-line, printable form of a value from a file."""
     text = ascii(value) if not isinstance(value, list | tuple | Mapping) else type(value).__name__
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _join(names: Sequence[object]) -> str:
+def _join_names(names: Sequence[object]) -> str:
     return ", ".join(str(name) for name in names)

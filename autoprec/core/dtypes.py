@@ -1,4 +1,4 @@
-"""Number formats and precision policies: the words everything else is said in.
+"""Number formats and precision policies, which everything else is expressed in.
 
 A `DType` is a number format of the device; a `Policy` is a choice of compute and variable dtype,
 named as in Keras. Short forms ("bf16", "fp16-mixed", "fp32") are accepted by `Policy.parse` and
@@ -30,7 +30,7 @@ class DType(StrEnum):
 
     @property
     def limits(self) -> FloatLimits:
-        """The format's exponents and precision."""
+        """Return the format's exponents and precision."""
         return _LIMITS[self]
 
 
@@ -52,7 +52,7 @@ class FloatLimits:
 
     @property
     def unit_roundoff(self) -> float:
-        """Largest relative error of rounding to nearest: 2**-(mantissa_bits + 1)."""
+        """Return the largest relative error of rounding to nearest: 2**-(mantissa_bits + 1)."""
         return 2.0 ** -(self.mantissa_bits + 1)
 
 
@@ -93,22 +93,22 @@ class Policy(StrEnum):
 
     @property
     def compute_dtype(self) -> DType:
-        """The dtype matrix products run in."""
+        """Return the dtype matrix products run in."""
         return _COMPUTE[self]
 
     @property
     def variable_dtype(self) -> DType:
-        """The dtype weights, gradients and optimizer state are kept in."""
+        """Return the dtype weights, gradients and optimizer state are kept in."""
         return DType.FLOAT32
 
     @property
     def mixed(self) -> bool:
-        """Whether the compute dtype is a 16-bit one."""
+        """Return whether the compute dtype is a 16-bit one."""
         return self.compute_dtype in (DType.BFLOAT16, DType.FLOAT16)
 
     @property
     def needs_loss_scale(self) -> bool:
-        """Whether gradients can underflow in the compute dtype, so that the loss must be scaled."""
+        """Return whether gradients can underflow in the compute dtype unless the loss is scaled."""
         return self is Policy.MIXED_FLOAT16
 
 

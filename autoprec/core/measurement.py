@@ -1,4 +1,4 @@
-"""What a worker saw of a task and of one recipe: plain values, ready to be decided on.
+"""What a worker measured of a task and of one recipe, as plain values to base decisions on.
 
 Units are in the names: seconds, bytes, samples. A `Measurement` is one trial's timing; `TaskFacts`
 is what preflight learned of the task before any recipe was tried.
@@ -8,25 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True)
-class TimingBudget:
-    """How long one timing may go on, and how sharp it must get.
-
-    Timing stops when the confidence interval of the median step is narrower than `precision`
-    (relative, full width), after `seconds`, or after `max_steps`; never before `min_steps`.
-    `hopeless_seconds`, where given, is a step time that is clearly too slow: a first step above
-    twice that ends the timing at once. `foreseen_seconds` is the step time that was expected: where
-    steps take clearly longer, a trial times them twice (see `statistics.disturbed`).
-    """
-
-    seconds: float = 2.0
-    min_steps: int = 5
-    max_steps: int = 200
-    precision: float = 0.02
-    hopeless_seconds: float | None = None
-    foreseen_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +34,7 @@ class Measurement:
 
     @property
     def samples_per_second(self) -> float:
-        """Throughput of the training step, the loader's time left out."""
+        """Return the throughput of the training step, without the loader's time."""
         return self.samples_per_step / self.step_seconds
 
 
@@ -99,7 +80,7 @@ class Kernel:
 class TaskFacts:
     """What one float32 step showed of the task.
 
-    `samples` is the count in the first batch when `nominal` samples were asked for.
+    `samples` is the count in the first batch when `nominal` samples were requested.
     `splittable` says whether the accumulated gradient of two halves equals the unsplit one;
     `split_reason` why not. `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
@@ -108,7 +89,7 @@ class TaskFacts:
     `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
     are rounded without any recipe, empty where there are none; `uses_tf32` says that those are
     TF32, and `compiled` that the model compiles its step itself; `not_compilable` says why
-    its framework would not (empty: it would, or nobody knows before). `optimizer_share` is the
+    its framework would not (empty: it would, or that is not known). `optimizer_share` is the
     optimizer's part of the step, from 0 to 1, where fused kernels exist for it and the task does
     not choose between kernels itself; `threads` the framework's intra-op CPU threads and
     `steps_per_execution` what the task compiled with, 0 where it has none.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Observation
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import Proposal
 
 
@@ -50,7 +51,7 @@ class MachineObservation:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What this machine is, what it is good at, and why. Accelerators come first, the CPU last."""
+    """What this machine has, what it is good at, and why: accelerators first, the CPU last."""
 
     devices: tuple[DeviceReport, ...]
     frameworks: tuple[FrameworkFact, ...] = ()

@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from autoprec.core.codec import bounded, nearest, show, to_plain
+from autoprec.core.codec import abbreviate, bounded, did_you_mean, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.errors import UsageError
 
 KnobValue = bool | int | str
-
-MEMORY_FORMATS = ("contiguous", "channels_last")
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,11 @@ class LossScale:
     initial: float = bounded(default=65536.0, low=2.0**-24, high=2.0**126)
     growth_interval: int = bounded(default=2000, low=1, high=2**31)
     floor: float = bounded(default=1.0, low=2.0**-24, high=2.0**126)
+
+
+def untuned_loss_scale(policy: Policy) -> LossScale | None:
+    """Return the loss scale of a policy where none was tuned; None where it needs none."""
+    return LossScale() if policy.needs_loss_scale else None
 
 
 @dataclass(frozen=True)
@@ -71,26 +74,26 @@ class Recipe:
 
     @property
     def effective_batch(self) -> int:
-        """Samples the optimizer sees in one update."""
+        """Return the samples the optimizer sees in one update."""
         return self.batch_size * self.accumulation_steps
 
     @property
     def keeps_memory(self) -> bool:
-        """Whether the process that applies this keeps its freed memory from then on."""
+        """Return whether the process that applies this keeps its freed memory from then on."""
         return self.knobs.get(KEEP_MEMORY) is True
 
     def key(self) -> str:
-        """A canonical text: equal recipes, equal keys."""
+        """Return a canonical text: equal recipes have equal keys."""
         return json.dumps(to_plain(self), sort_keys=True)
 
     def with_policy(self, policy: Policy) -> Recipe:
-        """The same recipe under another policy, with that policy's default loss scale."""
-        scale = LossScale() if policy.needs_loss_scale else None
+        """Return this recipe under another policy: its default loss scale, no islands."""
+        scale = untuned_loss_scale(policy)
         return replace(self, policy=policy, loss_scale=scale, float32_modules=())
 
 
-def batch_in_words(batch_size: int, accumulation_steps: int) -> str:
-    """The batch of an update, and how it is split: "batch 32 in 4 micro-batches of 8"."""
+def describe_batch(batch_size: int, accumulation_steps: int) -> str:
+    """Describe the batch of an update and its split: "batch 32 in 4 micro-batches of 8"."""
     if accumulation_steps == 1:
         return f"batch {batch_size}"
     whole = batch_size * accumulation_steps
@@ -99,44 +102,33 @@ def batch_in_words(batch_size: int, accumulation_steps: int) -> str:
 
 @dataclass(frozen=True)
 class Knob:
-    """What a further knob may hold, and which framework knows it."""
+    """What a further knob may hold. Which frameworks have it, their `Capabilities` say."""
 
-    frameworks: tuple[str, ...]
     values: tuple[KnobValue, ...] = ()
     low: int = 0
     high: int = 0
     meaning: str = ""
 
 
-#: The one knob that a process cannot take back (see `backends.memory`).
+#: The only knob that a process cannot undo.
 KEEP_MEMORY = "keep_memory"
 
 KNOBS: Mapping[str, Knob] = {
-    "threads": Knob(("torch", "keras"), low=1, high=4096, meaning="intra-op CPU threads"),
+    "threads": Knob(low=1, high=4096, meaning="intra-op CPU threads"),
     "compile_mode": Knob(
-        ("torch",),
-        values=("default", "reduce-overhead", "max-autotune"),
-        meaning="mode of torch.compile",
+        ("default", "reduce-overhead", "max-autotune"), meaning="mode of torch.compile"
     ),
-    "fused_optimizer": Knob(
-        ("torch",), values=(True, False), meaning="fused=True in the optimizer's groups"
-    ),
-    "cudnn_benchmark": Knob(
-        ("torch",), values=(True, False), meaning="torch.backends.cudnn.benchmark"
-    ),
+    "fused_optimizer": Knob((True, False), meaning="fused=True in the optimizer's groups"),
+    "cudnn_benchmark": Knob((True, False), meaning="torch.backends.cudnn.benchmark"),
     "implicit_bfloat16": Knob(
-        ("torch",),
-        values=(True, False),
+        (True, False),
         meaning="oneDNN computes float32 products in bfloat16 (mkldnn fp32_precision)",
     ),
     KEEP_MEMORY: Knob(
-        ("torch",),
-        values=(True, False),
+        (True, False),
         meaning="freed main memory stays with the process (glibc's mallopt), for good",
     ),
-    "steps_per_execution": Knob(
-        ("keras",), low=1, high=4096, meaning="compile(steps_per_execution)"
-    ),
+    "steps_per_execution": Knob(low=1, high=4096, meaning="compile(steps_per_execution)"),
 }
 
 
@@ -145,13 +137,15 @@ def check_knob(name: str, value: KnobValue) -> None:
     knob = KNOBS.get(name)
     if knob is None:
         raise UsageError(
-            f"unknown knob {show(name)}{nearest(name, KNOBS)} (known: {', '.join(KNOBS)})"
+            f"unknown knob {abbreviate(name)}{did_you_mean(name, KNOBS)} "
+            f"(known: {', '.join(KNOBS)})"
         )
     if knob.values:
         if not any(value == v and type(value) is type(v) for v in knob.values):
             allowed = ", ".join(str(v) for v in knob.values)
-            raise UsageError(f"knob {name}: {show(value)} given, expected one of {allowed}")
+            raise UsageError(f"knob {name}: {abbreviate(value)} given, expected one of {allowed}")
     elif type(value) is not int or not knob.low <= value <= knob.high:
         raise UsageError(
-            f"knob {name}: {show(value)} given, expected an integer from {knob.low} to {knob.high}"
+            f"knob {name}: {abbreviate(value)} given, expected an integer from {knob.low} to "
+            f"{knob.high}"
         )

@@ -1,1 +1,1 @@
-"""Looks at the machine: catalogue, observation and probes. Never imports a framework."""
+"""The hardware of this machine: catalogue, observation and probes. No framework is imported."""

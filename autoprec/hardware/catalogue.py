@@ -1,8 +1,8 @@
 """The catalogue: every known family of hardware, read strictly from profiles/devices/*.yaml.
 
-A row inherits from the one named by `from:` everything but what belongs to one product alone: its
-title, source, peaks, measured ratios and memory bandwidth. Knowledge of hardware belongs into those
-files, not here. Users' own files, in a folder of theirs, add rows to them and replace none.
+A row inherits everything from the row named by `from:` except what describes a single product: its
+title, source, peaks, measured ratios and memory bandwidth. Knowledge of hardware belongs in those
+files, not here. Users' own files, in a folder of theirs, add rows and replace none.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autoprec.core.codec import DecodeError, bounded, from_plain, nearest, show
-from autoprec.core.device.facts import DeviceKind, DTypeRow, Family, Match, Observation
+from autoprec.core.codec import DecodeError, abbreviate, bounded, did_you_mean, from_plain
+from autoprec.core.device.family import DTypeRow, Family, Match
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType
-from autoprec.documents import read_yaml
 from autoprec.errors import CatalogueError
-from autoprec.hardware.matching import matches, specificity
+from autoprec.hardware.match_conditions import matches, specificity
+from autoprec.yaml_files import read_yaml
 
 T = TypeVar("T")
 
-#: Names the folder of the user's own device files.
-OWN_FOLDER = "AUTOPREC_CATALOGUE"
+#: The environment variable that names the folder of the user's own device files.
+USER_FOLDER_VARIABLE = "AUTOPREC_CATALOGUE"
 
 _NOT_INHERITED = ("peak_dense_tflops", "measured_ratio")
 
-#: Many more than hardware has generations; it keeps a chain of rows from taking long.
-_MOST_ANCESTORS = 20
+#: Far more than hardware has generations; it bounds the time that a chain of rows can take.
+_MAX_ANCESTORS = 20
 
 
 @dataclass(frozen=True)
 class _Row:
-    """One row as it stands in the file; `from` is read as `parent`."""
+    """One row as written in the file; `from` is read as `parent`."""
 
     title: str
     source: str | tuple[str, ...]
@@ -50,8 +51,8 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """A row as read, and the file it was read from: `origin` as users are told of it."""
+class _RawRow:
+    """A row as read, the file it comes from, and `origin`: that file as users are told of it."""
 
     file: Path
     plain: Mapping[str, Any]
@@ -59,34 +60,34 @@ class _Source:
 
 
 class Catalogue:
-    """Every known family, by name; a row is checked and merged with its parents when first used."""
+    """Every known family by name; a row is checked and merged with its parents on first use."""
 
-    def __init__(self, rows: Mapping[str, _Source]) -> None:
+    def __init__(self, rows: Mapping[str, _RawRow]) -> None:
         self._rows = rows
         self._families: dict[str, Family] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all families."""
+        """Return the names of all families."""
         return tuple(self._rows)
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """All families; raises `CatalogueError` if any row is wrong."""
+        """Return all families; raise `CatalogueError` if any row is wrong."""
         return tuple(self.family(name) for name in self._rows)
 
     def family(self, name: str) -> Family:
-        """The family called `name`; raise `CatalogueError` if there is none."""
+        """Return the family called `name`; raise `CatalogueError` if there is none."""
         if name not in self._rows:
-            raise CatalogueError(f"unknown family {name!r}{nearest(name, self._rows)}")
+            raise CatalogueError(f"unknown family {name!r}{did_you_mean(name, self._rows)}")
         if name not in self._families:
             for ancestor in reversed(_lineage(name, self._rows)[1:]):
                 self.family(ancestor)
-            self._families[name] = _family(name, self._rows)
+            self._families[name] = _build_family(name, self._rows)
         return self._families[name]
 
     def family_of(self, observation: Observation) -> Family:
-        """The most specific family that describes what was observed."""
+        """Return the most specific family that describes the observed device."""
         of_kind = [self.family(n) for n in self._rows if self._kind(n) == observation.kind]
         found = [family for family in of_kind if matches(family, observation)]
         if not found:
@@ -103,24 +104,24 @@ class Catalogue:
 def load_catalogue(folder: Path | None = None) -> Catalogue:
     """Read every family from `folder`; by default from autoprec's own files and the user's."""
     if folder is not None:
-        return Catalogue(_read(folder, {}))
-    packaged = _read(profiles_folder() / "devices", {})
-    own = own_folder()
-    return Catalogue(packaged if own is None else _read(own, packaged))
+        return Catalogue(_read_folder(folder, {}))
+    packaged = _read_folder(profiles_folder() / "devices", {})
+    own = user_folder()
+    return Catalogue(packaged if own is None else _read_folder(own, packaged))
 
 
-def _read(folder: Path, known: Mapping[str, _Source]) -> dict[str, _Source]:
-    """The rows that are known and those of the folder's files, which may have no name of theirs."""
+def _read_folder(folder: Path, known: Mapping[str, _RawRow]) -> dict[str, _RawRow]:
+    """Return the known rows and those of the folder's files, which must have new names."""
     rows = dict(known)
     for path in sorted(folder.glob("*.yaml")):
-        for name, plain in _rows(path).items():
+        for name, plain in _read_file(path).items():
             if name in rows:
                 hint = f"; to refine it, give your row another name and 'from: {name}'"
                 raise CatalogueError(
                     f"{path}: the family {name!r} is in {rows[name].file.name} already"
                     f"{hint if name in known else ''}"
                 )
-            rows[name] = _Source(path, plain, str(path) if known else path.name)
+            rows[name] = _RawRow(path, plain, str(path) if known else path.name)
     if len(rows) == len(known):
         raise CatalogueError(
             f"{folder}: no device files (*.yaml with families)"
@@ -129,13 +130,13 @@ def _read(folder: Path, known: Mapping[str, _Source]) -> dict[str, _Source]:
     return rows
 
 
-def own_folder() -> Path | None:
-    """Where the user's own device files are, if anywhere.
+def user_folder() -> Path | None:
+    """Return the folder of the user's own device files, if there is one.
 
-    The variable `AUTOPREC_CATALOGUE` names the folder, or, empty, says that there is none. Without
-    it, `devices` in the user's configuration directory for autoprec counts if it has such files.
+    The variable `AUTOPREC_CATALOGUE` names it; an empty one says that there is none. Without the
+    variable it is `devices` in the user's configuration directory for autoprec, if that has files.
     """
-    named = os.environ.get(OWN_FOLDER)
+    named = os.environ.get(USER_FOLDER_VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named else None
     from platformdirs import user_config_path
@@ -145,14 +146,14 @@ def own_folder() -> Path | None:
 
 
 def profiles_folder() -> Path:
-    """Where the data files are: inside an installed package, else beside it in the source tree."""
+    """Return the folder of data files: in the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     installed = package / "_profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
 
 
-def _rows(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    """The rows of one file by name, as plain mappings; `from` becomes `parent`."""
+def _read_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Return the rows of one file by name, as plain mappings; `from` becomes `parent`."""
     document = read_yaml(path, CatalogueError)
     if not isinstance(document, Mapping) or list(document) != ["families"]:
         raise CatalogueError(f"{path}: expected one key, families")
@@ -171,8 +172,8 @@ def _rows(path: Path) -> Mapping[str, Mapping[str, Any]]:
     return rows
 
 
-def _family(name: str, rows: Mapping[str, _Source]) -> Family:
-    """Merge a row, checked here, with its parents, checked before."""
+def _build_family(name: str, rows: Mapping[str, _RawRow]) -> Family:
+    """Check a row and merge it with its parents, which were checked before."""
     _decode(_Row, rows[name].plain, name, rows)
     lineage = _lineage(name, rows)
     merged: dict[str, Any] = {}
@@ -188,30 +189,32 @@ def _family(name: str, rows: Mapping[str, _Source]) -> Family:
     return _decode(Family, merged, name, rows)
 
 
-def _decode(kind: type[T], plain: object, name: str, rows: Mapping[str, _Source]) -> T:
+def _decode(kind: type[T], plain: object, name: str, rows: Mapping[str, _RawRow]) -> T:
     try:
         return from_plain(kind, plain, f"families.{name}")
     except DecodeError as error:
         raise CatalogueError(f"{rows[name].file}: {error}") from error
 
 
-def _lineage(name: str, rows: Mapping[str, _Source]) -> list[str]:
-    """The row and its ancestors, nearest first."""
+def _lineage(name: str, rows: Mapping[str, _RawRow]) -> list[str]:
+    """Return the names of the row and its ancestors, nearest first."""
     lineage = [name]
     while parent := rows[lineage[-1]].plain.get("parent"):
         at = f"{rows[lineage[-1]].file}: families.{lineage[-1]}.from"
         if not isinstance(parent, str) or parent not in rows:
-            raise CatalogueError(f"{at}: unknown family {show(parent)}{nearest(parent, rows)}")
+            raise CatalogueError(
+                f"{at}: unknown family {abbreviate(parent)}{did_you_mean(parent, rows)}"
+            )
         if parent in lineage:
             raise CatalogueError(f"{at}: {parent!r} inherits from itself")
-        if len(lineage) == _MOST_ANCESTORS:
-            raise CatalogueError(f"{at}: more than {_MOST_ANCESTORS} ancestors; inherit from fewer")
+        if len(lineage) == _MAX_ANCESTORS:
+            raise CatalogueError(f"{at}: more than {_MAX_ANCESTORS} ancestors; inherit from fewer")
         lineage.append(parent)
     return lineage
 
 
 def _inherit(parent: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row over its parent: conditions and dtypes key by key; a parent's figures stay with it."""
+    """Merge a row with its parent, conditions and dtypes key by key, without its figures."""
     dtypes = {
         dtype: {key: value for key, value in facts.items() if key not in _NOT_INHERITED}
         for dtype, facts in parent.get("dtypes", {}).items()

@@ -1,8 +1,8 @@
-"""The one seam through which probes look at a machine.
+"""The only way by which probes look at a machine.
 
 Every probe asks a `Machine` and nothing else, so that a recording replays exactly. `LocalMachine`
-is this machine; the other one is in recording.py. Whatever cannot be read is None or empty: a probe
-decides what that means. Nothing here uses a network or imports a framework.
+is this machine; `machine_replay` has the recorded one. Whatever cannot be read is None or empty:
+the probe decides what that means. Nothing here uses a network or imports a framework.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-#: /proc and /sys files are small; more than this is not what a probe is looking for.
+#: Files in /proc and /sys are small; a larger one is not what a probe is looking for.
 _LARGEST_READ_BYTES = 4_000_000
-_COMMAND_SECONDS = 3.0
+_COMMAND_TIMEOUT_SECONDS = 3.0
 
 _CUDA_CHILD = Path(__file__).parent / "probes" / "cuda_child.py"
-#: Without persistence mode the driver initialises every GPU anew, up to some 3 s each.
-_CUDA_SECONDS = 25.0
+#: Without persistence mode the driver initialises every GPU again, up to about 3 s each.
+_CUDA_TIMEOUT_SECONDS = 25.0
 
 # Linux, arch/x86/include/uapi/asm/prctl.h and arch/x86/include/asm/fpu/types.h
 _SYS_ARCH_PRCTL = 158
@@ -34,112 +34,112 @@ _XFEATURE_XTILEDATA = 18
 
 
 class Machine(Protocol):
-    """What a probe may ask of a machine."""
+    """What a probe can ask of a machine."""
 
     @property
     def system(self) -> str:
-        """The operating system: "Linux", "Darwin", "Windows"."""
+        """Return the operating system: "Linux", "Darwin", "Windows"."""
 
     @property
     def architecture(self) -> str:
-        """The instruction set: "x86_64", "aarch64", "arm64", "AMD64"."""
+        """Return the instruction set: "x86_64", "aarch64", "arm64", "AMD64"."""
 
     @property
     def python(self) -> str:
-        """The interpreter's version."""
+        """Return the interpreter's version."""
 
     def variable(self, name: str) -> str | None:
-        """An environment variable."""
+        """Return an environment variable; None if it is not set."""
 
     def read(self, path: str) -> str | None:
-        """The text of a file, None if it cannot be read."""
+        """Read the text of a file; None if it cannot be read."""
 
     def entries(self, path: str) -> tuple[str, ...]:
-        """The names in a folder, sorted; none if it cannot be listed."""
+        """List the names in a folder, sorted; none if it cannot be listed."""
 
     def command(self, *words: str) -> str | None:
-        """What a system command printed, None if it failed."""
+        """Return what a system command printed; None if it failed."""
 
     def processors(self) -> int | None:
-        """How many logical processors there are."""
+        """Return the number of logical processors."""
 
     def usable_processors(self) -> int | None:
-        """How many of them this process may run on, None where that is not known."""
+        """Return how many of them this process may run on; None if that is unknown."""
 
     def physical_memory(self) -> int | None:
-        """The installed memory in bytes, for systems without /proc/meminfo."""
+        """Return the installed memory in bytes, for systems without /proc/meminfo."""
 
     def tiles_permitted(self) -> bool | None:
-        """Whether the kernel lets this process use AMX tiles; None where it cannot be asked."""
+        """Tell whether the kernel lets this process use AMX tiles; None if that is unknown."""
 
     def cpuid(self) -> Mapping[str, Any]:
-        """What py-cpuinfo says, for systems without /proc/cpuinfo; slow (about a second)."""
+        """Return py-cpuinfo's answer, for systems without /proc/cpuinfo; slow (about a second)."""
 
     def has_package(self, name: str) -> bool:
-        """Whether a Python package is installed."""
+        """Tell whether a Python package is installed."""
 
     def package_file(self, name: str, path: str) -> str | None:
-        """The text of a file inside an installed package."""
+        """Read the text of a file inside an installed package."""
 
     def distribution_version(self, name: str) -> str | None:
-        """The version of an installed distribution."""
+        """Return the version of an installed distribution; None if there is none."""
 
     def nvml(self) -> Any:
-        """The pynvml module; raises ImportError without it."""
+        """Import pynvml and return the module; raise ImportError without it."""
 
     def cuda(self) -> Mapping[str, Any]:
-        """What CUDA's driver library shows, or its "error"; slow, and not in this process."""
+        """Ask CUDA's driver library in another process for its devices, or its "error"; slow."""
 
 
 class LocalMachine:
-    """This machine."""
+    """The machine that this process runs on."""
 
     @property
     def system(self) -> str:
-        """The operating system's name."""
+        """Return the operating system's name."""
         return platform.system()
 
     @property
     def architecture(self) -> str:
-        """The instruction set's name."""
+        """Return the instruction set's name."""
         return platform.machine()
 
     @property
     def python(self) -> str:
-        """The interpreter's version."""
+        """Return the interpreter's version."""
         return platform.python_version()
 
     def variable(self, name: str) -> str | None:
-        """An environment variable."""
+        """Return an environment variable; None if it is not set."""
         return os.environ.get(name)
 
     def read(self, path: str) -> str | None:
-        """The text of a file, None if it cannot be read."""
+        """Read the text of a file; None if it cannot be read."""
         return _read(Path(path))
 
     def entries(self, path: str) -> tuple[str, ...]:
-        """The names in a folder, sorted; none if it cannot be listed."""
+        """List the names in a folder, sorted; none if it cannot be listed."""
         try:
             return tuple(sorted(os.listdir(path)))
         except OSError:
             return ()
 
     def command(self, *words: str) -> str | None:
-        """What a system command printed, None if it failed or took too long."""
+        """Return what a system command printed; None if it failed or took too long."""
         try:
             done = subprocess.run(
-                words, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
+                words, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_SECONDS, check=True
             )
         except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
             return None
         return done.stdout
 
     def processors(self) -> int | None:
-        """How many logical processors there are."""
+        """Return the number of logical processors."""
         return os.cpu_count()
 
     def usable_processors(self) -> int | None:
-        """How many logical processors this process may run on."""
+        """Return how many logical processors this process may run on; None if that is unknown."""
         affinity = getattr(os, "sched_getaffinity", None)
         try:
             return len(affinity(0)) if affinity else None
@@ -147,7 +147,7 @@ class LocalMachine:
             return None
 
     def physical_memory(self) -> int | None:
-        """The installed memory in bytes."""
+        """Return the installed memory in bytes."""
         with contextlib.suppress(AttributeError, ValueError, OSError):
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         with contextlib.suppress(Exception):
@@ -165,7 +165,7 @@ class LocalMachine:
         return None
 
     def cpuid(self) -> Mapping[str, Any]:
-        """What py-cpuinfo says; nothing if it fails."""
+        """Return py-cpuinfo's answer; nothing if it fails."""
         with contextlib.suppress(Exception):
             import cpuinfo
 
@@ -178,16 +178,16 @@ class LocalMachine:
         return {}
 
     def has_package(self, name: str) -> bool:
-        """Whether a Python package is installed; nothing is imported."""
+        """Tell whether a Python package is installed, without importing it."""
         return self._package_folder(name) is not None
 
     def package_file(self, name: str, path: str) -> str | None:
-        """The text of a file inside an installed package."""
+        """Read the text of a file inside an installed package."""
         folder = self._package_folder(name)
         return _read(folder / path) if folder else None
 
     def distribution_version(self, name: str) -> str | None:
-        """The version of an installed distribution."""
+        """Return the version of an installed distribution; None if there is none."""
         import importlib.metadata
 
         try:
@@ -196,23 +196,23 @@ class LocalMachine:
             return None
 
     def nvml(self) -> Any:
-        """The pynvml module; raises ImportError without it."""
+        """Import pynvml and return the module; raise ImportError without it."""
         import pynvml
 
         return pynvml
 
     def cuda(self) -> Mapping[str, Any]:
-        """What CUDA's driver library shows a child process, or its "error"."""
+        """Ask CUDA's driver library in a child process for its devices, or its "error"."""
         command = (sys.executable, "-I", "-S", str(_CUDA_CHILD))
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_CUDA_SECONDS, check=True
+                command, capture_output=True, text=True, timeout=_CUDA_TIMEOUT_SECONDS, check=True
             )
             found: Mapping[str, Any] = json.loads(done.stdout)
         except subprocess.TimeoutExpired:
-            return {"error": f"CUDA's driver gave no answer in {_CUDA_SECONDS:g} seconds"}
+            return {"error": f"CUDA's driver gave no answer in {_CUDA_TIMEOUT_SECONDS:g} seconds"}
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            return {"error": f"CUDA's driver could not be asked: {error}"}
+            return {"error": f"CUDA's driver could not be queried: {error}"}
         return found
 
     def _package_folder(self, name: str) -> Path | None:
@@ -234,7 +234,7 @@ def _read(path: Path) -> str | None:
 
 
 def _windows_memory() -> int:
-    """Total physical memory by GlobalMemoryStatusEx (Windows API)."""
+    """Return the physical memory in bytes, by GlobalMemoryStatusEx (Windows API)."""
 
     class Status(ctypes.Structure):
         _fields_ = (

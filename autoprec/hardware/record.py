@@ -2,8 +2,8 @@
 
     python -m autoprec.hardware.record "what it is" > profiles/recordings/FAMILY.json
 
-The family to name the file after, and what the catalogue and the rules make of the machine, are
-told on stderr: read them before you commit the file, because from then on a test expects them.
+stderr shows the family to name the file after, and what the catalogue and the rules conclude about
+the machine: check that before you commit the file, because from then on a test expects it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import sys
 
 from autoprec.core.codec import to_plain
-from autoprec.core.device.facts import merge
+from autoprec.core.device.merging import merge
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.machine_recorder import Recorder
+from autoprec.hardware.machine_replay import Expectation, Recording
 from autoprec.hardware.observe import observe
-from autoprec.hardware.recorder import Recorder
-from autoprec.hardware.recording import Expectation, Recording
 
 
 def record(note: str) -> tuple[str, Recording]:

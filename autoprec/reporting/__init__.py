@@ -1,1 +1,1 @@
-"""Turns results and events into what people read. Decides nothing."""
+"""Results and events as text for people. Nothing is decided here."""

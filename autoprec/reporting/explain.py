@@ -1,7 +1,7 @@
-"""`autoprec tune --explain`: module by module, how large its numbers are, and why it is an island.
+"""`autoprec tune --explain`: how large each module's numbers are, and why it stays in float32.
 
-Reads what `Tracer.unit_magnitudes` measured; decides nothing. Magnitudes are exponents of two, and
-are set against what float16 holds: bfloat16 has float32's range, so that range never is its reason.
+Reads what `Tracer.unit_magnitudes` measured; decides nothing. Magnitudes are exponents of two and
+are compared with float16's range: bfloat16 has float32's range, which is never the reason there.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.dtypes import DType
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
 from autoprec.reporting.text import percent_text, printable
 
-NEAR = 2
-"""Octaves from float16's limit within which a magnitude is called near."""
+NEAR_LIMIT_OCTAVES = 2
+"""A magnitude this close to float16's limit, in powers of two, is called near."""
 
-NOTABLE = 1e-3
-"""A share of the gradient that underflows is said from here on."""
+NOTABLE_UNDERFLOW_SHARE = 1e-3
+"""A share of the gradient that underflows is mentioned from here on."""
 
 
 def explain_table(units: Sequence[UnitTrace], recipe: Recipe) -> Table:
-    """One row a module in the order given: magnitudes, underflow, float32 or not, and why."""
+    """Tabulate the modules in the order given: magnitudes, underflow, dtype, and why."""
     scale = scale_exponent(recipe)
     table = Table(title=_title(recipe), title_justify="left", box=None, pad_edge=False)
     table.add_column("module")
@@ -47,33 +47,33 @@ def explain_table(units: Sequence[UnitTrace], recipe: Recipe) -> Table:
 
 
 def scale_exponent(recipe: Recipe) -> int:
-    """The exponent of the recipe's initial loss scale; 0 without one."""
+    """Return the exponent of the recipe's initial loss scale; 0 without one."""
     return 0 if recipe.loss_scale is None else round(math.log2(recipe.loss_scale.initial))
 
 
 def magnitude_text(exponent: int | None) -> str:
-    """A magnitude as a power of two: "2^7"."""
+    """Show a magnitude as a power of two: "2^7"."""
     return "none" if exponent is None else f"2^{exponent}"
 
 
 def why(unit: UnitTrace, recipe: Recipe) -> str:
-    """Why a module is or is not an island, and what float16's range makes of its numbers."""
+    """Explain why a module is in float32 or not, and how its numbers fit float16's range."""
     said = [text for text in (_range_text(unit, recipe), _underflow_text(unit, recipe)) if text]
     if unit.path in recipe.float32_modules:
-        found = "without it, or a neighbour of it, in float32 the model does not train like float32"
+        found = "the model trains like float32 only with this module or a neighbour in float32"
         return "; ".join((found, *said))
     return "; ".join(said)
 
 
 def _range_text(unit: UnitTrace, recipe: Recipe) -> str:
-    """What float16's range makes of the largest numbers, forward and scaled backward."""
+    """Compare the largest numbers, forward and scaled backward, with float16's range."""
     if recipe.policy.compute_dtype is not DType.FLOAT16:
         return ""
     highest = DType.FLOAT16.limits.max_exponent
     backward = _scaled(unit.backward_largest, scale_exponent(recipe))
     said = []
     for what, exponent in (("outputs", unit.forward_largest), ("gradients", backward)):
-        if exponent is None or exponent < highest - NEAR:
+        if exponent is None or exponent < highest - NEAR_LIMIT_OCTAVES:
             continue
         limit = f"float16's limit of 2^{highest + 1}"
         said.append(f"{what} {'beyond' if exponent > highest else 'near'} {limit}")
@@ -81,7 +81,7 @@ def _range_text(unit: UnitTrace, recipe: Recipe) -> str:
 
 
 def _underflow_text(unit: UnitTrace, recipe: Recipe) -> str:
-    if recipe.policy.compute_dtype is not DType.FLOAT16 or unit.underflow < NOTABLE:
+    if recipe.policy.compute_dtype is not DType.FLOAT16 or unit.underflow < NOTABLE_UNDERFLOW_SHARE:
         return ""
     return f"{percent_text(unit.underflow)} of its gradient is too small for float16"
 

@@ -1,4 +1,4 @@
-"""The grid of a study: step times by batch and policy, side by side, failures named."""
+"""The grid of a study: step times by batch and policy, with failures named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoprec.reporting.text import printable, seconds_text, settings_text, stat
 
 
 def grid_table(outcomes: Sequence[Outcome]) -> Table:
-    """One row a batch, one column a policy with its settings; a cell is the time of one step."""
+    """Tabulate the time of one step: a row per batch, a column per policy with its settings."""
     columns = list(dict.fromkeys(_column(outcome) for outcome in outcomes))
     batches = sorted({int(outcome.point[BATCH]) for outcome in outcomes})
     cells = {(_column(o), int(o.point[BATCH])): _cell(o) for o in outcomes}

@@ -1,4 +1,4 @@
-"""`autoprec tune --plan`: what would be tried on a device, and what can be expected of it."""
+"""`autoprec tune --plan`: what would be tried on a device, and what to expect of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rich.text import Text
 from autoprec.core.device.facts import GIB
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY
-from autoprec.core.speed.plan import Estimate, MemoryPlan, Plan
+from autoprec.core.speed.step_bounds import Estimate, MemoryPlan, Plan
 from autoprec.reporting.text import bytes_text, printable, seconds_text
 
 _WIDTH = 120
 
-#: The choices a search has, as people call them; a further knob goes by its own name.
-_FACTORS = {
+#: The dimensions of a search in plain words; a further knob keeps its own name.
+_DIMENSION_NAMES = {
     "policy": "policy",
     "batch_size": "batch size",
     "memory_format": "memory layout",
@@ -24,8 +24,8 @@ _FACTORS = {
     KEEP_MEMORY: "keeping freed memory",
 }
 
-#: More dimensions than that are counted, not listed.
-_MOST_LISTED = 8
+#: More matrix dimensions than that are counted, not listed.
+_MAX_LISTED = 8
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -36,14 +36,14 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
         console.print(Text(printable(text), style=style), soft_wrap=True)
 
     device, task = plan.device, plan.facts
-    here = "not here" if device.observation.hypothetical else device.address
+    here = "not in this machine" if device.observation.hypothetical else device.address
     say(f"plan for {plan.task} on {device.title} ({here}, {device.family})", "bold")
-    say("nothing is measured: by the catalogue, and by one float32 step on this machine's CPU")
+    say("nothing was measured: based on the catalogue and one float32 step on this machine's CPU")
     if plan.refusal:
-        say(f"it would be refused: {plan.refusal}", "bold red")
+        say(f"this tuning would be refused: {plan.refusal}", "bold red")
     for sentence in plan.expectation:
         say(f"expectation: {sentence}", "bold")
-    say("the hardware alone makes plausible:" if plan.refusal else "would be tried:")
+    say("plausible for the hardware:" if plan.refusal else "would be tried:")
     for candidate in plan.proposal.candidates:
         say(f"  {candidate.policy}: {'; '.join(candidate.reasons)}")
     for refusal in plan.proposal.refusals:
@@ -52,7 +52,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     say(f"  {task.framework} model of {task.parameters:,} parameters{batch}")
     say(f"  {_search(plan)}")
     if plan.figures:
-        say(f"least time of a step, by the figures of {plan.figures}:")
+        say(f"lower bound of the step time, from the figures of {plan.figures}:")
         console.print(_estimates(plan.estimates))
     for line in (*_alignment(plan), *_memory(plan.memory)):
         say(line)
@@ -61,27 +61,27 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 
 def _console() -> Console:
-    """Standard output; wide enough for the table where it is no terminal."""
+    """Make a console on stdout, wide enough for the table if that is not a terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
 
 
 def _search(plan: Plan) -> str:
-    """How many recipes there are, and of what choices."""
+    """Say how many recipes there are, and how they come about."""
     factors = [
-        f"{len(levels)} of {_FACTORS.get(name, name)}"
+        f"{_DIMENSION_NAMES.get(name, name)}: {len(levels)}"
         for name, levels in plan.space.levels().items()
         if len(levels) > 1
     ]
-    made = f" ({' x '.join(factors)})" if factors else ""
+    made = f" ({', '.join(factors)})" if factors else ""
     if plan.recipes == 1:
         return "there is one recipe to try"
-    return f"at most {plan.recipes} recipes to try{made}; it ends when none is worth a trial"
+    return f"at most {plan.recipes} recipes to try{made}, until none is worth another trial"
 
 
 def _estimates(estimates: tuple[Estimate, ...]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 2), header_style="dim")
-    for name in ("policy", "batch", "arithmetic", "memory", "launches", "bound by", "at most"):
+    for name in ("policy", "batch", "arithmetic", "memory", "launches", "bound by", "speed-up"):
         table.add_column(name, justify="left" if name in ("policy", "bound by") else "right")
     for each in estimates:
         seconds = (each.arithmetic_seconds, each.memory_seconds, each.launch_seconds)
@@ -90,40 +90,42 @@ def _estimates(estimates: tuple[Estimate, ...]) -> Table:
             str(each.batch),
             *(seconds_text(value) if value else "" for value in seconds),
             each.bound,
-            "" if each.policy is Policy.FLOAT32 else f"{each.at_most:.2g}x",
+            "" if each.policy is Policy.FLOAT32 else f"at most {each.at_most:.2g}x",
         )
     return table
 
 
 def _alignment(plan: Plan) -> list[str]:
-    """The dimensions that are off the device's alignment."""
+    """List the matrix dimensions that miss the device's alignment."""
     off = plan.off_alignment
     if plan.alignment == 1:
         return []
     if not off:
-        return [f"every matrix dimension is a multiple of {plan.alignment}, as this device wants"]
-    shown = [f"{d.module or 'the root'} {d.name} {d.size}" for d in off[:_MOST_LISTED]]
-    more = f" and {len(off) - _MOST_LISTED} more" if len(off) > _MOST_LISTED else ""
+        return [f"every matrix dimension is a multiple of {plan.alignment}, as suits this device"]
+    shown = [f"{d.module or 'the model'} ({d.name} {d.size})" for d in off[:_MAX_LISTED]]
+    more = f" and {len(off) - _MAX_LISTED} more" if len(off) > _MAX_LISTED else ""
     return [
-        f"this device wants dimensions in multiples of {plan.alignment}; these are not: "
+        f"matrix dimensions should be multiples of {plan.alignment} on this device; these are not: "
         f"{', '.join(shown)}{more}"
     ]
 
 
 def _memory(memory: MemoryPlan | None) -> list[str]:
-    """The predicted memory, and what fits."""
+    """Say what memory is predicted, and which batches fit."""
     if memory is None:
-        return ["memory: not predicted, for what the forward pass keeps could not be counted"]
-    fits = [f"{each.memory_bytes / GIB:.3g} GiB: {_rounded(each.batch):,}" for each in memory.fits]
+        return ["memory: not predicted, because what the forward pass keeps could not be counted"]
+    fits = [
+        f"{_rounded(each.batch):,} in {each.memory_bytes / GIB:.3g} GiB" for each in memory.fits
+    ]
     return [
         f"memory of a float32 step at batch {memory.batch}: about {bytes_text(memory.peak_bytes)} "
-        f"({bytes_text(memory.fixed_bytes)} whatever the batch, "
-        f"{memory.bytes_per_sample / 2**20:.2g} MiB for a sample), and the framework's own",
-        f"largest batch in float32, about: {', '.join(fits)}",
+        f"({bytes_text(memory.fixed_bytes)} fixed, {memory.bytes_per_sample / 2**20:.2g} MiB per "
+        "sample), plus the framework's own",
+        f"largest float32 batch, roughly: {'; '.join(fits)}",
     ]
 
 
 def _rounded(count: int) -> int:
-    """A count with two significant digits, rounded down: it is a prediction."""
+    """Round a predicted count down to two significant digits."""
     unit = int(10 ** max(0, len(str(count)) - 2))
     return count // unit * unit

@@ -1,4 +1,4 @@
-"""The table of `autoprec probe`: for every device what it is, what it is good at, and why.
+"""The table of `autoprec probe`: what each device is, which precisions it supports, and why.
 
 Names and notes come from drivers and files; they are shown as text, never as markup, with control
 characters made visible.
@@ -12,7 +12,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from autoprec.core.device.facts import GIB, DeviceFacts, DTypeFact, Support
+from autoprec.core.device.facts import GIB, DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
 from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import DeviceReport, ProbeResult
 
@@ -39,7 +40,7 @@ def print_probe(result: ProbeResult, console: Console | None = None) -> None:
 
 
 def visible_text(text: str) -> str:
-    """The text with control characters made visible, so that a name cannot steer a terminal."""
+    """Make control characters visible, so that a name cannot control a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -48,13 +49,13 @@ def _panel(report: DeviceReport) -> RenderableType:
     parts: list[RenderableType] = [_line("", _description(facts)), _dtypes(facts)]
     parts += _verdict(report)
     parts += [_line("note: ", note, "yellow") for note in facts.notes]
-    where = "not here" if facts.observation.hypothetical else facts.address
+    where = "not in this machine" if facts.observation.hypothetical else facts.address
     title = Text(f" {where}: {visible_text(facts.name)} ", style="bold")
     return Panel(Group(*parts), title=title, title_align="left", padding=(0, 1))
 
 
 def _description(facts: DeviceFacts) -> str:
-    """One line: the family, memory, cores, bandwidth, driver."""
+    """Describe a device in one line: family, memory, cores, bandwidth, driver."""
     seen = facts.observation
     origin = f" in {facts.origin}" if facts.origin else ""
     parts = [f"{facts.title} (family {facts.family}{origin})"]
@@ -67,16 +68,16 @@ def _description(facts: DeviceFacts) -> str:
     if seen.usable_cores:
         parts.append(f"{seen.usable_cores} usable processors")
     if facts.memory_bandwidth_gbps:
-        parts.append(f"{facts.memory_bandwidth_gbps:g} GB/s by the vendor")
+        parts.append(f"{facts.memory_bandwidth_gbps:g} GB/s (vendor)")
     if facts.measured_memory_bandwidth_gbps:
-        parts.append(f"{facts.measured_memory_bandwidth_gbps:.3g} GB/s measured")
+        parts.append(f"{facts.measured_memory_bandwidth_gbps:.3g} GB/s (measured)")
     if seen.driver:
         parts.append(f"driver {seen.driver}")
     return ", ".join(parts)
 
 
 def _dtypes(facts: DeviceFacts) -> RenderableType:
-    """Dtype by dtype: support, its evidence, alignment, peak, and what was measured."""
+    """Tabulate each dtype: support, evidence, alignment, peak, and measured rate."""
     rows = [(dtype, facts.fact(dtype)) for dtype in DType]
     peaks = any(fact.peak_dense_tflops for _, fact in rows)
     measured = any(fact.measured_gflops for _, fact in rows)
@@ -87,7 +88,7 @@ def _dtypes(facts: DeviceFacts) -> RenderableType:
         table.add_column("peak TFLOP/s", justify="right", no_wrap=True)
     if measured:
         table.add_column("GFLOP/s", justify="right", no_wrap=True)
-    table.add_column("because")
+    table.add_column("reason")
     for dtype, fact in rows:
         cells = [
             Text(dtype.value),
@@ -118,7 +119,7 @@ def _number(value: float | None) -> str:
 
 
 def _verdict(report: DeviceReport) -> list[RenderableType]:
-    """What is recommended, by what and why, the other candidates, the refusals."""
+    """List what is recommended and why, the other candidates, and the refusals."""
     proposal = report.proposal
     label = f"recommended: {proposal.recommended} ({_known_by(report.facts)}): "
     lines: list[RenderableType] = [_line(label, proposal.expectation, "bold green")]
@@ -133,13 +134,13 @@ def _verdict(report: DeviceReport) -> list[RenderableType]:
 
 
 def _known_by(facts: DeviceFacts) -> str:
-    """Whether what is recommended was measured on this device, and when."""
+    """Say whether the recommendation was measured on this device, and when."""
     if facts.measured_with:
         day = f" on {facts.measured_on}" if facts.measured_on else ""
         return f"measured here with {facts.measured_with}{day}"
     if facts.observation.hypothetical:
-        return "by the catalogue"
-    return "by the catalogue, not measured here"
+        return "from the catalogue"
+    return "from the catalogue, not measured here"
 
 
 def _frameworks(result: ProbeResult) -> Text:

@@ -1,22 +1,22 @@
-"""Small texts that reports share: recipes, rates, sizes in words; untrusted text made safe."""
+"""Small texts shared by reports: recipes, rates and sizes in words; untrusted text made safe."""
 
 from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe, batch_in_words
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe, describe_batch
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.trial_results import Status
-from autoprec.core.statistics import Ratio
 
 
 def printable(text: str) -> str:
-    """Text from a file or a library without control characters, so it cannot drive a terminal."""
+    """Replace control characters in foreign text, so that it cannot control a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """A recipe in a few words: "mixed_bfloat16, batch 64, channels_last, memory kept"."""
-    batch = batch_in_words(recipe.batch_size, recipe.accumulation_steps)
+    """Describe a recipe in a few words: "mixed_bfloat16, batch 64, channels_last, memory kept"."""
+    batch = describe_batch(recipe.batch_size, recipe.accumulation_steps)
     parts = [recipe.policy.value, batch]
     if recipe.memory_format != "contiguous":
         parts.append(recipe.memory_format)
@@ -33,7 +33,7 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def settings_text(point: Point) -> str:
-    """What a point sets besides policy and batch, in words; empty where all is plain."""
+    """Describe what a point sets besides policy and batch; empty if it sets nothing."""
     parts = [] if point["memory_format"] == "contiguous" else [str(point["memory_format"])]
     parts += ["compiled"] if point["compile"] else []
     if int(point.get("alignment", 1)) > 1:
@@ -50,21 +50,21 @@ def _knob_text(name: str, value: KnobValue) -> str:
 
 
 def stage_text(name: str, detail: str = "") -> str:
-    """A stage of a tuning in words: "comparison: the fastest recipes in alternation"."""
+    """Describe a stage of a tuning: "comparison: the fastest recipes in alternation"."""
     words = _STAGES.get(name, name)
     return f"{words}: {detail}" if detail else words
 
 
 def phase_text(phase: str, step: int) -> str:
-    """What a worker is doing: "timing, step 12"."""
+    """Describe what a worker is doing: "timing, step 12"."""
     words = _PHASES.get(phase, phase)
     return f"{words}, step {step}" if step and phase in _STEPPED else words
 
 
 def status_text(status: Status) -> str:
-    """How a trial ended, in words."""
+    """Describe how a trial ended."""
     if status is Status.SHORT_DATA:
-        return "fewer samples than the batch wants"
+        return "fewer samples than the batch needs"
     return status.value.replace("_", " ")
 
 
@@ -79,7 +79,7 @@ _PHASES = {
     "load": "loading the task",
     "build": "building the model",
     "data": "making batches",
-    "describe": "looking at the model",
+    "describe": "inspecting the model",
     "compile": "compiling",
     "warmup": "warming up",
     "steps": "timing",
@@ -95,30 +95,30 @@ _STEPPED = ("steps", "shadow", "noise", "trajectory")
 
 
 def rate_text(rate: float) -> str:
-    """A throughput with three significant digits: "1450 samples/s"."""
+    """Show a throughput with three significant digits: "1450 samples/s"."""
     return f"{rate:.0f} samples/s" if rate >= 100 else f"{rate:.3g} samples/s"
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """A ratio with its interval: "1.84x (1.79-1.88, 7 rounds)"."""
+    """Show a ratio with its interval: "1.84x (1.79-1.88, 7 rounds)"."""
     return f"{ratio.ratio:.2f}x ({ratio.low:.2f}-{ratio.high:.2f}, {ratio.rounds} rounds)"
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration: "3.1 ms", "1.24 s"."""
+    """Show a duration: "3.1 ms", "1.24 s"."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def bytes_text(count: int) -> str:
-    """A size: "412 MiB", "3.2 GiB"."""
+    """Show a size: "412 MiB", "3.2 GiB"."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def percent_text(share: float) -> str:
-    """A small share with two significant digits: "0.3 %", "0.0018 %"."""
+    """Show a small share with two significant digits: "0.3 %", "0.0018 %"."""
     return f"{100 * share:.2g} %"
 
 
 def dtype_text(policy: Policy) -> str:
-    """The compute dtype a policy's matrix products run in."""
+    """Return the compute dtype of a policy's matrix products."""
     return policy.compute_dtype.value

@@ -1,7 +1,7 @@
-"""`autoprec tune` on the terminal: what is going on now, and what came of it.
+"""`autoprec tune` on the terminal: its progress and its result.
 
-All of it goes to stderr: stdout is for data. On a terminal the last line is live; piped, every
-event that matters is a line of its own.
+All of it goes to stderr: stdout is for data. On a terminal the last line is updated in place;
+otherwise every important event is a line of its own.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from rich.status import Status as LiveStatus
 from rich.table import Table
 from rich.text import Text
 
-from autoprec.core.dtypes import Policy
-from autoprec.core.profile import REHEARSED, Profile
+from autoprec.core.profile import REHEARSAL_NOTE
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.reporting.closing_sentence import closing_sentence, part_lines
 from autoprec.reporting.explain import explain_table
 from autoprec.reporting.grid import grid_table
-from autoprec.reporting.now import Now
-from autoprec.reporting.result import headline, part_lines
+from autoprec.reporting.status_line import StatusLine
 from autoprec.reporting.text import (
     bytes_text,
-    dtype_text,
-    percent_text,
     printable,
     rate_text,
     recipe_text,
@@ -49,12 +46,9 @@ from autoprec.tuning.events import (
 
 _WIDTH = 120
 
-#: A share of the memory bandwidth that is less than this bounds nothing, and is not said.
-_WORTH_SAYING = 0.01
-
 
 class Quiet:
-    """Listens and says nothing."""
+    """Listens and prints nothing."""
 
     def __call__(self, event: Event) -> None:
         """Do nothing."""
@@ -67,9 +61,10 @@ class Quiet:
 
 
 class Terminal:
-    """Shows a tuning on stderr; `closing` adds the closing table and sentence, `grid` the grid.
+    """Shows a tuning on stderr.
 
-    `limit` is the tuning's time limit, in seconds.
+    `closing` adds the final table and sentence, `grid` the grid; `limit` is the tuning's time limit
+    in seconds.
     """
 
     def __init__(
@@ -84,9 +79,9 @@ class Terminal:
         self._output, self._closing, self._grid = output, closing, grid
         self._console: Console = console or _console()
         self._live: LiveStatus | None = None
-        self._now = Now(limit)
+        self._status_line = StatusLine(limit)
         self._refused: set[tuple[str, str]] = set()
-        self._speeds = True
+        self._show_speeds = True
 
     def __enter__(self) -> Terminal:
         if self._console.is_terminal:
@@ -112,9 +107,9 @@ class Terminal:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        self._now(event)
+        self._status_line(event)
         if self._live is not None:
-            self._live.update(Text(printable(self._now.text)))
+            self._live.update(Text(printable(self._status_line.text)))
         match event:
             case Started():
                 self._started(event)
@@ -124,7 +119,7 @@ class Terminal:
             case Described():
                 self._described(event)
             case TrialFinished():
-                self._say(_trial_line(event, self._speeds))
+                self._say(_trial_line(event, self._show_speeds))
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
                 self._say(f"  {event.recipe.policy}: {event.verdict}: {event.reason}", style)
@@ -141,9 +136,9 @@ class Terminal:
     def _started(self, event: Started) -> None:
         facts = event.facts
         self._say(f"{event.task} on {facts.name} ({facts.address}, {facts.family})", "bold")
-        self._speeds = not facts.observation.rehearsal
-        if not self._speeds:
-            self._say(f"this is {REHEARSED}: no speed is shown", "yellow")
+        self._show_speeds = not facts.observation.rehearsal
+        if not self._show_speeds:
+            self._say(f"this is {REHEARSAL_NOTE}: no speed is shown", "yellow")
         for candidate in event.proposal.candidates:
             self._say(f"  {candidate.policy}: {'; '.join(candidate.reasons)}")
         for refusal in event.proposal.refusals:
@@ -152,7 +147,7 @@ class Terminal:
 
     def _described(self, event: Described) -> None:
         facts = event.facts
-        resumed = f"; {event.resumed} finished trials are known" if event.resumed else ""
+        resumed = f"; resuming after {event.resumed} finished trials" if event.resumed else ""
         batch = "" if facts.batch_size is None else f", BATCH_SIZE = {facts.batch_size}"
         self._say(
             f"  {facts.framework} model of {facts.parameters:,} parameters{batch}; "
@@ -165,12 +160,10 @@ class Terminal:
             return
         if event.from_study:
             how = ", inconclusively" if event.profile.evidence.inconclusive else ""
-            self._say(
-                f"already tuned{how}; the study in {event.storage} holds it (--fresh tunes again)"
-            )
-        self._speeds = not event.profile.device.fingerprint.rehearsal
-        self._console.print(_table(event.outcomes, self._speeds))
-        if self._grid and self._speeds:
+            self._say(f"already tuned{how}: from the study {event.storage} (--fresh tunes again)")
+        self._show_speeds = not event.profile.device.fingerprint.rehearsal
+        self._console.print(_table(event.outcomes, self._show_speeds))
+        if self._grid and self._show_speeds:
             self._console.print(grid_table(event.outcomes))
         for refusal in event.profile.evidence.refusals:
             if refusal.reason == "not requested":
@@ -189,7 +182,7 @@ class Terminal:
 
 
 def _console() -> Console:
-    """Standard error; wide enough for the tables where it is no terminal."""
+    """Make a console on stderr, wide enough for the tables if that is not a terminal."""
     console = Console(stderr=True, highlight=False)
     return console if console.is_terminal else Console(stderr=True, highlight=False, width=_WIDTH)
 
@@ -210,9 +203,9 @@ def _trial_line(event: TrialFinished, speeds: bool) -> str:
 
 
 def _table(outcomes: tuple[Outcome, ...], speeds: bool) -> Table:
-    """What was tried, fastest first; without `speeds` nothing that was timed."""
+    """Tabulate the trials, fastest first; without `speeds`, leave out all timings."""
     table = Table(
-        title="what was tried, as the search measured it",
+        title="recipes tried, as measured during the search",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -248,39 +241,13 @@ def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
 
 
 def _costs(event: Finished) -> str:
-    """What the tuning took: time, the proofs' part of it, and memory of what was allowed."""
+    """Say what the tuning cost: its time, the time of proofs, and its peak memory."""
     evidence = event.profile.evidence
     text = f"{evidence.trials} trials in {evidence.tuning_seconds:.0f} s"
     if evidence.proof_seconds:
-        text += f", {evidence.proof_seconds:.0f} s of it proofs"
+        text += f", of which {evidence.proof_seconds:.0f} s for proofs"
     peaks = [o.measurement.peak_memory_bytes for o in event.outcomes if o.measurement is not None]
     if peaks and evidence.memory_budget_bytes:
         allowed = bytes_text(evidence.memory_budget_bytes)
-        text += f"; at most {bytes_text(max(peaks))} of memory where {allowed} may be used"
-    return text
-
-
-def closing_sentence(profile: Profile) -> str:
-    """One sentence with the result and its numbers."""
-    recipe, evidence = profile.recipe, profile.evidence
-    if profile.device.fingerprint.rehearsal:
-        return f"result: {recipe_text(recipe)}: {evidence.reason}"
-    if evidence.inconclusive:
-        return (
-            f"{evidence.reason}. Run the same command with --fresh when this machine is idle: "
-            "without it this answer comes back"
-        )
-    if recipe.policy is Policy.FLOAT32 and evidence.speedup.rounds == 0:
-        return f"result: {evidence.reason}"
-    text = f"result: {headline(profile)}"
-    if evidence.parity.loss_deviation is not None:
-        text += f"; loss within {percent_text(evidence.parity.loss_deviation)}"
-    share = evidence.chosen.peak_share
-    if share is not None:
-        text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
-    share = evidence.chosen.memory_share
-    if share is not None and share >= _WORTH_SAYING:
-        text += f"; at least {share:.0%} of its memory bandwidth"
-    if evidence.chosen.break_even_steps is not None:
-        text += f"; its compilation is won back after {evidence.chosen.break_even_steps} steps"
+        text += f"; peak memory {bytes_text(max(peaks))} of {allowed} allowed"
     return text

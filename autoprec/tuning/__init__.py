@@ -1,1 +1,1 @@
-"""The loop: task file, search, worker processes, proof, finish. Emits events; prints nothing."""
+"""Tunes a task: preflight, search, proof, confirmation, profile. Emits events; prints nothing."""

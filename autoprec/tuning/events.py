@@ -1,6 +1,6 @@
-"""What a tuning says while it works: one stream that the terminal, JSON, a notebook or a log read.
+"""The events of a tuning: one stream that the terminal, JSON, a notebook or a log read.
 
-Events are values; whoever listens decides what to show. Tuning itself prints nothing.
+Events are values; the listener decides what to show. Tuning itself prints nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.policies import Proposal
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.trial_results import Outcome
@@ -83,7 +83,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Explained:
-    """How large every module's numbers are under a recipe; only where it was asked for."""
+    """How large every module's numbers are under a recipe; sent only with `explain` set."""
 
     recipe: Recipe
     units: tuple[UnitTrace, ...]
@@ -91,7 +91,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a contest: throughput of every finalist in their order, 0 of one that is out."""
+    """One round of interleaved timing: each finalist's samples a second, 0 where it was dropped."""
 
     number: int
     of: int
@@ -108,7 +108,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Finished:
-    """The profile is made; `storage` is where its study is; `from_study`: it was made before."""
+    """The profile is made; `storage` is its study's place, `from_study` that it was made before."""
 
     profile: Profile
     outcomes: tuple[Outcome, ...]

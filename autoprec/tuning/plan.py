@@ -1,6 +1,6 @@
-"""Plans a tuning without measuring: the task is described on the CPU, the device by what is known.
+"""Plans a tuning without measuring: the task is described on the CPU, the device by the catalogue.
 
-Nothing is written, and no lock is taken: a plan may be asked for anywhere.
+Nothing is written, and no lock is taken: a plan can be made on any machine.
 """
 
 from __future__ import annotations
@@ -8,76 +8,81 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind
-from autoprec.core.device.placement import alone
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.device.placement import expose_only
 from autoprec.core.device.policies import propose
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.speed.plan import Plan, estimates, expectation, memory_plan
 from autoprec.core.speed.space import BATCH
-from autoprec.tuning.context import Place, Work
+from autoprec.core.speed.step_bounds import Plan, estimate_steps, explain_expectation, plan_memory
 from autoprec.tuning.events import Event, Note, Stage
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.preflight import (
+    describe,
+    load_task,
+    refuse_absent_tf32,
+    refuse_cpu_for_missing_accelerator,
+    untrainable_reason,
+)
+from autoprec.tuning.search.task_space import (
     baseline_point,
     build_space,
-    describe,
-    load,
-    multiples,
-    never_trained,
-    off_alignment,
-    refuse_absent_tf32,
-    refuse_what_is_missed,
+    misaligned,
+    padding_multiples,
 )
-from autoprec.workers.handlers import Loaded
+from autoprec.workers.handlers import LoadedTask
 
 Figures = Callable[[DeviceFacts], DeviceFacts]
-"""The device whose peaks and bandwidth are used for another: itself, or a product of its family."""
+"""Finds the device whose peaks and bandwidth stand for another's: itself or one of its family."""
 
 
-def plan(work: Work, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
-    """What `tune` would do on the first of `devices` that the task's framework is built for.
+def plan(job: TuningJob, devices: Sequence[DeviceFacts], figures: Figures) -> Plan:
+    """Plan what `tune` would do on the first of `devices` that the task's framework is built for.
 
-    `work` is placed on this machine's CPU. One device alone need not be here.
+    The target of `job` is this machine's CPU. A single device need not be present.
     """
     if len(devices) == 1:
-        refuse_absent_tf32(work, devices[0])
-    work.listener(Stage("preflight", "in float32, on the CPU"))
-    with work.runner() as runner:
-        loaded = load(replace(work, place=replace(work.place, unusable=())), runner)
+        refuse_absent_tf32(job, devices[0])
+    job.listener(Stage("preflight", "in float32, on the CPU"))
+    with job.runner() as runner:
+        loaded = load_task(replace(job, target=replace(job.target, unusable=())), runner)
         device = next((each for each in devices[:-1] if _drives(loaded, each)), devices[-1])
         if device.kind is DeviceKind.CPU:
-            refuse_what_is_missed(work.place.unusable, loaded)
-        refuse_absent_tf32(work, device)
-        task = describe(work, runner)
-    made = plan_for(work, task, device, figures(device))
-    never = never_trained(loaded, device.kind)
+            refuse_cpu_for_missing_accelerator(job.target.unusable, loaded)
+        refuse_absent_tf32(job, device)
+        task = describe(job, runner)
+    made = plan_for(job, task, device, figures(device))
+    never = untrainable_reason(loaded, device.kind)
     return replace(made, refusal=never, expectation=()) if never else made
 
 
-def _drives(loaded: Loaded, device: DeviceFacts) -> bool:
-    """Whether the framework, as it is installed, is for such a device; no build says so of TPUs."""
-    return device.kind in loaded.built_for or alone(device.observation).device in loaded.usable
+def _drives(loaded: LoadedTask, device: DeviceFacts) -> bool:
+    """Say whether the installed framework drives such a device; no build says so of TPUs."""
+    return (
+        device.kind in loaded.built_for or expose_only(device.observation).device in loaded.usable
+    )
 
 
-def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
-    """The plan for a task that is described already."""
+def plan_for(job: TuningJob, task: TaskFacts, device: DeviceFacts, figures: DeviceFacts) -> Plan:
+    """Make the plan for a task that is described already."""
     notes: list[str] = []
-    # What is free on this machine says nothing of a device that is not here.
+    # This machine's free memory says nothing about a device that is not present.
     hypothetical = device.observation.hypothetical
 
     def note(event: Event) -> None:
         if isinstance(event, Note):
             notes.append(event.text)
 
-    there = replace(work, place=Place(device, work.place.software, lambda f: f), listener=note)
-    proposal = propose(device, work.options.policies)
+    there = replace(job, target=Target(device, job.target.software, lambda f: f), listener=note)
+    proposal = propose(device, job.options.policies)
     space = build_space(there, task, device, proposal)
     baseline = int(baseline_point(space)[BATCH])
-    estimated = estimates(
+    estimated = estimate_steps(
         task, figures, proposal.policies, sorted({baseline, max(space.batch_sizes)})
     )
-    multiple = min(multiples(there, device, space.policies), default=1)
+    multiple = min(padding_multiples(there, device, space.policies), default=1)
     return Plan(
-        task=str(work.task),
+        task=str(job.task),
         device=device,
         facts=task,
         proposal=proposal,
@@ -85,11 +90,11 @@ def plan_for(work: Work, task: TaskFacts, device: DeviceFacts, figures: DeviceFa
         recipes=len(space.points()),
         figures=figures.name if estimated else "",
         estimates=estimated,
-        expectation=expectation(estimated, figures, task, proposal.policies),
+        expectation=explain_expectation(estimated, figures, task, proposal.policies),
         alignment=multiple,
-        off_alignment=off_alignment(task, multiple),
-        memory=memory_plan(
-            task, baseline, work.options.memory_bytes if hypothetical else there.memory_bytes
+        off_alignment=misaligned(task, multiple),
+        memory=plan_memory(
+            task, baseline, job.options.memory_bytes if hypothetical else there.memory_bytes
         ),
         notes=tuple(notes),
     )

@@ -1,4 +1,4 @@
-"""Preflight: one float32 step in a worker, and the search space that follows from it."""
+"""Preflight: one float32 step in a worker, and what is known of the device before the search."""
 
 from __future__ import annotations
 
@@ -6,137 +6,162 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
-from autoprec.core.device.policies import Proposal, Refusal
+from autoprec.backends import registry
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.measurement import Dimension, TaskFacts
-from autoprec.core.numerics.islands import resolve_patterns
+from autoprec.core.measurement import TaskFacts
 from autoprec.core.probe_result import Unusable
-from autoprec.core.recipe import KEEP_MEMORY, KNOBS, Alignment, KnobValue
-from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
-from autoprec.core.speed.space import BATCH, Point, Space, micro_batches, powers_of_two
 from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError, UserCodeError
-from autoprec.tuning.context import Work
-from autoprec.tuning.events import Note, Stage
+from autoprec.tuning.events import Described, Note, Stage, Started
+from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import BASELINE_BATCH
-from autoprec.tuning.study import Study
+from autoprec.tuning.search.task_space import build_space, padding_multiples, refusals_for_task
+from autoprec.tuning.stage_results import PreflightResult
+from autoprec.tuning.study.study import Study
 from autoprec.workers.failures import FailureKind, WorkerFailure
-from autoprec.workers.handlers import Loaded
+from autoprec.workers.handlers import LoadedTask
 from autoprec.workers.runner import Runner, raise_user_error
 
-SMALLEST_BATCH = 8
 
-#: Rounds every float32 product of the process, so that no module stays in float32.
-_ROUNDING = "implicit_bfloat16"
+def run_preflight(job: TuningJob, study: Study, runner: Runner) -> PreflightResult:
+    """Describe the task, measure the device, and build the search space from both."""
+    task = describe_once(job, study, runner)
+    facts = _measure_device(job, study)
+    refuse_absent_tf32(job, facts)
+    proposal = propose(facts, job.options.policies)
+    job.listener(Started(str(job.task), facts, proposal, study.location))
+    space = build_space(job, task, facts, proposal)
+    study.set_space(space, sampler=job.options.sampler, seed=job.options.seed)
+    job.listener(Described(task, len(study.history()), len(space.points())))
+    return PreflightResult(
+        task=task,
+        facts=facts,
+        space=space,
+        alignment=min(padding_multiples(job, facts, space.policies), default=1),
+        refusals=(*proposal.refusals, *refusals_for_task(job, task)),
+    )
 
-#: Padding is tried where the modules off the alignment do at least this share of the products.
-_PADDED_SHARE = 0.1
-_LARGEST_BATCH = {DeviceKind.CPU: 1024}
-_LARGEST_BATCH_ELSEWHERE = 4096
+
+def _measure_device(job: TuningJob, study: Study) -> DeviceFacts:
+    """Time the device's matrix products, once for a study."""
+    facts = study.recall("facts", DeviceFacts)
+    if facts is not None:
+        return facts
+    job.listener(Stage("probe", "timing this device's matrix products"))
+    known = job.target.facts
+    facts = job.target.measure(known)
+    for note in facts.notes[len(known.notes) :]:
+        job.listener(Note(note, warning=True))
+    study.remember("facts", facts)
+    return facts
 
 
-def preflight(work: Work, study: Study, runner: Runner) -> TaskFacts:
-    """Take one float32 step: the user's bugs show here, before anything else is tried."""
+def describe_once(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
+    """Take one float32 step, so that the user's bugs show before anything else is tried."""
     known = study.recall("task", TaskFacts)
     if known is not None:
         return known
-    work.listener(Stage("preflight", "in float32"))
-    facts = describe(work, runner)
+    job.listener(Stage("preflight", "in float32"))
+    facts = describe(job, runner)
     study.remember("task", facts)
     return facts
 
 
-def describe(work: Work, runner: Runner) -> TaskFacts:
-    """Take one float32 step, at the user's batch where that fits in memory, and describe it."""
+def describe(job: TuningJob, runner: Runner) -> TaskFacts:
+    """Describe the task by one float32 step, at the user's batch where that fits in memory."""
     try:
-        batch = runner.load().batch_size or _first_batch(work)
-        return _describe(work, runner, batch)
+        batch = runner.load().batch_size or _first_batch(job)
+        return _describe(job, runner, batch)
     except WorkerFailure as failure:
-        raise _first_step_failed(work, failure, "in the first float32 step: ") from failure
+        raise _first_step_error(job, failure, "in the first float32 step: ") from failure
 
 
-def load(work: Work, runner: Runner) -> Loaded:
+def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
     """Load the task in a worker.
 
-    `DeviceUnusable` where its framework cannot drive the device, or where that is the CPU for want
-    of an accelerator that the framework was built for, and that is here but cannot be used.
+    Raises `DeviceUnusable` where its framework cannot drive the device, or where the CPU would be
+    tuned only because an accelerator that the framework was built for is present but unusable.
     """
     try:
         loaded = runner.load()
     except WorkerFailure as failure:
-        raise _first_step_failed(work, failure) from failure
-    never = never_trained(loaded, work.place.facts.kind)
+        raise _first_step_error(job, failure) from failure
+    never = untrainable_reason(loaded, job.target.facts.kind)
     if never:
-        raise DeviceUnusable(f"{never}; tune for another: --device {loaded.usable[-1]}")
-    device = work.settings().device
-    # ROCm's GPUs are "cuda", too: the build tells whose it uses.
-    anothers = device == "cuda" and work.place.facts.kind not in loaded.built_for
-    if device not in loaded.usable or anothers:
-        name = work.place.facts.observation.name or device
+        raise DeviceUnusable(f"{never}; tune for another: `device={loaded.usable[-1]}`")
+    device = job.settings().device
+    # PyTorch calls ROCm's GPUs "cuda" as well: the build tells which vendor's it uses.
+    other_vendor = device == "cuda" and job.target.facts.kind not in loaded.built_for
+    if device not in loaded.usable or other_vendor:
+        name = job.target.facts.observation.name or device
         version = loaded.software.get(loaded.framework, "")
-        build = f"Install a build of it for this device ({loaded.builds})"
-        if work.place.facts.kind in loaded.built_for:
+        builds = registry.capabilities(loaded.framework).accelerator_builds
+        build = f"Install a build of it for this device ({builds})"
+        if job.target.facts.kind in loaded.built_for:
             build = (
-                "This build is for such devices: mend the driver, a library that is missing "
-                f"({loaded.builds}) or the setting that hides it"
+                "This build is for such devices: fix the driver, install a missing library "
+                f"({builds}) or change the setting that hides the device"
             )
         raise DeviceUnusable(
-            f"{loaded.framework} {version} cannot use {name} ({work.place.facts.kind}): as it is "
+            f"{loaded.framework} {version} cannot use {name} ({job.target.facts.kind}): as it is "
             f"installed here it uses {' and '.join(loaded.usable)}. {build}, or tune for another: "
-            f"--device {loaded.usable[-1]}"
+            f"`device={loaded.usable[-1]}`"
         )
-    if work.on_cpu:
-        refuse_what_is_missed(work.place.unusable, loaded)
+    if job.on_cpu:
+        refuse_cpu_for_missing_accelerator(job.target.unusable, loaded)
     return loaded
 
 
-def never_trained(loaded: Loaded, kind: DeviceKind) -> str:
-    """That a framework's models are never tuned on such a device; "" where they are."""
+def untrainable_reason(loaded: LoadedTask, kind: DeviceKind) -> str:
+    """Say why a framework's models are never tuned on a kind of device; "" where they are."""
     if kind in loaded.trains_on:
         return ""
     return f"{loaded.framework} models are tuned on {', '.join(loaded.trains_on)}, not on {kind}"
 
 
-def refuse_what_is_missed(unusable: Sequence[Unusable], loaded: Loaded) -> None:
-    """Raise `DeviceUnusable` where the CPU would stand for what the framework was built for."""
-    missed = [each.text for each in unusable if each.kind in loaded.built_for]
-    if missed:
+def refuse_cpu_for_missing_accelerator(unusable: Sequence[Unusable], loaded: LoadedTask) -> None:
+    """Raise `DeviceUnusable` where the framework was built for one of the unusable accelerators."""
+    reasons = [each.text for each in unusable if each.kind in loaded.built_for]
+    if reasons:
         raise DeviceUnusable(
-            f"{'; '.join(missed)}. Mend that, or tune for the CPU as it is: --device cpu"
+            f"{'; '.join(reasons)}. Fix that, or tune for the CPU instead: `device=cpu`"
         )
 
 
-def _first_step_failed(work: Work, failure: WorkerFailure, where: str = "") -> AutoprecError:
+def _first_step_error(job: TuningJob, failure: WorkerFailure, where: str = "") -> AutoprecError:
     if failure.kind is FailureKind.USER_ERROR and failure.frames:
-        message = f"{where}{failure.message}{_beside(work.task, failure.message)}"
+        message = f"{where}{failure.message}{_missing_file_hint(job.task, failure.message)}"
         raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)
     return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
 
 
-def _beside(task: Path, message: str) -> str:
-    """What to do where the file that is missing here is there beside the task file."""
+def _missing_file_hint(task: Path, message: str) -> str:
+    """Say what to do where the missing file exists next to the task file; "" elsewhere."""
     found = re.search(r"No such file or directory: '([^'\n]+)'", message)
     if found is None or Path(found[1]).is_absolute() or not (task.parent / found[1]).exists():
         return ""
     return (
-        f". It is in {task.parent}: paths count from the folder that the command is run in, so run "
-        "it there, or begin them with Path(__file__).parent"
+        f". It is in {task.parent}: relative paths start from the folder the command is run in, so "
+        "run it there, or begin them with Path(__file__).parent"
     )
 
 
-def _first_batch(work: Work) -> int:
-    sizes = work.options.batch_sizes
+def _first_batch(job: TuningJob) -> int:
+    sizes = job.options.batch_sizes
     if not sizes or BASELINE_BATCH in sizes:
         return BASELINE_BATCH
     return sizes[0]
 
 
-def _describe(work: Work, runner: Runner, batch: int) -> TaskFacts:
+def _describe(job: TuningJob, runner: Runner, batch: int) -> TaskFacts:
     """Describe the task at `batch`, or at the largest part of it that fits in memory."""
     while True:
         try:
-            facts: TaskFacts = runner.call("describe", batch_size=batch, seed=work.options.seed)
+            facts: TaskFacts = runner.call("describe", batch_size=batch, seed=job.options.seed)
             return facts
         except WorkerFailure as failure:
             if failure.kind is not FailureKind.OUT_OF_MEMORY or batch == 1:
@@ -144,139 +169,10 @@ def _describe(work: Work, runner: Runner, batch: int) -> TaskFacts:
             batch = max(1, batch // 4)
 
 
-def refuse_absent_tf32(work: Work, facts: DeviceFacts) -> None:
+def refuse_absent_tf32(job: TuningJob, facts: DeviceFacts) -> None:
     """Raise `UsageError` where TF32 was asked for and the device has none."""
-    if Policy.TF32 in work.options.policies and facts.fact(DType.TF32).support is Support.ABSENT:
+    if Policy.TF32 in job.options.policies and facts.fact(DType.TF32).support is Support.ABSENT:
         raise UsageError(
-            f"--policies tf32: {facts.name} has no TF32, so it would be float32 by another name; "
+            f"`policies=tf32`: {facts.name} has no TF32, so it would be float32 by another name; "
             "leave it out"
         )
-
-
-def build_space(work: Work, task: TaskFacts, facts: DeviceFacts, proposal: Proposal) -> Space:
-    """The recipes worth trying for this task on this device."""
-    policies = list(proposal.policies)
-    if Policy.FLOAT32 not in policies:
-        policies.insert(0, Policy.FLOAT32)  # measured as the baseline, never chosen
-    if task.uses_tf32 and Policy.TF32 in policies and not work.options.policies:
-        policies.remove(Policy.TF32)
-        work.listener(
-            Note(
-                "tf32 is not tried: the task's float32 products are TF32 already, in the baseline "
-                "and in the proof's float32 too"
-            )
-        )
-    if task.low_precision:
-        work.listener(Note(f"this is not plain float32: {task.low_precision}", warning=True))
-    for warning in task.warnings:
-        work.listener(Note(warning, warning=True))
-    patterns = work.options.float32_modules
-    extras = dict(plausible_knobs(facts, task)) if work.options.extras else {}
-    if patterns:
-        extras.pop(_ROUNDING, None)
-    return Space(
-        policies=tuple(policies),
-        batch_sizes=_batch_sizes(work, task),
-        effective_batch=task.batch_size,
-        memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
-        compile=(False, True) if _may_compile(work, task) else (False,),
-        knobs={**extras, **_asked_knobs(work, task)},
-        float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
-        alignments=_paddings(work, task, multiples(work, facts, policies)),
-    )
-
-
-def _asked_knobs(work: Work, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
-    """The knobs that were asked for, without those that mean nothing here."""
-    found = {}
-    for name, levels in work.options.knobs.items():
-        if task.framework in ("torch", "keras") and task.framework not in KNOBS[name].frameworks:
-            work.listener(Note(f"--knob {name} is not {task.framework}'s and is left out"))
-        elif name == KEEP_MEMORY and not task.keepable_memory:
-            work.listener(Note(f"--knob {name} needs glibc's malloc on a CPU and is left out"))
-        elif name == _ROUNDING and work.options.float32_modules:
-            work.listener(
-                Note(
-                    f"--knob {name} rounds every float32 product, those of --float32-modules too, "
-                    "and is left out"
-                )
-            )
-        else:
-            found[name] = levels
-    return found
-
-
-def _may_compile(work: Work, task: TaskFacts) -> bool:
-    """Whether compilation is worth trials: XLA under Keras always is, torch.compile if asked for.
-
-    A model that compiles itself is left to it, in the baseline as in every recipe.
-    XLA can double a small step's speed or lose all that bfloat16 wins, and costs seconds to try;
-    torch.compile can take minutes.
-    """
-    asked = work.options.compile or task.framework == "keras"
-    return asked and not task.compiled and not task.not_compilable
-
-
-def refusals_of(work: Work, task: TaskFacts) -> tuple[Refusal, ...]:
-    """What would be tried and is not for the task's sake, besides policies."""
-    asked = work.options.compile or task.framework == "keras"
-    return (Refusal("compiled", task.not_compilable),) if asked and task.not_compilable else ()
-
-
-def multiples(work: Work, facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:
-    """The multiples that dimensions may be padded to, the least first: what was asked for alone."""
-    return (work.options.align,) if work.options.align else wanted_multiples(facts, policies)
-
-
-def off_alignment(task: TaskFacts, multiple: int) -> tuple[Dimension, ...]:
-    """The dimensions of the model that are no multiple of what the device wants."""
-    return tuple(dimension for dimension in task.dimensions if dimension.size % multiple)
-
-
-def _paddings(work: Work, task: TaskFacts, wanted: Sequence[int]) -> tuple[Alignment, ...]:
-    """No padding, and each that may pay; two multiples that make the same sizes are tried once."""
-    found: dict[tuple[int, ...], Alignment] = {}
-    for multiple in wanted:
-        off = off_alignment(task, multiple)
-        if _padding_may_pay(work, task, off):
-            sizes = tuple(-(-each.size // multiple) * multiple for each in task.dimensions)
-            modules = tuple(dict.fromkeys(dimension.module for dimension in off))
-            found.setdefault(sizes, Alignment(multiple, modules))
-    return (Alignment(), *found.values())
-
-
-def _padding_may_pay(work: Work, task: TaskFacts, off: Sequence[Dimension]) -> bool:
-    """Whether enough of the work is off the alignment (an image's 3 channels seldom are)."""
-    if not off or work.options.align:
-        return bool(off)
-    modules = {dimension.module for dimension in off}
-    shares = [unit.products for unit in task.units if unit.path in modules]
-    known = any(unit.products for unit in task.units)
-    return not known or sum(shares) >= _PADDED_SHARE
-
-
-def _batch_sizes(work: Work, task: TaskFacts) -> tuple[int, ...]:
-    asked = work.options.batch_sizes
-    if task.batch_size is not None:
-        if not task.splittable:
-            work.listener(Note(f"BATCH_SIZE = {task.batch_size} is not split: {task.split_reason}"))
-            return (task.batch_size,)
-        if asked is not None:
-            return asked
-        return micro_batches(task.batch_size, low=SMALLEST_BATCH)
-    if asked is not None:
-        return asked
-    if task.samples < task.nominal:
-        return (task.samples,)
-    largest = _LARGEST_BATCH.get(work.place.facts.kind, _LARGEST_BATCH_ELSEWHERE)
-    return powers_of_two(SMALLEST_BATCH, largest)
-
-
-def baseline_point(space: Space) -> Point:
-    """Plain float32 as the user would run it: their batch, else 32, else the smallest there is."""
-    sizes = space.batch_sizes
-    batch = space.effective_batch
-    if batch not in sizes:
-        batch = BASELINE_BATCH if BASELINE_BATCH in sizes else sizes[0]
-    plain = {name: levels[0] for name, levels in space.levels().items()}
-    return {**plain, "policy": Policy.FLOAT32.value, BATCH: batch}

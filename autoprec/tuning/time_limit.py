@@ -1,7 +1,7 @@
-"""When a tuning must end, and which part of its time each stage may use up.
+"""When a tuning must end, and which share of its time has passed when each stage must end.
 
-One absolute moment is handed through all stages, so that what one took is not there for the next.
-A stage looks at it between two trials, runs or rounds; what has begun is not torn apart.
+One absolute deadline is handed through all stages, so that the time one stage used is gone for the
+next. A stage checks it between two trials, runs or rounds; work in progress is not interrupted.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SEARCH, PROOF, CONFIRMATION = 0.45, 0.8, 1.0
-"""By which share of the time each stage has ended. The search comes first and finds something to do
-for ever; a recipe that is neither proven nor confirmed is none."""
+SEARCH_SHARE, PROOF_SHARE, CONFIRMATION_SHARE = 0.45, 0.8, 1.0
+"""Shares of the time limit by which each stage ends. The search runs first and never runs out of
+recipes to try, but a recipe that is neither proven nor confirmed cannot be chosen."""
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """So many seconds from the moment `began`; infinity: no limit."""
+    """A time limit in seconds, counted from the clock reading `began`; infinity means no limit."""
 
     began: float = 0.0
     seconds: float = math.inf
     clock: Callable[[], float] = time.monotonic
 
-    def of(self, share: float) -> float:
-        """The moment at which this share of the time is over."""
+    def end_of(self, share: float) -> float:
+        """Return the clock reading at which this share of the time has passed."""
         return self.began + share * self.seconds
 
     def passed(self, share: float) -> bool:
-        """Whether this share of the time is over."""
-        return self.clock() >= self.of(share)
+        """Say whether this share of the time has passed."""
+        return self.clock() >= self.end_of(share)

@@ -16,12 +16,12 @@ import zlib
 from typing import Any
 
 _HEADER = struct.Struct("!II")
-LARGEST = 64 * 2**20
+MAX_MESSAGE_BYTES = 64 * 2**20
 TOKEN_BYTES = 16
 
 
 class ChannelClosed(Exception):
-    """The other side has gone."""
+    """The other side has closed the channel."""
 
 
 class Channel:
@@ -32,10 +32,10 @@ class Channel:
         self._buffer = bytearray()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message; `ChannelClosed` if nobody is there, `ValueError` if it is no JSON."""
+        """Send one message; `ChannelClosed` if the other side closed, `ValueError` if not JSON."""
         data = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
-        if len(data) > LARGEST:
-            raise ValueError(f"a message of {len(data)} bytes is larger than {LARGEST}")
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
         header = self._token + _HEADER.pack(len(data), zlib.crc32(data))
         try:
             self._socket.settimeout(None)
@@ -44,17 +44,17 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """Wait for one whole message, at most so long.
+        """Wait for one whole message, for at most `seconds`.
 
-        Raises `ChannelClosed` when the other side has gone, `TimeoutError` when time is up.
+        Raises `ChannelClosed` when the other side has closed, `TimeoutError` when time is up.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
-        while (message := self._next()) is None:
-            self._read(deadline)
+        while (message := self._next_message()) is None:
+            self._receive_bytes(deadline)
         return message
 
-    def _next(self) -> dict[str, Any] | None:
-        """The first whole message in the buffer; what comes before it is dropped."""
+    def _next_message(self) -> dict[str, Any] | None:
+        """Return the first whole message in the buffer; drop what precedes it."""
         while True:
             start = self._buffer.find(self._token)
             if start < 0:
@@ -65,7 +65,7 @@ class Channel:
             if len(self._buffer) < body:
                 return None
             length, checksum = _HEADER.unpack_from(self._buffer, len(self._token))
-            if length <= LARGEST:
+            if length <= MAX_MESSAGE_BYTES:
                 if len(self._buffer) < body + length:
                     return None
                 data = bytes(self._buffer[body : body + length])
@@ -75,7 +75,7 @@ class Channel:
                     return message
             del self._buffer[: len(self._token)]
 
-    def _read(self, deadline: float | None) -> None:
+    def _receive_bytes(self, deadline: float | None) -> None:
         """Add what arrives. After the deadline, what has arrived already still counts."""
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
@@ -90,7 +90,7 @@ class Channel:
         self._buffer += part
 
     def shutdown(self) -> None:
-        """Tell the other side that nothing more will come."""
+        """Tell the other side that no more messages will follow."""
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

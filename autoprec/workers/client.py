@@ -2,7 +2,7 @@
 
 A call sends one message and waits for its answer. Progress (phase and step) restarts the phase's
 clock; a phase that makes no progress for longer than its allowance is a timeout, and everything the
-worker started is ended. A worker that dies is told apart by how it died.
+worker started is ended. The ways in which a worker can die are told apart.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from autoprec.backends import registry
+from autoprec.backends.protocol import ProgressCallback
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.errors import UsageError
 from autoprec.workers.channel import TOKEN_BYTES, Channel, ChannelClosed
@@ -31,40 +33,20 @@ from autoprec.workers.failures import (
     WorkerFailure,
     classify_exit,
     describe_exit,
-    match,
+    match_failure,
 )
-from autoprec.workers.handlers import Loaded, hints
+from autoprec.workers.handlers import LoadedTask, type_hints_of
 from autoprec.workers.memory_limit import memory_budget
+from autoprec.workers.timeouts import (
+    FIRST_STEP_TIMEOUT_SECONDS,
+    allowed_seconds,
+    explain_timeout,
+    patience_factor,
+)
 
-#: Seconds without progress that a phase may take. Compilation and first steps are slow and silent.
-PHASE_SECONDS: Mapping[str, float] = {
-    "start": 120.0,
-    "load": 300.0,
-    "build": 600.0,
-    "data": 600.0,
-    "compile": 1200.0,
-    "warmup": 900.0,
-    "describe": 600.0,
-}
-STEP_SECONDS = 300.0
-
-#: A step may take this many times the slowest step seen, but is never cut off below the floor.
-STEP_FACTOR = 30.0
-STEP_FLOOR_SECONDS = 60.0
-
-#: Multiplies every allowance, for machines that are slower than anybody thought.
-PATIENCE = "AUTOPREC_PATIENCE"
-
-_FIRST_PHASE = {"load": "load", "time": "steps"}
-_LAST_LINES = 40
-_END_SECONDS = 5.0
-
-OnProgress = Callable[[str, int], None]
-"""Hears the phase that a worker is in and the step that it is at."""
-
-
-def unheard(phase: str, step: int) -> None:
-    """Drop a worker's progress."""
+_FIRST_PHASE_OF = {"load": "load", "time": "steps"}
+_SHOWN_LOG_LINES = 40
+_EXIT_WAIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -81,19 +63,7 @@ class WorkerSettings:
     checkpoint: Path | None = None
     memory_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    step_seconds: float = STEP_SECONDS
-
-
-def patience() -> float:
-    """The factor on every allowance, from the environment; `UsageError` if it is no number."""
-    text = os.environ.get(PATIENCE, "1")
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    if not 0 < factor < 1e6:
-        raise UsageError(f"{PATIENCE}={text!r} given, expected a number above 0 such as 10")
-    return factor
+    step_seconds: float = FIRST_STEP_TIMEOUT_SECONDS
 
 
 class Worker:
@@ -103,18 +73,18 @@ class Worker:
         if os.name != "posix":
             raise UsageError("tuning needs Linux or macOS; probe and apply_profile work here")
         self.settings = settings
-        self.loaded: Loaded | None = None
-        self._patience = patience()
+        self.loaded: LoadedTask | None = None
+        self._patience = patience_factor()
         self._phase = "start"
         self._slowest_step = 0.0
         self._log = _open_log()
-        with contextlib.ExitStack() as theirs:
+        with contextlib.ExitStack() as worker_ends:
             ours, channel = socket.socketpair()
-            theirs.callback(channel.close)
+            worker_ends.callback(channel.close)
             lifeline, self._lifeline = os.pipe()
-            theirs.callback(os.close, lifeline)
+            worker_ends.callback(os.close, lifeline)
             self._status, status = os.pipe()
-            theirs.callback(os.close, status)
+            worker_ends.callback(os.close, status)
             token = secrets.token_bytes(TOKEN_BYTES)
             self._channel = Channel(ours, token)
             arguments = {
@@ -135,23 +105,23 @@ class Worker:
                     stderr=subprocess.STDOUT,
                     pass_fds=(channel.fileno(), lifeline, status),
                     start_new_session=True,
-                    env={**os.environ, **_QUIET, **_BESIDE_OTHERS, **settings.environment},
+                    env={**os.environ, **_worker_environment(), **settings.environment},
                 )
             except BaseException:
-                self._close_ends()
+                self._close_descriptors()
                 raise
 
     @property
     def pid(self) -> int:
-        """The process id of the worker itself; its guard's until the guard has said it."""
+        """Return the worker's process id; its guard's until the guard has reported the worker's."""
         return self._worker_process() or self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Return whether the process still runs."""
         return self._process.poll() is None
 
-    def load(self, on_progress: OnProgress | None = None) -> Loaded:
+    def load(self, on_progress: ProgressCallback | None = None) -> LoadedTask:
         """Load the task file, once."""
         if self.loaded is None:
             checkpoint = self.settings.checkpoint
@@ -164,16 +134,18 @@ class Worker:
             )
         return self.loaded
 
-    def call(self, method: str, *, on_progress: OnProgress | None = None, **arguments: Any) -> Any:
+    def call(
+        self, method: str, *, on_progress: ProgressCallback | None = None, **arguments: Any
+    ) -> Any:
         """Call a method of `Service` and wait; `WorkerFailure` if it or the worker fails."""
-        self._phase = _FIRST_PHASE.get(method, "start")
+        self._phase = _FIRST_PHASE_OF.get(method, "start")
         try:
             self._channel.send(
                 {"call": method, "arguments": {k: to_plain(v) for k, v in arguments.items()}},
             )
             answer = self._wait(on_progress)
         except ChannelClosed:
-            raise self._died() from None
+            raise self._death_failure() from None
         except BaseException:
             self.kill()
             raise
@@ -185,16 +157,16 @@ class Worker:
                 frames=failure.get("frames", ""),
                 phase=self._phase,
             )
-        return from_plain(hints(method)["return"], answer["result"])
+        return from_plain(type_hints_of(method)["return"], answer["result"])
 
-    def _wait(self, on_progress: OnProgress | None) -> dict[str, Any]:
+    def _wait(self, on_progress: ProgressCallback | None) -> dict[str, Any]:
         since = time.monotonic()
         while True:
             allowed = self._allowance()
             try:
                 message = self._channel.receive(allowed)
             except TimeoutError:
-                raise self._hangs(allowed) from None
+                raise self._timeout_failure(allowed) from None
             if "progress" not in message:
                 return message
             phase, step = message["progress"]
@@ -206,17 +178,17 @@ class Worker:
                 on_progress(self._phase, int(step))
 
     def _allowance(self) -> float:
-        """Seconds that the phase may go on without progress."""
-        seconds = PHASE_SECONDS.get(self._phase)
-        if seconds is None:
-            seconds = self.settings.step_seconds
-            if self._phase == "steps" and self._slowest_step > 0:
-                seconds = max(STEP_FLOOR_SECONDS, STEP_FACTOR * self._slowest_step)
-        return seconds * self._patience
+        """Return the seconds that the phase may go on without progress."""
+        return allowed_seconds(
+            self._phase,
+            first_step_seconds=self.settings.step_seconds,
+            slowest_step_seconds=self._slowest_step,
+            patience=self._patience,
+        )
 
     # How it ended --------------------------------------------------------------------------------
 
-    def _hangs(self, allowed: float) -> WorkerFailure:
+    def _timeout_failure(self, allowed: float) -> WorkerFailure:
         before = self.printed()
         process = self._worker_process()
         if process is not None:
@@ -227,15 +199,14 @@ class Worker:
         self.kill()
         return WorkerFailure(
             FailureKind.TIMEOUT,
-            f"no progress for {allowed:.0f} s in the phase {self._phase!r} ({PATIENCE}=10 in the "
-            "environment waits ten times as long)",
-            frames=_without_ours(shown) or before,
+            explain_timeout(self._phase, allowed),
+            frames=_without_autoprec_frames(shown) or before,
             phase=self._phase,
         )
 
-    def _died(self) -> WorkerFailure:
+    def _death_failure(self) -> WorkerFailure:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_END_SECONDS)
+            self._process.wait(timeout=_EXIT_WAIT_SECONDS)
         report = self._report()
         printed = self.printed()
         guard = self._process.poll()
@@ -257,32 +228,34 @@ class Worker:
             )
         kind = classify_exit(code, printed)
         message = f"the worker {describe_exit(code)} in the phase {self._phase!r}"
-        if kind is FailureKind.EXITED and match(printed) is None and code >= 0:
+        if kind is FailureKind.EXITED and match_failure(printed) is None and code >= 0:
             message += "; does the task call os._exit?"
-        return WorkerFailure(kind, message, frames=_without_ours(printed), phase=self._phase)
+        return WorkerFailure(
+            kind, message, frames=_without_autoprec_frames(printed), phase=self._phase
+        )
 
     def _report(self) -> dict[str, Any]:
-        """What the guard has said so far, all lines together."""
+        """Merge all status lines the guard has written so far."""
         with contextlib.suppress(OSError, ValueError):
             while select.select([self._status], [], [], 0)[0]:
                 part = os.read(self._status, 1 << 16)
                 if not part:
                     break
-                self._said += part
+                self._guard_output += part
         report: dict[str, Any] = {}
-        for line in self._said.splitlines():
+        for line in self._guard_output.splitlines():
             with contextlib.suppress(ValueError):
                 report.update(json.loads(line))
         return report
 
-    _said = b""
+    _guard_output = b""
 
     def _worker_process(self) -> int | None:
         process = self._report().get("worker")
         return process if isinstance(process, int) else None
 
     def printed(self) -> str:
-        """The last lines the worker printed."""
+        """Return the last lines the worker printed."""
         if self._log is None:
             return ""
         try:
@@ -291,25 +264,25 @@ class Worker:
             text = self._log.read().decode(errors="replace")
         except (OSError, ValueError):
             return ""
-        return "\n".join(text.replace("\0", "").splitlines()[-_LAST_LINES:])
+        return "\n".join(text.replace("\0", "").splitlines()[-_SHOWN_LOG_LINES:])
 
     # The end -------------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """End the worker and everything it started, at once."""
         worker = self._worker_process()
-        self._close_ends()
+        self._close_descriptors()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_END_SECONDS)  # the guard ends all of them
+            self._process.wait(timeout=_EXIT_WAIT_SECONDS)  # the guard ends all of them
         if self._process.returncode is None:
             for group in (worker, self._process.pid):
                 if group is not None:
                     with contextlib.suppress(OSError):
                         os.killpg(group, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=_END_SECONDS)
+                self._process.wait(timeout=_EXIT_WAIT_SECONDS)
 
-    def _close_ends(self) -> None:
+    def _close_descriptors(self) -> None:
         for name in ("_lifeline", "_status"):
             descriptor = getattr(self, name, -1)
             setattr(self, name, -1)
@@ -331,8 +304,16 @@ class Worker:
         self.kill()
 
 
+def _worker_environment() -> dict[str, str]:
+    """Return the variables that keep workers quiet, and those that frameworks want."""
+    environment = dict(_QUIET_ENVIRONMENT)
+    for known in registry.all_capabilities().values():
+        environment |= known.environment
+    return environment
+
+
 def _open_log() -> IO[bytes] | None:
-    """A file for what the worker prints, None where there is no place for one."""
+    """Open a file for what the worker prints; None where none can be created."""
     import fcntl
 
     try:
@@ -345,7 +326,7 @@ def _open_log() -> IO[bytes] | None:
 
 
 def _exit_code(report: Mapping[str, Any], guard: int | None) -> int | None:
-    """How the worker ended, as subprocess says it; None if it has not."""
+    """Return the worker's exit status in subprocess's convention; None if it still runs."""
     if "signal" in report:
         return -int(report["signal"])
     if "code" in report:
@@ -353,13 +334,11 @@ def _exit_code(report: Mapping[str, Any], guard: int | None) -> int | None:
     return guard if guard else None  # the guard itself was killed, and the worker with it
 
 
-def _without_ours(printed: str) -> str:
-    """What was printed, without the frames of autoprec in the stacks that faulthandler shows."""
+def _without_autoprec_frames(printed: str) -> str:
+    """Drop autoprec's own frames from the stacks that faulthandler printed."""
     package = str(Path(__file__).parents[1]) + os.sep
     return "\n".join(line for line in printed.splitlines() if f'File "{package}' not in line)
 
 
 _SCRIPT = str(Path(__file__).with_name("server.py"))
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-#: TensorFlow's first process on a GPU takes all of its memory otherwise, and there are several.
-_BESIDE_OTHERS = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+_QUIET_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -2,7 +2,7 @@
 
 Two busy processes on two cores slow each other's steps many times over, and nothing in the step
 times says so. Linux counts every processor's busy time (/proc/stat) and every process's own
-(/proc/PID/stat); what is left over is others'. Elsewhere nothing is known and nothing is said.
+(/proc/PID/stat); the difference is other processes'. Elsewhere nothing is known, or reported.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pathlib import Path
 
 from autoprec.backends.protocol import DeviceMemory
 
-#: Others using more of the processors than this make a measurement doubtful.
+#: Where other processes use more of the processors than this, a measurement is unreliable.
 BUSY_SHARE = 0.15
 _PROC = Path("/proc")
 
 
-class Neighbours:
-    """The share of this process's processors that others used since `start`."""
+class ProcessorShare:
+    """Measures the share of this process's processors that other processes use."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
         self._begin: tuple[float, float, float] | None = None
 
     def start(self, pids: Sequence[int]) -> None:
-        """Begin an interval; `pids` are the processes that are not others, besides this one."""
+        """Begin an interval; `pids` and this process are the tuning's own processes."""
         self._begin = self._read(pids)
 
     def share(self, pids: Sequence[int]) -> float | None:
-        """Others' share of the processors from 0 to 1 since `start`; None where it is not known."""
+        """Return others' share (0 to 1) of the processors since `start`; None where unknown."""
         begin, end = self._begin, self._read(pids)
         if begin is None or end is None or end[0] - begin[0] < 0.2:
             return None
@@ -47,7 +47,7 @@ class Neighbours:
         return time.monotonic(), busy, own
 
     def _busy(self) -> float | None:
-        """Busy seconds of the processors this process may use: user, nice, system, irq, steal."""
+        """Sum the busy seconds (user, nice, system, irq, steal) of the processors usable here."""
         wanted = {f"cpu{number}" for number in _processors()}
         total = None
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -60,7 +60,7 @@ class Neighbours:
         return total
 
     def _own(self, pid: int) -> float:
-        """A process's seconds, and those of its children that ended: none is lost with them."""
+        """Sum a process's CPU seconds and those of its children that have ended."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = (self._proc / str(pid) / "stat").read_text()
             fields = text.rpartition(")")[2].split()
@@ -68,22 +68,22 @@ class Neighbours:
         return 0.0
 
 
-#: Others on an accelerator that hold more than this have work of their own there, in bytes.
-_HOLDS_WORK = 2**30
+#: Other processes that hold more than this on an accelerator are computing there.
+_IDLE_DEVICE_BYTES = 2**30
 
 
-def said_of_others(memory: DeviceMemory) -> str:
-    """What to say of others on an accelerator; empty where only a desktop, or nobody, is there."""
-    if memory.others <= _HOLDS_WORK:
+def warn_of_other_users(memory: DeviceMemory) -> str:
+    """Warn of other processes on an accelerator; empty where there is a desktop at most."""
+    if memory.others <= _IDLE_DEVICE_BYTES:
         return ""
     return (
-        f"other processes hold {memory.others / 2**30:.1f} GiB of this device: recipes are kept to "
-        f"the {memory.free / 2**30:.1f} GiB that are free, and step times measured beside others "
-        "are doubtful. Stop them, or run the same command with --fresh later"
+        f"other processes hold {memory.others / 2**30:.1f} GiB of this device: recipes are limited "
+        f"to the {memory.free / 2**30:.1f} GiB that are free, and step times may be unreliable. "
+        "Stop them, or tune again later with `fresh`"
     )
 
 
-class Watch:
+class ContentionMonitor:
     """Watches measurements, says once that they are disturbed, and remembers the worst share."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -92,15 +92,15 @@ class Watch:
 
     @contextlib.contextmanager
     def over(self, pids: Callable[[], Sequence[int]]) -> Iterator[None]:
-        """Watch one measurement by the processes `pids`, which may start and end meanwhile."""
-        neighbours = Neighbours()
+        """Watch one measurement made by the processes `pids`, which may start and end meanwhile."""
+        neighbours = ProcessorShare()
         neighbours.start(pids())
         yield
         share = neighbours.share(pids()) or 0.0
         if share > BUSY_SHARE >= self.worst:
             self._say(
-                f"other processes are using {share:.0%} of these processors: step times measured "
-                "beside them are doubtful. Stop them, or run the same command with --fresh later"
+                f"other processes are using {share:.0%} of these processors, which makes step "
+                "times unreliable. Stop them, or tune again later with `fresh`"
             )
         self.worst = max(self.worst, share)
 

@@ -2,7 +2,8 @@
 
 Evidence is an exception's type and message in the worker, or the worker's exit and the last lines
 it printed. Only `OUT_OF_MEMORY` means that a recipe is too big. Messages are those of the libraries
-themselves; each row says whose.
+themselves; each row says whose. The table is one for all frameworks: they share libraries (cuDNN,
+oneDNN, glibc), and a worker may die before its framework is known.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class FailureKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class FailurePattern:
     """A piece of evidence: a pattern in "TypeName: message" or in printed output, and its kind.
 
-    `advice` says what mends it, where the message does not and there is one answer.
+    `advice` says how to fix it, where the message does not and there is one answer.
     """
 
     pattern: str
@@ -43,48 +44,55 @@ class Row:
     advice: str = ""
 
 
+# Short names, so that most patterns fit a line.
 _OOM = FailureKind.OUT_OF_MEMORY
 _FAULT = FailureKind.DEVICE_FAULT
 _LOST = FailureKind.LOST_DEVICE
 
 _UNSUPPORTED = FailureKind.UNSUPPORTED
-_LOW = r"(Half|BFloat16|Float8\w*)"
+_LOW_DTYPE = r"(Half|BFloat16|Float8\w*)"
 
-TABLE: tuple[Row, ...] = (
+FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
     # Out of memory -------------------------------------------------------------------------------
-    Row(r"^MemoryError\b", _OOM, "Python"),
-    Row(r"Unable to allocate [\d.]+ \wi?B for an array", _OOM, "NumPy"),
-    Row(r"DefaultCPUAllocator: (can't allocate|not enough) memory", _OOM, "PyTorch, CPU"),
-    Row(r"could not create a memory object", _OOM, "oneDNN"),
-    Row(r"^(torch\.)?(cuda\.)?OutOfMemoryError\b", _OOM, "PyTorch"),
-    Row(r"(CUDA|HIP|XPU) out of memory", _OOM, "PyTorch's caching allocator"),
-    Row(r"(CUDA|HIP) error: out of memory", _OOM, "CUDA and HIP runtime"),
-    Row(r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory", _OOM, "CUDA and HIP driver"),
-    Row(r"MPS backend out of memory|Invalid buffer size: [\d.]+ [GT]i?B", _OOM, "PyTorch, MPS"),
-    Row(r"kIOGPUCommandBufferCallbackErrorOutOfMemory", _OOM, "Metal"),
-    Row(r"CUBLAS_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED", _OOM, "cuBLAS, hipBLAS"),
-    Row(r"CUDNN_STATUS_ALLOC_FAILED", _OOM, "cuDNN"),
-    Row(
+    FailurePattern(r"^MemoryError\b", _OOM, "Python"),
+    FailurePattern(r"Unable to allocate [\d.]+ \wi?B for an array", _OOM, "NumPy"),
+    FailurePattern(
+        r"DefaultCPUAllocator: (can't allocate|not enough) memory", _OOM, "PyTorch, CPU"
+    ),
+    FailurePattern(r"could not create a memory object", _OOM, "oneDNN"),
+    FailurePattern(r"^(torch\.)?(cuda\.)?OutOfMemoryError\b", _OOM, "PyTorch"),
+    FailurePattern(r"(CUDA|HIP|XPU) out of memory", _OOM, "PyTorch's caching allocator"),
+    FailurePattern(r"(CUDA|HIP) error: out of memory", _OOM, "CUDA and HIP runtime"),
+    FailurePattern(r"CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory", _OOM, "CUDA and HIP driver"),
+    FailurePattern(
+        r"MPS backend out of memory|Invalid buffer size: [\d.]+ [GT]i?B", _OOM, "PyTorch, MPS"
+    ),
+    FailurePattern(r"kIOGPUCommandBufferCallbackErrorOutOfMemory", _OOM, "Metal"),
+    FailurePattern(
+        r"CUBLAS_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED", _OOM, "cuBLAS, hipBLAS"
+    ),
+    FailurePattern(r"CUDNN_STATUS_ALLOC_FAILED", _OOM, "cuDNN"),
+    FailurePattern(
         r"cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
         _OOM,
         "cuDNN; accelerate and Lightning read it so too",
     ),
-    Row(r"(UR_RESULT|PI)_ERROR_OUT_OF_(DEVICE|HOST|RESOURCES)\w*", _OOM, "oneAPI"),
-    Row(r"HSA_STATUS_ERROR_OUT_OF_RESOURCES", _OOM, "ROCm"),
-    Row(
+    FailurePattern(r"(UR_RESULT|PI)_ERROR_OUT_OF_(DEVICE|HOST|RESOURCES)\w*", _OOM, "oneAPI"),
+    FailurePattern(r"HSA_STATUS_ERROR_OUT_OF_RESOURCES", _OOM, "ROCm"),
+    FailurePattern(
         r"ResourceExhaustedError\b|RESOURCE_EXHAUSTED: .*([Mm]emory|alloc)", _OOM, "TensorFlow, XLA"
     ),
-    Row(r"OOM when allocating tensor", _OOM, "TensorFlow"),
-    Row(
+    FailurePattern(r"OOM when allocating tensor", _OOM, "TensorFlow"),
+    FailurePattern(
         r"failed to alloc(ate)? .*(bytes|memory)|Dst tensor is not initialized", _OOM, "TensorFlow"
     ),
-    Row(r"std::bad_alloc", _OOM, "C++ runtime"),
-    Row(r"Cannot allocate memory", _OOM, "the system's ENOMEM"),
-    Row(r"pthread_create failed.*Resource temporarily unavailable", _OOM, "OpenBLAS"),
-    Row(r"Thread creation failed: Resource temporarily unavailable", _OOM, "libgomp"),
-    Row(r"can't start new thread", _OOM, "Python: no memory for a thread's stack"),
+    FailurePattern(r"std::bad_alloc", _OOM, "C++ runtime"),
+    FailurePattern(r"Cannot allocate memory", _OOM, "the system's ENOMEM"),
+    FailurePattern(r"pthread_create failed.*Resource temporarily unavailable", _OOM, "OpenBLAS"),
+    FailurePattern(r"Thread creation failed: Resource temporarily unavailable", _OOM, "libgomp"),
+    FailurePattern(r"can't start new thread", _OOM, "Python: no memory for a thread's stack"),
     # A kernel faulted: this process's context is lost, another process can use the device ---------
-    Row(
+    FailurePattern(
         r"(CUDA|HIP) error: (unspecified launch failure|an illegal (memory access|instruction)"
         r"|misaligned address|invalid (program counter|address space)|hardware stack error)"
         r"|CUDA_ERROR_(LAUNCH_FAILED|ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS)"
@@ -94,14 +102,14 @@ TABLE: tuple[Row, ...] = (
         "CUDA errors 700, 715 to 719; ROCr's queue errors; Level Zero's word for a device that was "
         "reset after a hang or a fault",
     ),
-    # The device, or a process, has gone ----------------------------------------------------------
-    Row(
+    # The device, or a process, is lost -----------------------------------------------------------
+    FailurePattern(
         r"(CUDA|HIP) error: (uncorrectable ECC|device lost|no (CUDA|ROCm)-capable device)"
         r"|CUDA_ERROR_(NO_DEVICE|ECC|DEINITIALIZED)|GPU is lost|HSA_STATUS_ERROR",
         _LOST,
         "CUDA, NVML, ROCm",
     ),
-    Row(
+    FailurePattern(
         r"CUDA error: (all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy"
         r"|CUDA_ERROR_DEVICE_UNAVAILABLE",
         _LOST,
@@ -109,28 +117,32 @@ TABLE: tuple[Row, ...] = (
         "Another process holds this GPU, and its compute mode allows one at a time (`nvidia-smi -q "
         "-d COMPUTE`): wait for that process, or set the mode back with `nvidia-smi -c DEFAULT`",
     ),
-    Row(
+    FailurePattern(
         r"DataLoader worker .*killed by signal: Killed",
         FailureKind.KILLED,
         "PyTorch: the kernel killed a loader's process",
     ),
-    Row(
+    FailurePattern(
         r"DataLoader worker .*killed by signal: (Segmentation fault|Aborted)",
         FailureKind.SEGFAULT,
         "PyTorch: a loader's process crashed",
     ),
-    Row(r"Illegal instruction", FailureKind.ILLEGAL_INSTRUCTION, "the system"),
-    Row(r"CUDA error: the launch timed out", FailureKind.TIMEOUT, "CUDA's watchdog"),
-    Row(r"CUDA error: device-side assert", FailureKind.USER_ERROR, "CUDA: an index out of range"),
+    FailurePattern(r"Illegal instruction", FailureKind.ILLEGAL_INSTRUCTION, "the system"),
+    FailurePattern(r"CUDA error: the launch timed out", FailureKind.TIMEOUT, "CUDA's watchdog"),
+    FailurePattern(
+        r"CUDA error: device-side assert", FailureKind.USER_ERROR, "CUDA: an index out of range"
+    ),
     # Numbers -------------------------------------------------------------------------------------
-    Row(r"^FloatingPointError\b", FailureKind.NONFINITE, "Python, NumPy"),
-    Row(
+    FailurePattern(r"^FloatingPointError\b", FailureKind.NONFINITE, "Python, NumPy"),
+    FailurePattern(
         r"returned nan values in its \d+th output", FailureKind.NONFINITE, "PyTorch's anomaly mode"
     ),
-    Row(r"Tensor had (NaN|Inf)|Inf and NaN values", FailureKind.NONFINITE, "TensorFlow"),
-    Row(r"but found invalid values:\s+tensor\(.*nan", FailureKind.NONFINITE, "torch.distributions"),
-    # The task's own code, where what mends it is known
-    Row(
+    FailurePattern(r"Tensor had (NaN|Inf)|Inf and NaN values", FailureKind.NONFINITE, "TensorFlow"),
+    FailurePattern(
+        r"but found invalid values:\s+tensor\(.*nan", FailureKind.NONFINITE, "torch.distributions"
+    ),
+    # The task's own code, where the fix is known
+    FailurePattern(
         r"xpected (all )?tensors to be on the same device|indices should be either on \w+ or on",
         FailureKind.USER_ERROR,
         "PyTorch: a tensor made on the CPU meets one of the accelerator",
@@ -139,7 +151,7 @@ TABLE: tuple[Row, ...] = (
         "method to(device)",
     ),
     # No kernel for this dtype, or code that a recipe breaks
-    Row(
+    FailurePattern(
         r"binary_cross_entropy and torch\.nn\.BCELoss are unsafe to autocast",
         _UNSUPPORTED,
         "PyTorch's autocast for CUDA and XPU, not the CPU's",
@@ -147,56 +159,64 @@ TABLE: tuple[Row, ...] = (
         "torch.autocast(device_type, enabled=False)` in training_step, or a loss_fn(outputs, "
         "targets) instead of it",
     ),
-    Row(
+    FailurePattern(
         r"CUDA error: no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU"
         r"|(HIP|CUDA) error: invalid device function|hipErrorNoBinaryForGpu",
         _UNSUPPORTED,
         "CUDA 209, HIP 98: a build without kernels for this GPU",
         "The installed framework was built without kernels for this GPU: install a build that "
-        "names its compute capability or architecture, or tune for another device with --device",
+        "names its compute capability or architecture, or tune for another `device`",
     ),
-    Row(rf"not implemented for '{_LOW}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"),
-    Row(rf"unsupported ScalarType {_LOW}", _UNSUPPORTED, "PyTorch to NumPy"),
-    Row(
-        rf"expected (scalar type|dtype) \w+ but (found|got) \w*{_LOW}"
-        rf"|expected (scalar type|dtype) {_LOW} but"
+    FailurePattern(
+        rf"not implemented for '{_LOW_DTYPE}'", _UNSUPPORTED, "PyTorch: no kernel for this dtype"
+    ),
+    FailurePattern(rf"unsupported ScalarType {_LOW_DTYPE}", _UNSUPPORTED, "PyTorch to NumPy"),
+    FailurePattern(
+        rf"expected (scalar type|dtype) \w+ but (found|got) \w*{_LOW_DTYPE}"
+        rf"|expected (scalar type|dtype) {_LOW_DTYPE} but"
         r"|to have the same dtype, but got|must have the same dtype, but got"
         r"|mixed dtype \(CPU\)|RNN input dtype \(.*\) does not match weight dtype"
         r"|Input type \(.*\) and (weight|bias) type \(.*\) should be the same",
         _UNSUPPORTED,
         "PyTorch: code that mixes dtypes",
     ),
-    Row(
+    FailurePattern(
         r"No OpKernel was registered to support Op|Could not find device for node"
         r"|Detected unsupported operations when trying to compile graph",
         _UNSUPPORTED,
         "TensorFlow: no kernel for this dtype",
     ),
-    Row(
+    FailurePattern(
         r"was expected to be an? \w+ tensor but is an? \w+ tensor"
         r"|has type \w+ that does not match type \w+ of argument"
         r"|Tensor conversion requested dtype \w+ for Tensor with dtype",
         _UNSUPPORTED,
         "TensorFlow: code that mixes dtypes",
     ),
-    Row(
+    FailurePattern(
         r"view size is not compatible with input tensor's size and stride",
         _UNSUPPORTED,
         "PyTorch: .view() of a channels_last tensor",
     ),
-    Row(r"could not create a primitive( descriptor)?", _UNSUPPORTED, "oneDNN: no such kernel"),
-    Row(
+    FailurePattern(
+        r"could not create a primitive( descriptor)?", _UNSUPPORTED, "oneDNN: no such kernel"
+    ),
+    FailurePattern(
         r"FailOnRecompileLimitHit",
         _UNSUPPORTED,
         "Dynamo gave up compiling: the rest would run eagerly",
         "torch.compile recompiled too often and would have run the rest eagerly; shapes that vary "
         "from batch to batch do this: pad them, or mark them with torch._dynamo.mark_dynamic",
     ),
-    Row(r"^NotCompiled\b", _UNSUPPORTED, "ours: the framework left a compiled step to Python"),
-    Row(r"BackendCompilerFailed|InductorError|TorchRuntimeError", _UNSUPPORTED, "Dynamo"),
+    FailurePattern(
+        r"^NotCompiled\b", _UNSUPPORTED, "ours: the framework left a compiled step to Python"
+    ),
+    FailurePattern(
+        r"BackendCompilerFailed|InductorError|TorchRuntimeError", _UNSUPPORTED, "Dynamo"
+    ),
 )
 
-_SIGNALS = {
+_KIND_OF_SIGNAL = {
     "SIGKILL": FailureKind.KILLED,
     "SIGILL": FailureKind.ILLEGAL_INSTRUCTION,
     "SIGSEGV": FailureKind.SEGFAULT,
@@ -208,14 +228,14 @@ _SIGNALS = {
 
 
 def classify_exception(error: BaseException) -> FailureKind:
-    """The kind of an exception that a worker caught; `USER_ERROR` where no row fits."""
+    """Classify an exception that a worker caught; `USER_ERROR` where no pattern matches."""
     current: BaseException | None = error
     seen: set[int] = set()
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         if isinstance(current, MemoryError):  # NumPy's own is a subclass of another name
             return _OOM
-        kind = match(describe_exception(current))
+        kind = match_failure(describe_exception(current))
         if kind is not None:
             return kind
         hidden = current.__suppress_context__
@@ -224,7 +244,7 @@ def classify_exception(error: BaseException) -> FailureKind:
 
 
 def describe_exception(error: BaseException) -> str:
-    """ "TypeName: message", also where the exception cannot say what it is."""
+    """Return "TypeName: message", even for an exception whose `str()` raises."""
     try:
         message = str(error)
     except Exception:
@@ -232,46 +252,50 @@ def describe_exception(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def match(text: str) -> FailureKind | None:
-    """The kind of the first row whose pattern occurs in `text`."""
-    row = _row(text)
-    return None if row is None else row.kind
+def match_failure(text: str) -> FailureKind | None:
+    """Return the kind of the first pattern that occurs in `text`."""
+    found = _matching_pattern(text)
+    return None if found is None else found.kind
 
 
-def with_advice(text: str) -> str:
-    """A message, and what mends it where that is known."""
-    row = _row(text)
-    if row is None or not row.advice:
+def add_advice(text: str) -> str:
+    """Append the known remedy to a message, where there is one."""
+    found = _matching_pattern(text)
+    if found is None or not found.advice:
         return text
     first, _, _ = text.partition("\n")
-    return f"{first.rstrip('.')}. {row.advice}"
+    return f"{first.rstrip('.')}. {found.advice}"
 
 
-def _row(text: str) -> Row | None:
+def _matching_pattern(text: str) -> FailurePattern | None:
     text = text[-20_000:]
-    return next((row for row in TABLE if re.search(row.pattern, text)), None)
+    return next((each for each in FAILURE_PATTERNS if re.search(each.pattern, text)), None)
 
 
 def classify_exit(returncode: int, printed: str) -> FailureKind:
-    """The kind of a worker's death: by its signal and the last lines it printed."""
+    """Classify a worker's death by its signal and the last lines it printed."""
     name = _signal_name(returncode)
-    found = match(printed)
+    found = match_failure(printed)
     if name in ("SIGABRT", "SIGSEGV", "SIGTRAP") and found in (_OOM, _FAULT, _LOST):
         return found
     if name is not None:
-        return _SIGNALS.get(name, FailureKind.EXITED)
-    told = found if found in (_OOM, _FAULT, _LOST) and returncode != 0 else None
-    return told or FailureKind.EXITED
+        return _KIND_OF_SIGNAL.get(name, FailureKind.EXITED)
+    if found in (_OOM, _FAULT, _LOST) and returncode != 0:
+        return found
+    return FailureKind.EXITED
 
 
 def describe_exit(returncode: int) -> str:
-    """How a worker ended, for people: "was ended by SIGKILL", "exited with code 3"."""
+    """Say in words how a worker ended: "was ended by SIGKILL", "exited with code 3"."""
     name = _signal_name(returncode)
     return f"was ended by {name}" if name else f"exited with code {returncode}"
 
 
 def _signal_name(returncode: int) -> str | None:
-    """The signal's name. 137 is no signal here: only a shell says SIGKILL that way."""
+    """Return the signal's name; None for an exit code.
+
+    So for 137, too, by which only a shell means SIGKILL.
+    """
     if returncode >= 0:
         return None
     try:

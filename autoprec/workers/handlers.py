@@ -14,26 +14,34 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.backends import registry
-from autoprec.backends.protocol import Backend, DeviceMemory, Report, Session, Task, Tracer
-from autoprec.backends.shared.process_memory import give_back_memory
-from autoprec.core.device.facts import DeviceKind
-from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
-from autoprec.core.numerics.records import (
+from autoprec.backends.protocol import (
+    Backend,
+    DeviceMemory,
+    ProgressCallback,
+    Session,
+    Task,
+    Tracer,
+)
+from autoprec.backends.shared.process_memory import return_freed_memory
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.numerics.traces import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import disturbed
+from autoprec.core.speed.noise import seems_disturbed
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError
 from autoprec.workers.task_file import load_task
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What loading the task file showed."""
+class LoadedTask:
+    """What the tuner learns when a worker has loaded the task file."""
 
     framework: str
     software: Mapping[str, str] = field(default_factory=dict)
@@ -44,13 +52,12 @@ class Loaded:
     usable: tuple[str, ...] = ()
     trains_on: tuple[DeviceKind, ...] = tuple(DeviceKind)
     built_for: tuple[DeviceKind, ...] = ()
-    builds: str = ""
 
 
 class Service:
     """Serves one task on one device with one framework."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ProgressCallback) -> None:
         self._report = report
         self._task: Task | None = None
         self._backend: Backend | None = None
@@ -58,8 +65,8 @@ class Service:
         self._sessions: dict[str, Session] = {}
         self._tracers: dict[int, Tracer] = {}
 
-    def load(self, *, path: str, device: str, checkpoint: str | None = None) -> Loaded:
-        """Run the task file and find its framework from what build_model returns."""
+    def load(self, *, path: str, device: str, checkpoint: str | None = None) -> LoadedTask:
+        """Run the task file and find its framework by what build_model returns."""
         self._report("load", 0)
         weights = None if checkpoint is None else Path(checkpoint)
         task = replace(load_task(Path(path)), checkpoint=weights)
@@ -68,12 +75,13 @@ class Service:
         backend = registry.load(name)
         self._task, self._backend, self._device = task, backend, device
         usable = tuple(backend.devices())
-        if task.loss_fn is None and task.training_step is None and name == "torch":
+        defines_loss = task.loss_fn is not None or task.training_step is not None
+        if backend.capabilities.loss_in_task and not defines_loss:
             raise TaskError(
                 f"{task.name} defines neither loss_fn nor training_step; expected "
                 "loss_fn(outputs, targets) -> scalar, or training_step(model, batch) -> loss"
             )
-        return Loaded(
+        return LoadedTask(
             framework=name,
             software=dict(backend.versions()),
             batch_size=task.batch_size,
@@ -83,7 +91,6 @@ class Service:
             usable=usable,
             trains_on=tuple(backend.trains_on()),
             built_for=tuple(backend.built_for()),
-            builds=backend.builds,
         )
 
     def describe(self, *, batch_size: int, seed: int) -> TaskFacts:
@@ -112,11 +119,11 @@ class Service:
             session.close()
 
     def measure(self, *, recipe: Recipe, seed: int, budget: TimingBudget) -> Measurement:
-        """Open, time and close: one trial. A timing that seems disturbed is done twice."""
+        """Open, time and close: one trial. A timing that seems disturbed is repeated."""
         try:
             self.open(name="trial", recipe=recipe, seed=seed)
             first = self.time(name="trial", budget=budget)
-            if not disturbed(first.step_seconds, budget.foreseen_seconds):
+            if not seems_disturbed(first.step_seconds, budget.expected_seconds):
                 return first
             again = self.time(name="trial", budget=budget)
             faster = min(first, again, key=lambda measured: measured.step_seconds)
@@ -137,7 +144,7 @@ class Service:
         checkpoints: tuple[int, ...],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         """See `Tracer.reference`."""
         return self._tracer().reference(
@@ -146,14 +153,14 @@ class Service:
             checkpoints=checkpoints,
             accumulation_steps=accumulation_steps,
             seconds=seconds,
-            settle=settle,
+            stop_at_plateau=stop_at_plateau,
         )
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """See `Tracer.shadow`."""
         return self._tracer().shadow(recipe=recipe)
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """See `Tracer.noise`."""
         return self._tracer().noise(draws=draws)
 
@@ -179,11 +186,11 @@ class Service:
         """See `Tracer.unit_magnitudes`."""
         return self._tracer().unit_magnitudes(recipe=recipe)
 
-    def forget_traces(self) -> None:
-        """Give back the memory of the tracer's snapshots."""
+    def discard_traces(self) -> None:
+        """Free the memory of the tracer's snapshots."""
         self._tracers.clear()
         gc.collect()
-        give_back_memory()
+        return_freed_memory()
 
     def _tracer(self) -> Tracer:
         task, backend = self._loaded()
@@ -199,7 +206,7 @@ class Service:
         return self._task, self._backend
 
 
-def hints(method: str) -> dict[str, Any]:
-    """The argument types of a method of `Service` by name, and its result's under "return"."""
+def type_hints_of(method: str) -> dict[str, Any]:
+    """Return the type hints of a method of `Service`: arguments by name, and "return"."""
     function: Callable[..., Any] = getattr(Service, method)
     return typing.get_type_hints(function)

@@ -1,4 +1,4 @@
-"""How much memory a tuning may use: what is free now, less a reserve for everything else."""
+"""How much memory a tuning may use: what is free now, minus a reserve for everything else."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ _ROOT = Path("/")
 
 
 def memory_budget(limit_bytes: int | None, *, used_bytes: int = 0) -> int | None:
-    """Bytes of main memory a worker may use; None where nothing is known.
+    """Return the bytes of main memory a worker may use; None where nothing is known.
 
     `limit_bytes` is what this process may use at all (the machine's memory or a control group's
-    limit). What the system says is available now counts as well, and so do what control groups have
-    left and resource limits; a tenth or 512 MiB, whichever is more, is left to others.
+    limit), `used_bytes` what it uses already. The least of that, of what the system says is
+    available, of control groups' headroom and of resource limits counts; a tenth or 512 MiB of it,
+    whichever is more, is left to others.
     """
-    free = (available_bytes(), _less(limit_bytes, used_bytes), *group_room(), *_limits())
+    free = (
+        available_bytes(),
+        _headroom(limit_bytes, used_bytes),
+        *control_group_headroom(),
+        *_resource_limits(),
+    )
     known = [value for value in free if value]
     if not known:
         return None
@@ -30,26 +36,26 @@ def memory_budget(limit_bytes: int | None, *, used_bytes: int = 0) -> int | None
     return max(smallest - max(RESERVE_BYTES, int(RESERVE_SHARE * smallest)), smallest // 2)
 
 
-def _less(limit: int | None, used: int) -> int | None:
+def _headroom(limit: int | None, used: int) -> int | None:
     return None if limit is None else max(limit - used, 1)
 
 
-def group_room(root: Path = _ROOT) -> Iterator[int]:
-    """What every control group of this process has left: its limit less what it uses.
+def control_group_headroom(root: Path = _ROOT) -> Iterator[int]:
+    """Yield the headroom of every control group of this process: its limit minus its usage.
 
     File pages that the kernel would give back (inactive_file) count as free. Version 2 and version
     1; Linux kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
     """
-    for folder, limit_name, used_name in _groups(root):
-        limit, used = _number(folder / limit_name), _number(folder / used_name)
+    for folder, limit_name, used_name in _control_groups(root):
+        limit, used = _read_limit(folder / limit_name), _read_limit(folder / used_name)
         if limit is not None and used is not None:
-            yield max(limit - used + _inactive(folder), 1)
+            yield max(limit - used + _inactive_file_bytes(folder), 1)
 
 
-def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """(folder, its limit's file, its usage's file) of the own groups and those above them."""
+def _control_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yield (folder, limit file, usage file) of this process's groups and their ancestors."""
     top = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in _read_lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         parts = [part for part in path.split("/") if part not in ("", "..")]
@@ -65,31 +71,31 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
             yield mount.joinpath(*parts[:end]), *names
 
 
-def _inactive(folder: Path) -> int:
-    for line in _lines(folder / "memory.stat"):
+def _inactive_file_bytes(folder: Path) -> int:
+    for line in _read_lines(folder / "memory.stat"):
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file") and value.strip().isdigit():
             return int(value)
     return 0
 
 
-def _number(path: Path) -> int | None:
-    """The number in a file; None for "max" and for version 1's way to say so."""
-    text = "".join(_lines(path)).strip()
+def _read_limit(path: Path) -> int | None:
+    """Read the number in a file; None for "max", and for the huge number version 1 has instead."""
+    text = "".join(_read_lines(path)).strip()
     if not text.isascii() or not text.isdigit():
         return None
     return int(text) if int(text) < 2**60 else None
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
 
 
-def _limits() -> list[int]:
-    """Resource limits of this process that workers inherit (ulimit -v, -d)."""
+def _resource_limits() -> list[int]:
+    """Return the resource limits of this process that workers inherit (ulimit -v, -d)."""
     if os.name != "posix" or not sys.platform.startswith("linux"):
         return []
     import resource

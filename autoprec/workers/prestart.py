@@ -1,4 +1,4 @@
-"""A worker that starts while a proof runs: starting takes seconds, and a proof minds no company."""
+"""A worker that starts while a proof runs: starting takes seconds, and a proof times nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from threading import Thread
 from autoprec.core.recipe import Recipe
 from autoprec.workers.runner import Runner
 
-_END_SECONDS = 10.0
+_EXIT_WAIT_SECONDS = 10.0
 
 
-class Spares:
-    """Makes runners; after `start` the first one's worker has trained by a recipe already.
+class PrestartedRunners:
+    """Makes runners; after `start`, the first one's worker has already trained by a recipe.
 
     What a framework imports in its first step takes as long as importing the framework.
     """
@@ -22,25 +22,25 @@ class Spares:
         self._make, self._recipe = make, recipe
         self._started: tuple[Runner, Thread] | None = None
 
-    def __enter__(self) -> Spares:
+    def __enter__(self) -> PrestartedRunners:
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._started is not None:
             runner, thread = self._started
-            runner.drop()  # what the thread waits for
-            thread.join(_END_SECONDS)
-            runner.drop()  # what it had only just started
+            runner.drop()  # ends the call that the thread waits for
+            thread.join(_EXIT_WAIT_SECONDS)
+            runner.drop()  # a worker that the thread had only just started
 
     def start(self) -> None:
-        """Start a worker in the background; what goes wrong there its first call will tell."""
+        """Start a worker in the background; an error there surfaces in the worker's first call."""
         runner = self._make()
         thread = Thread(target=_warm_up, args=(runner, self._recipe), daemon=True)
         self._started = runner, thread
         thread.start()
 
     def __call__(self) -> Runner:
-        """A runner of one's own."""
+        """Hand over the started runner, or a new one."""
         if self._started is None:
             return self._make()
         runner, thread = self._started
@@ -50,6 +50,6 @@ class Spares:
 
 
 def _warm_up(runner: Runner, recipe: Recipe) -> None:
-    with contextlib.suppress(Exception):  # a worker that was ended meanwhile, too
+    with contextlib.suppress(Exception):  # a worker that was ended meanwhile included
         runner.call("open", name="spare", recipe=recipe, seed=0)
         runner.call("close", name="spare")

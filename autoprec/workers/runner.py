@@ -1,4 +1,4 @@
-"""Runs trials in a worker that is replaced when one kills it, and tells how each ended."""
+"""Runs trials in a worker that is replaced when a trial kills it, and reports how each ended."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.backends.protocol import ProgressCallback
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Point
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import TaskError, TrialFailure, UserCodeError
-from autoprec.workers.client import OnProgress, Worker, WorkerSettings
+from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
-from autoprec.workers.handlers import Loaded
+from autoprec.workers.handlers import LoadedTask
 
-_STATUS = {
+_STATUS_OF = {
     FailureKind.OUT_OF_MEMORY: Status.OUT_OF_MEMORY,
     FailureKind.KILLED: Status.KILLED,
     FailureKind.TIMEOUT: Status.TIMEOUT,
@@ -29,12 +31,11 @@ _STATUS = {
     FailureKind.INTERNAL: Status.UNSUPPORTED,
 }
 
-#: What may be the machine's doing, or another process's: tried once more in a new worker.
-TRY_AGAIN = (FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE)
+#: Failures that the machine or another process may have caused: retried once in a new worker.
+RETRIED_FAILURES = (FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE)
 
-
-#: What opens a session to time it.
-_TIMINGS = ("measure", "open")
+#: Methods of the service that open a session to time it.
+_TIMING_METHODS = ("measure", "open")
 
 
 class Runner:
@@ -43,7 +44,7 @@ class Runner:
     def __init__(
         self,
         settings: WorkerSettings,
-        on_progress: OnProgress,
+        on_progress: ProgressCallback | None,
         start: Callable[..., Worker] = Worker,
     ) -> None:
         self.settings = settings
@@ -70,13 +71,13 @@ class Runner:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The worker's process id, if there is a worker."""
+        """Return the worker's process id, if there is a worker."""
         return () if self._worker is None else (self._worker.pid,)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedTask:
         """Load the task in the worker, starting one if there is none.
 
-        Loading is no recipe's doing: a fault of the task in it ends the run.
+        No recipe has a part in loading: a fault of the task there ends the run.
         """
         if self._worker is None or not self._worker.alive:
             self.drop()
@@ -90,12 +91,12 @@ class Runner:
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the worker's service; a worker in which something failed is dropped.
 
-        What failed may have left memory behind, or a device's context that answers no more. A
-        worker that keeps its memory is dropped too, where a recipe is to be timed without that.
+        What failed may have left memory behind, or a device context that is lost. A worker that
+        keeps freed memory is dropped, too, before a recipe is timed that does not keep it.
         """
         recipe = arguments.get("recipe")
         keeps = isinstance(recipe, Recipe) and recipe.keeps_memory
-        if self._keeps_memory and method in _TIMINGS and not keeps:
+        if self._keeps_memory and method in _TIMING_METHODS and not keeps:
             self.drop()
         try:
             self.load()
@@ -115,18 +116,18 @@ class Runner:
 
 
 def raise_user_error(failure: WorkerFailure) -> None:
-    """Turn a failure that is the user's, or nobody's to mend, into the error that ends the run."""
+    """Raise the error that ends the run where a failure is the user's, the device's or our own."""
     if failure.kind is FailureKind.USER_ERROR:
         if failure.frames:
             raise UserCodeError(failure.message, failure.frames) from failure
         raise TaskError(failure.message) from failure
-    raise_lost(failure)
+    raise_device_lost(failure)
     if failure.kind is FailureKind.INTERNAL:
         raise TrialFailure(failure.message) from failure
 
 
-def raise_lost(failure: WorkerFailure) -> None:
-    """End the run where the device has gone: no recipe can be measured on it."""
+def raise_device_lost(failure: WorkerFailure) -> None:
+    """End the run where the device is lost: no recipe can be measured on it."""
     if failure.kind is FailureKind.LOST_DEVICE:
         raise TrialFailure(
             f"the device was lost: {failure.message}. Check it with the vendor's tool and run the "
@@ -145,30 +146,30 @@ def run_trial(
 ) -> Outcome:
     """Measure one recipe; a failure is an outcome, for the baseline has shown that the task runs.
 
-    What fails in the `baseline` itself is the user's, and raises. A worker that was killed says
-    nothing about the recipe, and a device that faulted little: that is tried once more.
+    A failure of the `baseline` itself is the user's, and raises. A killed worker says nothing about
+    the recipe, and a device fault little: those are retried once.
     """
     try:
         try:
             measured: Measurement = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
         except WorkerFailure as failure:
-            if failure.kind not in TRY_AGAIN:
+            if failure.kind not in RETRIED_FAILURES:
                 raise
             measured = runner.call("measure", recipe=recipe, seed=seed, budget=budget)
     except WorkerFailure as failure:
         if baseline:
             raise_user_error(failure)
-            if _STATUS[failure.kind] is Status.UNSUPPORTED:
+            if _STATUS_OF[failure.kind] is Status.UNSUPPORTED:
                 raise UserCodeError(failure.message, failure.frames) from failure
-        raise_lost(failure)
-        return Outcome(point, _STATUS[failure.kind], reason=failure.message[:500])
+        raise_device_lost(failure)
+        return Outcome(point, _STATUS_OF[failure.kind], reason=failure.message[:500])
     if measured.samples_per_step < recipe.effective_batch:
         counted = measured.samples_per_step / recipe.accumulation_steps
         return Outcome(
             point,
             Status.SHORT_DATA,
             measured,
-            f"the data gave {counted:g} samples where {recipe.batch_size} were asked for",
+            f"the data gave {counted:g} samples where {recipe.batch_size} were requested",
         )
     return Outcome(point, Status.OK, measured)
 
@@ -180,21 +181,21 @@ class RemoteTracer:
         self._runner = runner
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _TRACES:
+        if name not in _TRACER_METHODS:
             raise AttributeError(name)
 
         def call(**arguments: Any) -> Any:
             try:
                 return self._runner.call(name, **arguments)
             except WorkerFailure as failure:
-                if name in _IN_FLOAT32 and failure.kind not in TRY_AGAIN:
+                if name in _FLOAT32_METHODS and failure.kind not in RETRIED_FAILURES:
                     raise_user_error(failure)
                 raise
 
         return call
 
 
-_TRACES = (
+_TRACER_METHODS = (
     "reference",
     "shadow",
     "noise",
@@ -203,5 +204,5 @@ _TRACES = (
     "unit_magnitudes",
 )
 
-#: What fails in these is not a recipe's doing.
-_IN_FLOAT32 = ("reference", "noise")
+#: Methods that train in float32 only, so that no recipe can be the cause of a failure.
+_FLOAT32_METHODS = ("reference", "noise")

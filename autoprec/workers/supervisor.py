@@ -1,14 +1,14 @@
 """The process between the tuner and its worker: nothing that a trial starts outlives the tuner.
 
 The guard forks the worker and then only waits: for the worker's end, for the tuner's end (a pipe
-that only the tuner holds closes, or the tuner is no longer its parent), and for memory beyond the
-budget. It runs none of the user's code and needs nothing of the worker, so a worker that is stuck
-in C code with the interpreter's lock, or that ignores every signal, is ended all the same. On Linux
-orphans of the worker come to the guard (PR_SET_CHILD_SUBREAPER), those that left its process group
-and session included, and the worker dies with the guard (PR_SET_PDEATHSIG).
+that only the tuner holds closes, or the tuner is no longer its parent), and for memory use beyond
+the budget. It runs none of the user's code and needs nothing from the worker, so it can end a
+worker that is stuck in C code with the interpreter's lock, or that ignores every signal. On Linux
+the worker's orphans are reparented to the guard (PR_SET_CHILD_SUBREAPER), those that left its
+process group and session included, and the worker dies with the guard (PR_SET_PDEATHSIG).
 
-How the worker ended is written to a pipe as one line of JSON, so that no exit code the user's code
-may choose is taken for something else. Imports stay few: this runs at every start of a worker.
+How the worker ended is written to a pipe as one line of JSON, so that no exit code chosen by the
+user's code is mistaken for something else. Imports stay few: this runs at every worker's start.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from pathlib import Path
 
 LINUX = sys.platform.startswith("linux")
 
-_TICK_SECONDS = 0.1
-_FAMILY_SECONDS = 1.0
+_POLL_SECONDS = 0.1
+_DESCENDANTS_INTERVAL_SECONDS = 1.0
 _GRACE_SECONDS = 0.3
-_LARGEST_LOG_BYTES = 64 * 2**20
-_SCARCE_BYTES = 128 * 2**20
+_MAX_LOG_BYTES = 64 * 2**20
+_LOW_MEMORY_BYTES = 128 * 2**20
 
 # Linux, include/uapi/linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def stand_guard(
+def fork_under_guard(
     *, tuner: int, lifeline: int, status: int, others: tuple[int, ...], watch_bytes: int | None
 ) -> None:
-    """Fork. Returns in the worker; the calling process becomes its guard and never returns.
+    """Fork; return in the worker, while the calling process becomes its guard and never returns.
 
     `tuner` is the tuner's process id, `lifeline` the reading end of a pipe it holds, `status` where
     the worker's end is written, `others` descriptors that are the worker's alone, and `watch_bytes`
@@ -77,7 +77,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class _Guard:
-    """Waits, and ends what must end."""
+    """Waits for an end, then ends the worker and all its descendants."""
 
     def __init__(
         self, worker: int, tuner: int, lifeline: int, status: int, watch_bytes: int | None
@@ -85,31 +85,31 @@ class _Guard:
         self._worker, self._tuner = worker, tuner
         self._lifeline, self._status = lifeline, status
         self._watch_bytes = watch_bytes
-        self._family: list[int] = [worker]
-        self._family_at = 0.0
+        self._descendants: list[int] = [worker]
+        self._descendants_listed_at = 0.0
         self._ended: dict[str, object] | None = None
 
     def run(self) -> None:
         """Wait until the worker has ended or has to; leave no process behind."""
-        wake = self._take_signals()
-        self._tell({"worker": self._worker})
+        wake = self._ignore_signals()
+        self._write_status({"worker": self._worker})
         over: str | None = None
-        while self._tuner_lives() and over is None and not self._worker_ended():
-            readable, _, _ = select.select([self._lifeline, wake], [], [], _TICK_SECONDS)
+        while self._tuner_is_alive() and over is None and not self._worker_has_ended():
+            readable, _, _ = select.select([self._lifeline, wake], [], [], _POLL_SECONDS)
             if wake in readable:
                 with contextlib.suppress(OSError):
                     os.read(wake, 4096)
             if self._lifeline in readable:
                 break
-            self._keep_log_small()
+            self._truncate_large_log()
             over = self._over_budget()
         self._end_worker()
-        self._end_family()
+        self._end_descendants()
         report = self._ended or {}
-        self._tell({**report, "memory": over} if over else report)
+        self._write_status({**report, "memory": over} if over else report)
 
-    def _take_signals(self) -> int:
-        """Ignore what may be sent to a group; be woken when a child ends."""
+    def _ignore_signals(self) -> int:
+        """Ignore signals that may be sent to a group; wake up when a child ends."""
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_IGN)
@@ -120,10 +120,10 @@ class _Guard:
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         return read
 
-    def _tuner_lives(self) -> bool:
+    def _tuner_is_alive(self) -> bool:
         return os.getppid() == self._tuner
 
-    def _worker_ended(self) -> bool:
+    def _worker_has_ended(self) -> bool:
         self._reap()
         return self._ended is not None
 
@@ -147,7 +147,7 @@ class _Guard:
             with contextlib.suppress(OSError):
                 os.kill(self._worker, signal.SIGKILL)
 
-    def _end_family(self) -> None:
+    def _end_descendants(self) -> None:
         """End what the worker started: a moment for those that end by themselves, then SIGKILL."""
         deadline = time.monotonic() + _GRACE_SECONDS
         while self._reap() and time.monotonic() < deadline:
@@ -160,40 +160,40 @@ class _Guard:
                     os.kill(child, signal.SIGKILL)
             time.sleep(0.005)
 
-    def _tell(self, report: dict[str, object]) -> None:
+    def _write_status(self, report: dict[str, object]) -> None:
         with contextlib.suppress(OSError):
             os.write(self._status, json.dumps(report).encode() + b"\n")
 
-    def _keep_log_small(self) -> None:
+    def _truncate_large_log(self) -> None:
         """Keep the last of what the user's code prints, not all of it until the disk is full."""
         with contextlib.suppress(OSError):
-            if os.fstat(1).st_size > _LARGEST_LOG_BYTES:
+            if os.fstat(1).st_size > _MAX_LOG_BYTES:
                 os.ftruncate(1, 0)
 
     # Memory --------------------------------------------------------------------------------------
 
     def _over_budget(self) -> str | None:
-        """What is too much, in words; None while all is well."""
+        """Say what exceeds the budget; None while nothing does."""
         if self._watch_bytes is None:
             return None
-        if time.monotonic() - self._family_at >= _FAMILY_SECONDS:
-            self._look_at_family()
+        if time.monotonic() - self._descendants_listed_at >= _DESCENDANTS_INTERVAL_SECONDS:
+            self._refresh_descendants()
         elif not LINUX:
             return None  # asking ps(1) ten times a second would disturb what is measured
-        held = sum(resident_bytes(each) for each in self._family)
-        if held > self._watch_bytes and len(self._family) > 1:
-            self._look_at_family()
-            held = sum(proportional_bytes(each) for each in self._family)
+        held = sum(resident_bytes(each) for each in self._descendants)
+        if held > self._watch_bytes and len(self._descendants) > 1:
+            self._refresh_descendants()
+            held = sum(proportional_bytes(each) for each in self._descendants)
         if held > self._watch_bytes:
             return f"{_gib(held)} were resident of the {_gib(self._watch_bytes)} there are"
         left = available_bytes()
-        if left is not None and left < _SCARCE_BYTES < held:
+        if left is not None and left < _LOW_MEMORY_BYTES < held:
             return f"only {_gib(left)} of main memory were left"
         return None
 
-    def _look_at_family(self) -> None:
-        self._family = [self._worker, *descendants_of(self._worker)]
-        self._family_at = time.monotonic()
+    def _refresh_descendants(self) -> None:
+        self._descendants = [self._worker, *descendants_of(self._worker)]
+        self._descendants_listed_at = time.monotonic()
 
 
 def _gib(count: int) -> str:
@@ -201,9 +201,9 @@ def _gib(count: int) -> str:
 
 
 def resident_bytes(process: int) -> int:
-    """The resident set of a process; 0 where it has gone or cannot be asked."""
+    """Return the resident bytes of a process; 0 where it has ended or cannot be read."""
     if not LINUX:
-        return sum(resident for pid, _, resident in _listed() if pid == process)
+        return sum(resident for pid, _, resident in _list_processes() if pid == process)
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -212,7 +212,7 @@ def resident_bytes(process: int) -> int:
 
 
 def proportional_bytes(process: int) -> int:
-    """A process's share of the memory it holds (PSS): forked children share most of theirs."""
+    """Return a process's proportional set size: forked children share most of their memory."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -221,7 +221,7 @@ def proportional_bytes(process: int) -> int:
 
 
 def available_bytes() -> int | None:
-    """MemAvailable: what can be used without swapping (proc(5)); None where that is not known."""
+    """Return the bytes usable without swapping (MemAvailable, proc(5)); None where unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -230,9 +230,9 @@ def available_bytes() -> int | None:
 
 
 def descendants_of(process: int) -> list[int]:
-    """Children of a process, their children, and so on."""
+    """List the children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
-    for child, parent in _parents():
+    for child, parent in _list_parents():
         children.setdefault(parent, []).append(child)
     found: list[int] = []
     waiting = [process]
@@ -244,14 +244,14 @@ def descendants_of(process: int) -> list[int]:
 
 
 def children_of(process: int) -> list[int]:
-    """The direct children of a process."""
-    return [child for child, parent in _parents() if parent == process]
+    """List the direct children of a process."""
+    return [child for child, parent in _list_parents() if parent == process]
 
 
-def _parents() -> list[tuple[int, int]]:
-    """(process, its parent) of every process that can be seen."""
+def _list_parents() -> list[tuple[int, int]]:
+    """List (process, parent) of every visible process."""
     if not LINUX:
-        return [(pid, parent) for pid, parent, _ in _listed()]
+        return [(pid, parent) for pid, parent, _ in _list_processes()]
     found = []
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
@@ -262,8 +262,8 @@ def _parents() -> list[tuple[int, int]]:
     return found
 
 
-def _listed() -> list[tuple[int, int, int]]:
-    """(process, parent, resident bytes) from ps(1), for systems without /proc."""
+def _list_processes() -> list[tuple[int, int, int]]:
+    """List (process, parent, resident bytes) by ps(1), for systems without /proc."""
     import subprocess
 
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):

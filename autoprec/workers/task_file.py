@@ -21,18 +21,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from autoprec.backends import registry
 from autoprec.backends.protocol import Task
-from autoprec.core.codec import nearest
+from autoprec.core.codec import did_you_mean
 from autoprec.errors import TaskError, UsageError, UserCodeError
 
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
-_FRAMEWORK = re.compile(r"[\\/](site|dist)-packages[\\/](torch|keras|tensorflow)[\\/]")
-_LONGEST_LINE = 200
-_FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate", "count_samples")
+_AUTOPREC_FOLDER = str(Path(__file__).parents[1]) + os.sep
+_MAX_LINE_CHARACTERS = 200
+_OPTIONAL_FUNCTIONS = ("loss_fn", "training_step", "build_optimizer", "evaluate", "count_samples")
 
 
 def check_task_path(path: str | Path) -> Path:
-    """The absolute path of a task file, before anything runs or is written.
+    """Return a task file's absolute path, checked before anything runs or is written.
 
     `UsageError` if it is not a readable Python file, `TaskError` if it is not valid Python.
     """
@@ -49,26 +49,26 @@ def check_task_path(path: str | Path) -> Path:
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
     except SyntaxError as error:
-        raise TaskError(_syntax(file, error)) from error
+        raise TaskError(_describe_syntax_error(file, error)) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise TaskError(f"{file.name} is not Python source: {error}") from error
     return file.resolve()
 
 
 def task_digest(path: Path) -> str:
-    """A SHA-256 over the code of the task file and of every module it imports from its own folder.
+    """Hash (SHA-256) the code of the task file and of all modules it imports from its own folder.
 
-    It is the syntax trees' that is hashed: a comment, or another layout, changes nothing.
+    The syntax trees are hashed, so that a comment or another layout changes nothing.
     """
     digest = hashlib.sha256()
     for file in _local_files(path):
         digest.update(file.relative_to(path.parent).as_posix().encode(errors="replace") + b"\0")
-        digest.update(_code(file) + b"\0")
+        digest.update(_code_bytes(file) + b"\0")
     return digest.hexdigest()
 
 
-def _code(file: Path) -> bytes:
-    """What a file does, as bytes: its syntax tree, or all of it where it has none."""
+def _code_bytes(file: Path) -> bytes:
+    """Return what a file does, as bytes: its syntax tree, or the whole source where it has none."""
     try:
         source = file.read_bytes()
     except OSError:  # the worker will say it better when the task imports it
@@ -92,30 +92,30 @@ def _local_files(path: Path) -> list[Path]:
         except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
             continue
         for folder, name in _imported_names(tree, path.parent, file.parent):
-            waiting += _files_of(folder, name)
+            waiting += _module_files(folder, name)
     return [path, *sorted(file for file in found if file != path)]
 
 
 def _imported_names(tree: ast.AST, top: Path, own: Path) -> list[tuple[Path, str]]:
-    """(folder, dotted name) of every import; a relative one starts at the file's own folder."""
+    """List (folder, dotted name) of all imports; a relative one starts at the file's own folder."""
     found: list[tuple[Path, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(top, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            folder = top if not node.level else _upwards(own, node.level - 1)
+            folder = top if not node.level else _ancestor(own, node.level - 1)
             base = node.module or ""
             names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
             found += [(folder, name) for name in names]
     return [(folder, name) for folder, name in found if name and folder.is_relative_to(top)]
 
 
-def _upwards(folder: Path, levels: int) -> Path:
+def _ancestor(folder: Path, levels: int) -> Path:
     return folder.parents[levels - 1] if 0 < levels <= len(folder.parents) else folder
 
 
-def _files_of(folder: Path, name: str) -> list[Path]:
-    """The files below `folder` that importing `name` runs."""
+def _module_files(folder: Path, name: str) -> list[Path]:
+    """List the files below `folder` that importing `name` runs."""
     found = []
     place = folder
     for part in name.split("."):
@@ -134,28 +134,30 @@ def _is_file(path: Path) -> bool:
 def load_task(path: Path) -> Task:
     """Run the task file and check what it defines.
 
-    Its folder goes on sys.path and the module is registered under its stem, so that imports beside
-    it and pickling work. Raises `TaskError`, or `UserCodeError` if the file's own code raises.
+    Its folder goes on sys.path and the module is registered under its stem, so that imports from
+    its folder and pickling work. Raises `TaskError`, or `UserCodeError` if the file's code raises.
     """
     module = _run(path)
-    required = {name: _function(module, path, name) for name in ("build_model", "build_data")}
+    required = {
+        name: _defined_function(module, path, name) for name in ("build_model", "build_data")
+    }
     for name, function in required.items():
         if function is None:
             raise TaskError(
                 f"{path.name} defines no function {name}; expected "
                 + ("build_model() -> model" if name == "build_model" else _BUILD_DATA)
-                + nearest(name, [n for n, value in vars(module).items() if callable(value)])
+                + did_you_mean(name, [n for n, value in vars(module).items() if callable(value)])
             )
-    _ask_about_near_names(module, path)
-    optional = {name: _function(module, path, name) for name in _FUNCTIONS}
+    _reject_near_misses(module, path)
+    optional = {name: _defined_function(module, path, name) for name in _OPTIONAL_FUNCTIONS}
     for name, function in (required | optional).items():
         _check_signature(path, name, function)
     return Task(
         name=path.name,
         build_model=required["build_model"],
         build_data=required["build_data"],
-        batch_size=_positive(module, path, "BATCH_SIZE", int),
-        clip_grad_norm=_positive(module, path, "CLIP_GRAD_NORM", float),
+        batch_size=_positive_number(module, path, "BATCH_SIZE", int),
+        clip_grad_norm=_positive_number(module, path, "CLIP_GRAD_NORM", float),
         **optional,
     )
 
@@ -173,7 +175,7 @@ _SIGNATURES = {
 
 
 def _check_signature(path: Path, name: str, function: Any) -> None:
-    """Say now that a function cannot be called as it will be, rather than in the middle."""
+    """Raise `TaskError` now, not mid-run, where a function cannot be called as it will be."""
     if function is None:
         return
     inside = _SIGNATURES[name].partition("(")[2].partition(")")[0]
@@ -188,20 +190,20 @@ def _check_signature(path: Path, name: str, function: Any) -> None:
         return
 
 
-#: How alike a name must be to one that is read, so that it is asked about.
-_ALIKE = 0.85
+#: From this similarity to an optional name on, another name is taken for a typo (difflib's ratio).
+_SIMILARITY_CUTOFF = 0.85
 
 
-def _ask_about_near_names(module: ModuleType, path: Path) -> None:
-    """Raise `TaskError` where a name is nearly one that is read, and would silently not be."""
+def _reject_near_misses(module: ModuleType, path: Path) -> None:
+    """Raise `TaskError` for a name so close to an optional one that it must be a typo."""
     settings = ("BATCH_SIZE", "CLIP_GRAD_NORM")
     for name, value in vars(module).items():
         if name.startswith("_"):
             continue
         if not callable(value) and not isinstance(value, ModuleType):
-            wanted = _near(name.upper(), settings, module)
+            wanted = _similar_undefined_name(name.upper(), settings, module)
         elif getattr(value, "__module__", "") == module.__name__:
-            wanted = _near(name, _FUNCTIONS, module)
+            wanted = _similar_undefined_name(name, _OPTIONAL_FUNCTIONS, module)
             wanted = wanted if wanted and _can_be_called_as(wanted, value) else ""
         else:
             wanted = ""
@@ -213,14 +215,14 @@ def _ask_about_near_names(module: ModuleType, path: Path) -> None:
             )
 
 
-def _near(name: str, wanted: Sequence[str], module: ModuleType) -> str:
-    """The nearest of the wanted names that the module does not define; "" where none is near."""
+def _similar_undefined_name(name: str, wanted: Sequence[str], module: ModuleType) -> str:
+    """Return the most similar of the undefined `wanted` names; "" where none is similar."""
     missing = [each for each in wanted if not hasattr(module, each)]
-    return next(iter(difflib.get_close_matches(name, missing, n=1, cutoff=_ALIKE)), "")
+    return next(iter(difflib.get_close_matches(name, missing, n=1, cutoff=_SIMILARITY_CUTOFF)), "")
 
 
 def _can_be_called_as(name: str, function: Any) -> bool:
-    """Whether a function takes what is given to the one called `name`."""
+    """Return whether a function accepts the arguments of the one called `name`."""
     try:
         _check_signature(Path(), name, function)
     except TaskError:
@@ -244,7 +246,7 @@ def _run(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise TaskError(_syntax(path, error)) from error
+        raise TaskError(_describe_syntax_error(path, error)) from error
     except SystemExit as error:
         raise TaskError(
             f"{path.name} called sys.exit({error.code!r}) while it was imported; a task file only "
@@ -260,15 +262,15 @@ def _run(path: Path) -> ModuleType:
     return module
 
 
-def _syntax(path: Path, error: SyntaxError) -> str:
+def _describe_syntax_error(path: Path, error: SyntaxError) -> str:
     place = Path(error.filename).name if error.filename else path.name
     line = (error.text or "").strip()
-    line = line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + "..."
+    line = line if len(line) <= _MAX_LINE_CHARACTERS else line[:_MAX_LINE_CHARACTERS] + "..."
     shown = f": {line}" if line else ""
     return f"{place}, line {error.lineno}: {error.msg}{shown}"
 
 
-def _function(module: ModuleType, path: Path, name: str) -> Any:
+def _defined_function(module: ModuleType, path: Path, name: str) -> Any:
     value = getattr(module, name, None)
     if value is not None and not callable(value):
         raise TaskError(
@@ -278,7 +280,7 @@ def _function(module: ModuleType, path: Path, name: str) -> Any:
     return value
 
 
-def _positive(module: ModuleType, path: Path, name: str, kind: type) -> Any:
+def _positive_number(module: ModuleType, path: Path, name: str, kind: type) -> Any:
     value = getattr(module, name, None)
     if value is None:
         return None
@@ -293,19 +295,20 @@ def _positive(module: ModuleType, path: Path, name: str, kind: type) -> Any:
 
 
 def user_frames(error: BaseException) -> str:
-    """The traceback of `error` without frames that are not the user's to change.
+    """Format the traceback of `error` without frames that the user cannot change.
 
-    Left out are autoprec's own frames, the import machinery's, and those of a framework, but for
-    the last: it says which of its functions complained.
+    Left out are autoprec's own frames, the import machinery's, and those of a framework, except the
+    last, which names the function that complained.
     """
     lines: list[str] = []
-    for part in _chain(error):
+    framework = _framework_files()
+    for part in _exception_chain(error):
         stack = traceback.extract_tb(part.__traceback__)
         frames = [
             frame
             for frame in stack
-            if not frame.filename.startswith((_PACKAGE, "<frozen importlib"))
-            and (frame is stack[-1] or not _FRAMEWORK.search(frame.filename))
+            if not frame.filename.startswith((_AUTOPREC_FOLDER, "<frozen importlib"))
+            and (frame is stack[-1] or not framework.search(frame.filename))
         ]
         if frames and lines:
             lines.append("\n")
@@ -314,10 +317,17 @@ def user_frames(error: BaseException) -> str:
     return "".join(lines)
 
 
-def is_ours(error: BaseException) -> bool:
-    """Whether an exception was raised by a line of autoprec itself, not by what it called."""
+def _framework_files() -> re.Pattern[str]:
+    """Return a pattern for the paths of installed frameworks' files."""
+    known = registry.all_capabilities().values()
+    packages = {package.partition(".")[0] for each in known for package in each.model_modules}
+    return re.compile(rf"[\\/](site|dist)-packages[\\/]({'|'.join(sorted(packages))})[\\/]")
+
+
+def raised_by_autoprec(error: BaseException) -> bool:
+    """Return whether a line of autoprec itself raised an exception, not something it called."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.startswith(_PACKAGE)
+    return bool(frames) and frames[-1].filename.startswith(_AUTOPREC_FOLDER)
 
 
 def _last_line(error: BaseException) -> list[str]:
@@ -327,8 +337,8 @@ def _last_line(error: BaseException) -> list[str]:
         return [f"{type(error).__name__}\n"]
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """The exception with what led to it, the first cause first."""
+def _exception_chain(error: BaseException) -> list[BaseException]:
+    """List the exception and its causes, the first cause first."""
     chain = [error]
     while True:
         last = chain[-1]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Run, Write
 
-from autoprec import api
+from autoprec import probing
 from autoprec.cli import main
+from tests.cli.commands import Run, Write
 
 MODEL = """
 from autoprec.backends.simulated import SimulatedModel
@@ -32,7 +32,7 @@ FAST = {
 @pytest.fixture
 def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lock files of this test alone, and no timing of real matrix products."""
-    monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
+    monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
     locks = tmp_path / "locks"
     locks.mkdir()
     monkeypatch.setenv("TMPDIR", str(locks))

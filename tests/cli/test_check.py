@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autoprec import api, cache
+from autoprec import api, measurement_cache, probing
 from autoprec.cli import main
-from autoprec.core.device.facts import Measurements, Product
+from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import FrameworkFact
 from autoprec.core.recipe import Recipe
 from autoprec.hardware.catalogue import profiles_folder
+from autoprec.hardware.machine_replay import RecordedMachine, read_recording
 from autoprec.hardware.observe import observe
-from autoprec.hardware.recording import RecordedMachine, read_recording
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -133,8 +133,8 @@ def test_a_profile_of_a_framework_that_is_not_installed_does_not_fit(
     expected: int,
 ) -> None:
     frameworks = tuple(FrameworkFact(*each) for each in installed.items())
-    seen = replace(api.observe(), frameworks=frameworks)
-    monkeypatch.setattr(api, "observe", lambda **_: seen)
+    seen = replace(probing.observe(), frameworks=frameworks)
+    monkeypatch.setattr(probing, "observe", lambda **_: seen)
     change(profile, task__framework="torch", software={"torch": "2.13.0"})
     code, _, err = run(profile)
     assert code == expected
@@ -154,13 +154,15 @@ def test_what_does_not_fit_is_told_with_what_is_done_instead(
     recorded = profiles_folder() / "recordings" / "intel-sapphire-rapids.json"
     seen = observe(RecordedMachine(read_recording(recorded)))
     seen = replace(seen, frameworks=(FrameworkFact("torch", "2.13.0"),))
-    monkeypatch.setattr(api, "observe", lambda **_: seen)
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setattr(probing, "observe", lambda **_: seen)
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     if ratio is not None:
         rates = {DType.FLOAT32: 100.0, DType.BFLOAT16: 100.0 * ratio}
         products = tuple(Product(dtype, gflops=rate) for dtype, rate in rates.items())
         here = api.device_fingerprint()
-        cache.remember(cache.Timed(here, "torch", "2.13.0", Measurements("torch", products)))
+        measurement_cache.remember(
+            measurement_cache.TimedDevice(here, "torch", "2.13.0", Measurements("torch", products))
+        )
     change(profile, task__framework="torch", device__fingerprint__family="ibm-power10")
     code, _, err = run(profile)
     assert code == 4

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from commands import Run, Write, one_sentence
+
+from tests.cli.commands import Run, Write, one_sentence
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
@@ -21,8 +22,8 @@ def test_a_plan_is_printed_on_stdout_and_nothing_is_written(
     code, out, err = run(write(), "--plan", "--device", "v100")
     assert (code, err) == (0, "")
     first, second, *_ = out.splitlines()
-    assert first.endswith("on NVIDIA V100 (not here, nvidia-v100)")
-    assert second.startswith("nothing is measured")
+    assert first.endswith("on NVIDIA V100 (not in this machine, nvidia-v100)")
+    assert second.startswith("nothing was measured")
     assert "  mixed_bfloat16 refused: bfloat16 is emulated" in out
     left = {path.name for path in tmp_path.iterdir()} - {"locks", "__pycache__"}
     assert left == {"model_x.py"}
@@ -49,7 +50,7 @@ def test_a_plan_takes_no_output_and_no_unknown_device(
 ) -> None:
     code, _, err = run(write(), "--plan", "--output", tmp_path / "p.yaml")
     assert code == 2
-    assert "--plan writes no file; leave --output out" in one_sentence(err)
+    assert "--plan writes no file; omit --output" in one_sentence(err)
     code, _, err = run(write(), "--plan", "--device", "v1oo")
     assert code == 2
     assert "unknown device 'v1oo'" in err

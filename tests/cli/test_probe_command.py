@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from autoprec import api, cache
+from autoprec import api, measurement_cache
 from autoprec.backends.shared import matmul_timing
 from autoprec.cli import main
 from autoprec.core.codec import from_plain
-from autoprec.core.device.facts import Measurements, Product
+from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.probe_result import ProbeResult
 from autoprec.errors import UsageError
@@ -37,7 +37,7 @@ def test_measuring_puts_numbers_beside_the_catalogue(capsys, monkeypatch):
     def launch(framework, device, dtypes):
         return Measurements(framework, (Product(DType.FLOAT32, gflops=123.0),), 45.0)
 
-    monkeypatch.setattr(matmul_timing, "launch", launch)
+    monkeypatch.setattr(matmul_timing, "measure_in_child", launch)
     assert main(["probe", "--measure", "--device", "cpu", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["devices"][0]["facts"]
     assert facts["dtypes"]["float32"]["measured_gflops"] == 123.0
@@ -53,8 +53,8 @@ def test_what_was_measured_beside_other_work_is_told_and_not_remembered(
         pairs = zip(timed, rates, strict=True)
         return Measurements(framework, tuple(Product(d, gflops=rate) for d, rate in pairs))
 
-    monkeypatch.setattr(matmul_timing, "launch", launch)
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    monkeypatch.setattr(matmul_timing, "measure_in_child", launch)
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
     assert main(["probe", "--measure", "--device", "cpu"]) == 0
     assert "float32 products ran at 3 and at 100 GFLOP/s" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
@@ -77,9 +77,9 @@ def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypa
         assert main(["probe", "--device", "cpu", *words]) == 0
         return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
-    monkeypatch.setattr(matmul_timing, "launch", launch)
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path))
-    assert "(by the catalogue, not measured here): " in said()
+    monkeypatch.setattr(matmul_timing, "measure_in_child", launch)
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path))
+    assert "(from the catalogue, not measured here): " in said()
     assert "recommended: float32 (measured here with " in said("--measure")
     again = said()
     assert "recommended: float32 (measured here with torch on 20" in again
@@ -87,7 +87,7 @@ def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypa
     (file,) = (tmp_path / "measured").iterdir()
     file.write_text("{")
     damaged = said()
-    assert "(by the catalogue, not measured here): " in damaged
+    assert "(from the catalogue, not measured here): " in damaged
     assert "note: " in damaged
     assert "left out" in damaged
 
@@ -97,8 +97,8 @@ def test_a_recommendation_says_whether_it_was_measured_and_when(capsys, monkeypa
     [
         ("cpu:7", "no device 'cpu:7' here"),
         ("cpu:x", "unknown device 'cpu:x': expected KIND[:INDEX]"),
-        ("cqu", "unknown device 'cqu': no kind of device here (cpu, cuda"),
-        ("gpu", "name one of them, or a kind of device here (cpu, cuda"),
+        ("cqu", "unknown device 'cqu': neither a kind of device (cpu, cuda"),
+        ("gpu", "give the name of one, or a kind of device in this machine (cpu, cuda"),
         ("h1000", "did you mean nvidia-h100"),
     ],
 )
@@ -113,8 +113,8 @@ def test_a_wrong_device_is_told_and_exit_code_2(capsys, chosen, message):
 def test_a_device_that_is_not_here_is_told_of_by_the_catalogue(capsys):
     assert main(["probe", "--device", "tpu v5e"]) == 0
     printed = capsys.readouterr()
-    assert "not here: Google TPU v5e" in printed.out
-    assert "note: not here: by the catalogue" in printed.out
+    assert "not in this machine: Google TPU v5e" in printed.out
+    assert "note: not in this machine: known from the catalogue" in printed.out
     assert "recommended: mixed_bfloat16" in printed.out
     assert "frameworks: " not in printed.out
     assert printed.err == ""

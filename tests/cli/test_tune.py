@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import QUICK, Run, Write, one_sentence, trials
 
 from autoprec.profiles import load_profile
+from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
@@ -175,7 +175,7 @@ def test_a_forced_policy_that_is_slower_is_said_to_be(write: Write, run: Run) ->
     assert code == 0
     ratio = r"0\.012\d?x"
     assert re.search(rf"warning: mixed_float16 is slower than float32 here \({ratio}\)", err)
-    assert re.search(rf"result: {ratio}: slower than float32, batch 32; mixed_float16", err)
+    assert re.search(rf"result: {ratio}: slower than float32, batch 32; only mixed_float16", err)
     assert "finish" not in {line.split(":")[0] for line in err.splitlines()}
 
 
@@ -184,8 +184,8 @@ def test_a_forced_policy_that_is_slower_is_said_to_be(write: Write, run: Run) ->
 DRIVER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-from autoprec import api, cli
-api._measured = lambda facts, frameworks: facts
+from autoprec import cli, probing
+probing.measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 SLOW = ("--batch-sizes", "8-64", "--policies", "float32,mixed_bfloat16", "--rounds", "1")
@@ -224,7 +224,7 @@ def wait_for_line(child: subprocess.Popen[str], wanted: str) -> None:
 def test_what_was_measured_before_an_interruption_is_not_measured_again(
     number: str, write: Write, run: Run
 ) -> None:
-    task = write(sleep=0.004)
+    task = write(sleep_seconds=0.004)
     child = begin(task)
     done = wait_for_trials(child, 2)
     child.send_signal(getattr(signal, number))
@@ -233,15 +233,15 @@ def test_what_was_measured_before_an_interruption_is_not_measured_again(
     assert out == ""
     if number != "SIGKILL":
         assert child.returncode == 130
-        assert "Run the same command to go on" in one_sentence(err)
+        assert "Run the same command to resume" in one_sentence(err)
     code, _, err = run(task, *SLOW)
     assert code == 0
     assert not set(trials(err)) & set(done)
-    assert f"{len(done)} finished trials are known" in err
+    assert f"resuming after {len(done)} finished trials" in err
 
 
 def test_a_second_tuning_is_refused_or_waits(write: Write, run: Run, tmp_path: Path) -> None:
-    first = begin(write(sleep=0.04, name="first_x.py"))
+    first = begin(write(sleep_seconds=0.04, name="first_x.py"))
     wait_for_trials(first, 1)
     second = write(SLOWED, name="second_x.py")
     code, _, err = run(second, *QUICK)

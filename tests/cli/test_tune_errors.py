@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import QUICK, Run, Write, one_sentence, trials
 
-from autoprec import api, cache
-from autoprec.cli import _frames_alone, main
+from autoprec import api, measurement_cache
+from autoprec.cli import _frames_without_message, main
 from autoprec.profiles import load_profile
+from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
@@ -182,8 +182,8 @@ def test_trials_that_fail_in_every_way_do_not_end_a_tuning(
     write: Write, run: Run, tmp_path: Path
 ) -> None:
     for name, fields in {
-        "crash": {"crash_at": 64},
-        "exit": {"exit_at": 64},
+        "crash": {"crash_at_batch": 64},
+        "exit": {"exit_at_batch": 64},
         "memory": {"capacity_bytes": 250 * 2**20},
         "unsupported": {"unsupported": ("mixed_bfloat16",)},
         "nan": {"nonfinite": ("mixed_bfloat16",)},
@@ -213,7 +213,7 @@ def test_traceback_shows_ours_too(write: Write, monkeypatch: pytest.MonkeyPatch)
 def test_what_the_last_line_repeats_is_left_out_of_the_traceback(
     frames: str, message: str, left: str
 ) -> None:
-    assert _frames_alone(frames, message) == left
+    assert _frames_without_message(frames, message) == left
 
 
 # Places that cannot be written -------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_a_read_only_folder_asks_once_and_the_study_finds_a_place(
 ) -> None:
     (tmp_path / "apart").mkdir()
     task = write(name="apart/model_x.py")
-    monkeypatch.setenv(cache.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(measurement_cache.FOLDER_VARIABLE, str(tmp_path / "cache"))
     read_only(task.parent)
     code, _, err = run(task, *QUICK)
     assert code == 2

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.codec import DecodeError, bounded, from_plain, join, nearest, show, to_plain
+from autoprec.core.codec import (
+    DecodeError,
+    abbreviate,
+    bounded,
+    did_you_mean,
+    from_plain,
+    join_path,
+    to_plain,
+)
 
 
 class Colour(StrEnum):
@@ -182,19 +190,19 @@ def test_frozen_sets_are_written_sorted():
 @settings(deadline=None)
 @given(st.text() | st.integers() | st.binary() | st.lists(st.integers()))
 def test_shown_values_are_short_and_printable(value):
-    assert len(show(value)) <= 60
-    assert show(value).isprintable()
+    assert len(abbreviate(value)) <= 60
+    assert abbreviate(value).isprintable()
 
 
 @settings(deadline=None)
 @given(st.text())
 def test_paths_are_printable_whatever_the_key(key):
-    assert join("a", key).isprintable()
-    assert join("", key).isprintable()
+    assert join_path("a", key).isprintable()
+    assert join_path("", key).isprintable()
 
 
 def test_only_near_names_are_suggested():
-    assert nearest("alpa", ["alpha", "beta"]) == "; did you mean 'alpha'?"
-    assert nearest("zzz", ["alpha"]) == ""
-    assert nearest("x" * 100, ["x" * 99]) == ""
-    assert nearest(3, ["alpha"]) == ""
+    assert did_you_mean("alpa", ["alpha", "beta"]) == "; did you mean 'alpha'?"
+    assert did_you_mean("zzz", ["alpha"]) == ""
+    assert did_you_mean("x" * 100, ["x" * 99]) == ""
+    assert did_you_mean(3, ["alpha"]) == ""

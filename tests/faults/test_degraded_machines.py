@@ -21,7 +21,7 @@ import pytest
 SECONDS = 2.0
 
 #: Who only waits uses no processor; no probe waits so long.
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 FAKE_NVML = """
 class NVMLError(Exception):
@@ -46,7 +46,7 @@ def probe(*words: str, wrap: tuple[str, ...] = (), **environment: str | None) ->
     done = subprocess.run(
         [*wrap, sys.executable, *words, "-m", "autoprec", "probe", "--json"],
         capture_output=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         env=env,
         check=False,
     )
@@ -206,7 +206,7 @@ def test_the_table_too(namespace: tuple[str, ...]) -> None:
     done = subprocess.run(
         [*wrap, sys.executable, "-m", "autoprec", "probe"],
         capture_output=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")

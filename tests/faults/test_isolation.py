@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from processes import MARK, survivors
 
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
-from autoprec.workers import client
+from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.workers import client, timeouts
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
@@ -269,7 +269,7 @@ HANGS = {
 @linux
 @pytest.mark.parametrize("fault", HANGS.values(), ids=HANGS)
 def test_a_hang_ends_with_its_allowance(fault: str, write_task, start, monkeypatch) -> None:
-    monkeypatch.setitem(client.PHASE_SECONDS, "build", 1.0)
+    monkeypatch.setitem(timeouts.PHASE_TIMEOUT_SECONDS, "build", 1.0)
     worker = start(write_task(fault))
     began = time.monotonic()
     with pytest.raises(WorkerFailure) as info:
@@ -281,7 +281,7 @@ def test_a_hang_ends_with_its_allowance(fault: str, write_task, start, monkeypat
 
 
 def test_a_hang_shows_where_it_hangs(write_task, start, monkeypatch) -> None:
-    monkeypatch.setitem(client.PHASE_SECONDS, "build", 1.0)
+    monkeypatch.setitem(timeouts.PHASE_TIMEOUT_SECONDS, "build", 1.0)
     task = write_task("wait_for_ever()", head="def wait_for_ever():\n    while True: pass\n")
     with pytest.raises(WorkerFailure) as info:
         start(task).load()
@@ -290,8 +290,8 @@ def test_a_hang_shows_where_it_hangs(write_task, start, monkeypatch) -> None:
 
 
 def test_patience_multiplies_every_allowance(write_task, start, monkeypatch) -> None:
-    monkeypatch.setitem(client.PHASE_SECONDS, "build", 0.2)
-    monkeypatch.setenv(client.PATIENCE, "100")
+    monkeypatch.setitem(timeouts.PHASE_TIMEOUT_SECONDS, "build", 0.2)
+    monkeypatch.setenv(timeouts.PATIENCE_VARIABLE, "100")
     assert start(write_task("import time; time.sleep(1)")).load()
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from autoprec import api
-from autoprec.core.measurement import TimingBudget
+from autoprec import api, probing
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Status
 from autoprec.tuning.events import Event, TrialFinished
 from autoprec.tuning.options import Options
@@ -52,7 +52,7 @@ def build_data(batch_size):
 
 @pytest.fixture
 def grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
+    monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = tmp_path / "keras_task.py"
     path.write_text(GROWS)

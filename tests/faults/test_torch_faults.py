@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from autoprec import api
-from autoprec.core.measurement import TimingBudget
+from autoprec import api, probing
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Status
 from autoprec.errors import TaskError
 from autoprec.tuning.events import Event, TrialFinished
@@ -84,7 +84,7 @@ def task(tmp_path: Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_measured", lambda facts, frameworks: facts)
+    monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from processes import MARK, survivors
 
-from autoprec.documents import write_text
 from autoprec.profiles import load_profile
+from autoprec.yaml_files import write_text
+from tests.cli.commands import trials
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="faults are injected by Linux's means"
@@ -26,8 +27,8 @@ pytestmark = pytest.mark.skipif(
 
 DRIVER = """
 import sys
-from autoprec import api, cli
-api._measured = lambda facts, frameworks: facts
+from autoprec import cli, probing
+probing.measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -38,7 +39,7 @@ def build_model():
     return SimulatedModel(
         overhead={"float32": 0.004, "mixed_bfloat16": 0.006},
         per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002},
-        sleep=0.002)
+        sleep_seconds=0.002)
 
 def build_data(batch_size):
     return []
@@ -66,14 +67,9 @@ def tune(task: Path, mark: str, **settings: object) -> tuple[int, str]:
     return child.returncode, err
 
 
-def trials(err: str) -> list[str]:
-    """The recipes whose trials were said to be finished."""
-    return re.findall(r"^  trial +\d+  (.+?): ", err, re.MULTILINE)
-
-
 def tried(err: str) -> list[str]:
     """The recipes in the table at the end, which holds what earlier runs measured too."""
-    table = err.partition("\nwhat was tried")[2]
+    table = err.partition("\nrecipes tried")[2]
     found = re.findall(r"^(float32|mixed_bfloat16) +(\d+) ", table, re.MULTILINE)
     return sorted(f"{policy}, batch {size}" for policy, size in found)
 
@@ -220,7 +216,7 @@ MOMENTS = ("  trial ", "  trial ", "proof: ", "confirmation: ")
 def test_kills_at_every_stage_lose_nothing(
     tmp_path: Path, mark: str, undisturbed: list[str]
 ) -> None:
-    """The long form of this, at random moments, is benchmarks/soak.py."""
+    """The long form of this, at random moments, is benchmarks/faults/soak.py."""
     rng = random.Random(1)
     folder = tmp_path / "here"
     folder.mkdir()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from autoprec.core.device.facts import DeviceKind, Fingerprint
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Verdict
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
 from autoprec.core.recipe import Alignment, LossScale, Recipe
 from autoprec.core.speed.attribution import Part
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 
 _HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 

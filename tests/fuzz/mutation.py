@@ -16,11 +16,11 @@ from pathlib import Path
 
 from fuzz.example import FULL, PLAIN_FLOAT32
 
-from autoprec.core.device.facts import DeviceKind, Observation
-from autoprec.documents import parse_yaml
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.errors import AutoprecError, ProfileError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.profiles import dump_profile, parse_profile
+from autoprec.yaml_files import parse_yaml
 
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"

@@ -22,10 +22,10 @@ from fuzz.mutation import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.documents import parse_yaml
 from autoprec.errors import AutoprecError, ProfileError, UsageError
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
 from autoprec.profiles import load_profile, parse_profile
+from autoprec.yaml_files import parse_yaml
 
 DEVICES = profiles_folder() / "devices"
 ROOT = Path(__file__).parents[2]

@@ -69,7 +69,7 @@ def dataclasses_of(kind: type) -> st.SearchStrategy[Any]:
     """Return instances of a dataclass with every field drawn."""
     hints = typing.get_type_hints(kind)
     fields = {
-        field.name: values_of(hints[field.name], field.metadata.get(codec._RANGE))
+        field.name: values_of(hints[field.name], field.metadata.get(codec._RANGE_KEY))
         for field in dataclasses.fields(kind)
     }
     if kind is Recipe:

@@ -9,21 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import Unusable
 from autoprec.errors import UsageError
 from autoprec.hardware import observe as observing
 from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.machine_recorder import Recorder
+from autoprec.hardware.machine_replay import Expectation, RecordedMachine
+from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.observe import _PROBES as PROBES
 from autoprec.hardware.observe import observe, select
-from autoprec.hardware.probes import Seen
+from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlSnapshot
 from autoprec.hardware.record import main as record_main
 from autoprec.hardware.record import record
-from autoprec.hardware.recorder import Recorder
-from autoprec.hardware.recording import Expectation, RecordedMachine
-from autoprec.hardware.recording import made_up as machine
 
 
 class Broken(RecordedMachine):
@@ -56,13 +56,13 @@ def test_a_rehearsal_marks_every_device_and_says_so():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"system": "Windows", "architecture": "AMD64"}, "Windows: of GPUs only NVIDIA's"),
-        ({"folders": {"/dev": ("dxg", "null"), "/sys": ("bus",)}}, "WSL: of GPUs only NVIDIA's"),
+        ({"system": "Windows", "architecture": "AMD64"}, "Windows: only NVIDIA GPUs are detected"),
+        ({"folders": {"/dev": ("dxg", "null"), "/sys": ("bus",)}}, "WSL: only NVIDIA GPUs are"),
     ],
 )
 def test_what_is_not_looked_at_is_said(given, said):
     assert any(note.startswith(said) for note in observe(machine(**given)).notes)
-    assert not any("only NVIDIA's" in note for note in observe(machine()).notes)
+    assert not any("only NVIDIA GPUs" in note for note in observe(machine()).notes)
 
 
 def test_an_empty_machine_has_a_cpu():
@@ -85,16 +85,16 @@ def test_a_driver_that_takes_its_time_is_waited_for_and_told_of(monkeypatch):
 
     def slow(_):
         asked.wait(60)
-        return Seen((Observation(kind=DeviceKind.CUDA),))
+        return Findings((Observation(kind=DeviceKind.CUDA),))
 
     def on_wait(text):
         told.append(text)
         asked.set()
 
-    monkeypatch.setattr(observing, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(observing, "_SILENT_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(observing, "_PROBES", (observing.Probe("Slow", slow, 60.0),))
     seen = observe(machine(), on_wait)
-    assert told == ["Slow: waiting for the driver's answer, at most 60 seconds"]
+    assert told == ["Slow: waiting for the driver, at most 60 seconds"]
     assert seen.devices[0].kind is DeviceKind.CUDA
     assert next(each.seconds for each in PROBES if each.name == "NVIDIA") >= 60
 
@@ -120,9 +120,9 @@ def test_nvidias_and_amds_drivers_are_those_that_can_be_waited_for_in_vain(kind)
         "/sys/bus/pci/devices/0/vendor": f"0x{vendor}",
         "/sys/bus/pci/devices/0/class": "0x030200",
     }
-    assert probe.wanted(machine(files=files))
-    assert not probe.wanted(machine(files=files, variables={"CUDA_VISIBLE_DEVICES": ""}))
-    assert not probe.wanted(machine())
+    assert probe.expected(machine(files=files))
+    assert not probe.expected(machine(files=files, variables={"CUDA_VISIBLE_DEVICES": ""}))
+    assert not probe.expected(machine())
 
 
 def test_this_very_machine_is_observed_without_failures():

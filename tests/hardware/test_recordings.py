@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.device.facts import DeviceKind, Evidence, Support, merge
+from autoprec.core.device.facts import Evidence
+from autoprec.core.device.family import Support
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
+from autoprec.hardware.machine_replay import RecordedMachine, Recording, read_recording
 from autoprec.hardware.observe import observe
-from autoprec.hardware.recording import RecordedMachine, Recording, read_recording
 
 PATHS = sorted((profiles_folder() / "recordings").glob("*.json"))
 REQUIRED = [
@@ -137,7 +140,7 @@ def test_a_gpu_that_cannot_be_used_is_a_note():
     _, seen, _ = named("intel-skylake-sp.gpu-without-driver")
     assert not any("NVIDIA" in note for note in seen.notes)
     assert [each.kind for each in seen.unusable] == [DeviceKind.CUDA]
-    assert "NVIDIA GPU is in this machine but cannot be used" in seen.unusable[0].text
+    assert "this machine has an NVIDIA GPU that cannot be used" in seen.unusable[0].text
     _, seen, _ = named("intel-skylake-sp.hidden-gpu")
     assert "hides all 1 NVIDIA GPUs" in seen.notes[0]
     assert seen.unusable == ()
@@ -165,7 +168,7 @@ def test_a_jetson_without_nvml_is_seen_by_cudas_word():
 def test_the_intel_gpu_in_a_cpu_is_not_the_discrete_one_beside_it():
     _, seen, _ = named("intel-arc-a770.beside-integrated")
     assert [device.uuid for device in seen.devices[:-1]] == ["0000:03:00.0"]
-    assert any("discrete ones alone" in note for note in seen.notes)
+    assert any("only discrete ones" in note for note in seen.notes)
 
 
 def test_a_mac_whose_python_rosetta_translates_says_so():

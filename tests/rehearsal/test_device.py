@@ -64,21 +64,22 @@ found["recommended"] = torch.mps.recommended_max_memory() if device == "mps" els
 
 # Their generators are put back, too.
 RANDOM = """
-from autoprec.backends.torch.train.rng import RngState, preserved, seed_everything
+from autoprec.backends.shared.rng_streams import RandomStream
+from autoprec.backends.torch.train.rng import TorchGenerators, rng_preserved, seed_everything
 
 module = getattr(torch, device)
 torch.ones(1, device=device)
 seed_everything(1)
 one = module.get_rng_state()
 seed_everything(2)
-two, state = module.get_rng_state(), RngState.capture()
+two, stream = module.get_rng_state(), RandomStream(TorchGenerators())
 assert not torch.equal(one, two)
-with preserved():
+with rng_preserved():
     seed_everything(1)
     assert torch.equal(module.get_rng_state(), one)
 assert torch.equal(module.get_rng_state(), two)
 seed_everything(1)
-with state.swapped():
+with stream.swapped():
     assert torch.equal(module.get_rng_state(), two)
 assert torch.equal(module.get_rng_state(), one)
 """

@@ -168,7 +168,7 @@ def test_a_killed_tuning_goes_on_where_it_stopped(rehearse: Any) -> None:
     assert survivors(str(machine.folder)) == []
     done = machine.autoprec("tune", TASKS / "mlp.py", *words)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"[2-9] finished trials are known", done.stderr)
+    assert re.search(r"resuming after [2-9] finished trials", done.stderr)
     assert "trial  2" not in done.stderr
     assert load_profile(profile).recipe.policy is Policy.MIXED_BFLOAT16
 

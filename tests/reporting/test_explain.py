@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.records import UnitTrace
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.reporting.explain import explain_table, magnitude_text, scale_exponent, why
 
@@ -36,7 +36,7 @@ def test_each_module_has_a_row_with_its_magnitudes_at_the_loss_scale():
 
 
 def test_an_island_says_why_it_is_one():
-    assert "does not train like float32" in why(UnitTrace("norm", 3, -2), FLOAT16)
+    assert "trains like float32 only with this module" in why(UnitTrace("norm", 3, -2), FLOAT16)
     assert why(UnitTrace("head", 3, -2), FLOAT16) == ""
 
 

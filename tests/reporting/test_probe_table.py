@@ -7,16 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from autoprec.core.device.facts import (
-    DeviceKind,
-    DTypeRow,
-    Family,
-    Measurements,
-    Observation,
-    Product,
-    Support,
-    merge,
-)
+from autoprec.core.device.family import DTypeRow, Family, Support
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.merging import merge
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import DeviceReport, FrameworkFact, ProbeResult
@@ -74,7 +68,7 @@ def test_everything_that_is_known_is_shown():
     )
     for part in (
         "A title (family a-family), compute capability 8.0, 40.0 GiB memory",
-        "3 usable processors, 1555 GB/s by the vendor, 1.23e+03 GB/s measured, driver 580",
+        "3 usable processors, 1555 GB/s (vendor), 1.23e+03 GB/s (measured), driver 580",
         "native",
         "8, best 64",
         "1312",

@@ -6,14 +6,15 @@ import io
 from pathlib import Path
 
 import pytest
+from factories import steady
 from rich.console import Console
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Alignment, Recipe
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import Point
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.core.statistics import Ratio
 from autoprec.reporting.grid import grid_table
 from autoprec.reporting.text import (
     bytes_text,
@@ -35,7 +36,7 @@ def point(policy: str = "float32", batch: int = 32, **more: object) -> Point:
 
 
 def measured(batch: int, seconds: float) -> Measurement:
-    return Measurement(seconds, seconds, seconds, 5, batch, peak_memory_bytes=300 * 2**20)
+    return steady(seconds, batch, peak_memory_bytes=300 * 2**20)
 
 
 def outcome(policy: str, batch: int, seconds: float) -> Outcome:

@@ -8,27 +8,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from factories import device_of_family
 
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    DTypeFact,
-    Observation,
-    Support,
-    merge,
-)
+from autoprec.core.device.facts import DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import Refusal, propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.core.recipe import Alignment
 from autoprec.core.speed.space import Space
 from autoprec.errors import UserCodeError
-from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.lookup import hypothetical
-from autoprec.tuning.context import Place, Work
 from autoprec.tuning.events import Event, Note
+from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from autoprec.tuning.preflight import build_space, describe, refusals_of
+from autoprec.tuning.preflight import describe
+from autoprec.tuning.search.task_space import build_space, refusals_for_task
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 NATIVE = DTypeFact(Support.NATIVE)
@@ -44,11 +39,11 @@ def space(
     align: int | None = None,
     **task: Any,
 ) -> Space:
-    place = cast(Place, SimpleNamespace(facts=facts))
+    target = cast(Target, SimpleNamespace(facts=facts))
     options = Options(policies=policies, align=align)
-    work = Work(Path("task.py"), place, options, events.append)
+    job = TuningJob(Path("task.py"), target, options, events.append)
     known = TaskFacts("keras", {}, 32, 32, parameters=100, batch_size=32, **task)
-    return build_space(work, known, facts, propose(facts))
+    return build_space(job, known, facts, propose(facts))
 
 
 def test_tf32_is_tried_where_it_is_another_recipe_than_the_baseline() -> None:
@@ -75,10 +70,12 @@ def built(
     """The space of a task of torch's, and what was noted about it."""
     said: list[str] = []
     options = options or Options()
-    place = cast(Place, SimpleNamespace(facts=facts))
-    work = Work(Path("task.py"), place, options, lambda event: said.append(cast(Note, event).text))
+    target = cast(Target, SimpleNamespace(facts=facts))
+    job = TuningJob(
+        Path("task.py"), target, options, lambda event: said.append(cast(Note, event).text)
+    )
     known = replace(TaskFacts("torch", {}, 32, 32, parameters=100), **task)
-    return build_space(work, known, facts, propose(facts, options.policies)), said
+    return build_space(job, known, facts, propose(facts, options.policies)), said
 
 
 def test_float32_is_measured_first_though_it_was_not_asked_for() -> None:
@@ -144,7 +141,7 @@ def test_knobs_that_mean_nothing_here_are_left_out_with_a_note() -> None:
     found, said = built(Options(knobs=asked, extras=False))
     assert found.knobs == {"threads": (2, 1)}
     assert said == [
-        "--knob steps_per_execution is not torch's and is left out",
+        "--knob steps_per_execution does not apply to torch and is left out",
         "--knob keep_memory needs glibc's malloc on a CPU and is left out",
     ]
     found, said = built(Options(knobs=asked, extras=False), CPU, keepable_memory=True)
@@ -174,7 +171,7 @@ def test_no_knob_rounds_the_products_of_islands_that_were_asked_for() -> None:
     found, said = built(asked, native, units=units)
     assert found.knobs == {}
     assert said == [
-        "--knob implicit_bfloat16 rounds every float32 product, those of --float32-modules too, "
+        "--knob implicit_bfloat16 rounds every float32 product, even those of --float32-modules, "
         "and is left out"
     ]
 
@@ -183,11 +180,6 @@ def test_islands_that_were_asked_for_are_in_every_recipe() -> None:
     found, _ = built(Options(float32_modules=("n*",)), units=(Unit("norm", "Norm"),))
     assert found.float32_modules == ("norm",)
     assert built()[0].float32_modules == ()
-
-
-def of_family(name: str) -> DeviceFacts:
-    family = load_catalogue().family(name)
-    return merge(hypothetical(family), family)
 
 
 def dimensions(**sizes: int) -> tuple[Dimension, ...]:
@@ -213,13 +205,15 @@ def dimensions(**sizes: int) -> tuple[Dimension, ...]:
 def test_padding_is_tried_to_the_least_and_the_best_where_the_catalogue_has_it_plausible(
     family: str, sizes: dict[str, int], paddings: tuple[tuple[int, tuple[str, ...]], ...]
 ) -> None:
-    built = space([], facts=of_family(family), dimensions=dimensions(**sizes))
+    built = space([], facts=device_of_family(family), dimensions=dimensions(**sizes))
     tried = tuple((each.multiple, each.modules) for each in built.alignments)
     assert tried == ((1, ()), *paddings)
 
 
 def test_padding_that_was_asked_for_is_tried_on_any_device() -> None:
-    built = space([], facts=of_family("amd-zen5"), align=16, dimensions=dimensions(head=1001))
+    built = space(
+        [], facts=device_of_family("amd-zen5"), align=16, dimensions=dimensions(head=1001)
+    )
     assert built.alignments == (Alignment(), Alignment(16, ("head",)))
 
 
@@ -241,10 +235,10 @@ def test_a_relative_path_that_is_meant_from_the_task_is_told(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.npy").write_text("")
     message = f"FileNotFoundError: [Errno 2] No such file or directory: '{name}'"
-    place = cast(Place, SimpleNamespace(facts=FACTS))
-    work = Work(tmp_path / "task.py", place, Options(), lambda event: None)
+    target = cast(Target, SimpleNamespace(facts=FACTS))
+    job = TuningJob(tmp_path / "task.py", target, Options(), lambda event: None)
     with pytest.raises(UserCodeError) as caught:
-        describe(work, failing(message))
+        describe(job, failing(message))
     assert str(caught.value).startswith(f"in the first float32 step: {message}")
     assert (f"It is in {tmp_path}" in str(caught.value)) == hinted
 
@@ -252,8 +246,8 @@ def test_a_relative_path_that_is_meant_from_the_task_is_told(
 def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_refusal() -> None:
     reason = "Keras does not compile a model with turn (RandomRotation)"
     assert space([], not_compilable=reason).compile == (False,)
-    work = Work(Path("task.py"), cast(Place, None), Options(), lambda event: None)
+    job = TuningJob(Path("task.py"), cast(Target, None), Options(), lambda event: None)
     known = TaskFacts("keras", {}, 32, 32, parameters=100, not_compilable=reason)
-    assert refusals_of(work, known) == (Refusal("compiled", reason),)
-    assert refusals_of(work, replace(known, framework="torch")) == ()
-    assert refusals_of(work, replace(known, not_compilable="")) == ()
+    assert refusals_for_task(job, known) == (Refusal("compiled", reason),)
+    assert refusals_for_task(job, replace(known, framework="torch")) == ()
+    assert refusals_for_task(job, replace(known, not_compilable="")) == ()

@@ -21,17 +21,13 @@ from autoprec.errors import NoFeasibleRecipe
 from autoprec.profiles import load_profile
 from autoprec.tuning.events import Event, Finished, Judged, Note, TrialFinished
 
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
 FASTER = (
     "overhead={'float32': .002, 'mixed_bfloat16': .003}, "
     "per_sample={'float32': .0005, 'mixed_bfloat16': .00025}"
 )
 BOTH = ("float32", "mixed_bfloat16")
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the device's own products untimed: they say nothing of a simulated model."""
-    monkeypatch.setattr("autoprec.api._measured", lambda facts, frameworks: facts)
 
 
 @pytest.fixture
@@ -138,7 +134,7 @@ def test_a_policy_that_breaks_training_is_never_chosen(task: Callable[..., Path]
 
 
 def test_an_island_mends_a_policy(task: Callable[..., Path]) -> None:
-    profile, _ = run(task(FASTER + ", broken=('mixed_bfloat16',), culprit='norm'"))
+    profile, _ = run(task(FASTER + ", broken=('mixed_bfloat16',), sensitive_module='norm'"))
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
     assert profile.recipe.float32_modules == ("norm",)
     assert profile.evidence.islands is not None
@@ -194,10 +190,10 @@ def test_where_float32_does_not_fit_its_batch_a_smaller_one_is_the_baseline(
 
 def test_where_float32_crashes_there_is_no_baseline(task: Callable[..., Path]) -> None:
     with pytest.raises(NoFeasibleRecipe, match="plain float32 does not run"):
-        run(task(FASTER + ", crash_at=8"))
+        run(task(FASTER + ", crash_at_batch=8"))
 
 
-@pytest.mark.parametrize("fault", ["crash_at=128", "exit_at=128"])
+@pytest.mark.parametrize("fault", ["crash_at_batch=128", "exit_at_batch=128"])
 def test_a_trial_that_kills_its_worker_is_a_result(task: Callable[..., Path], fault: str) -> None:
     profile, events = run(task(f"{FASTER}, {fault}"))
     assert Status.CRASHED in [trial.outcome.status for trial in trials(events)]
@@ -247,7 +243,7 @@ def test_products_that_something_disturbed_are_told_before_anything_rests_on_the
     def measured(facts: DeviceFacts, software: object) -> DeviceFacts:
         return replace(facts, notes=(*facts.notes, "float32 products ran at 1 and at 120 GFLOP/s"))
 
-    monkeypatch.setattr("autoprec.api._measured", measured)
+    monkeypatch.setattr("autoprec.probing.measure_device", measured)
     _, events = run(task(), batch_sizes=(32,), trials=2)
     told = [
         event for event in events if isinstance(event, Note) and "at 1 and at 120" in event.text

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprec.workers.channel import LARGEST, TOKEN_BYTES, Channel, ChannelClosed
+from autoprec.workers.channel import MAX_MESSAGE_BYTES, TOKEN_BYTES, Channel, ChannelClosed
 
 TOKEN = bytes(range(TOKEN_BYTES))
 
@@ -161,4 +161,4 @@ def test_a_number_without_a_name_in_json_is_refused_before_it_is_sent(pair, valu
 
 def test_a_message_beyond_any_size_is_refused(pair) -> None:
     with pytest.raises(ValueError, match="larger than"):
-        pair[0].send({"text": "x" * LARGEST})
+        pair[0].send({"text": "x" * MAX_MESSAGE_BYTES})

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TaskFacts, TimingBudget
+from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
-from autoprec.errors import UsageError
-from autoprec.workers import client
-from autoprec.workers.client import PATIENCE, Worker, WorkerSettings, patience
+from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.workers import client, timeouts
+from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 
@@ -31,7 +30,7 @@ def test_a_worker_answers_many_calls(simulated, start) -> None:
 
 
 def test_progress_is_told(simulated, start) -> None:
-    worker = start(simulated(sleep=0.02))
+    worker = start(simulated(sleep_seconds=0.02))
     seen: list[tuple[str, int]] = []
     worker.load(lambda phase, step: seen.append((phase, step)))
     worker.call(
@@ -50,33 +49,6 @@ def test_the_worker_is_not_its_guard(simulated, start) -> None:
     worker.load()
     assert worker.pid not in (os.getpid(), worker._process.pid)
     os.kill(worker.pid, 0)
-
-
-@pytest.mark.parametrize(
-    ("phase", "slowest", "patience", "seconds"),
-    [
-        ("load", 0.0, 1.0, 300.0),
-        ("compile", 5.0, 1.0, 1200.0),  # another phase's steps say nothing of it
-        ("load", 0.0, 10.0, 3000.0),
-        ("steps", 0.0, 1.0, 77.0),  # none was seen yet
-        ("steps", 0.5, 1.0, 60.0),
-        ("steps", 2.0, 1.0, 60.0),
-        ("steps", 10.0, 1.0, 300.0),
-        ("steps", 10.0, 2.0, 600.0),
-        ("trace", 10.0, 1.0, 77.0),  # its steps are not those that were timed
-        ("trace", 10.0, 3.0, 231.0),
-    ],
-)
-def test_a_phase_may_go_on_for_as_long_as_its_kind_and_its_steps_say(
-    phase: str, slowest: float, patience: float, seconds: float
-) -> None:
-    worker = SimpleNamespace(
-        settings=WorkerSettings(Path("task.py"), step_seconds=77.0),
-        _phase=phase,
-        _slowest_step=slowest,
-        _patience=patience,
-    )
-    assert Worker._allowance(worker) == seconds
 
 
 def test_closing_twice_is_once(simulated, start) -> None:
@@ -160,24 +132,24 @@ def allowance(worker: Worker, phase: str) -> float:
 
 def test_every_phase_has_its_allowance(simulated, start) -> None:
     worker = start(simulated())
-    for phase, seconds in client.PHASE_SECONDS.items():
+    for phase, seconds in timeouts.PHASE_TIMEOUT_SECONDS.items():
         assert allowance(worker, phase) == seconds
-    assert allowance(worker, "trajectory") == client.STEP_SECONDS
+    assert allowance(worker, "trajectory") == timeouts.FIRST_STEP_TIMEOUT_SECONDS
 
 
 def test_the_allowance_of_steps_follows_the_steps(simulated, start) -> None:
     worker = start(simulated())
-    assert allowance(worker, "steps") == client.STEP_SECONDS
+    assert allowance(worker, "steps") == timeouts.FIRST_STEP_TIMEOUT_SECONDS
     worker._slowest_step = 0.01
-    assert allowance(worker, "steps") == client.STEP_FLOOR_SECONDS
+    assert allowance(worker, "steps") == timeouts.MIN_STEP_TIMEOUT_SECONDS
     worker._slowest_step = 100.0
-    assert allowance(worker, "steps") == 100.0 * client.STEP_FACTOR
+    assert allowance(worker, "steps") == 100.0 * timeouts.STEP_TIMEOUT_FACTOR
 
 
 def test_a_hang_after_quick_steps_is_seen_by_their_time(simulated, start, monkeypatch) -> None:
-    monkeypatch.setattr(client, "STEP_FLOOR_SECONDS", 1.0)
-    monkeypatch.setattr(client, "STEP_FACTOR", 2.0)
-    worker = start(simulated(sleep=0.02, hang_after=30))
+    monkeypatch.setattr(timeouts, "MIN_STEP_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(timeouts, "STEP_TIMEOUT_FACTOR", 2.0)
+    worker = start(simulated(sleep_seconds=0.02, hang_after_steps=30))
     worker.load()
     with pytest.raises(WorkerFailure) as info:
         worker.call(
@@ -189,20 +161,8 @@ def test_a_hang_after_quick_steps_is_seen_by_their_time(simulated, start, monkey
     assert info.value.kind == FailureKind.TIMEOUT
     assert info.value.phase == "steps"
     allowed = max(1.0, 2.0 * worker._slowest_step)
-    assert allowed < client.STEP_SECONDS
+    assert allowed < timeouts.FIRST_STEP_TIMEOUT_SECONDS
     assert f"no progress for {allowed:.0f} s" in info.value.message
-
-
-@pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf"])
-def test_patience_that_is_no_number_is_refused(text: str, monkeypatch) -> None:
-    monkeypatch.setenv(PATIENCE, text)
-    with pytest.raises(UsageError, match=PATIENCE):
-        patience()
-
-
-def test_patience_is_one_by_default(monkeypatch) -> None:
-    monkeypatch.delenv(PATIENCE, raising=False)
-    assert patience() == 1.0
 
 
 def test_the_hint_to_os_exit(tmp_path: Path, start) -> None:

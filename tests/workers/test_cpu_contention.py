@@ -6,23 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from factories import FakeClock
 
 from autoprec.backends.protocol import DeviceMemory
 from autoprec.workers import cpu_contention
-from autoprec.workers.cpu_contention import Neighbours, Watch, said_of_others
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
+from autoprec.workers.cpu_contention import ContentionMonitor, ProcessorShare, warn_of_other_users
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Clock]:
-    clock = Clock()
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeClock]:
+    clock = FakeClock()
     monkeypatch.setattr(cpu_contention, "time", clock)
     monkeypatch.setattr(cpu_contention, "_processors", lambda: {0, 1})
     monkeypatch.setattr(cpu_contention, "_ticks", lambda: 100)
@@ -39,9 +32,9 @@ def write(proc: Path, busy: tuple[int, int], own: dict[int, int]) -> None:
         (proc / str(pid) / "stat").write_text(f"{pid} (a (b) c) {' '.join(fields)}")
 
 
-def shares(machine: tuple[Path, Clock], used: int, own: int) -> float | None:
+def shares(machine: tuple[Path, FakeClock], used: int, own: int) -> float | None:
     proc, clock = machine
-    watch = Neighbours(proc)
+    watch = ProcessorShare(proc)
     write(proc, (0, 0), {os.getpid(): 0, 77: 0})
     watch.start([77])
     clock.now = 1.0
@@ -49,20 +42,20 @@ def shares(machine: tuple[Path, Clock], used: int, own: int) -> float | None:
     return watch.share([77])
 
 
-def test_alone_the_share_is_nothing(machine: tuple[Path, Clock]) -> None:
+def test_alone_the_share_is_nothing(machine: tuple[Path, FakeClock]) -> None:
     assert shares(machine, used=100, own=200) == 0.0
 
 
-def test_what_others_use_is_what_is_left_over(machine: tuple[Path, Clock]) -> None:
+def test_what_others_use_is_what_is_left_over(machine: tuple[Path, FakeClock]) -> None:
     assert shares(machine, used=100, own=100) == pytest.approx(0.5)
 
 
 def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
-    machine: tuple[Path, Clock], monkeypatch: pytest.MonkeyPatch
+    machine: tuple[Path, FakeClock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, clock = machine
-    monkeypatch.setattr(cpu_contention, "Neighbours", lambda: Neighbours(proc))
-    watch = Watch(lambda said: None)
+    monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(proc))
+    watch = ContentionMonitor(lambda said: None)
     pids = [77]
     write(proc, (0, 0), {os.getpid(): 0, 77: 500})
     with watch.over(lambda: pids):
@@ -80,18 +73,18 @@ def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
-    watch = Neighbours(tmp_path)
+    watch = ProcessorShare(tmp_path)
     watch.start([])
     assert watch.share([]) is None
 
 
 def test_a_busy_neighbour_is_named_once_and_the_worst_remembered(
-    machine: tuple[Path, Clock], monkeypatch: pytest.MonkeyPatch
+    machine: tuple[Path, FakeClock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, clock = machine
-    monkeypatch.setattr(cpu_contention, "Neighbours", lambda: Neighbours(proc))
+    monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(proc))
     said: list[str] = []
-    watch = Watch(said.append)
+    watch = ContentionMonitor(said.append)
     for used in (20, 80, 60):
         write(proc, (0, 0), {os.getpid(): 0})
         with watch.over(list):
@@ -107,10 +100,10 @@ GIB = 2**30
 
 @pytest.mark.parametrize("others", [0, GIB // 2, GIB])
 def test_a_desktop_on_an_accelerator_is_nothing_to_speak_of(others: int) -> None:
-    assert said_of_others(DeviceMemory(free=20 * GIB, others=others)) == ""
+    assert warn_of_other_users(DeviceMemory(free=20 * GIB, others=others)) == ""
 
 
 def test_who_holds_an_accelerators_memory_is_told_with_what_is_left() -> None:
-    said = said_of_others(DeviceMemory(free=20 * GIB, others=60 * GIB))
+    said = warn_of_other_users(DeviceMemory(free=20 * GIB, others=60 * GIB))
     assert said.startswith("other processes hold 60.0 GiB of this device")
     assert "20.0 GiB that are free" in said

@@ -11,31 +11,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.workers.failures import (
-    TABLE,
+    FAILURE_PATTERNS,
     FailureKind,
+    add_advice,
     classify_exception,
     classify_exit,
     describe_exception,
     describe_exit,
-    match,
-    with_advice,
+    match_failure,
 )
 from tests.tuning.recorded_failures import OOM, PRINTED, RECORDED, USER
 
 
 @pytest.mark.parametrize(("kind", "text", "source"), RECORDED, ids=[r[1][:60] for r in RECORDED])
 def test_a_recorded_message_is_told_apart(kind: FailureKind | None, text: str, source: str) -> None:
-    assert match(text) == kind, source
+    assert match_failure(text) == kind, source
 
 
-def test_every_row_has_a_recorded_message() -> None:
+def test_every_pattern_has_a_recorded_message() -> None:
     printed = [text for _, text, _ in RECORDED] + [text for _, text, _ in PRINTED]
-    lonely = [row.pattern for row in TABLE if not any(re.search(row.pattern, t) for t in printed)]
+    lonely = [
+        pattern.pattern
+        for pattern in FAILURE_PATTERNS
+        if not any(re.search(pattern.pattern, t) for t in printed)
+    ]
     assert lonely == []
 
 
 @pytest.mark.parametrize(
-    ("text", "mend"),
+    ("text", "advice"),
     [
         ("RuntimeError: Expected all tensors to be on the same device, but found", "inputs.device"),
         ("IndexError: indices should be either on cpu or on the same device", "inputs.device"),
@@ -48,26 +52,26 @@ def test_every_row_has_a_recorded_message() -> None:
             "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
             "nvidia-smi -c DEFAULT",
         ),
-        ("RuntimeError: CUDA error: no kernel image is available for", "--device"),
+        ("RuntimeError: CUDA error: no kernel image is available for", "`device`"),
         (
             "FailOnRecompileLimitHit: Hard failure due to fail_on_recompile_limit_hit",
             "mark_dynamic",
         ),
     ],
 )
-def test_what_mends_a_failure_is_said_where_it_is_known(text: str, mend: str) -> None:
-    assert with_advice(text).startswith(text.partition("\n")[0].rstrip("."))
-    assert mend in with_advice(text)
-    assert len(with_advice(text)) < 500  # what a trial keeps of a message
+def test_advice_is_added_where_it_is_known(text: str, advice: str) -> None:
+    assert add_advice(text).startswith(text.partition("\n")[0].rstrip("."))
+    assert advice in add_advice(text)
+    assert len(add_advice(text)) < 500  # what a trial keeps of a message
 
 
 def test_other_messages_stay_as_they_are() -> None:
-    assert with_advice("ValueError: a\nb") == "ValueError: a\nb"
-    assert with_advice(RECORDED[1][1]) == RECORDED[1][1]
+    assert add_advice("ValueError: a\nb") == "ValueError: a\nb"
+    assert add_advice(RECORDED[1][1]) == RECORDED[1][1]
 
 
 def test_a_row_names_its_source() -> None:
-    assert all(row.source for row in TABLE)
+    assert all(pattern.source for pattern in FAILURE_PATTERNS)
 
 
 @pytest.mark.parametrize(("kind", "printed", "number"), PRINTED, ids=[p[1][:40] for p in PRINTED])
@@ -147,9 +151,9 @@ def test_an_exception_that_cannot_say_what_it_is() -> None:
 
 @given(st.text(max_size=500))
 def test_no_text_makes_the_table_fail(text: str) -> None:
-    found = match(text)
+    found = match_failure(text)
     assert found is None or isinstance(found, FailureKind)
 
 
 def test_a_huge_text_is_read_in_bounded_time() -> None:
-    assert match("could not be " * 5_000_000) is None
+    assert match_failure("could not be " * 5_000_000) is None

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.workers.handlers import Service
 
 FIRST = Measurement(
@@ -40,7 +41,7 @@ def trial(session: Session, foreseen: float | None) -> Measurement:
     service = Service(lambda phase, step: None)
     service._task = cast(Any, SimpleNamespace())
     service._backend = cast(Any, SimpleNamespace(open=lambda *args, **kwargs: session))
-    budget = TimingBudget(foreseen_seconds=foreseen)
+    budget = TimingBudget(expected_seconds=foreseen)
     measured = service.measure(recipe=Recipe(batch_size=32), seed=0, budget=budget)
     assert session.closed
     return measured

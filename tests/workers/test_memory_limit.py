@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.workers import memory_limit
-from autoprec.workers.memory_limit import RESERVE_BYTES, RESERVE_SHARE, group_room, memory_budget
+from autoprec.workers.memory_limit import (
+    RESERVE_BYTES,
+    RESERVE_SHARE,
+    control_group_headroom,
+    memory_budget,
+)
 
 GIB = 2**30
 
@@ -20,8 +25,8 @@ GIB = 2**30
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with 100 GiB free and no limits."""
     monkeypatch.setattr(memory_limit, "available_bytes", lambda: 100 * GIB)
-    monkeypatch.setattr(memory_limit, "group_room", lambda: ())
-    monkeypatch.setattr(memory_limit, "_limits", list)
+    monkeypatch.setattr(memory_limit, "control_group_headroom", lambda: ())
+    monkeypatch.setattr(memory_limit, "_resource_limits", list)
 
 
 @pytest.mark.usefixtures("known")
@@ -43,8 +48,8 @@ def test_a_little_memory_is_not_all_reserved() -> None:
 
 def test_nothing_known_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limit, "available_bytes", lambda: None)
-    monkeypatch.setattr(memory_limit, "group_room", lambda: ())
-    monkeypatch.setattr(memory_limit, "_limits", list)
+    monkeypatch.setattr(memory_limit, "control_group_headroom", lambda: ())
+    monkeypatch.setattr(memory_limit, "_resource_limits", list)
     assert memory_budget(None) is None
 
 
@@ -87,7 +92,7 @@ def test_version_2_groups_and_those_above_count(tmp_path: Path) -> None:
             "sys/fs/cgroup/a/b/memory.current": f"{GIB}\n",
         },
     )
-    assert list(group_room(root)) == [3 * GIB]
+    assert list(control_group_headroom(root)) == [3 * GIB]
 
 
 def test_version_1_groups_count(tmp_path: Path) -> None:
@@ -101,14 +106,14 @@ def test_version_1_groups_count(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{3 * GIB}\n",
         },
     )
-    assert list(group_room(root)) == [1]
+    assert list(control_group_headroom(root)) == [1]
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "0::", "0::/../../etc", "::::", "1:memory:"])
 def test_what_cannot_be_read_limits_nothing(tmp_path: Path, text: str) -> None:
     root = tree(tmp_path, {"proc/self/cgroup": text, "sys/fs/cgroup/memory.max": "garbage"})
-    assert list(group_room(root)) == []
+    assert list(control_group_headroom(root)) == []
 
 
 def test_no_proc_limits_nothing(tmp_path: Path) -> None:
-    assert list(group_room(tmp_path)) == []
+    assert list(control_group_headroom(tmp_path)) == []

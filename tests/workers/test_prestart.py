@@ -9,7 +9,7 @@ import pytest
 
 from autoprec.core.recipe import Recipe
 from autoprec.workers.failures import FailureKind, WorkerFailure
-from autoprec.workers.prestart import Spares
+from autoprec.workers.prestart import PrestartedRunners
 
 
 class Runner:
@@ -33,9 +33,9 @@ class Runner:
             self._loading.set()
 
 
-def spares(*runners: Runner) -> Spares:
+def spares(*runners: Runner) -> PrestartedRunners:
     left = list(runners)
-    return Spares(lambda: cast(Any, left.pop(0)), Recipe())
+    return PrestartedRunners(lambda: cast(Any, left.pop(0)), Recipe())
 
 
 def test_the_first_is_warm_when_it_is_handed_out_and_the_next_are_new() -> None:

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from factories import steady
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement, TimingBudget
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Status
 from autoprec.errors import TrialFailure, UserCodeError
-from autoprec.workers.client import WorkerSettings, unheard
+from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, run_trial
 
-MEASURED = Measurement(0.01, 0.01, 0.01, 5, 32.0)
+MEASURED = steady(0.01)
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16)
 
 
@@ -58,7 +59,7 @@ class Starts:
 
 
 def trial(starts: Starts, recipe: Recipe = Recipe(), *, baseline: bool = False) -> Any:  # noqa: B008
-    with Runner(WorkerSettings(Path("x.py")), unheard, starts) as runner:
+    with Runner(WorkerSettings(Path("x.py")), None, starts) as runner:
         return run_trial(
             runner, {"batch_size": 32}, recipe, seed=0, budget=TimingBudget(), baseline=baseline
         )
@@ -148,7 +149,7 @@ def test_a_trial_that_is_killed_twice_is_killed() -> None:
 )
 def test_a_worker_in_which_something_failed_is_not_used_again(kind: FailureKind) -> None:
     starts = Starts(failure(kind), MEASURED)
-    with Runner(WorkerSettings(Path("x.py")), unheard, starts) as runner:
+    with Runner(WorkerSettings(Path("x.py")), None, starts) as runner:
         for _ in range(2):
             run_trial(runner, {"batch_size": 32}, BFLOAT16, seed=0, budget=TimingBudget())
     assert len(starts.made) == 2
@@ -162,7 +163,7 @@ def test_fewer_samples_than_asked_for_is_said() -> None:
 
 
 def test_a_tracer_has_the_tracers_methods_and_no_others() -> None:
-    with Runner(WorkerSettings(Path("x.py")), unheard, Starts("answer")) as runner:
+    with Runner(WorkerSettings(Path("x.py")), None, Starts("answer")) as runner:
         tracer = RemoteTracer(runner)
         assert tracer.noise(draws=1) == "answer"
         with pytest.raises(AttributeError):
@@ -171,7 +172,7 @@ def test_a_tracer_has_the_tracers_methods_and_no_others() -> None:
 
 def test_what_fails_in_float32_ends_the_run_and_what_fails_under_a_recipe_is_told() -> None:
     mine = failure(FailureKind.USER_ERROR, "their frames")
-    with Runner(WorkerSettings(Path("x.py")), unheard, Starts(mine, mine, mine)) as runner:
+    with Runner(WorkerSettings(Path("x.py")), None, Starts(mine, mine, mine)) as runner:
         tracer = RemoteTracer(runner)
         for method in ("reference", "noise"):
             with pytest.raises(UserCodeError):
@@ -185,7 +186,7 @@ def test_a_task_that_cannot_be_loaded_again_ends_the_run() -> None:
         def load(self, on_progress: object = None) -> None:
             raise failure(FailureKind.USER_ERROR, "their frames")
 
-    make = Runner(WorkerSettings(Path("x.py")), unheard, lambda _: Unloadable([]))
+    make = Runner(WorkerSettings(Path("x.py")), None, lambda _: Unloadable([]))
     with make as runner, pytest.raises(UserCodeError) as info:
         run_trial(runner, {"batch_size": 32}, BFLOAT16, seed=0, budget=TimingBudget())
     assert info.value.frames == "their frames"
@@ -197,13 +198,13 @@ def test_a_task_that_cannot_be_loaded_again_ends_the_run() -> None:
 @pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
 def test_real_workers_are_replaced_after_each_kind_of_end(simulated) -> None:
     ends = {
-        "crash_at": Status.CRASHED,
-        "exit_at": Status.CRASHED,
+        "crash_at_batch": Status.CRASHED,
+        "exit_at_batch": Status.CRASHED,
         "capacity_bytes": Status.OUT_OF_MEMORY,
     }
     for field, status in ends.items():
         task = simulated(**{field: 64 if field != "capacity_bytes" else 250 * 2**20})
-        with Runner(WorkerSettings(task), unheard) as runner:
+        with Runner(WorkerSettings(task), None) as runner:
             found = [
                 run_trial(
                     runner,
@@ -219,7 +220,7 @@ def test_real_workers_are_replaced_after_each_kind_of_end(simulated) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
 def test_a_worker_that_somebody_kills_between_trials_is_not_missed(simulated) -> None:
-    with Runner(WorkerSettings(simulated()), unheard) as runner:
+    with Runner(WorkerSettings(simulated()), None) as runner:
         for _ in range(3):
             outcome = run_trial(runner, {"batch_size": 32}, Recipe(), seed=0, budget=TimingBudget())
             assert outcome.status is Status.OK
@@ -244,7 +245,7 @@ def test_a_worker_that_keeps_its_memory_times_nothing_without_that(
 ) -> None:
     """A process cannot take it back. What is not timed does not mind."""
     starts = Starts(*"abc")
-    with Runner(WorkerSettings(Path("x.py")), unheard, starts) as runner:
+    with Runner(WorkerSettings(Path("x.py")), None, starts) as runner:
         runner.call("measure", recipe=Recipe())
         runner.call("measure", recipe=KEEPS)
         assert len(starts.made) == 1

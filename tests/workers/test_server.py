@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError, UserCodeError
 from autoprec.workers import server as worker_module
 from autoprec.workers.channel import ChannelClosed

@@ -164,28 +164,28 @@ def test_how_a_worker_ended_is_told_from_what_it_may_have_exited_with(
             child.pid, tuner=os.getppid(), lifeline=-1, status=-1, watch_bytes=None
         )
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert watch._worker_ended()
+        assert watch._worker_has_ended()
         child.returncode = 0  # the guard has collected it
     assert watch._ended == ended
 
 
 def test_the_tuner_lives_while_it_is_the_guards_parent() -> None:
-    assert supervisor._Guard(10, os.getppid(), -1, -1, None)._tuner_lives()
-    assert not supervisor._Guard(10, os.getpid(), -1, -1, None)._tuner_lives()
+    assert supervisor._Guard(10, os.getppid(), -1, -1, None)._tuner_is_alive()
+    assert not supervisor._Guard(10, os.getpid(), -1, -1, None)._tuner_is_alive()
 
 
 @pytest.mark.parametrize(("size", "left"), [(100, 100), (101, 0)])
 def test_a_log_is_emptied_before_it_fills_the_disk(
     monkeypatch: pytest.MonkeyPatch, size: int, left: int
 ) -> None:
-    monkeypatch.setattr(supervisor, "_LARGEST_LOG_BYTES", 100)
+    monkeypatch.setattr(supervisor, "_MAX_LOG_BYTES", 100)
     with tempfile.TemporaryFile() as log:
         log.write(b"x" * size)
         log.flush()
         kept = os.dup(1)
         os.dup2(log.fileno(), 1)
         try:
-            watching(None)._keep_log_small()
+            watching(None)._truncate_large_log()
         finally:
             os.dup2(kept, 1)
             os.close(kept)
@@ -194,7 +194,7 @@ def test_a_log_is_emptied_before_it_fills_the_disk(
 
 def test_a_report_is_one_line_of_json() -> None:
     read, write = os.pipe()
-    supervisor._Guard(10, 1, -1, write, None)._tell({"signal": int(signal.SIGKILL)})
+    supervisor._Guard(10, 1, -1, write, None)._write_status({"signal": int(signal.SIGKILL)})
     os.close(write)
     with Path(f"/dev/fd/{read}").open(encoding="utf-8") as report:
         assert report.read() == '{"signal": 9}\n'

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from autoprec.errors import TaskError, UsageError, UserCodeError
-from autoprec.workers.task_file import check_task_path, is_ours, load_task, task_digest, user_frames
+from autoprec.workers.task_file import (
+    check_task_path,
+    load_task,
+    raised_by_autoprec,
+    task_digest,
+    user_frames,
+)
 
 GOOD = """
 def build_model():
@@ -173,7 +179,7 @@ def test_a_decorated_function_and_a_callable_object_will_do(write) -> None:
 
 # Names that are nearly right ----------------------------------------------------------------------
 
-NEAR = {
+MISSPELT = {
     "swapped letters": ("BATCH_SZIE = 64", "BATCH_SZIE = 64 is not read; did you mean BATCH_SIZE"),
     "small letters": ("batch_size = 64", "batch_size = 64 is not read; did you mean BATCH_SIZE"),
     "one letter less": ("CLIP_GRAD_NOR = 1.0", "did you mean CLIP_GRAD_NORM"),
@@ -183,7 +189,7 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), NEAR.values(), ids=NEAR)
+@pytest.mark.parametrize(("text", "said"), MISSPELT.values(), ids=MISSPELT)
 def test_a_name_that_is_nearly_one_that_is_read_is_asked_about(write, text: str, said: str) -> None:
     write("BATCHSIZE = 8", "settings.py")
     with pytest.raises(TaskError, match=said):
@@ -315,7 +321,7 @@ def test_a_folder_whose_name_begins_like_ours_is_the_users() -> None:
     code = compile("1 / 0", name, "exec")
     error = caught(lambda: exec(code))
     assert f'File "{name}"' in user_frames(error)
-    assert not is_ours(error)
+    assert not raised_by_autoprec(error)
 
 
 def test_of_a_frameworks_frames_only_the_last_is_shown() -> None:

@@ -13,10 +13,11 @@ import pytest
 
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.parity import Tolerance, shadow
+from autoprec.core.numerics.single_step import check_single_steps
+from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.tuning.loss_scale_tuning import analytic
-from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof.loss_scale_search import loss_scale_from_backward
+from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
 
 HERE = Path(__file__).parent
@@ -35,7 +36,7 @@ def names(folder):
 
 
 def measured(folder):
-    """What the loops of benchmarks/zoo_loops_keras.py have shown."""
+    """What the loops of benchmarks/numerics/loops_keras.py have shown."""
     return json.loads((folder / "truth.json").read_text())["tasks"]
 
 
@@ -49,7 +50,7 @@ def tuned(policy, traced):
     if not recipe.policy.needs_loss_scale:
         return recipe
     recipe = replace(recipe, loss_scale=LossScale())
-    return replace(recipe, loss_scale=analytic(recipe, traced))
+    return replace(recipe, loss_scale=loss_scale_from_backward(recipe, traced))
 
 
 @pytest.mark.parametrize("folder", [HERE, FIELD])
@@ -72,7 +73,7 @@ def test_the_shadow_tells_broken_from_healthy(name):
     traced.reference(batch_size=16, steps=9, checkpoints=(0, 2, 8))
     noise = traced.noise(draws=3)
     for policy in POLICIES:
-        check = shadow(traced.shadow(recipe=tuned(policy, traced)), noise, Tolerance())
+        check = check_single_steps(traced.shadow(recipe=tuned(policy, traced)), noise, Tolerance())
         label = measured(HERE)[name][policy]["label"]
         assert check.passed is (label == "healthy"), (policy, check)
 
@@ -91,8 +92,8 @@ def test_an_island_mends_what_one_layer_breaks(name, policy, island):
     broken = tuned(policy, traced)
     mended = replace(broken, float32_modules=(island,))
     noise = traced.noise(draws=3)
-    assert not shadow(traced.shadow(recipe=broken), noise, Tolerance()).passed
-    assert shadow(traced.shadow(recipe=mended), noise, Tolerance()).passed
+    assert not check_single_steps(traced.shadow(recipe=broken), noise, Tolerance()).passed
+    assert check_single_steps(traced.shadow(recipe=mended), noise, Tolerance()).passed
 
 
 @pytest.mark.parametrize(

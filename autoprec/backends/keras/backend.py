@@ -9,8 +9,16 @@ from collections.abc import Iterable, Mapping
 
 import keras
 
-from autoprec.backends.protocol import DeviceMemory, Report, Session, Surgeon, Task, Tracer
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.backends.keras.capabilities import CAPABILITIES
+from autoprec.backends.protocol import (
+    DeviceMemory,
+    ProgressCallback,
+    Session,
+    Surgeon,
+    Task,
+    Tracer,
+)
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
@@ -30,13 +38,13 @@ class KerasBackend:
     """See `autoprec.backends.protocol.Backend`; Keras 3 on TensorFlow, or on torch."""
 
     name = "keras"
-    builds = "pip install 'tensorflow[and-cuda]' for NVIDIA GPUs"
+    capabilities = CAPABILITIES
 
     def __init__(self) -> None:
         require_backend()
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of Python, Keras, and the library Keras runs on."""
+        """Return the versions of Python, Keras, and the library Keras runs on."""
         below = str(keras.config.backend())
         found = {"python": platform.python_version(), "keras": str(keras.__version__)}
         if below == "tensorflow":
@@ -47,39 +55,35 @@ class KerasBackend:
             found[below] = importlib.metadata.version(below)
         return found
 
-    def owns(self, model: object) -> bool:
-        """Whether `model` is a Keras layer or model."""
-        return isinstance(model, keras.Layer)
-
     def devices(self) -> Iterable[str]:
-        """TPUs and GPUs the library below Keras can use here, then the CPU."""
+        """List the TPUs and GPUs that the library below Keras can use here, then the CPU."""
         from autoprec.backends.keras.train.task_runner import devices
 
         return devices()
 
     def trains_on(self) -> Iterable[DeviceKind]:
-        """CPUs, NVIDIA's and AMD's GPUs, and, on TensorFlow, TPUs."""
+        """List CPUs, NVIDIA's and AMD's GPUs, and, on TensorFlow, TPUs."""
         from autoprec.backends.keras.train.task_runner import on_tensorflow
 
         tpu = (DeviceKind.TPU,) if on_tensorflow() else ()
         return (DeviceKind.CPU, DeviceKind.CUDA, DeviceKind.ROCM, *tpu)
 
     def built_for(self) -> Iterable[DeviceKind]:
-        """The kinds of GPU that the library below Keras was built for."""
+        """List the kinds of GPU that the library below Keras was built for."""
         from autoprec.backends.keras.train.task_runner import built_for
 
         return built_for()
 
     def observe(self, device: str) -> Observation | None:
-        """Nothing: TensorFlow's details of a device do not name its family."""
+        """Return None: TensorFlow's details of a device do not name its family."""
         return None
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """TensorFlow tells what it holds itself, not what is free."""
+        """Return None: TensorFlow tells what it holds itself, not what is free."""
         return None
 
-    def shortcoming(self, device: str) -> str:
-        """TensorFlow's 16-bit products on a CPU are oneDNN's, which can be switched off."""
+    def missing_kernels(self, device: str) -> str:
+        """Say what keeps 16-bit products on a CPU from oneDNN; empty if nothing does."""
         below = keras.config.backend()
         off = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower() in ("0", "false")
         if device != "cpu" or below != "tensorflow" or not off:
@@ -87,13 +91,13 @@ class KerasBackend:
         return "TF_ENABLE_ONEDNN_OPTS is off: TensorFlow computes without oneDNN"
 
     def device_of(self, model: object) -> str:
-        """The device of the model's first weight; without any, the one TensorFlow prefers."""
+        """Return the device of the model's first weight; without any, the preferred one."""
         from autoprec.backends.keras.train.task_runner import device_of
 
         return device_of(model)
 
     def describe(
-        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: ProgressCallback
     ) -> TaskFacts:
         """See `Backend.describe`."""
         from autoprec.backends.keras.measure.describe import describe
@@ -108,18 +112,18 @@ class KerasBackend:
         )
 
     def open(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> Session:
         """See `Backend.open`."""
         from autoprec.backends.keras.measure.session import KerasSession
 
         return KerasSession(task, recipe, device=device, seed=seed, report=report)
 
-    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+    def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
         """See `Backend.tracer`."""
-        from autoprec.backends.keras.trace.tracer import KerasTracer
+        from autoprec.backends.keras.trace.tracer import keras_tracer
 
-        return KerasTracer(task, device=device, seed=seed, report=report)
+        return keras_tracer(task, device=device, seed=seed, report=report)
 
     def surgeon(self) -> Surgeon:
         """See `Backend.surgeon`."""

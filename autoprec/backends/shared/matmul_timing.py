@@ -1,8 +1,8 @@
 """Timing matrix products and a large copy on a device, in a child process of a framework.
 
 A dtype that the hardware cannot run may end the process by a signal, so each result is a line on
-the child's stdout as soon as it is known: what came before a crash is kept, and the dtype it died
-in is absent. The child is
+the child's stdout as soon as it is known: results before a crash are kept, and the dtype that
+crashed is reported as such. The child is
 `python -m autoprec.backends.shared.matmul_timing FRAMEWORK DEVICE [DTYPE ...]`.
 """
 
@@ -22,32 +22,28 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    Measurements,
-    Product,
-    Support,
-    settled,
-    with_measurements,
-)
-from autoprec.core.device.placement import Placement, alone
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.measurements import Measurements, Product, merge_repeated_products
+from autoprec.core.device.merging import with_measurements
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.device.placement import Placement, expose_only
 from autoprec.core.dtypes import DType
 
-#: A product that takes this long is not drowned by the cost of starting it.
-LONG_ENOUGH_SECONDS = 0.05
+#: A product that takes this long hides the cost of starting it.
+MIN_PRODUCT_SECONDS = 0.05
 #: No dtype is given more time than this: a float16 product on a CPU may be 400 times too slow.
-DTYPE_SECONDS = 2.0
+DTYPE_BUDGET_SECONDS = 2.0
 #: Importing a framework and opening a device may take this long.
-START_SECONDS = 90.0
+START_LIMIT_SECONDS = 90.0
 #: One product of a badly emulated dtype, started just before its time was over.
-SILENT_SECONDS = 30.0
+SILENCE_LIMIT_SECONDS = 30.0
 
 _SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _REPEATS = 4
 
 #: Which frameworks can run which kind of device, the preferred one first.
-_RUNNERS: Mapping[DeviceKind, tuple[str, ...]] = {
+_FRAMEWORKS_OF_KIND: Mapping[DeviceKind, tuple[str, ...]] = {
     DeviceKind.CPU: ("torch", "tensorflow"),
     DeviceKind.CUDA: ("torch", "tensorflow"),
     DeviceKind.ROCM: ("torch",),
@@ -68,13 +64,13 @@ class Arithmetic(Protocol):
     """What a framework offers to be timed; sizes are of square matrices."""
 
     def prepare(self, dtype: DType, size: int) -> Any:
-        """Two `size` x `size` operands in `dtype`, on the device."""
+        """Make two `size` x `size` operands in `dtype`, on the device."""
 
     def multiply(self, operands: Any) -> None:
         """Multiply them, and wait until the product is there."""
 
     def prepare_copy(self, size_bytes: int) -> Any:
-        """Arrays whose copying reads and writes `size_bytes` bytes each way."""
+        """Make arrays whose copying reads and writes `size_bytes` bytes each way."""
 
     def copy(self, operands: Any) -> None:
         """Move the bytes, and wait until that is done."""
@@ -94,21 +90,26 @@ def measure(
 
     Float32's, which all others are compared to, are timed again at the end.
     """
-    framework = next((name for name in _RUNNERS[facts.kind] if name in frameworks), None)
+    framework = next((name for name in _FRAMEWORKS_OF_KIND[facts.kind] if name in frameworks), None)
     if framework is None:
-        wanted = " or ".join(_RUNNERS[facts.kind]) or "a framework that autoprec can time it with"
+        wanted = (
+            " or ".join(_FRAMEWORKS_OF_KIND[facts.kind])
+            or "a framework that autoprec can time it with"
+        )
         return Measurements(notes=(f"not measured: {wanted} is not installed",))
-    chosen = dtypes or [d for d in _ORDER if facts.fact(d).support is not Support.ABSENT]
+    chosen = dtypes or [d for d in _TIMING_ORDER if facts.fact(d).support is not Support.ABSENT]
     again = [DType.FLOAT32] if DType.FLOAT32 in chosen[:-1] else []
-    return settled(launch(framework, alone(facts.observation), [*chosen, *again]))
+    return merge_repeated_products(
+        measure_in_child(framework, expose_only(facts.observation), [*chosen, *again])
+    )
 
 
-#: The slowest last, so that running out of time costs least.
-_ORDER = (DType.FLOAT32, DType.TF32, DType.BFLOAT16, DType.FLOAT16)
+#: The slowest last, so that running out of time loses least.
+_TIMING_ORDER = (DType.FLOAT32, DType.TF32, DType.BFLOAT16, DType.FLOAT16)
 
 
-def launch(framework: str, place: Placement, dtypes: Sequence[DType]) -> Measurements:
-    """Run the child and collect its lines; a crash or a silence ends it, what came before stays."""
+def measure_in_child(framework: str, place: Placement, dtypes: Sequence[DType]) -> Measurements:
+    """Run the child and collect its messages; a crash or timeout ends it, results stay."""
     command = _command(framework, place.device, dtypes)
     settings = {
         "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -119,9 +120,9 @@ def launch(framework: str, place: Placement, dtypes: Sequence[DType]) -> Measure
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
     )
-    collected = _Collected(framework)
+    collected = _MessageCollector(framework)
     try:
-        for message in _lines(child):
+        for message in _child_messages(child):
             collected.take(message)
     except TimeoutError as error:
         child.kill()
@@ -141,8 +142,8 @@ def _command(framework: str, device: str, dtypes: Sequence[DType]) -> list[str]:
     return [sys.executable, "-P", "-m", module, framework, device, *(d.value for d in dtypes)]
 
 
-def _lines(child: subprocess.Popen[str]) -> Iterator[Any]:
-    """The child's messages; raises TimeoutError when it falls silent."""
+def _child_messages(child: subprocess.Popen[str]) -> Iterator[Any]:
+    """Yield the child's messages; raise TimeoutError when it falls silent."""
     waiting: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
@@ -151,7 +152,7 @@ def _lines(child: subprocess.Popen[str]) -> Iterator[Any]:
         waiting.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    allowed = START_SECONDS
+    allowed = START_LIMIT_SECONDS
     while True:
         try:
             line = waiting.get(timeout=allowed)
@@ -160,15 +161,15 @@ def _lines(child: subprocess.Popen[str]) -> Iterator[Any]:
         if line is None:
             child.wait()
             return
-        allowed = SILENT_SECONDS
+        allowed = SILENCE_LIMIT_SECONDS
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
             continue
 
 
-class _Collected:
-    """What the child has said so far, and in which dtype it is."""
+class _MessageCollector:
+    """Collects the child's messages, and knows which dtype it is measuring."""
 
     def __init__(self, framework: str) -> None:
         self._framework = framework
@@ -178,7 +179,7 @@ class _Collected:
         self._notes: list[str] = []
 
     def take(self, message: Any) -> None:
-        """One line: a dtype begun, a product measured, a bandwidth, or an error."""
+        """Take one line: a dtype begun, a product measured, a bandwidth, or an error."""
         if not isinstance(message, dict):
             return
         try:
@@ -195,7 +196,7 @@ class _Collected:
             self._notes.append(f"the measuring process wrote what cannot be read: {error}")
 
     def stopped(self, why: str, *, crashed: bool) -> Measurements:
-        """The measurements, where the child did not come to its end."""
+        """Return the measurements of a child that was stopped or crashed."""
         if self._current is not None:
             self._products.append(Product(self._current, failure=why, crashed=crashed))
         else:
@@ -203,7 +204,7 @@ class _Collected:
         return self._result()
 
     def ended(self, code: int) -> Measurements:
-        """The measurements, by how the child ended: a signal while in a dtype is a crash."""
+        """Return the measurements by how the child ended: a signal during a dtype is a crash."""
         if code < 0:
             crashed = -code in (signal.SIGILL, signal.SIGSEGV, signal.SIGFPE)
             return self.stopped(f"the process ended by {_signal_name(-code)}", crashed=crashed)
@@ -230,31 +231,33 @@ def _signal_name(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Budget:
+class ProductBudget:
     """How long to measure one dtype, and what a single product should take, in seconds."""
 
-    product: float = LONG_ENOUGH_SECONDS
-    dtype: float = DTYPE_SECONDS
+    product_seconds: float = MIN_PRODUCT_SECONDS
+    dtype_seconds: float = DTYPE_BUDGET_SECONDS
 
 
-def time_product(arithmetic: Arithmetic, dtype: DType, budget: Budget | None = None) -> Product:
+def time_product(
+    arithmetic: Arithmetic, dtype: DType, budget: ProductBudget | None = None
+) -> Product:
     """Grow a product from small until one takes long enough; keep the best rate of that size."""
-    budget = budget or Budget()
-    end = time.perf_counter() + budget.dtype
+    budget = budget or ProductBudget()
+    end = time.perf_counter() + budget.dtype_seconds
     size, best = 0, 0.0
     try:
         for size in _SIZES:
             operands = arithmetic.prepare(dtype, size)
             arithmetic.multiply(operands)
-            seconds = _timed(arithmetic, operands)
+            seconds = _seconds_of_product(arithmetic, operands)
             best = size**3 * 2 / seconds / 1e9
             next_seconds = 8 * seconds
-            if seconds >= budget.product or time.perf_counter() + 2 * next_seconds > end:
+            if seconds >= budget.product_seconds or time.perf_counter() + 2 * next_seconds > end:
                 break
         for _ in range(_REPEATS):
             if time.perf_counter() + seconds > end:
                 break
-            best = max(best, size**3 * 2 / _timed(arithmetic, operands) / 1e9)
+            best = max(best, size**3 * 2 / _seconds_of_product(arithmetic, operands) / 1e9)
     except Exception as error:
         if best == 0.0:
             return Product(dtype, failure=f"{type(error).__name__}: {_one_line(error)}")
@@ -265,14 +268,14 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _timed(arithmetic: Arithmetic, operands: Any) -> float:
+def _seconds_of_product(arithmetic: Arithmetic, operands: Any) -> float:
     start = time.perf_counter()
     arithmetic.multiply(operands)
     return max(time.perf_counter() - start, 1e-9)
 
 
 def time_copy(arithmetic: Arithmetic, size_bytes: int = 2**28) -> float:
-    """Memory bandwidth in GB/s by a large copy, counting bytes read and written."""
+    """Return memory bandwidth in GB/s by a large copy, counting bytes read and written."""
     operands = arithmetic.prepare_copy(size_bytes)
     arithmetic.copy(operands)
     best = float("inf")
@@ -289,19 +292,19 @@ def main(arguments: Sequence[str]) -> int:
     try:
         arithmetic: Arithmetic = importlib.import_module(_MODULES[framework]).open_device(device)
     except Exception as error:
-        _say({"error": f"{framework} cannot open {device}: {_one_line(error)}"})
+        _write_message({"error": f"{framework} cannot open {device}: {_one_line(error)}"})
         return 0
     for name in names:
-        _say({"begin": name})
-        _say({"product": to_plain(time_product(arithmetic, DType(name)))})
+        _write_message({"begin": name})
+        _write_message({"product": to_plain(time_product(arithmetic, DType(name)))})
     try:
-        _say({"memory_bandwidth_gbps": time_copy(arithmetic)})
+        _write_message({"memory_bandwidth_gbps": time_copy(arithmetic)})
     except Exception as error:
-        _say({"error": f"memory bandwidth: {_one_line(error)}"})
+        _write_message({"error": f"memory bandwidth: {_one_line(error)}"})
     return 0
 
 
-def _say(message: Mapping[str, Any]) -> None:
+def _write_message(message: Mapping[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 

@@ -27,7 +27,7 @@ def reset_peak_resident() -> None:
 
 
 def peak_resident_bytes() -> int:
-    """The largest resident set since the start or the last reset, in bytes."""
+    """Return the largest resident set since the start or the last reset, in bytes."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -44,31 +44,32 @@ def _rusage_peak() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class Growth:
-    """Notices that this process's memory still grows, by more than noise: such a step is no
-    steady one, for new pages have to be cleared.
+class MemoryGrowth:
+    """Notices that this process's memory still grows by more than noise.
+
+    Such a step is not a steady one: new pages have to be cleared.
     """
 
-    _NOISE = 8 * 2**20
+    NOISE_BYTES = 8 * 2**20
 
     def __init__(self) -> None:
         self._peak = peak_resident_bytes()
 
-    def since_last(self) -> bool:
-        """Whether the peak rose since this was asked the last time."""
+    def since_last_check(self) -> bool:
+        """Say whether the peak has risen since the last check."""
         before, self._peak = self._peak, peak_resident_bytes()
-        return self._peak > before + self._NOISE
+        return self._peak > before + self.NOISE_BYTES
 
 
 #: mallopt's parameters and the values that keep what is freed (malloc.h, mallopt(3)).
-_KEEP = {-4: 0, -1: -1}
+_MALLOPT_KEEP = {-4: 0, -1: -1}
 
 #: Allocators that take malloc's place; mallopt is not theirs.
 _OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "tbbmalloc")
 
 
 def can_keep_freed_memory() -> bool:
-    """Whether malloc is glibc's here, which can be told to keep what is freed."""
+    """Say whether malloc is glibc's here, which can be told to keep what is freed."""
     try:
         library = os.confstr("CS_GNU_LIBC_VERSION") or ""
         loaded = Path("/proc/self/maps").read_text()
@@ -85,11 +86,11 @@ def keep_freed_memory() -> bool:
 
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        return {mallopt(parameter, value) for parameter, value in _KEEP.items()} == {1}
+        return {mallopt(parameter, value) for parameter, value in _MALLOPT_KEEP.items()} == {1}
     return False
 
 
-def give_back_memory() -> None:
+def return_freed_memory() -> None:
     """Ask the C library to return freed memory to the system (glibc), so that peaks compare."""
     if not sys.platform.startswith("linux"):
         return

@@ -13,73 +13,79 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autoprec.backends.protocol import DeviceMemory, Report, Session, Surgeon, Task, Tracer
+from autoprec.backends.protocol import (
+    DeviceMemory,
+    ProgressCallback,
+    Session,
+    Surgeon,
+    Task,
+    Tracer,
+)
+from autoprec.backends.shared.stateless_precision import StatelessPrecision
+from autoprec.backends.simulated.capabilities import CAPABILITIES
 from autoprec.backends.simulated.model import SimulatedModel
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Dimension, Measurement, TaskFacts, TimingBudget, Unit
+from autoprec.core.measurement import Dimension, Measurement, TaskFacts, Unit
 from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.records import (
+from autoprec.core.numerics.traces import (
     ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
+    NoisyStep,
+    StepComparison,
     Trajectory,
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
+from autoprec.core.speed.timing_budget import TimingBudget, summarize, timing_may_stop
 from autoprec.errors import TaskError
 
-#: Counts the sessions of this process: what disturbed one does not disturb the next alike.
-_OPENED = itertools.count()
+#: Counts the sessions of this process, so that each has random numbers of its own.
+_SESSION_NUMBERS = itertools.count()
 
-_ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
+_RELATIVE_ROUNDING = {Policy.FLOAT32: 0.0, Policy.TF32: 2e-4}
 
 
 class SimulatedBackend:
     """See `autoprec.backends.protocol.Backend`."""
 
     name = "simulated"
-    builds = ""
+    capabilities = CAPABILITIES
 
     def versions(self) -> Mapping[str, str]:
-        """A version of its own, so that profiles can be told apart."""
+        """Return a version of its own, so that profiles can be told apart."""
         return {"python": platform.python_version(), "simulated": "1.0"}
 
-    def owns(self, model: object) -> bool:
-        """Whether `model` is a `SimulatedModel`."""
-        return isinstance(model, SimulatedModel)
-
     def devices(self) -> Iterable[str]:
-        """The CPU, which is all it needs."""
+        """Return the CPU, which is all it needs."""
         return ["cpu"]
 
     def trains_on(self) -> Iterable[DeviceKind]:
-        """Any: it only pretends."""
+        """Return every kind: it only pretends."""
         return tuple(DeviceKind)
 
     def built_for(self) -> Iterable[DeviceKind]:
-        """None: it has no use for an accelerator."""
+        """Return none: it has no use for an accelerator."""
         return ()
 
     def observe(self, device: str) -> Observation | None:
-        """Nothing: there is no device."""
+        """Return nothing: there is no device."""
         return None
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """Nothing is simulated of other processes."""
+        """Return nothing: other processes' memory is not simulated."""
         return None
 
-    def shortcoming(self, device: str) -> str:
-        """None."""
+    def missing_kernels(self, device: str) -> str:
+        """Say that nothing is missing."""
         return ""
 
     def device_of(self, model: object) -> str:
-        """Everything simulated is on the CPU."""
+        """Return the CPU, where everything simulated is."""
         return "cpu"
 
     def describe(
-        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: ProgressCallback
     ) -> TaskFacts:
         """See `Backend.describe`."""
         model = _model(task)
@@ -106,12 +112,12 @@ class SimulatedBackend:
         )
 
     def open(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> Session:
         """See `Backend.open`."""
         return SimulatedSession(_model(task), recipe, seed, report)
 
-    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+    def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
         """See `Backend.tracer`."""
         return SimulatedTracer(_model(task), report)
 
@@ -135,24 +141,26 @@ def _randomness(*parts: object) -> random.Random:
 class SimulatedSession:
     """Steps that take what the formulas say."""
 
-    def __init__(self, model: SimulatedModel, recipe: Recipe, seed: int, report: Report) -> None:
+    def __init__(
+        self, model: SimulatedModel, recipe: Recipe, seed: int, report: ProgressCallback
+    ) -> None:
         self._model, self._recipe, self._report = model, recipe, report
-        self._random = _randomness(recipe.key(), seed, next(_OPENED))
+        self._random = _randomness(recipe.key(), seed, next(_SESSION_NUMBERS))
         report("build", 0)
         if recipe.policy.value in model.unsupported:
             raise RuntimeError("could not create a primitive descriptor")
         self._misbehave(recipe.batch_size)
         if model.peak_bytes(recipe.batch_size) > model.capacity_bytes:
             raise MemoryError(f"simulated: batch {recipe.batch_size} does not fit")
-        self._held = _take(model.peak_bytes(recipe.batch_size)) if model.allocate else None
+        self._held = _take(model.peak_bytes(recipe.batch_size)) if model.allocate_memory else None
 
     def _misbehave(self, batch: int) -> None:
         model = self._model
-        if model.crash_at is not None and batch >= model.crash_at:
+        if model.crash_at_batch is not None and batch >= model.crash_at_batch:
             os.kill(os.getpid(), signal.SIGSEGV)
-        if model.exit_at is not None and batch >= model.exit_at:
+        if model.exit_at_batch is not None and batch >= model.exit_at_batch:
             os._exit(7)
-        if model.hang_at is not None and batch >= model.hang_at:
+        if model.hang_at_batch is not None and batch >= model.hang_at_batch:
             time.sleep(3600)
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
@@ -162,13 +170,13 @@ class SimulatedSession:
             recipe.policy.value, recipe.batch_size, recipe.memory_format, recipe.compile
         )
         base *= 1.0 + 0.05 * len(recipe.float32_modules)
-        if self._model.wander:
-            base *= math.exp(self._random.gauss(0.0, self._model.wander))
+        if self._model.drift:
+            base *= math.exp(self._random.gauss(0.0, self._model.drift))
         times: list[float] = []
-        while not enough(times, budget, sum(times)):
+        while not timing_may_stop(times, budget, sum(times)):
             times.append(base * math.exp(self._random.gauss(0.0, self._model.noise)))
-            time.sleep(self._model.sleep)
-            if len(times) == self._model.hang_after:
+            time.sleep(self._model.sleep_seconds)
+            if len(times) == self._model.hang_after_steps:
                 time.sleep(3600)
             self._report("steps", len(times))
         summary = summarize(times)
@@ -183,12 +191,12 @@ class SimulatedSession:
         )
 
     def close(self) -> None:
-        """Give back what was really taken."""
+        """Free what was really allocated."""
         self._held = None
 
 
 def _take(count: int) -> list[bytearray]:
-    """So many bytes of memory, every page of it written on."""
+    """Allocate `count` bytes and write to every page."""
     block = 2**24
     held = []
     for _ in range(-(-count // block)):
@@ -200,7 +208,7 @@ def _take(count: int) -> list[bytearray]:
 class SimulatedTracer:
     """Losses that fall, and fall worse where the model says that a policy breaks it."""
 
-    def __init__(self, model: SimulatedModel, report: Report) -> None:
+    def __init__(self, model: SimulatedModel, report: ProgressCallback) -> None:
         self._model, self._report = model, report
         self._checkpoints: tuple[int, ...] = ()
 
@@ -212,33 +220,33 @@ class SimulatedTracer:
         checkpoints: Sequence[int],
         accumulation_steps: int = 1,
         seconds: float | None = None,
-        settle: bool = False,
+        stop_at_plateau: bool = False,
     ) -> Trajectory:
         """See `Tracer.reference`."""
         losses = self._losses(0, steps, 1.0)
         made = range(1, steps + 1)
-        if settle:
-            steps = next(n for n in made if proof_steps.ends(losses[:n], steps))
+        if stop_at_plateau:
+            steps = next(n for n in made if proof_steps.has_ended(losses[:n], steps))
         self._checkpoints = tuple(step for step in checkpoints if step < steps)
         return Trajectory(losses[:steps], seed=0)
 
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """See `Tracer.shadow`."""
         self._report("trace", 0)
-        rounding = _ROUNDING.get(recipe.policy, 2e-3)
+        rounding = _RELATIVE_ROUNDING.get(recipe.policy, 2e-3)
         if self._fails(recipe, self._model.nonfinite):
-            return tuple(ShadowPoint(step, None, 1.0, None) for step in self._checkpoints)
+            return tuple(StepComparison(step, None, 1.0, None) for step in self._checkpoints)
         factor = 1.5 if self._breaks(recipe) else 1.0 + rounding
         error = 0.9 if self._breaks(recipe) else 5 * rounding
         return tuple(
-            ShadowPoint(step, factor * self._loss(0, step), self._loss(0, step), error)
+            StepComparison(step, factor * self._loss(0, step), self._loss(0, step), error)
             for step in self._checkpoints
         )
 
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """See `Tracer.noise`."""
         return tuple(
-            NoisePoint(step, self._loss(0, step) * (1 + 1e-3), self._loss(0, step))
+            NoisyStep(step, self._loss(0, step) * (1 + 1e-3), self._loss(0, step))
             for step in self._checkpoints
             for _ in range(draws)
         )
@@ -273,8 +281,11 @@ class SimulatedTracer:
         return compiler or self._fails(recipe, self._model.broken)
 
     def _fails(self, recipe: Recipe, policies: tuple[str, ...]) -> bool:
-        mended = bool(self._model.culprit) and self._model.culprit in recipe.float32_modules
-        return recipe.policy.value in policies and not mended
+        is_protected = (
+            bool(self._model.sensitive_module)
+            and self._model.sensitive_module in recipe.float32_modules
+        )
+        return recipe.policy.value in policies and not is_protected
 
     def _loss(self, seed: int, step: int) -> float:
         return 0.2 + 2.0 * math.exp(-step / 20) * (1 + 0.01 * seed)
@@ -284,16 +295,22 @@ class SimulatedTracer:
 
 
 class SimulatedSurgeon:
-    """Applies a recipe to nothing: the recipe itself is the Precision object."""
+    """Applies a recipe to nothing."""
 
     def apply(
-        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> Recipe:
+        self,
+        recipe: Recipe,
+        *,
+        model: Any,
+        optimizers: Sequence[Any],
+        device: str,
+        facts: DeviceFacts | None = None,
+    ) -> StatelessPrecision:
         """See `Surgeon.apply`."""
-        return recipe
+        return StatelessPrecision(recipe)
 
-    def leave(
+    def leave_unchanged(
         self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
-    ) -> Recipe:
-        """See `Surgeon.leave`."""
-        return recipe
+    ) -> StatelessPrecision:
+        """See `Surgeon.leave_unchanged`."""
+        return StatelessPrecision(recipe)

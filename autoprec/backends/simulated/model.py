@@ -1,8 +1,8 @@
-"""A model made of formulas: what a device would take for it, and how its training would go.
+"""A model made of formulas: what it would cost on a device, and how its training would go.
 
 A task file whose build_model returns a `SimulatedModel` is tuned without a framework or a device,
-in a real worker process: step times, memory, numerics and faults are as written down here. The
-numbers are made up; nothing measured may come from this module.
+in a real worker process: its fields give step times, memory, numerics and faults. The numbers are
+invented; nothing measured may come from this module.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ class SimulatedModel:
     """What training would cost and do.
 
     A step of b samples takes `overhead[policy] + per_sample[policy] * b` seconds, times
-    `channels_last` and `compiled` where these are on, times a noise of relative size `noise`; the
-    steps of one timing are together off by another of size `wander`, as machines drift.
-    Memory is `base_bytes + bytes_per_sample * b`; above `capacity_bytes` the step is out of memory.
-    `broken` policies train visibly worse than float32, `nonfinite` ones give NaN; either is mended
-    if `culprit` is kept in float32. With `compiler_breaks` every compiled recipe trains worse.
-    `crash_at`, `hang_at` and `exit_at` name a batch from which on the process dies by SIGSEGV,
-    hangs, or exits. `sleep` makes a step really take so many seconds, and after `hang_after` steps
-    of one timing no further one ends. With `allocate` the memory is really taken, page by page.
+    `channels_last` and `compiled` where these are on, times a noise of relative size `noise`; all
+    steps of one timing share another one of size `drift`, as machines drift. Memory is
+    `base_bytes + bytes_per_sample * b`; above `capacity_bytes` the step is out of memory.
+
+    `broken` policies train visibly worse than float32, `nonfinite` ones give NaN; either trains
+    well with `sensitive_module` kept in float32. With `compiler_breaks` every compiled recipe
+    trains worse.
+
+    From the batch sizes `crash_at_batch`, `hang_at_batch` and `exit_at_batch` on, the process dies
+    by SIGSEGV, hangs, or exits. A step really takes `sleep_seconds`, and after `hang_after_steps`
+    of one timing no further step ends. With `allocate_memory` memory is really allocated, page by
+    page.
     """
 
     overhead: Mapping[str, float] = field(default_factory=lambda: {"float32": 0.002})
@@ -31,7 +35,7 @@ class SimulatedModel:
     channels_last: float = 1.0
     compiled: float = 1.0
     noise: float = 0.01
-    wander: float = 0.0
+    drift: float = 0.0
     base_bytes: int = 200 * 2**20
     bytes_per_sample: int = 2**20
     capacity_bytes: int = 8 * 2**30
@@ -39,20 +43,20 @@ class SimulatedModel:
     compiler_breaks: bool = False
     nonfinite: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
-    culprit: str = ""
+    sensitive_module: str = ""
     units: tuple[str, ...] = ("encoder", "norm", "head")
     convolutions: bool = False
     splittable: bool = True
     samples: int | None = None
-    crash_at: int | None = None
-    hang_at: int | None = None
-    exit_at: int | None = None
-    sleep: float = 0.0
-    hang_after: int | None = None
-    allocate: bool = False
+    crash_at_batch: int | None = None
+    hang_at_batch: int | None = None
+    exit_at_batch: int | None = None
+    sleep_seconds: float = 0.0
+    hang_after_steps: int | None = None
+    allocate_memory: bool = False
 
     def step_seconds(self, policy: str, batch: int, layout: str, compiled: bool) -> float:
-        """What one micro-batch takes, without noise."""
+        """Return the seconds of one micro-batch, without noise."""
         overhead = self.overhead.get(policy, self.overhead["float32"])
         each = self.per_sample.get(policy, self.per_sample["float32"])
         seconds = overhead + each * batch
@@ -61,5 +65,5 @@ class SimulatedModel:
         return seconds * (self.compiled if compiled else 1.0)
 
     def peak_bytes(self, batch: int) -> int:
-        """Peak memory at a micro-batch."""
+        """Return the peak memory of a micro-batch."""
         return self.base_bytes + self.bytes_per_sample * batch

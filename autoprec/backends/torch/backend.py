@@ -7,9 +7,17 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from autoprec.backends.protocol import DeviceMemory, Report, Session, Surgeon, Task, Tracer
-from autoprec.backends.torch.measure import xpu
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.backends.protocol import (
+    DeviceMemory,
+    ProgressCallback,
+    Session,
+    Surgeon,
+    Task,
+    Tracer,
+)
+from autoprec.backends.torch.capabilities import CAPABILITIES
+from autoprec.backends.torch.measure import xpu_devices
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 
@@ -18,10 +26,10 @@ class TorchBackend:
     """See `autoprec.backends.protocol.Backend`."""
 
     name = "torch"
-    builds = "https://pytorch.org/get-started/locally"
+    capabilities = CAPABILITIES
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of Python and torch, and of CUDA or ROCm where torch was built with it."""
+        """Return the versions of Python, torch, and CUDA or ROCm where torch was built with it."""
         found = {"python": platform.python_version(), "torch": str(torch.__version__)}
         if torch.version.cuda:
             found["cuda"] = str(torch.version.cuda)
@@ -29,23 +37,19 @@ class TorchBackend:
             found["rocm"] = str(torch.version.hip)
         return found
 
-    def owns(self, model: object) -> bool:
-        """Whether `model` is an nn.Module."""
-        return isinstance(model, torch.nn.Module)
-
     def devices(self) -> Iterable[str]:
-        """Accelerators torch can use here, then the CPU."""
+        """List the accelerators torch can use here, then the CPU."""
         found = []
         if torch.cuda.is_available():
             found.append("cuda")
-        if torch.xpu.is_available() and xpu.placed() is not None:
+        if torch.xpu.is_available() and xpu_devices.select_assigned_device() is not None:
             found.append("xpu")
         if torch.backends.mps.is_available():
             found.append("mps")
         return [*found, "cpu"]
 
     def trains_on(self) -> Iterable[DeviceKind]:
-        """All but TPUs."""
+        """List every kind but TPUs."""
         return tuple(kind for kind in DeviceKind if kind is not DeviceKind.TPU)
 
     def built_for(self) -> Iterable[DeviceKind]:
@@ -55,21 +59,21 @@ class TorchBackend:
         return built_for()
 
     def observe(self, device: str) -> Observation | None:
-        """The properties torch knows of a CUDA, ROCm or Intel GPU."""
+        """Return the properties torch knows of a CUDA, ROCm or Intel GPU."""
         from autoprec.backends.torch.measure import devices
 
         return devices.observe(devices.resolve_device(device))
 
     def memory(self, device: str) -> DeviceMemory | None:
-        """What is free on an accelerator, by its own module of torch."""
+        """Read what is free on an accelerator from its own module of torch."""
         from autoprec.backends.torch.measure import devices
 
         found = devices.resolve_device(device)
         free = devices.free_bytes(found)
         return None if free is None else DeviceMemory(free, devices.used_by_others(found) or 0)
 
-    def shortcoming(self, device: str) -> str:
-        """A CPU's 16-bit products are oneDNN's: a build may be without it, a script too."""
+    def missing_kernels(self, device: str) -> str:
+        """Say whether oneDNN, which has a CPU's 16-bit products, is missing or switched off."""
         if torch.device(device).type != "cpu":
             return ""
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -77,12 +81,12 @@ class TorchBackend:
         return "" if torch.backends.mkldnn.enabled else "torch.backends.mkldnn.enabled is False"
 
     def device_of(self, model: object) -> str:
-        """The device of the model's first parameter; the CPU for one without parameters."""
+        """Return the device of the model's first parameter; the CPU for one without parameters."""
         first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
         return "cpu" if first is None else str(first.device)
 
     def describe(
-        self, task: Task, *, device: str, seed: int, batch_size: int, report: Report
+        self, task: Task, *, device: str, seed: int, batch_size: int, report: ProgressCallback
     ) -> TaskFacts:
         """See `Backend.describe`."""
         from autoprec.backends.torch.measure.describe import describe
@@ -97,18 +101,18 @@ class TorchBackend:
         )
 
     def open(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> Session:
         """See `Backend.open`."""
         from autoprec.backends.torch.measure.session import TorchSession
 
         return TorchSession(task, recipe, device=device, seed=seed, report=report)
 
-    def tracer(self, task: Task, *, device: str, seed: int, report: Report) -> Tracer:
+    def tracer(self, task: Task, *, device: str, seed: int, report: ProgressCallback) -> Tracer:
         """See `Backend.tracer`."""
-        from autoprec.backends.torch.trace.tracer import TorchTracer
+        from autoprec.backends.torch.trace.tracer import torch_tracer
 
-        return TorchTracer(task, device=device, seed=seed, report=report)
+        return torch_tracer(task, device=device, seed=seed, report=report)
 
     def surgeon(self) -> Surgeon:
         """See `Backend.surgeon`."""

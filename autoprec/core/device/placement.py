@@ -1,9 +1,9 @@
-"""How a child process is put on one device: shown no other, under the name frameworks give it.
+"""Places a child process on one device: it is shown no other, under the name frameworks use.
 
-An ordinal such as "cuda:1" means another device in another process, because visibility variables
+An ordinal such as "cuda:1" can mean another device in another process, because visibility variables
 renumber and CUDA puts the fastest first. So whatever a child does on a device, a trial or a timed
-product, it is shown that one alone and takes the first of its kind. oneAPI has no variable that
-takes an identifier: of several Intel GPUs a child is told which it is on, and looks for it by that.
+product, it is shown that device only and uses the first of its kind. oneAPI has no variable that
+takes an identifier: of several Intel GPUs a child is told which one to look for.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 
 #: "-1" hides all, as in CUDA and HIP; on Windows an empty variable is none at all.
-_NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+_HIDE_ALL_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 #: Tells a child which Intel GPU it is on: its number, its PCI id and its address, by the probe.
-XPU_WANTED = "AUTOPREC_XPU"
+XPU_VARIABLE = "AUTOPREC_XPU"
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,20 @@ class Placement:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def alone(seen: Observation) -> Placement:
-    """The placement that shows a child this device alone."""
-    if seen.kind is DeviceKind.CPU:
-        return Placement("cpu", _NO_GPU)
-    if seen.kind is DeviceKind.CUDA:
-        return Placement("cuda", {"CUDA_VISIBLE_DEVICES": seen.uuid} if seen.uuid else {})
-    if seen.kind is DeviceKind.ROCM:  # whose devices are torch's "cuda"
-        return Placement("cuda", {"HIP_VISIBLE_DEVICES": seen.uuid or str(seen.index)})
-    if seen.kind is DeviceKind.XPU:
-        return Placement("xpu", {XPU_WANTED: f"{seen.index} {seen.pci} {seen.uuid}".strip()})
-    return Placement(seen.kind.value)
+def expose_only(observation: Observation) -> Placement:
+    """Return the placement that shows a child this device only."""
+    name = observation.kind.framework_name
+    if observation.kind is DeviceKind.CPU:
+        return Placement(name, _HIDE_ALL_GPUS)
+    if observation.kind is DeviceKind.CUDA:
+        return Placement(
+            name, {"CUDA_VISIBLE_DEVICES": observation.uuid} if observation.uuid else {}
+        )
+    if observation.kind is DeviceKind.ROCM:
+        return Placement(name, {"HIP_VISIBLE_DEVICES": observation.uuid or str(observation.index)})
+    if observation.kind is DeviceKind.XPU:
+        return Placement(
+            name,
+            {XPU_VARIABLE: f"{observation.index} {observation.pci} {observation.uuid}".strip()},
+        )
+    return Placement(name)

@@ -1,4 +1,4 @@
-"""From what is known of a device to the policies worth trying on it, in order, with the reasons.
+"""Derives the policies worth trying from what is known of a device, in order, with reasons.
 
 A policy without objections is a candidate; its objections are the refusal's reason. The decision,
 the table's "why" and the profile's refusals all read the same values. Nothing here knows a device
@@ -11,13 +11,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Evidence, Support, times
+from autoprec.core.device.dtype_support import format_ratio
+from autoprec.core.device.facts import DeviceFacts, Evidence
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType, Policy
 
 #: Peaks nearer than this count as equal; the simpler policy then goes first.
-_SAME_SPEED = 1.1
+_SAME_SPEED_RATIO = 1.1
 
-_LESS = "a whole model gains less"
+_WHOLE_MODEL_NOTE = "a whole model gains less"
 
 _SIMPLEST_FIRST = (Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16, Policy.TF32)
 
@@ -55,7 +58,7 @@ class Proposal:
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """The candidates' policies, best first."""
+        """Return the candidates' policies, best first."""
         return tuple(candidate.policy for candidate in self.candidates)
 
 
@@ -65,8 +68,8 @@ def propose(facts: DeviceFacts, requested: tuple[Policy, ...] = ()) -> Proposal:
     Without `requested`, float32 is always a candidate. With it, exactly the requested policies are
     candidates: those the rules would have ranked first, then those they would have refused.
     """
-    accepted, refused = _judge(facts)
-    expectation = _expect(facts, accepted)
+    accepted, refused = _rank_and_refuse(facts)
+    expectation = _describe_expectation(facts, accepted)
     if not requested:
         refusals = tuple(Refusal(p.value, "; ".join(why)) for p, why in refused.items())
         return Proposal(accepted, refusals, expectation)
@@ -83,28 +86,30 @@ def propose(facts: DeviceFacts, requested: tuple[Policy, ...] = ()) -> Proposal:
 
 
 def measured_choice(facts: DeviceFacts) -> Candidate:
-    """The policy for a device that nothing was tuned on: a faster one only if it was measured so.
+    """Return the policy for a device without a profile: a faster one only if it was measured so.
 
     What was measured here counts, else what was measured on another device of the family. Without
     either it is float32, whatever the catalogue promises: what it calls native may be slow here.
     """
-    accepted, _ = _judge(facts)
+    accepted, _ = _rank_and_refuse(facts)
     for candidate in accepted:
         dtype = candidate.policy.compute_dtype
         if candidate.policy is Policy.FLOAT32:
             break
         here, family = facts.measured_ratio(dtype), facts.fact(dtype).family_ratio
         ratio, where = (family, f"another {facts.title}") if here is None else (here, "this device")
-        if ratio is not None and ratio >= _SAME_SPEED:
+        if ratio is not None and ratio >= _SAME_SPEED_RATIO:
             if here is not None and facts.measured_on:
                 where += f", on {facts.measured_on}"
-            why = f"{dtype} products were measured at {times(ratio)} float32's ({where})"
+            why = f"{dtype} products were measured at {format_ratio(ratio)} float32's ({where})"
             return Candidate(candidate.policy, (why,))
     why = "nothing that was measured says that another policy would be faster here"
     return Candidate(Policy.FLOAT32, (why,))
 
 
-def _judge(facts: DeviceFacts) -> tuple[tuple[Candidate, ...], dict[Policy, tuple[str, ...]]]:
+def _rank_and_refuse(
+    facts: DeviceFacts,
+) -> tuple[tuple[Candidate, ...], dict[Policy, tuple[str, ...]]]:
     refused = {p: why for p in Policy if (why := objections(facts, p))}
     known = [p for p in Policy if p not in refused and p is not Policy.FLOAT32]
     fast = [p for p in known if facts.fact(p.compute_dtype).support is Support.NATIVE]
@@ -114,34 +119,35 @@ def _judge(facts: DeviceFacts) -> tuple[tuple[Candidate, ...], dict[Policy, tupl
 
 
 def objections(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
-    """Why `policy` should not be tried on this device; empty means that it may."""
+    """Return why `policy` should not be tried on this device; empty means that it may."""
     if policy is Policy.FLOAT32:
         return ()
     dtype = policy.compute_dtype
     fact = facts.fact(dtype)
     ratio = facts.measured_ratio(dtype)
     if fact.support is Support.ABSENT:
-        return (_with(f"{dtype} is absent", fact.reason),)
+        return (_join_claim(f"{dtype} is absent", fact.reason),)
     if ratio is not None and ratio < 1.0:
-        return (f"{dtype} products are slower than float32's (measured: {times(ratio)} float32)",)
-    if fact.support in (Support.EMULATED, Support.SLOW):
-        return (_with(f"{dtype} is {fact.support}", fact.reason),)
-    if facts.kind is DeviceKind.CPU and ratio is not None and ratio < _SAME_SPEED:
         return (
-            f"{dtype} products are no faster than float32's (measured: {times(ratio)} float32)",
+            f"{dtype} products are slower than float32's (measured: {format_ratio(ratio)} float32)",
         )
+    if fact.support in (Support.EMULATED, Support.SLOW):
+        return (_join_claim(f"{dtype} is {fact.support}", fact.reason),)
+    if facts.kind is DeviceKind.CPU and ratio is not None and ratio < _SAME_SPEED_RATIO:
+        shown = f"measured: {format_ratio(ratio)} float32"
+        return (f"{dtype} products are no faster than float32's ({shown})",)
     if facts.kind is DeviceKind.CPU and ratio is None:
-        return _unproven_on_cpu(facts, dtype)
+        return _objections_on_cpu(facts, dtype)
     return ()
 
 
-def _unproven_on_cpu(facts: DeviceFacts, dtype: DType) -> tuple[str, ...]:
+def _objections_on_cpu(facts: DeviceFacts, dtype: DType) -> tuple[str, ...]:
     """Object to what CPU libraries do not reliably run fast, until a measurement says otherwise."""
     if facts.fact(dtype).support is Support.UNKNOWN:
         claim = (
             f"nothing is known of {dtype} on this CPU; emulated, it can be a hundred times slower"
         )
-        return (_with(claim, facts.fact(dtype).reason),)
+        return (_join_claim(claim, facts.fact(dtype).reason),)
     if dtype is DType.FLOAT16:
         return (
             "the CPU has float16 arithmetic, but framework libraries seldom use it in training; "
@@ -156,7 +162,7 @@ def _ranked(facts: DeviceFacts, policies: Sequence[Policy]) -> list[Policy]:
     best = max(speeds.values(), default=0.0)
 
     def key(policy: Policy) -> tuple[int, int]:
-        steps = math.log(best / speeds[policy], _SAME_SPEED) if policy in speeds else 0.0
+        steps = math.log(best / speeds[policy], _SAME_SPEED_RATIO) if policy in speeds else 0.0
         return int(steps), _SIMPLEST_FIRST.index(policy)
 
     return sorted(policies, key=key)
@@ -181,10 +187,10 @@ def _reasons(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
     dtype = policy.compute_dtype
     fact = facts.fact(dtype)
     how = "" if fact.evidence is Evidence.MEASURED else f" ({fact.evidence})"
-    reasons = [_with(f"{dtype} is {fact.support}{how}", fact.reason)]
+    reasons = [_join_claim(f"{dtype} is {fact.support}{how}", fact.reason)]
     gain = _peak_ratio(facts, dtype)
     if gain is not None:
-        reasons.append(f"peak {times(gain)} float32's")
+        reasons.append(f"peak {format_ratio(gain)} float32's")
     if fact.support is Support.UNKNOWN:
         reasons.append("only a measurement can tell")
     if policy is Policy.MIXED_BFLOAT16:
@@ -196,7 +202,7 @@ def _reasons(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _expect(facts: DeviceFacts, accepted: tuple[Candidate, ...]) -> str:
+def _describe_expectation(facts: DeviceFacts, accepted: tuple[Candidate, ...]) -> str:
     best = accepted[0].policy
     if best is Policy.FLOAT32:
         if len(accepted) > 1:
@@ -206,10 +212,12 @@ def _expect(facts: DeviceFacts, accepted: tuple[Candidate, ...]) -> str:
         return "no speed-up over float32 is to be expected: no faster dtype is native here"
     ratio = facts.measured_ratio(best.compute_dtype)
     if ratio is not None:
-        return f"matrix products run {times(ratio)} float32's speed (measured); {_LESS}"
+        speed = f"{format_ratio(ratio)} float32's speed"
+        return f"matrix products run {speed} (measured); {_WHOLE_MODEL_NOTE}"
     gain = _peak_ratio(facts, best.compute_dtype)
     if gain is not None:
-        return f"matrix products up to {times(gain)} float32 by the vendor's peaks; {_LESS}"
+        speed = f"{format_ratio(gain)} float32 by the vendor's peaks"
+        return f"matrix products up to {speed}; {_WHOLE_MODEL_NOTE}"
     return "faster than float32 where matrix products dominate; only measuring tells"
 
 
@@ -219,5 +227,5 @@ def _peak_ratio(facts: DeviceFacts, dtype: DType) -> float | None:
     return mine / base if mine is not None and base is not None else None
 
 
-def _with(claim: str, reason: str) -> str:
+def _join_claim(claim: str, reason: str) -> str:
     return f"{claim}: {reason}" if reason else claim

@@ -1,4 +1,4 @@
-"""What limits a training step: arithmetic, memory, overhead or the data pipeline.
+"""Finds what limits a training step: arithmetic, memory, overhead or the data pipeline.
 
 A step of t seconds that does f floating-point operations on a device whose matrix products reach p
 operations per second spends at least f / p of it on arithmetic. The rest is memory traffic, which
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ARITHMETIC_SHARE = 0.4
+ARITHMETIC_BOUND_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Bound:
     memory_share: float | None = None
 
 
-def least_traffic(trainable_bytes: float, saved_bytes: float) -> float:
-    """Bytes that one training step moves at least, whatever its optimizer keeps besides."""
+def min_traffic_bytes(trainable_bytes: float, saved_bytes: float) -> float:
+    """Return the least bytes that a training step moves, whatever its optimizer's state."""
     return 4 * trainable_bytes + 2 * saved_bytes
 
 
@@ -46,7 +46,7 @@ def find_bound(
 ) -> Bound:
     """Name what bounds a step.
 
-    `traffic` are the bytes it moves at least (0: not known), see `least_traffic`. `curve` holds
+    `traffic` are the bytes it moves at least (0: not known), see `min_traffic_bytes`. `curve` holds
     (samples, seconds) of the same recipe at other batches: a step whose time hardly grows with the
     batch is overhead. A loader slower than the step bounds real training whatever the step does.
     """
@@ -67,7 +67,7 @@ def _limit(
     data_seconds: float,
     curve: Sequence[tuple[float, float]],
 ) -> tuple[str, str]:
-    """The limit's name, and a sentence with its numbers."""
+    """Return the limit's name, and a sentence with its numbers."""
     arithmetic = None if share is None else share * step_seconds
     shown = _milliseconds(step_seconds)
     if data_seconds > step_seconds:
@@ -76,9 +76,9 @@ def _limit(
             f"the loader needs {_milliseconds(data_seconds)} for a step of {shown}: training waits "
             "for data",
         )
-    if share is not None and arithmetic is not None and share >= ARITHMETIC_SHARE:
+    if share is not None and arithmetic is not None and share >= ARITHMETIC_BOUND_SHARE:
         return "arithmetic", f"{_milliseconds(arithmetic)} of arithmetic in a step of {shown}"
-    overhead = _overhead(samples, step_seconds, curve)
+    overhead = _overhead_share(samples, step_seconds, curve)
     if overhead is not None and overhead > 0.5:
         what = "" if arithmetic is None else f"{_milliseconds(arithmetic)} of arithmetic in "
         return "overhead", f"the step is overhead-bound: {what}{shown}"
@@ -86,8 +86,10 @@ def _limit(
     return "memory", f"the step takes {shown}{what}"
 
 
-def _overhead(samples: float, seconds: float, curve: Sequence[tuple[float, float]]) -> float | None:
-    """The share of the step that does not grow with the batch, from the line through the curve."""
+def _overhead_share(
+    samples: float, seconds: float, curve: Sequence[tuple[float, float]]
+) -> float | None:
+    """Return the share of the step that does not grow with the batch, by a linear fit."""
     points = sorted({(float(b), t) for b, t in curve} | {(float(samples), seconds)})
     if len({b for b, _ in points}) < 2:
         return None

@@ -1,10 +1,10 @@
 """Searches the few modules that must stay in float32, cheapest first, as a function of history.
 
 A unit is the own code of one module. Modules without matrix products cost next to nothing in
-float32, so they are tried first, all together; if that mends the policy, bisection finds which of
-them are needed. Matrix products are added only if they must be. All units in float32 is float32, so
-where even that fails, no island can help. Nothing here trains: `next_islands` is told how each set
-it proposed fared, and proposes the next.
+float32, so they are tried first, all together; if that makes the policy train like float32,
+bisection finds which of them are needed. Matrix products are added only if they must be. All units
+in float32 is float32, so where even that fails, no island can help. Nothing here trains:
+`next_islands` is given the outcome of every set it proposed, and proposes the next.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from autoprec.core.measurement import Unit
 from autoprec.errors import UsageError
 
-MOST_TRIALS = 15
-"""Sets tried at most; the best that passed by then is taken."""
+MAX_TRIALS = 15
+"""The most sets to try; the best that passed by then is chosen."""
 
 
 @dataclass(frozen=True)
-class Tried:
+class IslandTrial:
     """A set of islands that was tried, and whether it trains like float32."""
 
     paths: tuple[str, ...]
@@ -30,46 +30,46 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Found:
+class IslandsFound:
     """The search is over: the smallest set that passed."""
 
     paths: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Impossible:
+class NoIslandsHelp:
     """The search is over: no set passed."""
 
     reason: str
 
 
 def next_islands(
-    units: Sequence[Unit], history: Sequence[Tried]
-) -> tuple[str, ...] | Found | Impossible:
-    """The next set of islands to try after `history`, or the end of the search."""
+    units: Sequence[Unit], history: Sequence[IslandTrial]
+) -> tuple[str, ...] | IslandsFound | NoIslandsHelp:
+    """Return the next set of islands to try after `history`, or the end of the search."""
     search = _search(units)
     try:
         proposal = next(search)
-        for tried in history[:MOST_TRIALS]:
+        for tried in history[:MAX_TRIALS]:
             if tuple(tried.paths) != proposal:
                 raise ValueError(f"history tried {tried.paths}, but {proposal} was proposed")
             proposal = search.send(tried.passed)
     except StopIteration as end:
-        return _ended(end.value)
-    if len(history) >= MOST_TRIALS:
+        return _conclude(end.value)
+    if len(history) >= MAX_TRIALS:
         passed = [tried.paths for tried in history if tried.passed]
         work = {unit.path: unit.products for unit in units}
         cost = {paths: (sum(work[path] for path in paths), len(paths)) for paths in passed}
-        return _ended(min(cost, key=lambda paths: cost[paths], default=None))
+        return _conclude(min(cost, key=lambda paths: cost[paths], default=None))
     return proposal
 
 
-def _ended(paths: tuple[str, ...] | None) -> Found | Impossible:
+def _conclude(paths: tuple[str, ...] | None) -> IslandsFound | NoIslandsHelp:
     if paths is not None:
-        return Found(paths)
-    return Impossible(
-        "no set of float32 modules mends it: the model casts by hand, or computes outside of its "
-        "modules' forward"
+        return IslandsFound(paths)
+    return NoIslandsHelp(
+        "no set of float32 modules makes it train like float32: the model casts by hand, or "
+        "computes outside of its modules' forward"
     )
 
 
@@ -79,23 +79,23 @@ _Minimize = Generator[tuple[str, ...], bool, tuple[str, ...]]
 
 def _search(units: Sequence[Unit]) -> _Search:
     """Yield sets to try, receive whether each passed, return the answer."""
-    cheap = [unit.path for unit in _ordered(units) if unit.products == 0]
-    dear = [unit.path for unit in _ordered(units) if unit.products > 0]
-    if cheap and (yield tuple(cheap)):
-        return (yield from _minimal(cheap, ()))
-    if not dear or not (yield (*cheap, *dear)):
+    without_products = [unit.path for unit in _ordered(units) if unit.products == 0]
+    with_products = [unit.path for unit in _ordered(units) if unit.products > 0]
+    if without_products and (yield tuple(without_products)):
+        return (yield from _minimize(without_products, ()))
+    if not with_products or not (yield (*without_products, *with_products)):
         return None
-    chosen = yield from _minimal(dear, tuple(cheap))
-    products = chosen[len(cheap) :]
-    if not cheap or (yield products):
+    chosen = yield from _minimize(with_products, tuple(without_products))
+    products = chosen[len(without_products) :]
+    if not without_products or (yield products):
         return products
-    return (yield from _minimal(cheap, products))
+    return (yield from _minimize(without_products, products))
 
 
 def _ordered(units: Sequence[Unit]) -> list[Unit]:
-    """Leaves first, containers after, the root last; among equals the cheaper first."""
+    """Sort units by products, ascending; among equals leaves, then containers, then the root."""
     known = [unit for unit in units if unit.own_code]
-    parents = {parent for unit in known for parent in _above(unit.path)}
+    parents = {parent for unit in known for parent in _ancestors(unit.path)}
 
     def depth(unit: Unit) -> int:
         return 2 if not unit.path else 1 if unit.path in parents else 0
@@ -103,18 +103,18 @@ def _ordered(units: Sequence[Unit]) -> list[Unit]:
     return sorted(known, key=lambda unit: (unit.products, depth(unit)))
 
 
-def _above(path: str) -> list[str]:
-    """The paths of the modules that hold the one at `path`."""
+def _ancestors(path: str) -> list[str]:
+    """Return the paths of the modules that contain the one at `path`."""
     parts = path.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
-def _minimal(candidates: Sequence[str], base: tuple[str, ...]) -> _Minimize:
-    """A minimal subset that passes together with `base`, given that all candidates do.
+def _minimize(candidates: Sequence[str], base: tuple[str, ...]) -> _Minimize:
+    """Find a minimal subset that passes together with `base`, given that all candidates do.
 
     `base` alone is known to fail. The shortest prefix that passes ends with a candidate that is
     needed; with that one in the base the rest is searched again, until the base alone passes. With
-    k of n needed that takes k * (log2(n) + 1) trials.
+    k of n needed this takes k * (log2(n) + 1) trials.
     """
     needed: list[str] = []
     rest = list(candidates)
@@ -134,10 +134,10 @@ def _minimal(candidates: Sequence[str], base: tuple[str, ...]) -> _Minimize:
 
 
 def resolve_patterns(patterns: Sequence[str], units: Sequence[Unit]) -> tuple[str, ...]:
-    """Module paths named by patterns: an exact path, else exactly one full match.
+    """Return the module paths named by patterns: an exact path, else exactly one full match.
 
     A pattern is a path in which `*` and `?` stand for anything. No match and more than one are
-    `UsageError`s that name what there is.
+    `UsageError`s that name what exists.
     """
     paths = [unit.path for unit in units]
     return tuple(dict.fromkeys(_resolve(pattern, paths) for pattern in patterns))
@@ -151,7 +151,7 @@ def _resolve(pattern: str, paths: Sequence[str]) -> str:
         return found[0]
     if found:
         raise UsageError(
-            f"--float32-modules {pattern!r} matches {len(found)} modules "
+            f"float32_modules {pattern!r} matches {len(found)} modules "
             f"({', '.join(found[:4])}{', ...' if len(found) > 4 else ''}), expected exactly one; "
             "give the exact path, or name each"
         )
@@ -159,6 +159,6 @@ def _resolve(pattern: str, paths: Sequence[str]) -> str:
     hint = f" Did you mean {', '.join(close)}?" if close else ""
     shown = ", ".join(path for path in paths[:8] if path)
     raise UsageError(
-        f"--float32-modules {pattern!r} matches no module; the model has {shown}"
+        f"float32_modules {pattern!r} matches no module; the model has {shown}"
         f"{', ...' if len(paths) > 8 else ''}.{hint}"
     )

@@ -1,4 +1,4 @@
-"""The tests of whole runs: the gate, the trajectory, and the user's own metric.
+"""Tests whole training runs: stability, the trajectory, and the user's own metric.
 
 The trajectory is calibrated by a null, too: how far small noise in the initial weights drives
 float32 itself, so that chaotic training is not blamed on the precision.
@@ -10,28 +10,29 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.numerics.records import Trajectory
 from autoprec.core.numerics.tolerance import (
-    LOSS_FLOOR,
+    SMALLEST_LOSS_SHARE,
     Check,
     Tolerance,
-    deviation,
-    finite,
+    finite_or_none,
     mean,
     percent,
+    relative_deviation,
     root_mean_square,
 )
+from autoprec.core.numerics.traces import Trajectory
 
 MIN_STEPS = 5
 """A trajectory shorter than this is not judged: its last fifth would be less than one step."""
 
 
-BY_THEN = 3.0
-"""How many times as far as noise by the end of a run a precision may be."""
+LATE_NOISE_FACTOR = 3.0
+"""A run may end this many times as far from float32 as noise drives the steps of its second
+half."""
 
-SPREAD = 0.5
-"""Where float32's own seeds end so far apart, a loss curve tells a smaller difference from nothing.
-"""
+SEED_SPREAD_SHARE = 0.5
+"""Where float32's own seeds end this far apart, relative to their mean, a loss curve cannot show a
+smaller difference."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class SeedRun:
     noisy: Trajectory | None = None
 
 
-def gate(runs: Iterable[Trajectory], tolerance: Tolerance) -> Check:
-    """Check that every loss is finite and that no run throws away more steps than allowed."""
+def check_stability(runs: Iterable[Trajectory], tolerance: Tolerance) -> Check:
+    """Check that every loss is finite and that no run skips more steps than allowed."""
     skipped = 0
     for run in runs:
         skipped += len(run.skipped)
@@ -63,15 +64,15 @@ def gate(runs: Iterable[Trajectory], tolerance: Tolerance) -> Check:
     return Check(skipped=skipped)
 
 
-def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
+def check_trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     """Check that training from the same start stays with float32.
 
     It fails where the mean loss of the last fifth deviates by more than `tolerance.trajectory` and
     the root mean square deviation of the whole run is more than `tolerance.trajectory_null` times
     that of noisy float32 (plus `tolerance.trajectory_slack` of the first loss); or where the last
-    fifth is more than `BY_THEN` times as far away as noise drives the steps of the second half:
-    noise that training takes away excuses nothing that stays. Where float32's own seeds end
-    `SPREAD` apart or more, it must be further away than they are.
+    fifth is more than `LATE_NOISE_FACTOR` times as far away as noise drives the steps of the second
+    half: noise that training averages out does not excuse a deviation that stays. Where float32's
+    own seeds end `SEED_SPREAD_SHARE` apart or more, it must be further away than they are.
     """
     judged = [pair for pair in (_aligned(run) for run in runs) if pair is not None]
     if not judged:
@@ -81,12 +82,15 @@ def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     nulls = [_relative_distance(p.noisy, p.reference) for p in judged if p.noisy]
     null = root_mean_square(nulls)
     ratio = distance / (null + tolerance.trajectory_slack)
-    late = root_mean_square(_late_deviation(pair) for pair in judged)
+    second_half = root_mean_square(_second_half_deviation(pair) for pair in judged)
     numbers = Check(
-        deviation=finite(difference), ratio=finite(ratio), noise=finite(null), late=finite(late)
+        deviation=finite_or_none(difference),
+        ratio=finite_or_none(ratio),
+        noise=finite_or_none(null),
+        second_half=finite_or_none(second_half),
     )
-    allowed = max(tolerance.trajectory, spread([pair.reference for pair in judged]))
-    stays = math.isfinite(null) and difference > BY_THEN * _null_by_then(judged)
+    allowed = max(tolerance.trajectory, seed_spread([pair.reference for pair in judged]))
+    stays = math.isfinite(null) and difference > LATE_NOISE_FACTOR * _second_half_noise(judged)
     if difference <= allowed or (ratio <= tolerance.trajectory_null and not stays):
         return numbers
     steps = min(len(pair.reference) for pair in judged)
@@ -95,19 +99,19 @@ def trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
         f"{ratio:.3g} times as far as small noise drives float32"
     )
     if ratio <= tolerance.trajectory_null:
-        problem += f", which by then is {percent(_null_by_then(judged))} away at single steps"
-    return replace(numbers, problem=problem, step=_parting(judged, null, tolerance))
+        problem += f", which by then is {percent(_second_half_noise(judged))} away at single steps"
+    return replace(numbers, problem=problem, step=_first_divergent_step(judged, null, tolerance))
 
 
-def spread(references: Sequence[Sequence[float]]) -> float:
-    """How far float32's own seeds end apart, as a share of their mean, from `SPREAD` on; else 0."""
+def seed_spread(references: Sequence[Sequence[float]]) -> float:
+    """Return the relative spread of float32's final losses over seeds; 0 below the threshold."""
     ends = [mean(losses[-max(1, len(losses) // 5) :]) for losses in references]
     middle = abs(mean(ends))
     apart = (max(ends) - min(ends)) / middle if middle else 0.0
-    return apart if apart >= SPREAD else 0.0
+    return apart if apart >= SEED_SPREAD_SHARE else 0.0
 
 
-def metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
+def check_metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     """Check the user's own metric (higher is better) after an equal number of steps, over seeds."""
     pairs = [
         (run.reference.metric, run.candidate.metric, run.noisy.metric if run.noisy else None)
@@ -120,7 +124,11 @@ def metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     reference = mean(r for r, _, _ in known)
     candidate = mean(c for _, c, _ in known)
     null = max((abs(n - r) for r, _, n in known if n is not None), default=0.0)
-    numbers = Check(value=finite(candidate), reference=finite(reference), noise=finite(null))
+    numbers = Check(
+        value=finite_or_none(candidate),
+        reference=finite_or_none(reference),
+        noise=finite_or_none(null),
+    )
     drop = reference - candidate
     if drop <= max(tolerance.metric * abs(reference), tolerance.metric_null * null):
         return numbers
@@ -129,7 +137,7 @@ def metric(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
 
 
 @dataclass(frozen=True)
-class _Aligned:
+class _AlignedLosses:
     """One seed's losses cut to the steps all runs have, relative to the first float32 loss."""
 
     reference: tuple[float, ...]
@@ -137,33 +145,33 @@ class _Aligned:
     noisy: tuple[float, ...]
 
 
-def _aligned(run: SeedRun) -> _Aligned | None:
+def _aligned(run: SeedRun) -> _AlignedLosses | None:
     rows = [run.reference, run.candidate] + ([run.noisy] if run.noisy else [])
     steps = min(len(row.losses) for row in rows)
     if steps < MIN_STEPS:
         return None
     losses = [tuple(math.inf if x is None else x for x in row.losses[:steps]) for row in rows]
-    return _Aligned(losses[0], losses[1], losses[2] if run.noisy else ())
+    return _AlignedLosses(losses[0], losses[1], losses[2] if run.noisy else ())
 
 
-def _tail_deviation(pair: _Aligned) -> float:
+def _tail_deviation(pair: _AlignedLosses) -> float:
     tail = max(1, len(pair.reference) // 5)
     reference, candidate = mean(pair.reference[-tail:]), mean(pair.candidate[-tail:])
-    return deviation(candidate, reference, LOSS_FLOOR * abs(pair.reference[0]))
+    return relative_deviation(candidate, reference, SMALLEST_LOSS_SHARE * abs(pair.reference[0]))
 
 
-def _late_deviation(pair: _Aligned) -> float:
-    """The root mean square of the deviations of single steps, over the second half."""
+def _second_half_deviation(pair: _AlignedLosses) -> float:
+    """Return the root mean square of single steps' deviations over the second half."""
     half = len(pair.reference) // 2
-    floor = LOSS_FLOOR * abs(pair.reference[0])
+    floor = SMALLEST_LOSS_SHARE * abs(pair.reference[0])
     steps = zip(pair.candidate[half:], pair.reference[half:], strict=True)
-    return root_mean_square(deviation(ours, theirs, floor) for ours, theirs in steps)
+    return root_mean_square(relative_deviation(ours, theirs, floor) for ours, theirs in steps)
 
 
-def _null_by_then(pairs: Sequence[_Aligned]) -> float:
-    """How far noise drives single steps of the second half; infinitely where it was not run."""
+def _second_half_noise(pairs: Sequence[_AlignedLosses]) -> float:
+    """Return how far noise drives single steps of the second half; infinity where not run."""
     noisy = [replace(pair, candidate=pair.noisy) for pair in pairs if pair.noisy]
-    return root_mean_square(_late_deviation(pair) for pair in noisy) if noisy else math.inf
+    return root_mean_square(_second_half_deviation(pair) for pair in noisy) if noisy else math.inf
 
 
 def _relative_distance(losses: Sequence[float], reference: Sequence[float]) -> float:
@@ -171,8 +179,10 @@ def _relative_distance(losses: Sequence[float], reference: Sequence[float]) -> f
     return root_mean_square((a - b) / first for a, b in zip(losses, reference, strict=True))
 
 
-def _parting(pairs: Sequence[_Aligned], null: float, tolerance: Tolerance) -> int:
-    """The first step from which a run is further away than allowed."""
+def _first_divergent_step(
+    pairs: Sequence[_AlignedLosses], null: float, tolerance: Tolerance
+) -> int:
+    """Return the first step at which a run is further away than allowed."""
     for step in range(min(len(pair.reference) for pair in pairs)):
         for pair in pairs:
             first = abs(pair.reference[0]) or 1.0

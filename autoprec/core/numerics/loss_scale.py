@@ -2,7 +2,7 @@
 
 The largest exponent e of a backward pass at scale 1 allows scales up to 2**(15 - e): float16's
 largest finite number is just under 2**16. Below that the gradient's error is flat for many
-octaves, so head-room costs nothing; above it steps are thrown away. Nothing here trains.
+octaves, so head-room costs nothing; above it steps are skipped. Nothing here trains.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoprec.core.dtypes import DType
-from autoprec.core.numerics.records import ExponentHistogram
+from autoprec.core.numerics.traces import ExponentHistogram
 from autoprec.core.recipe import LossScale
 
-HEADROOM = 4
-"""Octaves left below the largest safe scale, for batches and steps that were not seen.
+HEADROOM_OCTAVES = 4
+"""Octaves left below the largest safe scale, for batches and steps that were not observed.
 
 The gradient's error is flat for 18 octaves and more below the largest safe scale: they are free.
 """
 
-ROOM = 6
-"""Octaves below float16's largest number within which gradients at loss scale 1 are near it."""
+NEAR_LIMIT_OCTAVES = 6
+"""Gradients at loss scale 1 within this many octaves of float16's largest number are near it."""
 
 FLOOR_OCTAVES = 12
-"""A scale this many octaves below the largest safe one is not the scale's fault any more."""
+"""If even this many octaves below the largest safe scale steps overflow, the scale is not at
+fault."""
 
-LOWEST, HIGHEST = -24, 126
+MIN_EXPONENT, MAX_EXPONENT = -24, 126
 """Exponents a scale may have: it must be a normal float32 number with room to halve."""
 
 DEFAULT_EXPONENT = 16
@@ -37,17 +38,18 @@ GROWTH_INTERVAL = 2000
 """Good steps before the scale doubles, as in torch.amp.GradScaler and Keras."""
 
 _STEPS_PER_SKIP = 1000
-"""A scale that grew too far may cost at most one step in so many."""
+"""A scale that grew too far may cost at most one step in this many."""
 
 
 @dataclass(frozen=True)
 class ScaleEvidence:
-    """What the choice of a loss scale rests on; all magnitudes are exponents of two.
+    """The measurements behind the choice of a loss scale; all magnitudes are exponents of two.
 
-    `largest_safe` is the largest scale at which nothing overflowed (None: not known); `underflow`
-    the share of the gradient, weighted by each tensor's norm, that float16 loses at `exponent`.
-    `overflow_exponent` is the scale at which a training that doubles it every step first skipped
-    one (None: it never did), and `skips_per_overflow` how many steps in a row that cost.
+    `largest_safe` is the largest scale at which nothing overflowed (None: not known);
+    `underflow_share` the share of the gradient, weighted by each tensor's norm, that float16 loses
+    at `exponent`. `overflow_exponent` is the scale at which a training that doubles it every step
+    first skipped one (None: it never did), and `skips_per_overflow` how many steps in a row that
+    cost.
     """
 
     exponent: int
@@ -66,24 +68,24 @@ class ScaleEvidence:
 
 
 def largest_safe_exponent(histogram: ExponentHistogram) -> int | None:
-    """The largest k for which no tensor of the backward pass overflows at loss scale 2**k."""
+    """Return the largest k at which no tensor of the backward pass overflows at scale 2**k."""
     if histogram.largest is None:
         return None
     return DType.FLOAT16.limits.max_exponent - histogram.largest
 
 
-def initial_exponent(histogram: ExponentHistogram, headroom: int = HEADROOM) -> int:
-    """The exponent to start from: the largest safe one less the head-room, within limits."""
+def initial_exponent(histogram: ExponentHistogram, headroom: int = HEADROOM_OCTAVES) -> int:
+    """Return the exponent to start from: the largest safe one less the head-room, within limits."""
     largest = largest_safe_exponent(histogram)
     if largest is None:
         return DEFAULT_EXPONENT
-    return max(LOWEST, min(HIGHEST, largest - headroom))
+    return max(MIN_EXPONENT, min(MAX_EXPONENT, largest - headroom))
 
 
-def underflow(histogram: ExponentHistogram, exponent: int) -> float:
-    """The share of the gradient that float16 rounds to zero at loss scale 2**exponent.
+def underflow_share(histogram: ExponentHistogram, exponent: int) -> float:
+    """Return the share of the gradient that float16 rounds to zero at loss scale 2**exponent.
 
-    Each element counts by its magnitude: many tiny ones beside a large one are next to nothing.
+    Each element counts by its magnitude: many tiny ones next to a large one are negligible.
     """
     limits = DType.FLOAT16.limits
     smallest = limits.min_exponent - limits.mantissa_bits
@@ -94,24 +96,24 @@ def underflow(histogram: ExponentHistogram, exponent: int) -> float:
     return sum(mass for e, mass in masses.items() if e + exponent < smallest) / (total or 1.0)
 
 
-def objective(skipped: float, lost: float) -> float:
-    """What a scale costs: the share of steps thrown away, and of the gradient lost; 0 is best."""
+def scale_cost(skipped: float, lost: float) -> float:
+    """Return the cost of a scale: the share of steps skipped plus that of the gradient lost."""
     return skipped + lost
 
 
 def floor_exponent(largest_safe: int | None, exponent: int) -> int:
-    """Below this the forward pass, not the scale, is at fault."""
-    base = largest_safe if largest_safe is not None else exponent + HEADROOM
-    return max(LOWEST, min(exponent, base - FLOOR_OCTAVES))
+    """Return the exponent below which the forward pass, not the scale, is at fault."""
+    base = largest_safe if largest_safe is not None else exponent + HEADROOM_OCTAVES
+    return max(MIN_EXPONENT, min(exponent, base - FLOOR_OCTAVES))
 
 
-def near_the_limit(scale: LossScale) -> bool:
-    """Whether the chosen scale tells of gradients near float16's largest number at loss scale 1."""
-    return scale.initial <= 2.0 ** (ROOM - HEADROOM)
+def is_near_limit(scale: LossScale) -> bool:
+    """Return whether a chosen scale implies gradients near float16's largest number at scale 1."""
+    return scale.initial <= 2.0 ** (NEAR_LIMIT_OCTAVES - HEADROOM_OCTAVES)
 
 
-def longest_run(steps: Sequence[int]) -> int:
-    """How many of these steps follow each other at most."""
+def longest_streak(steps: Sequence[int]) -> int:
+    """Return the length of the longest streak of consecutive steps."""
     longest = current = 0
     previous = None
     for step in sorted(steps):
@@ -121,12 +123,12 @@ def longest_run(steps: Sequence[int]) -> int:
 
 
 def growth_interval(skips_per_overflow: int) -> int:
-    """The usual interval, or a longer one where an overflow costs more than two steps in a row."""
+    """Return the usual interval, or a longer one where an overflow costs over two steps."""
     return max(GROWTH_INTERVAL, _STEPS_PER_SKIP * skips_per_overflow)
 
 
-def loss_scale(evidence: ScaleEvidence) -> LossScale:
-    """The recipe's loss scale, dynamic from the chosen start."""
+def recommended_scale(evidence: ScaleEvidence) -> LossScale:
+    """Return the recipe's loss scale, dynamic from the chosen start."""
     return LossScale(
         mode="dynamic",
         initial=2.0**evidence.exponent,
@@ -135,16 +137,16 @@ def loss_scale(evidence: ScaleEvidence) -> LossScale:
     )
 
 
-NEGLIGIBLE = 1e-3
+NEGLIGIBLE_UNDERFLOW_SHARE = 1e-3
 """A share of the gradient that may underflow without a further trial."""
 
 
 def next_exponent(start: int, tried: Mapping[int, tuple[float, float]]) -> int | None:
-    """The exponent to try next, None where no further trial is worth it.
+    """Return the exponent to try next, or None where no further trial is worth it.
 
     `tried` holds for every exponent the share of steps that were skipped and the share of the
-    gradient that was lost. Skips say that the scale is too large, lost gradient that it is too
-    small; each further trial in one direction goes twice as far.
+    gradient that was lost. Skipped steps mean that the scale is too large, lost gradient that it
+    is too small; each further trial in one direction goes twice as far.
     """
     if not tried:
         return start
@@ -152,8 +154,8 @@ def next_exponent(start: int, tried: Mapping[int, tuple[float, float]]) -> int |
     kept = [exponent for exponent, (skipped, _) in tried.items() if skipped == 0.0]
     if not kept:
         proposed = min(tried) - stride
-    elif tried[max(kept)][1] > NEGLIGIBLE and max(kept) == max(tried):
+    elif tried[max(kept)][1] > NEGLIGIBLE_UNDERFLOW_SHARE and max(kept) == max(tried):
         proposed = max(kept) + stride
     else:
         return None
-    return proposed if LOWEST <= proposed <= HIGHEST else None
+    return proposed if MIN_EXPONENT <= proposed <= MAX_EXPONENT else None

@@ -1,10 +1,11 @@
 """Decides whether a precision trains like float32, from traces alone.
 
-Three tests, from cheap to dear: the gate (does it run, stay finite, keep its steps), the shadow
-(the same weights, batch and random numbers give the same loss and gradient), and the trajectory
-(training from the same start stays together). Each is calibrated by a null: the same comparison
-between float32 and float32 with slightly noisy weights, so that a task that is sensitive by
-nature is not blamed on the precision. Nothing here trains, measures or looks at a clock.
+Three tests, from cheap to expensive: stability (it runs, stays finite, skips few steps), single
+steps (the same weights, batch and random numbers give the same loss and gradient), and loss curves
+(trainings from the same start stay together). Longer runs follow what passes (`late_failures`).
+Each is calibrated by a null: the same comparison between float32 and float32 with slightly noisy
+weights, so that a task that is sensitive by nature is not blamed on the precision. Nothing here
+trains, measures or looks at a clock.
 """
 
 from __future__ import annotations
@@ -12,296 +13,252 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from autoprec.core.numerics.late_breaks import (
-    error_floor,
-    gradient_overflow,
-    grows,
-    late_gate,
-    leans,
-    long_run,
-    wants_another_run,
-    wants_more_steps,
+from autoprec.core.numerics.headroom import check_headroom
+from autoprec.core.numerics.late_failures import (
+    check_error_floor,
+    check_gradient_growth,
+    check_long_run_stability,
+    check_long_runs,
+    deviation_grows,
 )
-from autoprec.core.numerics.loss_curves import MIN_STEPS, SeedRun, gate, metric, trajectory
-from autoprec.core.numerics.records import NoisePoint, ShadowPoint, Trajectory
+from autoprec.core.numerics.loss_curves import (
+    SeedRun,
+    check_metric,
+    check_stability,
+    check_trajectory,
+)
 from autoprec.core.numerics.single_step import (
     NOISE_ROUNDOFF,
-    delicate,
-    headroom,
-    shadow,
-    wants_later_look,
+    check_single_steps,
+    is_noise_sensitive,
 )
-from autoprec.core.numerics.tolerance import Check, Tolerance, mean, number, percent
+from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity, percent
+from autoprec.core.numerics.traces import NoisyStep, StepComparison
+from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 
-__all__ = [
-    "AT_THE_SAME_WEIGHTS",
-    "LONG_LOOK",
-    "LONG_STEPS",
-    "MIN_STEPS",
-    "Evidence",
-    "SeedRun",
-    "Tolerance",
-    "Verdict",
-    "asks_for_more",
-    "calibrated_shadow",
-    "gate",
-    "grows",
-    "headroom",
-    "judge",
-    "leans",
-    "long_run",
-    "metric",
-    "shadow",
-    "stays_close",
-    "trajectory",
-    "wants_another_run",
-    "wants_later_look",
-    "wants_more_steps",
-]
-
+STEPS_SETTING = "steps (proof_steps)"
 
 LONG_STEPS = 60
-"""Steps of the run that decides where losses are off in both directions at the same weights."""
+"""Steps of the run that decides where losses at the same weights deviate in both directions."""
 
 AT_THE_SAME_WEIGHTS = "loss and gradient at the same weights"
-"""What the shadow test compares, for people."""
+"""What the single-step test compares, in words for people."""
 
-LONG_LOOK = ("long", "excused")
-"""The doubts that such a run settles."""
+DECIDED_BY_LONG_RUN = ("both_signs", "noise_level")
+"""The values of `Check.undecided` that a run of `LONG_STEPS` decides."""
 
-LONG_ENOUGH, LATE = 0.8, 1.6
-"""The share of `LONG_STEPS` that still decides, and how many times `Tolerance.trajectory` its steps
-may deviate in its second half: rounding that costs shows there before it shows in the mean."""
+LONG_STEPS_SHARE, SECOND_HALF_FACTOR = 0.8, 1.6
+"""The share of `LONG_STEPS` that still decides, and how many times `Tolerance.trajectory` single
+steps may deviate in its second half: harmful rounding shows there before it shows in the mean."""
 
-AGREES = 0.005
-"""Trainings that stay so close, at their end and step by step, speak for single checkpoints that
-are a little off."""
+CLOSE_DEVIATION = 0.005
+"""Trainings this close to float32, at their end and at single steps, clear checkpoints that
+deviate slightly."""
 
-WITHIN_NOISE = 1.5
-"""How many times as far as noise of its own size a run may leave float32 to speak for a shadow."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A candidate judged against float32, with the numbers it rests on.
-
-    "equal": trains like float32. "drift": trains, but not like float32. "rejected": does not.
-    "equal at single steps": nothing was trained, so no more can be said. "unproven": the machine
-    stalled.
-    `loss_deviation` and `gradient_error` are the largest relative ones of the shadow test,
-    `loss_null` and `gradient_null` what noise does there; `trajectory_deviation` is that of the
-    mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the
-    noisy one's.
-    `steps` is how far training was followed, from `first_loss` to `last_loss` in float32, and
-    `most_steps` how far it might have been: what makes a repeated proof the same.
-    A number that was not finite or not measured is None.
-    """
-
-    verdict: Literal["equal", "drift", "rejected", "equal at single steps", "unproven"]
-    reason: str
-    step: int | None = None
-    loss_deviation: float | None = None
-    gradient_error: float | None = None
-    loss_null: float | None = None
-    gradient_null: float | None = None
-    trajectory_deviation: float | None = None
-    trajectory_ratio: float | None = None
-    metric: float | None = None
-    metric_reference: float | None = None
-    skipped_steps: int = 0
-    steps: int = 0
-    most_steps: int = 0
-    first_loss: float | None = None
-    last_loss: float | None = None
-    seconds: float = 0.0
-    covered: tuple[str, ...] = ()
-    not_covered: tuple[str, ...] = ()
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the candidate trains like float32 as far as was tested."""
-        return self.verdict == "equal"
+OWN_NOISE_FACTOR = 1.5
+"""How many times as far as noise of its format's size a run may deviate and still clear single
+steps."""
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """All that was recorded of one candidate; `roundoff` is that of the format it computes in.
+class _Checks:
+    """The outcomes of all tests of one candidate."""
 
-    `later` are checkpoints after those of the shadow test, looked at for the head-room only. `far`
-    are those of a long float32 run after its first steps, with `far_noise`; and
-    `late` the runs that go as far. `start` names the weights that training began with, where they
-    were trained already. `onward` is the candidate's own run, which may go further
-    than float32 was followed. `most` steps might have been made. `cut` says that the machine
-    stalled before the proof was done.
-    """
-
-    shadow: tuple[ShadowPoint, ...] = ()
-    later: tuple[ShadowPoint, ...] = ()
-    noise: tuple[NoisePoint, ...] = ()
-    runs: tuple[SeedRun, ...] = ()
-    far: tuple[ShadowPoint, ...] = ()
-    far_noise: tuple[NoisePoint, ...] = ()
-    late: tuple[SeedRun, ...] = ()
-    most: int = 0
-    start: str = ""
-    onward: Trajectory | None = None
-    cut: bool = False
-    seconds: float = 0.0
-    not_covered: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    roundoff: float = NOISE_ROUNDOFF
+    stability: Check
+    single: Check
+    curves: Check
+    metric: Check
+    long: Check
 
 
-def judge(evidence: Evidence, tolerance: Tolerance) -> Verdict:
-    """Combine the tests: a failed gate, trajectory or metric rejects; the others are drift."""
+def judge(evidence: ProofEvidence, tolerance: Tolerance) -> Verdict:
+    """Combine the tests: failed stability, trajectory or metric rejects; the others are drift."""
     runs = evidence.runs
-    float32 = gate((run.reference for run in runs), replace(tolerance, skipped=2**31))
-    gated = _gate_shadow((*evidence.shadow, *evidence.far))
-    if gated.passed:
-        gated = gate((run.candidate for run in runs), tolerance)
-    if delicate(evidence.noise, tolerance):
+    float32 = check_stability((run.reference for run in runs), replace(tolerance, skipped=2**31))
+    if is_noise_sensitive(evidence.noise, tolerance):
         runs = tuple(replace(run, noisy=None) for run in runs)
-    shadowed = calibrated_shadow(evidence.shadow, evidence.noise, tolerance, evidence.roundoff)
-    driven = trajectory(runs, tolerance)
-    measured = metric((*evidence.late, *runs), tolerance)
-    lasting = long_run(evidence.late, tolerance)
-    followed = _followed(evidence)
-    numbers = Verdict(
-        verdict="equal",
-        reason="",
-        loss_deviation=shadowed.deviation,
-        gradient_error=shadowed.gradient_error,
-        loss_null=shadowed.noise,
-        gradient_null=shadowed.gradient_noise,
-        trajectory_deviation=driven.deviation,
-        trajectory_ratio=driven.ratio,
-        metric=measured.value,
-        metric_reference=measured.reference,
-        skipped_steps=sum(len(run.candidate.skipped) for run in runs),
-        steps=max((len(run.candidate.losses) for run in (*runs, *evidence.late)), default=0),
-        most_steps=evidence.most,
-        first_loss=followed[0],
-        last_loss=followed[1],
-        seconds=evidence.seconds,
-        covered=_covered(evidence, driven, measured),
-        not_covered=evidence.not_covered,
-    )
+    checks = _run_checks(evidence, runs, tolerance)
+    numbers = _numbers(evidence, runs, checks)
     if not float32.passed:
         return replace(numbers, verdict="rejected", reason=f"in float32 itself {float32.problem}")
-    if evidence.cut and gated.passed:
-        return _stalled(numbers, evidence, shadowed)
-    early = max((len(run.candidate.losses) for run in runs), default=0)
-    unknown = shadowed.doubt in LONG_LOOK and not any(run.noisy for run in runs)
-    for check in (gated, measured) if unknown else (gated, driven, measured):
+    if evidence.stalled and checks.stability.passed:
+        return _judge_stalled(numbers, evidence, checks.single)
+    failed = _judge_first_steps(numbers, evidence, runs, checks, tolerance)
+    if failed is not None:
+        return failed
+    if not checks.curves.judged:
+        return _judge_untrained(numbers, evidence)
+    return _judge_long_runs(numbers, evidence, checks.long, tolerance)
+
+
+def _run_checks(evidence: ProofEvidence, runs: Sequence[SeedRun], tolerance: Tolerance) -> _Checks:
+    stable = _check_losses_finite((*evidence.comparisons, *evidence.late_comparisons))
+    if stable.passed:
+        stable = check_stability((run.candidate for run in runs), tolerance)
+    noise, roundoff = evidence.noise, evidence.roundoff
+    return _Checks(
+        stability=stable,
+        single=check_calibrated(evidence.comparisons, noise, tolerance, roundoff),
+        curves=check_trajectory(runs, tolerance),
+        metric=check_metric((*evidence.long_runs, *runs), tolerance),
+        long=check_long_runs(evidence.long_runs, tolerance),
+    )
+
+
+def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) -> Verdict:
+    """Return a verdict that holds the numbers, and nothing against the candidate."""
+    first_loss, last_loss = _loss_range(evidence)
+    return Verdict(
+        verdict="equal",
+        reason="",
+        loss_deviation=checks.single.deviation,
+        gradient_error=checks.single.gradient_error,
+        loss_null=checks.single.noise,
+        gradient_null=checks.single.gradient_noise,
+        trajectory_deviation=checks.curves.deviation,
+        trajectory_ratio=checks.curves.ratio,
+        metric=checks.metric.value,
+        metric_reference=checks.metric.reference,
+        skipped_steps=sum(len(run.candidate.skipped) for run in runs),
+        steps=max((len(run.candidate.losses) for run in (*runs, *evidence.long_runs)), default=0),
+        most_steps=evidence.max_steps,
+        first_loss=first_loss,
+        last_loss=last_loss,
+        seconds=evidence.seconds,
+        covered=_covered(evidence, checks.curves, checks.metric),
+        not_covered=evidence.not_covered,
+    )
+
+
+def _judge_first_steps(
+    numbers: Verdict,
+    evidence: ProofEvidence,
+    runs: Sequence[SeedRun],
+    checks: _Checks,
+    tolerance: Tolerance,
+) -> Verdict | None:
+    """Judge the first steps; None where they have passed."""
+    single, curves = checks.single, checks.curves
+    steps = max((len(run.candidate.losses) for run in runs), default=0)
+    uncalibrated = single.undecided in DECIDED_BY_LONG_RUN and not any(run.noisy for run in runs)
+    rejecting = (checks.stability, *(() if uncalibrated else (curves,)), checks.metric)
+    for check in rejecting:
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
-    for check in (shadowed, headroom(evidence.shadow, evidence.later)):
-        known = (early, tolerance, evidence.roundoff)
-        if not check.passed and not _only_noise(check, driven, *known):
+    for check in (single, check_headroom(evidence.comparisons, evidence.headroom_comparisons)):
+        if not check.passed and not _training_clears(
+            check, curves, steps, tolerance, evidence.roundoff
+        ):
             reason = f"it trains, but not like float32: {check.problem}"
-            if check.doubt and driven.judged:
-                reason += f"; {_apart(driven, early)}"
+            if check.undecided and curves.judged:
+                reason += f"; {_describe_end(curves, steps)}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
-    if shadowed.doubt == "excused" and _leaves(driven, early, tolerance):
+    if single.undecided == "noise_level" and _leaves_float32(curves, steps, tolerance):
         reason = (
-            f"it trains, but not like float32: its loss is {percent(shadowed.deviation or 0.0)} "
-            "away at the same weights, as small noise would have it, but noise is trained away; "
-            f"{_apart(driven, early)}"
+            f"it trains, but not like float32: its loss is {percent(single.deviation or 0.0)} "
+            "away at the same weights; small noise does the same, but training averages noise out; "
+            f"{_describe_end(curves, steps)}"
         )
-        return replace(numbers, verdict="drift", reason=reason, step=early)
-    if not driven.judged:
-        return _untrained(numbers, evidence)
-    return _further_on(numbers, evidence, lasting, tolerance)
+        return replace(numbers, verdict="drift", reason=reason, step=steps)
+    return None
 
 
-def _further_on(
-    numbers: Verdict, evidence: Evidence, lasting: Check, tolerance: Tolerance
+def _judge_long_runs(
+    numbers: Verdict, evidence: ProofEvidence, long: Check, tolerance: Tolerance
 ) -> Verdict:
-    """Judge what came after the first steps, of what had passed until then."""
-    for check in (late_gate(evidence.onward, tolerance), lasting):
+    """Judge what happened after the first steps, where these have passed."""
+    for check in (check_long_run_stability(evidence.candidate_run, tolerance), long):
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
-    growing = gradient_overflow((*evidence.shadow, *evidence.far))
-    for check in (growing, _floor(evidence, tolerance)):
+    growing = check_gradient_growth((*evidence.comparisons, *evidence.late_comparisons))
+    for check in (growing, _check_error_floor(evidence, tolerance)):
         if not check.passed:
             reason = f"it trains, but not like float32: {check.problem}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
-    return replace(numbers, reason=_praise(numbers, lasting, evidence.start))
+    return replace(numbers, reason=_describe_success(numbers, long, evidence.start))
 
 
-def calibrated_shadow(
-    points: Sequence[ShadowPoint],
-    noise: Sequence[NoisePoint],
+def check_calibrated(
+    points: Sequence[StepComparison],
+    noise: Sequence[NoisyStep],
     tolerance: Tolerance,
     roundoff: float,
 ) -> Check:
-    """Test the shadow, with noise as an excuse only where float32 itself bears it.
+    """Check single steps, allowing for noise only where float32 itself tolerates it.
 
-    Where it does not, noise cannot speak for what is near either, but a long run can.
+    Where it does not, noise cannot clear what is near the limit either, but a long run can.
     """
-    if not delicate(noise, tolerance):
-        return shadow(points, noise, tolerance, roundoff)
-    alone = shadow(points, (), tolerance, roundoff)
+    if not is_noise_sensitive(noise, tolerance):
+        return check_single_steps(points, noise, tolerance, roundoff)
+    alone = check_single_steps(points, (), tolerance, roundoff)
     gradients = (alone.gradient_error or 0.0) > tolerance.gradient
-    return replace(alone, doubt="long") if alone.doubt == "near" and gradients else alone
+    return (
+        replace(alone, undecided="both_signs")
+        if alone.undecided == "near_limit" and gradients
+        else alone
+    )
 
 
-def asks_for_more(evidence: Evidence, tolerance: Tolerance) -> bool:
-    """Whether what passed at the same weights is worth the longest run that the proof may take.
+def needs_longest_run(evidence: ProofEvidence, tolerance: Tolerance) -> bool:
+    """Return whether what passed at the same weights needs the longest run that a proof may take.
 
-    That is where training had to settle what the shadow test left in doubt, and where the loss
-    leaves float32's from mark to mark (`leans`).
+    It does where training had to decide what the single-step test left undecided, and where the
+    loss moves away from float32's between checkpoints (`deviation_grows`).
     """
-    shadowed = calibrated_shadow(evidence.shadow, evidence.noise, tolerance, evidence.roundoff)
-    return bool(shadowed.doubt) or leans((*evidence.shadow, *evidence.far), tolerance)
+    single = check_calibrated(evidence.comparisons, evidence.noise, tolerance, evidence.roundoff)
+    return bool(single.undecided) or deviation_grows(
+        (*evidence.comparisons, *evidence.late_comparisons), tolerance
+    )
 
 
 def stays_close(run: SeedRun, tolerance: Tolerance) -> bool:
-    """Whether one seed's training is so close to float32's that another seed would say the same."""
-    return _agrees(trajectory((run,), tolerance))
+    """Return whether one seed's training is so close to float32's that no second one is needed."""
+    return _is_close(check_trajectory((run,), tolerance))
 
 
-def _agrees(driven: Check) -> bool:
-    """Whether trainings stay together, at their end and step by step in their second half."""
-    return number(driven.deviation) <= AGREES and number(driven.late) <= AGREES
+def _is_close(curves: Check) -> bool:
+    """Return whether trainings stay together, at the end and step by step in the second half."""
+    return (
+        or_infinity(curves.deviation) <= CLOSE_DEVIATION
+        and or_infinity(curves.second_half) <= CLOSE_DEVIATION
+    )
 
 
-def _only_noise(
-    shadowed: Check, driven: Check, steps: int, tolerance: Tolerance, roundoff: float
+def _training_clears(
+    single: Check, curves: Check, steps: int, tolerance: Tolerance, roundoff: float
 ) -> bool:
-    """Whether the trajectories settle the doubt that a failed shadow test left.
+    """Return whether the trajectories clear what the single-step test left undecided.
 
-    Where gradients are right, trainings that stay together step by step (`AGREES`) speak for what
-    is nearly right. Losses that are off in both directions must stay together over `LONG_STEPS`; a
-    broken precision that shows in nothing else leaves float32 by then. Else, what is nearly right
-    must keep training as close to float32 as noise of the format's own size does.
+    Where gradients are right, trainings that stay together step by step (`CLOSE_DEVIATION`) clear
+    what is near the limit. Losses that deviate in both directions must stay together over
+    `LONG_STEPS`; a broken precision that shows in nothing else leaves float32 by then. Otherwise,
+    what is near the limit must train as close to float32 as noise of the format's own size does.
     """
-    if not shadowed.doubt or driven.deviation is None or driven.ratio is None:
+    if not single.undecided or curves.deviation is None or curves.ratio is None:
         return False
-    if shadowed.doubt == "long" and steps >= LONG_ENOUGH * LONG_STEPS:
-        return not _leaves(driven, steps, tolerance)
-    right = number(shadowed.gradient_error) <= tolerance.gradient
-    if right and _agrees(driven):
+    if single.undecided == "both_signs" and steps >= LONG_STEPS_SHARE * LONG_STEPS:
+        return not _leaves_float32(curves, steps, tolerance)
+    right = or_infinity(single.gradient_error) <= tolerance.gradient
+    if right and _is_close(curves):
         return True
-    return driven.ratio <= WITHIN_NOISE * roundoff / NOISE_ROUNDOFF
+    return curves.ratio <= OWN_NOISE_FACTOR * roundoff / NOISE_ROUNDOFF
 
 
-def _apart(driven: Check, steps: int) -> str:
-    """How far training ended from float32, as people read it."""
-    ended, late = percent(number(driven.deviation)), percent(number(driven.late))
+def _describe_end(curves: Check, steps: int) -> str:
+    """Describe how far training ended from float32."""
+    ended, late = percent(or_infinity(curves.deviation)), percent(or_infinity(curves.second_half))
     return f"after {steps} steps it is {ended} away, and single steps by then {late}"
 
 
-def _leaves(driven: Check, steps: int, tolerance: Tolerance) -> bool:
-    """Whether a long run leaves float32, at its end or step by step in its second half."""
-    ends = number(driven.deviation) > tolerance.trajectory
-    leaves = ends or number(driven.late) > LATE * tolerance.trajectory
-    return steps >= LONG_ENOUGH * LONG_STEPS and leaves
+def _leaves_float32(curves: Check, steps: int, tolerance: Tolerance) -> bool:
+    """Return whether a long run leaves float32, at its end or step by step in its second half."""
+    ends = or_infinity(curves.deviation) > tolerance.trajectory
+    leaves = ends or or_infinity(curves.second_half) > SECOND_HALF_FACTOR * tolerance.trajectory
+    return steps >= LONG_STEPS_SHARE * LONG_STEPS and leaves
 
 
-def _gate_shadow(points: Sequence[ShadowPoint]) -> Check:
+def _check_losses_finite(points: Sequence[StepComparison]) -> Check:
     for point in points:
         if point.loss is None or not math.isfinite(point.loss):
             problem = f"the loss is not finite at the weights and batch of step {point.step}"
@@ -309,51 +266,59 @@ def _gate_shadow(points: Sequence[ShadowPoint]) -> Check:
     return Check()
 
 
-def _covered(evidence: Evidence, driven: Check, measured: Check) -> tuple[str, ...]:
+def _covered(evidence: ProofEvidence, curves: Check, metric: Check) -> tuple[str, ...]:
     covered = []
-    if evidence.shadow:
-        seen = {point.step for point in (*evidence.shadow, *evidence.far, *evidence.later)}
-        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(seen)))}")
-    if driven.judged:
-        seeds = [run.candidate.seed for run in evidence.late]
+    if evidence.comparisons:
+        steps = {
+            point.step
+            for point in (
+                *evidence.comparisons,
+                *evidence.late_comparisons,
+                *evidence.headroom_comparisons,
+            )
+        }
+        covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(steps)))}")
+    if curves.judged:
+        seeds = [run.candidate.seed for run in evidence.long_runs]
         rest = [run for run in evidence.runs if run.candidate.seed not in seeds]
-        lengths = ", ".join(str(len(run.candidate.losses)) for run in (*evidence.late, *rest))
+        lengths = ", ".join(str(len(run.candidate.losses)) for run in (*evidence.long_runs, *rest))
         covered.append(f"trainings of {lengths} steps")
-    if measured.judged:
+    if metric.judged:
         covered.append("evaluate(model)")
     return (*covered, *evidence.notes)
 
 
-def _floor(evidence: Evidence, tolerance: Tolerance) -> Check:
-    """The error floor that all marks of the float32 run foretell."""
-    longest = max((*evidence.late, *evidence.runs), key=lambda run: len(run.reference.losses))
-    points, noise = (*evidence.shadow, *evidence.far), (*evidence.noise, *evidence.far_noise)
-    return error_floor(points, noise, longest, tolerance)
+def _check_error_floor(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
+    """Check for an error floor at all checkpoints of the float32 run."""
+    longest = max((*evidence.long_runs, *evidence.runs), key=lambda run: len(run.reference.losses))
+    points, noise = (
+        (*evidence.comparisons, *evidence.late_comparisons),
+        (*evidence.noise, *evidence.late_noise),
+    )
+    return check_error_floor(points, noise, longest, tolerance)
 
 
-def _stalled(numbers: Verdict, evidence: Evidence, shadowed: Check) -> Verdict:
-    """What can be said where the machine stalled: nothing of training."""
-    if evidence.shadow and shadowed.passed:
-        return _untrained(numbers, evidence)
-    reason = f"not covered: {'; '.join(evidence.not_covered)}; repeat it, or give it fewer {FEWER}"
+def _judge_stalled(numbers: Verdict, evidence: ProofEvidence, single: Check) -> Verdict:
+    """Judge what can be judged where the machine stalled: nothing of training."""
+    if evidence.comparisons and single.passed:
+        return _judge_untrained(numbers, evidence)
+    missing = "; ".join(evidence.not_covered)
+    reason = f"not covered: {missing}; repeat it, or give it fewer {STEPS_SETTING}"
     return replace(numbers, verdict="unproven", reason=reason)
 
 
-FEWER = "steps (--proof-steps)"
-
-
-def _untrained(numbers: Verdict, evidence: Evidence) -> Verdict:
+def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
     """Say that single steps are equal, where there are any, and that nothing was trained."""
-    if not evidence.shadow:
-        reason = f"nothing could be compared with float32; give the proof more {FEWER}"
+    if not evidence.comparisons:
+        reason = f"nothing could be compared with float32; give the proof more {STEPS_SETTING}"
         return replace(numbers, verdict="unproven", reason=reason)
-    reason = f"equal at single steps, but nothing was trained: {_at_single_steps(numbers)}"
+    reason = f"equal at single steps, but nothing was trained: {_describe_single_steps(numbers)}"
     return replace(numbers, verdict="equal at single steps", reason=reason)
 
 
-def _followed(evidence: Evidence) -> tuple[float | None, float | None]:
-    """Where float32's loss began and ended, over the longest run that was judged."""
-    runs = [run.reference for run in (*evidence.late, *evidence.runs)]
+def _loss_range(evidence: ProofEvidence) -> tuple[float | None, float | None]:
+    """Return where float32's loss began and ended, over the longest run that was judged."""
+    runs = [run.reference for run in (*evidence.long_runs, *evidence.runs)]
     losses = max((run.losses for run in runs), key=len, default=())
     if not losses or None in losses:
         return None, None
@@ -361,20 +326,20 @@ def _followed(evidence: Evidence) -> tuple[float | None, float | None]:
     return losses[0], mean(tail)
 
 
-def _at_single_steps(numbers: Verdict) -> str:
+def _describe_single_steps(numbers: Verdict) -> str:
     if numbers.loss_deviation is None:
         return ""
     return f"loss within {percent(numbers.loss_deviation)} at the same weights"
 
 
-def _praise(numbers: Verdict, lasting: Check, start: str) -> str:
-    """What passed and over which part of training."""
-    ended = lasting.deviation if lasting.judged else numbers.trajectory_deviation
+def _describe_success(numbers: Verdict, long: Check, start: str) -> str:
+    """Describe what passed and over which part of training."""
+    ended = long.deviation if long.judged else numbers.trajectory_deviation
     parts = [
-        _at_single_steps(numbers),
-        f"within {percent(number(ended))} after {numbers.steps} steps",
+        _describe_single_steps(numbers),
+        f"within {percent(or_infinity(ended))} after {numbers.steps} steps",
     ]
-    first, last = number(numbers.first_loss), number(numbers.last_loss)
+    first, last = or_infinity(numbers.first_loss), or_infinity(numbers.last_loss)
     over = f"{numbers.steps} steps from {start}" if start else f"the first {numbers.steps} steps"
     told = (
         f"trains like float32: equal over {over}, loss {first:.2g} to {last:.2g}; "

@@ -1,7 +1,7 @@
-"""How many steps a proof takes: a ladder, chosen once by what a float32 step costs.
+"""Decides how many steps a proof takes, once, from the duration of a float32 step.
 
-Nothing else of a proof depends on a clock. The float32 run climbs the ladder for as long as its
-loss still falls, which its losses alone decide; so a verdict is the same on a busy machine.
+Nothing else in a proof depends on a clock. The float32 run is extended as long as its loss still
+falls, which its losses alone decide; so a verdict is the same on a busy machine.
 """
 
 from __future__ import annotations
@@ -11,102 +11,115 @@ from collections.abc import Sequence
 
 from autoprec.core.numerics.tolerance import mean
 
-RUNGS = (8, 30, 120, 480)
-"""The most steps of a proof; they are so far apart that the luck of a timing seldom matters."""
+PROOF_LENGTHS = (8, 30, 120, 480)
+"""The most steps of a proof; so far apart that the noise of a timing seldom matters."""
 
-SHORT = 30
-"""Every proof that may be this long is, and the tests for its early steps are made for it."""
+SHORT_STEPS = 30
+"""A proof takes at least this many steps where it can: its tests of first steps are made for
+them."""
 
-FIRST = 2 * SHORT
-"""How far float32 is followed before a candidate has passed its first steps."""
+FIRST_STEPS = 2 * SHORT_STEPS
+"""Steps of the float32 run before a candidate has passed its first steps."""
 
-AVERAGED = 32
+AVERAGED_BATCHES = 32
 """Further batches over which a loss at the same weights is averaged after the first steps.
 
-An error that stays is a few per cent of a loss by then, and how one batch falls out is as much.
+An error floor is a few per cent of the loss by then, and so is the difference between batches.
 """
 
-MARKS = (0, 2, 8, 29, 59, 119, 239, 479)
+CHECKPOINT_STEPS = (0, 2, 8, 29, 59, 119, 239, 479)
 """The steps at which the float32 run's weights are kept for a comparison."""
 
-STILL_FALLS = 0.35
+FALLING_LOSS_SHARE = 0.35
 """The float32 loss is worth following while it falls by this share when its steps double."""
 
-SECONDS = 60.0
-"""What a proof may cost at most by the pace of a float32 step, unless told otherwise."""
+DEFAULT_SECONDS = 60.0
+"""The duration of a proof, estimated from a float32 step, unless configured otherwise."""
 
-PATIENCE = 3.0
-"""How many times that `SHORT` steps may cost: fewer show little."""
+SHORT_PROOF_FACTOR = 3.0
+"""How many times that duration `SHORT_STEPS` steps may take: fewer show little."""
 
-_PASSES = 4
-"""Runs of the first `SHORT` steps beside the two long ones."""
+_SHORT_RUNS = 4
+"""Runs of the first `SHORT_STEPS` steps in addition to the two long ones."""
 
 
-def rung(pace: float, seconds: float = SECONDS) -> int:
-    """The most steps whose proof takes no longer than `seconds` where a step takes `pace`.
+def affordable_steps(step_seconds: float, seconds: float = DEFAULT_SECONDS) -> int:
+    """Return the most steps whose proof takes no longer than `seconds`.
 
-    Below `SHORT` only where that would take `PATIENCE` times as long.
+    It is below `SHORT_STEPS` only where those would take `SHORT_PROOF_FACTOR` times as long.
     """
-    affordable = [steps for steps in RUNGS if cost(steps) * pace <= seconds]
-    patient = [SHORT] if cost(SHORT) * pace <= PATIENCE * seconds else []
-    return max([*affordable, *patient], default=RUNGS[0])
+    affordable = [
+        steps for steps in PROOF_LENGTHS if cost_in_steps(steps) * step_seconds <= seconds
+    ]
+    short = (
+        [SHORT_STEPS]
+        if cost_in_steps(SHORT_STEPS) * step_seconds <= SHORT_PROOF_FACTOR * seconds
+        else []
+    )
+    return max([*affordable, *short], default=PROOF_LENGTHS[0])
 
 
-def cost(steps: int) -> int:
-    """What a proof of so many steps costs at most, in float32 steps.
+def cost_in_steps(steps: int) -> int:
+    """Return the most that a proof of `steps` steps costs, in float32 steps.
 
-    Beyond `FIRST` both runs, and what is compared at their marks, begin once more. A forward pass
-    alone counts as a third of a step.
+    Beyond `FIRST_STEPS` both runs, and the comparisons at their checkpoints, begin once more. A
+    forward pass alone counts as a third of a step.
     """
-    both = 2 * steps + 5 * len(marks(steps)) + sum(2 * averaged(s) // 3 for s in marks(steps))
-    again = 2 * FIRST + 5 * len(marks(FIRST)) if steps > FIRST else 0
-    return both + again + _PASSES * min(steps, SHORT)
+    both = (
+        2 * steps
+        + 5 * len(checkpoint_steps(steps))
+        + sum(2 * averaged_batches(s) // 3 for s in checkpoint_steps(steps))
+    )
+    again = 2 * FIRST_STEPS + 5 * len(checkpoint_steps(FIRST_STEPS)) if steps > FIRST_STEPS else 0
+    return both + again + _SHORT_RUNS * min(steps, SHORT_STEPS)
 
 
-def marks(steps: int) -> tuple[int, ...]:
-    """The steps of a run at which its weights are kept: the usual ones, and its last."""
-    within = [step for step in MARKS if step < steps]
+def checkpoint_steps(steps: int) -> tuple[int, ...]:
+    """Return the steps of a run at which its weights are kept: the usual ones, and its last."""
+    within = [step for step in CHECKPOINT_STEPS if step < steps]
     return tuple(dict.fromkeys([*within, steps - 1]))
 
 
-def averaged(step: int) -> int:
-    """Over how many further batches the loss at the mark `step` is averaged."""
-    return AVERAGED if step >= FIRST else 0
+def averaged_batches(step: int) -> int:
+    """Return over how many further batches the loss at checkpoint `step` is averaged."""
+    return AVERAGED_BATCHES if step >= FIRST_STEPS else 0
 
 
-def landings(steps: int) -> tuple[int, ...]:
-    """Where a run of at most `steps` may end: at `FIRST`, two, four ... times that, or its end."""
-    doubled = [FIRST]
+def stopping_points(steps: int) -> tuple[int, ...]:
+    """Return where a run may end: at `FIRST_STEPS`, two, four ... times that, or `steps`."""
+    doubled = [FIRST_STEPS]
     while doubled[-1] < steps:
         doubled.append(2 * doubled[-1])
-    return tuple(sorted({min(steps, landing) for landing in doubled}))
+    return tuple(sorted({min(steps, point) for point in doubled}))
 
 
-def ends(losses: Sequence[float | None], steps: int) -> bool:
-    """Whether a float32 run that may take `steps` has shown what it can.
+def has_ended(losses: Sequence[float | None], steps: int) -> bool:
+    """Return whether a float32 run that may take `steps` is over.
 
-    It ends at a landing from which its loss no longer falls by `STILL_FALLS` when the steps double,
-    and where a loss is not finite.
+    It ends at a stopping point from which its loss no longer falls by `FALLING_LOSS_SHARE` when the
+    steps double, and where a loss is not finite.
     """
     made = len(losses)
     if made >= steps or any(loss is None or not math.isfinite(loss) for loss in losses):
         return True
-    return made in landings(steps) and fall(losses) < STILL_FALLS
+    return made in stopping_points(steps) and loss_fall(losses) < FALLING_LOSS_SHARE
 
 
-def settled(losses: Sequence[float | None], steps: int) -> int:
-    """The length at which a run that may take `steps` ends; all of it, where it goes on."""
+def stopping_step(losses: Sequence[float | None], steps: int) -> int:
+    """Return the step at which a run that may take `steps` ends; its length where it goes on."""
     ending = (
-        made for made in landings(steps) if made <= len(losses) and ends(losses[:made], steps)
+        made
+        for made in stopping_points(steps)
+        if made <= len(losses) and has_ended(losses[:made], steps)
     )
     return next(ending, len(losses))
 
 
-def fall(losses: Sequence[float | None]) -> float:
-    """By which share the loss fell from the second quarter of a run to its last.
+def loss_fall(losses: Sequence[float | None]) -> float:
+    """Return the share by which the loss fell from the second quarter of a run to its last.
 
-    Relative to the larger of both as magnitudes: a loss may be negative. The quarters' middles are
-    a factor of 7/3 apart, close to a doubling.
+    It is relative to the larger of both as magnitudes: a loss may be negative. The quarters'
+    middles are a factor of 7/3 apart, close to a doubling.
     """
     known = [loss for loss in losses if loss is not None]
     quarter = len(known) // 4

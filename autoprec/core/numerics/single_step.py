@@ -1,4 +1,4 @@
-"""The shadow test: the same weights, batch and random numbers must give the same loss and gradient.
+"""Tests single steps: the same weights, batch and random numbers give the same loss and gradient.
 
 It is calibrated by a null: the same comparison between float32 and float32 with slightly noisy
 weights, so that a task that is sensitive by nature is not blamed on the precision.
@@ -6,93 +6,87 @@ weights, so that a task that is sensitive by nature is not blamed on the precisi
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from autoprec.core.dtypes import DType
-from autoprec.core.numerics.records import NoisePoint, ShadowPoint
 from autoprec.core.numerics.tolerance import (
-    LOSS_FLOOR,
+    SMALLEST_LOSS_SHARE,
     Check,
-    Doubt,
     Tolerance,
-    deviation,
-    finite,
-    mean,
-    number,
+    Undecided,
+    finite_or_none,
+    or_infinity,
     percent,
-    root_mean_square,
+    relative_deviation,
 )
+from autoprec.core.numerics.traces import NoisyStep, StepComparison
 
-FLIPS = 3 / 8
-"""The share of the noise that the finest format is excused: a choice that flips (a router's, an
-argmax's) flips more seldom in it, but changes no less when it does."""
+MIN_NOISE_SHARE = 3 / 8
+"""The least share of the noise that is allowed to a finer format: a discrete choice (a router's, an
+argmax's) flips less often in it, but changes the loss as much when it does."""
 
-FINER_LOSS = 3 / 4
-"""The share of `Tolerance.loss` that a format finer than bfloat16 has."""
+FINER_FORMAT_LOSS_SHARE = 3 / 4
+"""The share of `Tolerance.loss` that is allowed to a format finer than bfloat16."""
 
-PASSED_THROUGH = 2.0
-"""How many times what is allowed a checkpoint may deviate that training can speak for."""
+TRANSIENT_FACTOR = 2.0
+"""A checkpoint may deviate this many times what is allowed and still be cleared by training."""
 
-EXCUSED = 3.5
-"""How many times `Tolerance.loss` noise excuses before training must show that it is noise."""
+UNTRAINED_NOISE_FACTOR = 3.5
+"""Deviations above this many times `Tolerance.loss` pass as noise only if training confirms it."""
 
-OUTRIGHT = 10.0
-"""The same for losses that are off in both directions."""
+BOTH_SIGNS_FACTOR = 10.0
+"""Losses that deviate in both directions by more than this many times the limit fail outright."""
 
 NOISE_ROUNDOFF = DType.BFLOAT16.limits.unit_roundoff
-"""The format whose rounding the null's noise stands for."""
-
-HORIZON = 10
-"""Numbers that grow are looked ahead for this many times the steps that were seen."""
-
-SPREADS, NEAR = 8.0, 7.0
-"""Head-room of float16's forward pass, in standard deviations; asked for this near the limit."""
-_TOP = DType.FLOAT16.limits.max_exponent + 1
+"""The unit roundoff of the format whose rounding the noise imitates."""
 
 
-def shadow(
-    points: Sequence[ShadowPoint],
-    noise: Sequence[NoisePoint],
+def check_single_steps(
+    points: Sequence[StepComparison],
+    noise: Sequence[NoisyStep],
     tolerance: Tolerance,
     roundoff: float = NOISE_ROUNDOFF,
 ) -> Check:
     """Check loss and gradient at the same weights, batch and random numbers.
 
     The loss may deviate by `tolerance.loss` or `tolerance.loss_null` times the null, the gradient
-    by `tolerance.gradient` or what noise allows it, whichever is larger. The noise is bfloat16's;
-    a format with a smaller `roundoff` answers for less of it, but not for less than `FLIPS`, and
-    has `FINER_LOSS` of `tolerance.loss`. One of three or more checkpoints that fails, by no more
-    than `PASSED_THROUGH` times, was passed through, and the trajectories judge it; but for the loss
-    of the last one, after which nothing was seen.
-    Whatever noise does, a gradient that is more than `tolerance.gradient` away at most checkpoints
-    is another one. What fails may still be in `doubt`; see `Check`.
+    by `tolerance.gradient` or by what noise allows, whichever is larger. The noise is bfloat16's; a
+    format with a smaller `roundoff` is allowed less of it, but at least `MIN_NOISE_SHARE`, and
+    `FINER_FORMAT_LOSS_SHARE` of `tolerance.loss`. Where one of three or more checkpoints fails by
+    no more than `TRANSIENT_FACTOR` times, the deviation is transient and left to the trajectories;
+    except for the loss of the last one, after which nothing was observed. Whatever noise does, a
+    gradient that is more than `tolerance.gradient` away at most checkpoints is wrong. What fails
+    may still be `undecided`; see `Check`.
     """
     if not points:
         return Check(judged=False)
-    finer = min(1.0, max(FLIPS, roundoff / NOISE_ROUNDOFF))
-    scale = LOSS_FLOOR * abs(points[0].reference)
-    null = finer * max((deviation(p.loss, p.reference, scale) for p in noise), default=0.0)
+    finer = min(1.0, max(MIN_NOISE_SHARE, roundoff / NOISE_ROUNDOFF))
+    scale = SMALLEST_LOSS_SHARE * abs(points[0].reference)
+    null = finer * max((relative_deviation(p.loss, p.reference, scale) for p in noise), default=0.0)
     errors_of_noise = [(p.step, finer * (p.gradient_error or 0.0)) for p in noise]
     gradient_null = max((error for _, error in errors_of_noise), default=0.0)
-    deviations = [deviation(p.loss, p.reference, scale) for p in points]
-    errors = [number(p.gradient_error) for p in points]
+    deviations = [relative_deviation(p.loss, p.reference, scale) for p in points]
+    errors = [or_infinity(p.gradient_error) for p in points]
     gradient_limits = [_gradient_limit(p.step, errors_of_noise, tolerance) for p in points]
     numbers = Check(
-        deviation=finite(max(deviations)),
-        gradient_error=finite(max(errors)),
-        noise=finite(null),
-        gradient_noise=finite(gradient_null),
+        deviation=finite_or_none(max(deviations)),
+        gradient_error=finite_or_none(max(errors)),
+        noise=finite_or_none(null),
+        gradient_noise=finite_or_none(gradient_null),
     )
-    loss_limit = max(tolerance.loss * max(FINER_LOSS, finer), tolerance.loss_null * null)
+    loss_limit = max(
+        tolerance.loss * max(FINER_FORMAT_LOSS_SHARE, finer), tolerance.loss_null * null
+    )
     failed: list[Check] = []
-    passing = len(points) > 2
-    another = len(points) > 2 and _mostly(errors) > tolerance.gradient
-    lost = another or any(e > limit for e, limit in zip(errors, gradient_limits, strict=True))
-    signed = [_signed(p, d) for p, d in zip(points, deviations, strict=True)]
-    doubt = _doubt(signed, loss_limit, errors, lost)
+    transient = len(points) > 2
+    wrong_gradient = len(points) > 2 and _lower_median(errors) > tolerance.gradient
+    lost = wrong_gradient or any(
+        e > limit for e, limit in zip(errors, gradient_limits, strict=True)
+    )
+    signed = [_signed_deviation(p, d) for p, d in zip(points, deviations, strict=True)]
+    undecided = _why_undecided(signed, loss_limit, errors, lost)
     rows = zip(points, deviations, errors, gradient_limits, strict=True)
     for point, difference, error, gradient_limit in rows:
         both = ((difference, loss_limit, "loss"), (error, gradient_limit, "gradient"))
@@ -100,146 +94,70 @@ def shadow(
         if beyond:
             away, limit, what = beyond[0]
             last = point.step == points[-1].step
-            passing &= not failed and all(a <= PASSED_THROUGH * most for a, most, _ in beyond)
-            passing &= not (last and what == "loss")
+            transient &= not failed and all(a <= TRANSIENT_FACTOR * most for a, most, _ in beyond)
+            transient &= not (last and what == "loss")
             problem = (
                 f"at the same weights and batch of step {point.step} its {what} is "
                 f"{percent(away)} away from float32's; {percent(limit)} is allowed"
             )
             failed.append(replace(numbers, problem=problem, step=point.step))
-    if failed and not passing:
-        return replace(failed[0], doubt=doubt)
-    if another:
+    if failed and not transient:
+        return replace(failed[0], undecided=undecided)
+    if wrong_gradient:
         problem = (
-            f"at most of {len(points)} checkpoints its gradient is {percent(_mostly(errors))} or "
-            f"more away from float32's; {percent(tolerance.gradient)} is allowed"
+            f"at most of {len(points)} checkpoints its gradient is "
+            f"{percent(_lower_median(errors))} or more away from float32's; "
+            f"{percent(tolerance.gradient)} is allowed"
         )
-        return replace(numbers, problem=problem, step=points[0].step, doubt=doubt)
-    far = EXCUSED * tolerance.loss < max(deviations) <= loss_limit
-    return replace(numbers, doubt="excused") if far else numbers
+        return replace(numbers, problem=problem, step=points[0].step, undecided=undecided)
+    far = UNTRAINED_NOISE_FACTOR * tolerance.loss < max(deviations) <= loss_limit
+    return replace(numbers, undecided="noise_level") if far else numbers
 
 
-def delicate(noise: Sequence[NoisePoint], tolerance: Tolerance) -> bool:
-    """Whether float32 itself does not bear noise of bfloat16's size, so that it excuses nothing.
+def is_noise_sensitive(noise: Sequence[NoisyStep], tolerance: Tolerance) -> bool:
+    """Return whether bfloat16-sized noise breaks float32 itself, so that it cannot be an excuse.
 
     Chaos and convergence leave the gradient well defined at the earlier checkpoints. Where noise
-    moves it by more than is allowed at most of them, the noise does what a broken precision does:
-    as with a weight that multiplies positions far beyond 256.
+    moves it by more than is allowed at most of them, noise does what a broken precision does: for
+    example with a weight that multiplies positions far beyond 256.
     """
     largest: dict[int, float] = {}
     for point in noise:
         largest[point.step] = max(largest.get(point.step, 0.0), point.gradient_error or 0.0)
-    return _mostly(list(largest.values())) > tolerance.gradient
+    return _lower_median(list(largest.values())) > tolerance.gradient
 
 
-def _signed(point: ShadowPoint, difference: float) -> float:
-    """How far the loss is from float32's, below it as a negative number."""
-    return -difference if number(point.loss) < point.reference else difference
+def _signed_deviation(point: StepComparison, difference: float) -> float:
+    """Return how far the loss is from float32's, negative where it is below."""
+    return -difference if or_infinity(point.loss) < point.reference else difference
 
 
-def _doubt(signed: Sequence[float], limit: float, errors: Sequence[float], lost: bool) -> Doubt:
-    """Whether what failed may be noise that training averages out; see `Check`.
+def _why_undecided(
+    signed: Sequence[float], limit: float, errors: Sequence[float], lost: bool
+) -> Undecided:
+    """Say why what failed may be noise that training averages out; see `Check`.
 
-    Rounding that is as often above as below does no harm where the gradients are right.
+    Rounding errors of both signs do no harm where the gradients are right.
     """
     away = max(abs(difference) for difference in signed)
     both = min(max(signed), -min(signed)) >= limit / 2
-    if both and not lost and away <= OUTRIGHT * limit:
-        return "long"
-    near = away <= PASSED_THROUGH * limit and math.isfinite(max(errors))
-    return "near" if near else ""
+    if both and not lost and away <= BOTH_SIGNS_FACTOR * limit:
+        return "both_signs"
+    near = away <= TRANSIENT_FACTOR * limit and math.isfinite(max(errors))
+    return "near_limit" if near else ""
 
 
-def _mostly(errors: Sequence[float]) -> float:
-    """What most errors reach: the lower median; 0 of none."""
+def _lower_median(errors: Sequence[float]) -> float:
+    """Return the lower median, which most errors reach; 0 of none."""
     return sorted(errors)[(len(errors) - 1) // 2] if errors else 0.0
 
 
 def _gradient_limit(step: int, noise: Sequence[tuple[int, float]], tolerance: Tolerance) -> float:
-    """How far the gradient of a step may be away, relative to float32's.
+    """Return how far the gradient of a step may deviate, relative to float32's.
 
-    Noise elsewhere in the run never excuses a gradient that is lost: one that is all zero is away
-    by exactly 1. Noise at the step itself may, where hardly any gradient is left to compare with.
+    Noise elsewhere in the run never excuses a lost gradient: one that is all zero deviates by
+    exactly 1. Noise at the step itself may, where hardly any gradient is left to compare with.
     """
     here = max((error for other, error in noise if other == step), default=0.0)
     lost = min(0.9, tolerance.gradient_null * max((error for _, error in noise), default=0.0))
     return max(tolerance.gradient, lost, tolerance.gradient_null * here)
-
-
-def headroom(points: Sequence[ShadowPoint], later: Sequence[ShadowPoint] = ()) -> Check:
-    """Check that float16 numbers of the forward pass stay within float16's range.
-
-    An overflow is to be expected, although the loss may not show it yet, where their largest
-    magnitude has overflown since, grows towards the limit, or is near it and changes much from
-    batch to batch. What is infinite from the start, as masks are, is left to the other tests.
-    Where there are `later` points, growth is judged from the last of `points` on.
-    """
-    seen = [(p.step, _magnitude(p)) for p in (*points, *later) if _magnitude(p) > 0]
-    since = points[-1].step if later else 1
-    late = [(step, magnitude) for step, magnitude in seen if step >= since]
-    if len(late) < 3:
-        return Check(judged=False)
-    three = (late[0], late[len(late) // 2], late[-1])
-    restless = _restlessness([magnitude for _, magnitude in seen], NEAR, SPREADS)
-    problem = _overflow(seen) or _growth(three) or restless
-    return Check(problem=problem, step=late[-1][0] if problem else None)
-
-
-def wants_later_look(points: Sequence[ShadowPoint]) -> bool:
-    """Whether few checkpoints leave the head-room in doubt, so that more should be looked at."""
-    if not headroom(points).passed:
-        return True
-    magnitudes = [_magnitude(p) for p in points if _magnitude(p) > 0]
-    return len(magnitudes) > 2 and bool(_restlessness(magnitudes, 1.3 * NEAR, 3 * SPREADS))
-
-
-def _overflow(seen: Sequence[tuple[int, float]]) -> str:
-    """What is wrong with magnitudes of which a later one is infinite, and the first is not."""
-    first, *later = seen
-    beyond = [step for step, magnitude in later if math.isinf(magnitude)]
-    if math.isinf(first[1]) or not beyond:
-        return ""
-    return (
-        f"the largest float16 number of its forward pass, {first[1]:.3g} at step {first[0]}, is "
-        f"infinite at step {beyond[0]}"
-    )
-
-
-def _growth(seen: Sequence[tuple[int, float]]) -> str:
-    """What is wrong with magnitudes that grow: when they overflow.
-
-    They are continued as the square of something that grows evenly, as weights under Adam do and
-    squared activations with them; within `HORIZON` times the steps seen they must not pass 2**16.
-    """
-    (_, least), (before, less), (step, more) = seen
-    if not least < less < more or math.isinf(more):
-        return ""
-    grew = f"the largest float16 number of its forward pass grew from {less:.3g} at step {before}"
-    pace = (math.sqrt(more) - math.sqrt(less)) / (step - before)
-    when = step + (math.sqrt(2.0**_TOP) - math.sqrt(more)) / pace
-    if when > HORIZON * (step + 1):
-        return ""
-    return f"{grew} to {more:.3g} at step {step}; so it overflows by step {when:.0f}"
-
-
-def _restlessness(magnitudes: Sequence[float], near: float, spreads: float) -> str:
-    """What is wrong with magnitudes `near` the limit that change much between batches.
-
-    In octaves, their mean must be `spreads` standard deviations below 2**16: by Cantelli's
-    inequality, whatever their distribution, with eight one batch in 65 at most is beyond it. The
-    deviation is von Neumann's, from one checkpoint to the next, which a trend does not widen.
-    """
-    if any(math.isinf(magnitude) for magnitude in magnitudes):
-        return ""
-    octaves = [math.log2(magnitude) for magnitude in magnitudes]
-    steps = root_mean_square(b - a for a, b in itertools.pairwise(octaves))
-    if max(octaves) < _TOP - near or mean(octaves) + spreads * steps / math.sqrt(2) < _TOP:
-        return ""
-    return (
-        f"the largest float16 number of its forward pass varies from {min(magnitudes):.3g} to "
-        f"{max(magnitudes):.3g} between batches, and float16 ends at 65504"
-    )
-
-
-def _magnitude(point: ShadowPoint) -> float:
-    return math.inf if point.overflowed else point.largest or 0.0

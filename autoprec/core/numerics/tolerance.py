@@ -1,4 +1,4 @@
-"""What the judge's tests share: how much is allowed, what a test found, and distances of losses."""
+"""Types and arithmetic that the numerics tests share: tolerances, check results, loss distances."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from autoprec.errors import UsageError
 
-LOSS_FLOOR = 3e-2
+SMALLEST_LOSS_SHARE = 3e-2
 """Losses below this share of the first one count as this much when they divide."""
 
 
@@ -19,7 +19,7 @@ class Tolerance:
 
     `loss`, `gradient`, `trajectory` and `metric` are relative deviations that are always allowed;
     the `_null` factors allow as many times what noise of half a bfloat16 digit does to float32.
-    `skipped` is how many steps of one run the loss scaler may throw away.
+    `skipped` is how many steps of one run the loss scaler may skip.
     """
 
     loss: float = 0.01
@@ -34,7 +34,7 @@ class Tolerance:
     skipped: int = 2
 
     def scaled(self, factor: float) -> Tolerance:
-        """A tolerance `factor` times as wide; below 1 it is tighter. Skipped steps stay."""
+        """Return a tolerance `factor` times as wide (below 1: tighter); `skipped` stays."""
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(
                 f"tolerance {factor!r} given, expected a factor above 0: 1 is the default, 0.5 "
@@ -53,73 +53,73 @@ class Tolerance:
         )
 
 
-Doubt = Literal["", "long", "near", "excused"]
+Undecided = Literal["", "both_signs", "near_limit", "noise_level"]
 
 
 @dataclass(frozen=True)
 class Check:
     """The outcome of one test: empty `problem` means passed; `judged` False, too little to tell.
 
-    `doubt` says that what a shadow test failed may be noise, which training must decide: a "long"
-    run where losses are off in both directions, but gradients are not; the usual ones where
-    everything is "near". And "excused" that it passed only because noise moves float32's loss very
-    far, too.
+    `undecided` is set where the single-step test alone cannot decide, so that training must:
+    "both_signs" where losses deviate in both directions but gradients do not, which takes a long
+    run; "near_limit" where everything that failed is close to what is allowed; and "noise_level"
+    where it passed only because noise moves float32's own loss just as far.
 
-    `noise` and `gradient_noise` are what noise does to `deviation` and `gradient_error`; `value`
-    and `reference` are the user's metric. `late` is the root mean square of how far the single
-    steps of a run's second half deviate.
+    `noise` and `gradient_noise` are what noise does to `relative_deviation` and `gradient_error`;
+    `value` and `reference` are the user's metric. `second_half` is the root mean square deviation
+    of the single steps in a run's second half.
     """
 
     judged: bool = True
     problem: str = ""
-    doubt: Doubt = ""
+    undecided: Undecided = ""
     step: int | None = None
     deviation: float | None = None
     gradient_error: float | None = None
     noise: float | None = None
     gradient_noise: float | None = None
     ratio: float | None = None
-    late: float | None = None
+    second_half: float | None = None
     value: float | None = None
     reference: float | None = None
     skipped: int = 0
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found wrong."""
+        """Return whether nothing was found wrong."""
         return not self.problem
 
 
-def deviation(loss: float | None, reference: float, floor: float) -> float:
-    """How far a loss is from its reference, relative to that or to `floor` if it is larger."""
-    difference = abs(number(loss) - reference)
+def relative_deviation(loss: float | None, reference: float, floor: float) -> float:
+    """Return how far a loss is from its reference, relative to the larger of that and `floor`."""
+    difference = abs(or_infinity(loss) - reference)
     if difference == 0.0:
         return 0.0
     return difference / max(abs(reference), floor, 1e-30)
 
 
-def number(value: float | None) -> float:
-    """The value, infinity where it is unknown or NaN."""
+def or_infinity(value: float | None) -> float:
+    """Return the value, or infinity where it is unknown or NaN."""
     return math.inf if value is None or math.isnan(value) else value
 
 
-def finite(value: float) -> float | None:
-    """The value, None where it is not finite: what a plain value can hold."""
+def finite_or_none(value: float) -> float | None:
+    """Return the value, or None where it is not finite: JSON knows no infinity."""
     return value if math.isfinite(value) else None
 
 
 def mean(values: Iterable[float]) -> float:
-    """The arithmetic mean."""
+    """Return the arithmetic mean."""
     items = list(values)
     return sum(items) / len(items)
 
 
 def root_mean_square(values: Iterable[float]) -> float:
-    """The root of the mean square; 0 of nothing."""
+    """Return the root of the mean square; 0 of no values."""
     items = [value * value for value in values]
     return math.sqrt(sum(items) / len(items)) if items else 0.0
 
 
 def percent(value: float) -> str:
-    """A share as people read it."""
+    """Format a share for people: 0.013 is "1.3 %"."""
     return f"{100 * value:.2g} %" if math.isfinite(value) else "infinitely far"

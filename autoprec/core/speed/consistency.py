@@ -1,9 +1,9 @@
-"""Whether what was measured can be believed: where it contradicts itself, nothing is concluded.
+"""Decides whether measurements are consistent; if they are not, nothing is concluded from them.
 
-Machines are noisy, and most of the noise is dealt with: rounds in alternation, intervals, a drift
-that is taken out. What is asked here is whether that was enough. A step that a neighbour disturbs
-takes up to 65 % longer; numbers further apart than that can explain were taken on a machine that
-was another one each time, and a recipe chosen by them would be chosen by luck.
+Machines are noisy, and most of the noise is handled: interleaved rounds, intervals, drift
+correction. Here it is checked whether that was enough. A step that another process disturbs takes
+up to 65 % longer; numbers further apart than this mean that the machine changed in between, and a
+recipe chosen by them would be chosen by luck.
 """
 
 from __future__ import annotations
@@ -12,71 +12,74 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoprec.core.statistics import Ratio, median
+from autoprec.core.speed.noise import Ratio
+from autoprec.core.statistics import median
 
-WIDE = 1.5
-"""An interval whose ends are this many times apart is too wide, where it also is wider than the
-gain that it is the interval of: "1.48x (1.10-2.18)". Of the recorded tunings' none is."""
+WIDE_INTERVAL_FACTOR = 1.5
+"""An interval whose ends are this many times apart is too wide if it is also wider than the gain
+itself: "1.48x (1.10-2.18)". No recorded tuning has such an interval."""
 
-APART = 2.0
-"""Two intervals of one ratio, the search's and the rounds', contradict each other where they lie
-this many times apart: one disturbed step in either explains 1.65."""
+CONTRADICTION_FACTOR = 2.0
+"""Two intervals of one ratio, from the search and from the rounds, contradict each other if they
+lie this many times apart: a disturbed step in either explains 1.65."""
 
-ANOTHER_PACE = math.sqrt(10)
-"""A recipe that runs so many times faster or slower than before is nearer to an order of magnitude
-than to its own pace. A busy neighbour takes half of a machine."""
+RATE_CHANGE_FACTOR = math.sqrt(10)
+"""A recipe whose rate changes by this factor is closer to an order of magnitude than to its former
+rate. Another busy process takes half of a machine."""
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How fast one recipe ran in the search and in the rounds, in samples a second by the clock."""
+class RecipeRates:
+    """A recipe's rates in the search and in the rounds, in samples per second, uncorrected."""
 
     name: str
     search: float
     rounds: tuple[float, ...]
 
 
-def too_wide(ratio: Ratio) -> bool:
-    """Whether the interval is so wide, relative to the gain, that the gain means nothing.
+def is_too_wide(ratio: Ratio) -> bool:
+    """Return whether the interval is so wide, relative to the gain, that the gain means nothing.
 
-    An interval below 1 leaves no doubt of what matters: it is slower.
+    An interval below 1 is never too wide: the recipe is slower.
     """
     if ratio.low <= 0 or ratio.high < 1.0:
         return False
     width = math.log(ratio.high / ratio.low)
-    return width > math.log(WIDE) and width > abs(math.log(ratio.ratio))
+    return width > math.log(WIDE_INTERVAL_FACTOR) and width > abs(math.log(ratio.ratio))
 
 
-def another_pace(before: float, after: float) -> bool:
-    """Whether one recipe's two rates are an order of magnitude apart."""
-    return abs(math.log(before / after)) > math.log(ANOTHER_PACE)
+def rate_changed(before: float, after: float) -> bool:
+    """Return whether one recipe's two rates are about an order of magnitude apart."""
+    return abs(math.log(before / after)) > math.log(RATE_CHANGE_FACTOR)
 
 
 def contradict(one: Ratio, other: Ratio) -> bool:
-    """Whether two measurements of one ratio lie so far apart that they cannot both be right."""
+    """Return whether two measurements of one ratio lie too far apart for both to be right."""
     if min(one.low, other.low) <= 0:
         return False
-    return max(one.low, other.low) > APART * min(one.high, other.high)
+    return max(one.low, other.low) > CONTRADICTION_FACTOR * min(one.high, other.high)
 
 
-def doubts(ratio: Ratio | None, searched: Ratio | None, paces: Sequence[Pace]) -> tuple[str, ...]:
-    """Why the ratio to the baseline cannot be believed; empty where it can.
+def find_inconsistencies(
+    ratio: Ratio | None, searched: Ratio | None, rates: Sequence[RecipeRates]
+) -> tuple[str, ...]:
+    """Return why the ratio to the baseline cannot be trusted; empty where it can.
 
     `ratio` is that of the rounds, `searched` the same as the search saw it; None: there is none.
     """
     found = []
-    for pace in paces:
-        after = median(pace.rounds)
-        if pace.search > 0 and after > 0 and another_pace(pace.search, after):
+    for recipe in rates:
+        after = median(recipe.rounds)
+        if recipe.search > 0 and after > 0 and rate_changed(recipe.search, after):
             found.append(
-                f"{pace.name} ran at {_rate(pace.search)} samples/s in the search and at "
+                f"{recipe.name} ran at {_rate(recipe.search)} samples/s in the search and at "
                 f"{_rate(after)} in the final rounds"
             )
     if ratio is None:
         return tuple(found)
     if searched is not None and contradict(ratio, searched):
         found.append(f"the search saw {searched.ratio:.2f}x, the final rounds {_shown(ratio)}")
-    if too_wide(ratio):
+    if is_too_wide(ratio):
         found.append(f"the final rounds saw {_shown(ratio)}, which may be anything")
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""The cost model: what an untried recipe's throughput and memory are likely to be.
+"""Predicts the throughput and memory of untried recipes.
 
 A training step takes close to a + c * b for a micro-batch of b samples, so throughput follows
 log r(b) = const + log(b / (b + h)), where h = a / c is the batch at which half of the step is
@@ -22,9 +22,10 @@ from functools import cached_property
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.speed.space import BATCH, Point
 
-#: (offset, drift) of a factor's levels, as standard deviations of log throughput. `_COMPILED` is
-#: the same for policy and compiler together: a compiler may lose what a policy wins.
-_SCALES: Mapping[str, tuple[float, float]] = {
+#: (offset, drift) of a factor's levels, as standard deviations of log throughput.
+#: `_POLICY_COMPILE_SCALE` is the same for policy and compiler together: a compiler may lose what a
+#: policy wins.
+_FACTOR_SCALES: Mapping[str, tuple[float, float]] = {
     "policy": (0.6, 0.45),
     "memory_format": (0.15, 0.05),
     "compile": (0.35, 0.12),
@@ -33,19 +34,19 @@ _SCALES: Mapping[str, tuple[float, float]] = {
     "alignment": (0.15, 0.05),
     "keep_memory": (0.35, 0.10),
 }
-_OTHER_SCALE = (0.08, 0.03)
+_DEFAULT_SCALE = (0.08, 0.03)
 
 #: Factors that can decide a search by themselves.
-FACTORS = ("policy", "memory_format", "compile")
+MAJOR_FACTORS = ("policy", "memory_format", "compile")
 _COMMON_DRIFT = 0.12
-_OCTAVES = 4.0
-_COMPILED = (0.15, 0.15)
+_DRIFT_OCTAVES = 4.0
+_POLICY_COMPILE_SCALE = (0.15, 0.15)
 _ROUGHNESS, _ROUGH_OCTAVES = 0.03, 1.5
-_NOISE = 0.015
-_LEVEL = 10.0
-#: How much faster than another arm's an arm's memory may grow with the batch.
-_OTHER_ARM = 2.0
-_MARGIN, _KEPT_MARGIN = 0.10, 0.25
+_TIMING_NOISE = 0.015
+_MEAN_DEVIATION = 10.0
+#: An arm's memory may grow with the batch this many times as fast as another arm's.
+_MEMORY_GROWTH_FACTOR = 2.0
+_MEMORY_MARGIN_SHARE, _KEPT_MEMORY_MARGIN_SHARE = 0.10, 0.25
 _HALF_BATCHES = (0.01, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 
 
@@ -57,7 +58,7 @@ class Prediction:
     deviation: float
 
     def expected_gain(self, best: float) -> float:
-        """Expected improvement over a log throughput of `best`, in log units."""
+        """Return the expected improvement over a log throughput of `best`, in log units."""
         if self.deviation <= 0:
             return max(0.0, self.mean - best)
         z = (self.mean - best) / self.deviation
@@ -67,39 +68,39 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A point with the log throughput measured there and that measurement's own deviation."""
+class MeasuredRate:
+    """A point with its measured log throughput and that measurement's standard deviation."""
 
     point: Point
     log_rate: float
     deviation: float = 0.0
 
 
-def _law(batch: float, half: float) -> float:
+def _overhead_law(batch: float, half: float) -> float:
     return math.log(batch / (batch + half))
 
 
 def _covariance(left: Point, right: Point) -> float:
     octaves = abs(math.log2(float(left[BATCH]) / float(right[BATCH])))
-    near = _smooth(octaves / _OCTAVES)
-    total = _LEVEL**2 + _COMMON_DRIFT**2 * near
+    near = _smooth(octaves / _DRIFT_OCTAVES)
+    total = _MEAN_DEVIATION**2 + _COMMON_DRIFT**2 * near
     same_arm = True
     for name, value in left.items():
         if name == BATCH:
             continue
         if right[name] == value:
-            offset, drift = _SCALES.get(name, _OTHER_SCALE)
+            offset, drift = _FACTOR_SCALES.get(name, _DEFAULT_SCALE)
             total += offset**2 + drift**2 * near
         else:
             same_arm = False
     if all(left[name] == right[name] for name in ("policy", "compile")):
-        total += _COMPILED[0] ** 2 + _COMPILED[1] ** 2 * near
+        total += _POLICY_COMPILE_SCALE[0] ** 2 + _POLICY_COMPILE_SCALE[1] ** 2 * near
     rough = _ROUGHNESS**2 * math.exp(-octaves / _ROUGH_OCTAVES)
     return total + (rough if same_arm else 0.0)
 
 
 def _smooth(distance: float) -> float:
-    """The Matern 5/2 kernel: throughput is a smooth function of the batch's logarithm."""
+    """Return the Matern 5/2 kernel: throughput is smooth in the logarithm of the batch."""
     scaled = math.sqrt(5) * distance
     return (1 + scaled + scaled**2 / 3) * math.exp(-scaled)
 
@@ -131,19 +132,19 @@ def _backward(lower: Sequence[Sequence[float]], values: Sequence[float]) -> list
 
 
 class ThroughputModel:
-    """Predicts throughput everywhere in the space from the points seen so far."""
+    """Predicts throughput everywhere in the space from the measured points."""
 
-    def __init__(self, seen: Sequence[Seen]) -> None:
-        if not seen:
+    def __init__(self, measured: Sequence[MeasuredRate]) -> None:
+        if not measured:
             raise ValueError("a throughput model needs at least one measured point")
-        self._seen = tuple(seen)
-        self._centre = sum(item.log_rate for item in seen) / len(seen)
+        self._measured = tuple(measured)
+        self._centre = sum(item.log_rate for item in measured) / len(measured)
 
     @cached_property
     def _lower(self) -> list[list[float]]:
-        matrix = [[_covariance(a.point, b.point) for b in self._seen] for a in self._seen]
-        for i, item in enumerate(self._seen):
-            matrix[i][i] += _NOISE**2 + item.deviation**2
+        matrix = [[_covariance(a.point, b.point) for b in self._measured] for a in self._measured]
+        for i, item in enumerate(self._measured):
+            matrix[i][i] += _TIMING_NOISE**2 + item.deviation**2
         return _cholesky(matrix)
 
     @cached_property
@@ -152,8 +153,8 @@ class ThroughputModel:
         found = []
         for half in _HALF_BATCHES:
             residuals = [
-                item.log_rate - self._centre - _law(float(item.point[BATCH]), half)
-                for item in self._seen
+                item.log_rate - self._centre - _overhead_law(float(item.point[BATCH]), half)
+                for item in self._measured
             ]
             whitened = _forward(self._lower, residuals)
             found.append(
@@ -164,15 +165,15 @@ class ThroughputModel:
         return [(half, math.exp(weight - top) / total, solved) for half, weight, solved in found]
 
     def predict(self, point: Point) -> Prediction:
-        """The log throughput to expect at `point`."""
-        row = [_covariance(point, item.point) for item in self._seen]
+        """Predict the log throughput at `point`."""
+        row = [_covariance(point, item.point) for item in self._measured]
         whitened = _forward(self._lower, row)
         variance = max(_covariance(point, point) - sum(w * w for w in whitened), 1e-12)
         means = [
             (
                 weight,
                 self._centre
-                + _law(float(point[BATCH]), half)
+                + _overhead_law(float(point[BATCH]), half)
                 + sum(r * s for r, s in zip(row, solved, strict=True)),
             )
             for half, weight, solved in self._laws
@@ -183,39 +184,39 @@ class ThroughputModel:
 
 
 @dataclass(frozen=True)
-class MemorySeen:
-    """Peak memory of one measured point."""
+class MeasuredMemory:
+    """The peak memory of a measured point."""
 
     point: Point
     peak_bytes: int
 
 
-def predict_memory(point: Point, seen: Sequence[MemorySeen]) -> float | None:
-    """An upper estimate of a point's peak memory in bytes; None where nothing was measured.
+def predict_memory(point: Point, measured: Sequence[MeasuredMemory]) -> float | None:
+    """Return an upper estimate of a point's peak memory in bytes; None where nothing was measured.
 
     Peak memory is affine in the micro-batch. From two batches of the same arm the line is known;
     from one, memory grows at most in proportion to the batch, and at most twice as fast as in other
     arms. A margin is added to what is extrapolated: a tenth, and a quarter where freed memory is
-    kept, for free blocks need not fit together.
+    kept, because of fragmentation.
     """
-    margin = _KEPT_MARGIN if point.get(KEEP_MEMORY) else _MARGIN
+    margin = _KEPT_MEMORY_MARGIN_SHARE if point.get(KEEP_MEMORY) else _MEMORY_MARGIN_SHARE
     batch = float(point[BATCH])
     arm = _memory_arm(point)
-    own = _arms([item for item in seen if _memory_arm(item.point) == arm])
+    own = _arms([item for item in measured if _memory_arm(item.point) == arm])
     if own:
         bound = _extrapolate(batch, own[0], margin)
-        slopes = [_slope(arm) for arm in _arms(seen) if arm[0][0] < arm[-1][0]]
+        slopes = [_slope(arm) for arm in _arms(measured) if arm[0][0] < arm[-1][0]]
         largest, peak = own[0][-1]
         if len(own[0]) == 1 and slopes and batch > largest:
             # Most of one point may be what every process takes; others tell how memory grows.
-            grown = peak + _OTHER_ARM * max(slopes) * (batch - largest)
+            grown = peak + _MEMORY_GROWTH_FACTOR * max(slopes) * (batch - largest)
             return min(bound, grown * (1 + margin))
         return bound
-    return max((_extrapolate(batch, arm, margin) for arm in _arms(seen)), default=None)
+    return max((_extrapolate(batch, arm, margin) for arm in _arms(measured)), default=None)
 
 
 def _slope(arm: Sequence[tuple[float, int]]) -> float:
-    """Bytes for each further sample."""
+    """Return the bytes of each further sample."""
     (low, low_bytes), (high, high_bytes) = arm[0], arm[-1]
     return max(0.0, (high_bytes - low_bytes) / (high - low))
 
@@ -224,10 +225,10 @@ def _memory_arm(point: Point) -> tuple[KnobValue, ...]:
     return (point["policy"], point["compile"], point.get(KEEP_MEMORY, False))
 
 
-def _arms(seen: Sequence[MemorySeen]) -> list[list[tuple[float, int]]]:
-    """The (batch, bytes) of every arm, by batch."""
+def _arms(measured: Sequence[MeasuredMemory]) -> list[list[tuple[float, int]]]:
+    """Return the (batch, bytes) of every arm, by batch."""
     arms: dict[tuple[KnobValue, ...], list[tuple[float, int]]] = {}
-    for item in seen:
+    for item in measured:
         known = arms.setdefault(_memory_arm(item.point), [])
         known.append((float(item.point[BATCH]), item.peak_bytes))
     return [sorted(known) for known in arms.values()]

@@ -1,4 +1,4 @@
-"""Which further knobs are worth trials: those that this device and this task make plausible.
+"""Selects the further knobs worth trials: those that this device and this task make plausible.
 
 A knob that cannot pay costs trials for nothing, so each has its condition here. What is plausible
 is only tried; it stays in a recipe where it was measured to be faster, and what changes the
@@ -8,9 +8,11 @@ arithmetic is proven like any other recipe.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, Support
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
@@ -20,33 +22,43 @@ from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 _OPTIMIZER_SHARE = 0.03
 
 #: Calling a training function costs Keras a millisecond or less; longer steps hide it.
-_SHORT_STEP = 0.02
+_SHORT_STEP_SECONDS = 0.02
 _STEPS_PER_EXECUTION = 8
 
 
-def plausible_knobs(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tuple[KnobValue, ...]]:
-    """The knobs to try by name, each with its levels: first what holds without the knob."""
+def plausible_knobs(
+    facts: DeviceFacts, task: TaskFacts, searched: Collection[str]
+) -> Mapping[str, tuple[KnobValue, ...]]:
+    """Return the knobs to try by name, each with its levels, the default first.
+
+    `searched` are the knobs that the task's framework lets a search try.
+    """
+    found = _plausible_anywhere(facts, task)
+    return {name: levels for name, levels in found.items() if name in searched}
+
+
+def _plausible_anywhere(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tuple[KnobValue, ...]]:
+    """Return the knobs that would be plausible if the framework had all of them."""
     found: dict[str, tuple[KnobValue, ...]] = {}
-    if task.framework == "torch":
-        if task.optimizer_share >= _OPTIMIZER_SHARE:
-            found["fused_optimizer"] = (False, True)
-        if facts.kind is DeviceKind.CPU:
-            if task.keepable_memory:
-                found[KEEP_MEMORY] = (False, True)
-            fewer = _fewer_threads(facts, task.threads)
-            if fewer is not None:
-                found["threads"] = (task.threads, fewer)
-            if facts.fact(DType.BFLOAT16).support is Support.NATIVE:
-                found["implicit_bfloat16"] = (False, True)
-        if facts.kind is DeviceKind.CUDA and task.convolutions:
-            found["cudnn_benchmark"] = (False, True)
-    if task.steps_per_execution == 1 and 0 < task.step_seconds < _SHORT_STEP:
+    if task.optimizer_share >= _OPTIMIZER_SHARE:
+        found["fused_optimizer"] = (False, True)
+    if facts.kind is DeviceKind.CPU:
+        if task.keepable_memory:
+            found[KEEP_MEMORY] = (False, True)
+        fewer = _fewer_threads(facts, task.threads)
+        if fewer is not None:
+            found["threads"] = (task.threads, fewer)
+        if facts.fact(DType.BFLOAT16).support is Support.NATIVE:
+            found["implicit_bfloat16"] = (False, True)
+    if facts.kind is DeviceKind.CUDA and task.convolutions:
+        found["cudnn_benchmark"] = (False, True)
+    if task.steps_per_execution == 1 and 0 < task.step_seconds < _SHORT_STEP_SECONDS:
         found["steps_per_execution"] = (1, _STEPS_PER_EXECUTION)
     return found
 
 
 def wanted_multiples(facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[int, ...]:
-    """The multiples, in elements, that dimensions are worth padding to: the least, then the best.
+    """Return the multiples, in elements, worth padding dimensions to: the least, then the best.
 
     Of the dtypes that `policies` compute in and the device has hardware for, the largest of each;
     one where both are the same, none where padding is not plausible on such a device.
@@ -61,13 +73,13 @@ def wanted_multiples(facts: DeviceFacts, policies: Sequence[Policy]) -> tuple[in
 
 
 def _fewer_threads(facts: DeviceFacts, threads: int) -> int | None:
-    """The processors that this process really has, where the framework starts more threads.
+    """Return the processors that this process really has, if the framework starts more threads.
 
     A quota of CPU time stops every thread of a process together, and two threads of one core share
     its matrix unit.
     """
-    seen = facts.observation
-    quota = None if seen.core_quota is None else max(1, math.floor(seen.core_quota))
-    known = [count for count in (quota, seen.cores, seen.usable_cores) if count]
+    observed = facts.observation
+    quota = None if observed.core_quota is None else max(1, math.floor(observed.core_quota))
+    known = [count for count in (quota, observed.cores, observed.usable_cores) if count]
     fewest = min(known, default=threads)
     return fewest if 0 < fewest < threads else None

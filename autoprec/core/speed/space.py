@@ -1,4 +1,4 @@
-"""The space of the speed search: which recipes may be tried, as parameters of independent factors.
+"""Defines the search space: the recipes that may be tried, as parameters of independent factors.
 
 A point of the space is a mapping from parameter names to values (what Optuna stores); `recipe`
 turns it into the Recipe it stands for. Batch sizes here are micro-batches; with an effective batch
@@ -7,21 +7,23 @@ only those that divide it are in the space.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
-from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Alignment, KnobValue, LossScale, Recipe
+from autoprec.core.recipe import Alignment, KnobValue, Recipe, untuned_loss_scale
 from autoprec.errors import UsageError
 
 Point = Mapping[str, KnobValue]
 
 BATCH = "batch_size"
 ALIGNMENT = "alignment"
+
+
+def point_key(point: Point) -> tuple[tuple[str, object], ...]:
+    """Return a hashable identity of a point, whatever the order of its parameters."""
+    return tuple(sorted(point.items()))
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Space:
                 )
 
     def levels(self) -> dict[str, tuple[KnobValue, ...]]:
-        """Every factor's levels by parameter name, the batch last."""
+        """Return every factor's levels by parameter name, the batch last."""
         return {
             "policy": tuple(policy.value for policy in self.policies),
             "memory_format": self.memory_formats,
@@ -64,12 +66,12 @@ class Space:
         }
 
     def points(self) -> list[Point]:
-        """Every point of the space, in a fixed order."""
+        """Return every point of the space, in a fixed order."""
         levels = self.levels()
         return [dict(zip(levels, values, strict=True)) for values in product(*levels.values())]
 
     def recipe(self, point: Point) -> Recipe:
-        """The recipe a point stands for."""
+        """Return the recipe a point stands for."""
         policy = Policy(str(point["policy"]))
         batch = int(point[BATCH])
         return Recipe(
@@ -77,7 +79,7 @@ class Space:
             batch_size=batch,
             accumulation_steps=(self.effective_batch or batch) // batch,
             float32_modules=self.float32_modules if policy.mixed else (),
-            loss_scale=LossScale() if policy.needs_loss_scale else None,
+            loss_scale=untuned_loss_scale(policy),
             memory_format="channels_last"
             if point["memory_format"] == "channels_last"
             else "contiguous",
@@ -91,7 +93,7 @@ class Space:
         return {alignment.multiple: alignment for alignment in self.alignments}
 
     def point(self, recipe: Recipe) -> Point:
-        """The point that stands for `recipe`: the inverse of `recipe` within the space."""
+        """Return the point that stands for a recipe: the inverse of `recipe` within the space."""
         return {
             "policy": recipe.policy.value,
             "memory_format": recipe.memory_format,
@@ -101,19 +103,14 @@ class Space:
             BATCH: recipe.batch_size,
         }
 
-    def digest(self) -> str:
-        """A short hash that changes with anything in the space."""
-        text = json.dumps(to_plain(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:
-    """Powers of two from `low` to `high`, both included where they are powers of two."""
+    """Return the powers of two from `low` to `high`, inclusive."""
     return tuple(2**e for e in range(high.bit_length() + 1) if low <= 2**e <= high)
 
 
 def micro_batches(effective: int, *, low: int = 1, splittable: bool = True) -> tuple[int, ...]:
-    """The effective batch and its halves down to `low`, while they divide; largest last."""
+    """Return the effective batch and its halves down to `low`, while they divide; largest last."""
     sizes = [effective]
     while splittable and sizes[-1] % 2 == 0 and sizes[-1] // 2 >= low:
         sizes.append(sizes[-1] // 2)

@@ -1,4 +1,4 @@
-"""What trials came to, which of them deserve a further look, and which are in doubt."""
+"""The outcomes of trials: which deserve a final, and which may have been disturbed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autoprec.core.measurement import Measurement
-from autoprec.core.speed.cost_model import Seen, ThroughputModel
+from autoprec.core.speed.cost_model import MeasuredRate, ThroughputModel
+from autoprec.core.speed.noise import seems_disturbed
 from autoprec.core.speed.selection import simplest_of_fastest
-from autoprec.core.speed.space import BATCH, Point
-from autoprec.core.statistics import disturbed
+from autoprec.core.speed.space import Point, Space
 
-#: Who is foreseen to reach this share of the fastest one's rate may be the fastest.
-_NEAR = 0.95
+MAY_BE_FASTEST_SHARE = 0.95
+"""A recipe at this share of the fastest one's rate may be the fastest, because machines drift."""
 
 
 class Status(StrEnum):
@@ -34,7 +34,7 @@ class Status(StrEnum):
 class Outcome:
     """One finished trial: where it was and what came of it.
 
-    `drift` is how fast the reference ran beside it relative to its first time (1: as then).
+    `drift` is how fast the reference ran at that time, relative to its first time (1: as fast).
     """
 
     point: Point
@@ -45,66 +45,49 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """Samples per second, the machine's drift taken out; 0 where the trial failed."""
+        """Return samples per second, corrected for drift; 0 where the trial failed."""
         if self.status is not Status.OK or self.measurement is None:
             return 0.0
         return self.measurement.samples_per_second / self.drift
 
 
-def key(point: Point) -> tuple[tuple[str, object], ...]:
-    """A hashable identity of a point."""
-    return tuple(sorted(point.items()))
-
-
-def seen(outcome: Outcome) -> Seen:
-    """What the cost model takes of an outcome that ran."""
+def measured_rate(outcome: Outcome) -> MeasuredRate:
+    """Convert an outcome that ran into the cost model's input."""
     measured = outcome.measurement
     width = 0.0
     if measured is not None and measured.low > 0:
         width = math.log(measured.high / measured.low) / 4
-    return Seen(outcome.point, math.log(outcome.rate), min(width, 0.2))
+    return MeasuredRate(outcome.point, math.log(outcome.rate), min(width, 0.2))
 
 
-def suspects(history: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """The outcomes that may be the fastest although they were not measured so, likeliest first.
+def possibly_disturbed(history: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Return the outcomes that may be the fastest although others measured faster, best first.
 
-    All others foresee a rate near the fastest one's there, and a neighbour on the machine can have
-    taken what is missing. One that stays beside a trial for seconds slows its second timing too.
+    All others predict a rate near the fastest one's there, and another process can have taken the
+    difference. One that runs for seconds slows a trial's second timing, too.
     """
     good = [outcome for outcome in history if outcome.rate > 0]
     best = max((outcome.rate for outcome in good), default=0.0)
     found = []
     for outcome in good:
-        others = [seen(other) for other in good if other is not outcome]
+        others = [measured_rate(other) for other in good if other is not outcome]
         if not others or outcome.rate == best:
             continue
-        foreseen = math.exp(ThroughputModel(others).predict(outcome.point).mean)
-        if foreseen >= _NEAR * best and disturbed(1 / outcome.rate, 1 / foreseen):
-            found.append((foreseen, outcome))
+        expected = math.exp(ThroughputModel(others).predict(outcome.point).mean)
+        if expected >= MAY_BE_FASTEST_SHARE * best and seems_disturbed(
+            1 / outcome.rate, 1 / expected
+        ):
+            found.append((expected, outcome))
     return tuple(outcome for _, outcome in sorted(found, key=lambda item: -item[0]))
 
 
-def shortlist(history: Sequence[Outcome], *, count: int = 3) -> tuple[Outcome, ...]:
-    """The outcomes worth a final, best first: the fastest, or a simpler one as fast as it.
-
-    What follows are the next fastest.
-    """
+def shortlist(history: Sequence[Outcome], space: Space, *, count: int = 3) -> tuple[Outcome, ...]:
+    """Return the outcomes worth a final: the fastest, or a simpler one as fast; then the next."""
     good = sorted((o for o in history if o.rate > 0), key=lambda o: -o.rate)
     if not good:
         return ()
     preferred = simplest_of_fastest(
-        good,
-        rate=lambda o: o.rate,
-        batch=lambda o: int(o.point[BATCH]),
-        settings=lambda o: _complexity(o.point),
+        good, rate=lambda o: o.rate, recipe=lambda o: space.recipe(o.point)
     )
     rest = [o for o in good if o is not preferred]
     return (preferred, *rest)[:count]
-
-
-def _complexity(point: Point) -> int:
-    """How many settings of a point differ from plain training."""
-    plain = {"policy": "float32", "memory_format": "contiguous", "compile": False, "alignment": 1}
-    return sum(point.get(name, value) != value for name, value in plain.items()) + sum(
-        1 for name in point if name not in plain and name != BATCH and point[name]
-    )

@@ -1,19 +1,19 @@
 """One probe for each vendor's way of showing its devices.
 
-A probe takes a `Machine` and returns a `Seen`; what it cannot read becomes a note.
+A probe takes a `Machine` and returns `Findings`; what it cannot read becomes a note.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoprec.core.device.facts import Observation
+from autoprec.core.device.observation import Observation
 from autoprec.core.probe_result import Unusable
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a probe found, and what it could not."""
+class Findings:
+    """What a probe found: devices, notes, and devices that cannot be used."""
 
     devices: tuple[Observation, ...] = ()
     notes: tuple[str, ...] = ()

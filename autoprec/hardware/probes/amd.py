@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.probe_result import Unusable
 from autoprec.hardware.machine import Machine
-from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.amd_visibility import gpu_name, left_by_hip, left_by_rocr
-from autoprec.hardware.probes.pci import asks, gpus_on_the_bus, nothing_shown
+from autoprec.hardware.probes import Findings
+from autoprec.hardware.probes.amd_visibility import gpu_name, visible_to_hip, visible_to_rocr
+from autoprec.hardware.probes.pci import gpus_on_the_bus, names_a_device, no_visible_device
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 _PUBLIC_HEAP, _PRIVATE_HEAP = "1", "2"
 _VENDOR = "1002"
-#: The kernel's driver of GPUs from before any ROCm.
-_OLD_DRIVER = "radeon"
-#: A GPU in a single partition.
-_WHOLE = "SPX"
-_LISTS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+#: The kernel's driver for GPUs that no ROCm supports.
+_PRE_ROCM_DRIVER = "radeon"
+#: The compute partition of an undivided GPU.
+_UNDIVIDED = "SPX"
+_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
-def probe_amd(machine: Machine) -> Seen:
+def probe_amd(machine: Machine) -> Findings:
     """Observe the AMD GPUs that ROCm would show this process."""
     nodes = sorted(machine.entries(_NODES), key=lambda name: (len(name), name))
     properties = [(node, _properties(machine, f"{_NODES}/{node}/properties")) for node in nodes]
@@ -34,35 +34,35 @@ def probe_amd(machine: Machine) -> Seen:
     if not gpus:
         return _driverless(machine)
     names = [gpu_name(_number(values, "unique_id")) for _, values in gpus]
-    after_runtime = left_by_rocr(names, machine.variable("ROCR_VISIBLE_DEVICES"))
+    after_runtime = visible_to_rocr(names, machine.variable("ROCR_VISIBLE_DEVICES"))
     hip = machine.variable("HIP_VISIBLE_DEVICES")
     chosen = hip if hip is not None else machine.variable("CUDA_VISIBLE_DEVICES")
-    shown = left_by_hip([names[i] for i in after_runtime], chosen)
+    shown = visible_to_hip([names[i] for i in after_runtime], chosen)
     devices = tuple(
         _observe(machine, index, ordinal, *gpus[after_runtime[ordinal]])
         for index, ordinal in enumerate(shown)
     )
     if not devices:
         said = f"environment variables hide all {len(gpus)} AMD GPUs"
-        return nothing_shown(DeviceKind.ROCM, said, *map(machine.variable, _LISTS))
-    return Seen(devices)
+        return no_visible_device(DeviceKind.ROCM, said, *map(machine.variable, _VARIABLES))
+    return Findings(devices)
 
 
-def amd_wanted(machine: Machine) -> bool:
-    """Whether an AMD GPU is on the bus that ROCm could know, and is not hidden on purpose."""
-    found = [gpu for gpu in gpus_on_the_bus(machine, _VENDOR) if gpu.driver != _OLD_DRIVER]
-    return bool(found) and all(asks(machine.variable(name)) for name in _LISTS)
+def amd_expected(machine: Machine) -> bool:
+    """Tell whether the bus has an AMD GPU that ROCm could support and that is not hidden."""
+    found = [gpu for gpu in gpus_on_the_bus(machine, _VENDOR) if gpu.driver != _PRE_ROCM_DRIVER]
+    return bool(found) and all(names_a_device(machine.variable(name)) for name in _VARIABLES)
 
 
-def _driverless(machine: Machine) -> Seen:
-    """Without a node of KFD: no GPU, or one whose driver is missing."""
-    if not amd_wanted(machine):
-        return Seen()
+def _driverless(machine: Machine) -> Findings:
+    """Report on a machine without KFD nodes: it has no GPU, or one whose driver is missing."""
+    if not amd_expected(machine):
+        return Findings()
     said = (
-        "an AMD GPU is in this machine but cannot be used: the kernel's driver (amdgpu, with KFD) "
+        "this machine has an AMD GPU that cannot be used: the kernel's driver (amdgpu, with KFD) "
         "does not show it"
     )
-    return Seen(unusable=(Unusable(DeviceKind.ROCM, said),))
+    return Findings(unusable=(Unusable(DeviceKind.ROCM, said),))
 
 
 def _observe(
@@ -79,12 +79,12 @@ def _observe(
         memory_bytes=None if integrated else _memory(machine, node),
         uuid=str(ordinal),
         partition=_partition(machine, values),
-        notes=("it is one node with the CPU, whose memory it shares",) if integrated else (),
+        notes=("it shares the CPU's memory",) if integrated else (),
     )
 
 
 def _partition(machine: Machine, values: Mapping[str, str]) -> str:
-    """How the GPU that a node belongs to is divided ("CPX/NPS4"), "" where it is whole.
+    """Return how the GPU of a node is partitioned ("CPX/NPS4"), "" for an undivided one.
 
     Source: Linux kernel, drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c (current_compute_partition). The
     nodes of one GPU share its bus and device numbers in location_id; newer kernels put the
@@ -98,13 +98,13 @@ def _partition(machine: Machine, values: Mapping[str, str]) -> str:
         (machine.read(f"/sys/bus/pci/devices/{address}/current_{each}_partition") or "").strip()
         for each in ("compute", "memory")
     )
-    if compute in ("", _WHOLE):
+    if compute in ("", _UNDIVIDED):
         return ""
     return f"{compute}/{memory}" if memory else compute
 
 
 def _gfx(version: int) -> str:
-    """ "gfx90a" from 90010: the stepping is a hexadecimal digit."""
+    """Return "gfx90a" for 90010: the stepping is a hexadecimal digit."""
     major, minor, stepping = version // 10000, version // 100 % 100, version % 100
     return f"gfx{major}{minor}{stepping:x}" if version else ""
 

@@ -1,6 +1,6 @@
-"""Which AMD GPUs a process sees: ROCR_VISIBLE_DEVICES first, HIP_VISIBLE_DEVICES of the rest.
+"""Which AMD GPUs a process sees: by ROCR_VISIBLE_DEVICES, then by HIP_VISIBLE_DEVICES.
 
-The two differ in every detail, and both from CUDA. Sources, ROCm 6 and 7:
+The two differ from each other in every detail, and from CUDA. Sources, ROCm 6 and 7:
 ROCR: ROCR-Runtime, runtime/hsa-runtime/core/runtime/amd_filter_device.cpp and core/util/flag.h.
 HIP: clr, rocclr/device/rocm/rocdevice.cpp (`Device::init`) and rocclr/utils/flags.cpp
 (`Flag::init`, which reads a variable that is set but empty as one blank).
@@ -12,25 +12,25 @@ import re
 from collections.abc import Sequence
 
 _PREFIX = "GPU-"
-#: What the runtime calls a GPU that has no unique id; HIP finds such a one by it, ROCR does not.
+#: The runtime's name for a GPU without a unique id; HIP finds the GPU by it, ROCR does not.
 _NAMELESS = "GPU-XX"
-#: The lengths that ROCR takes for a whole or abbreviated identifier.
+#: The lengths of a full or abbreviated identifier that ROCR accepts.
 _SHORTEST, _LONGEST = 5, 20
-#: What strtol reads to the end, base 0.
+#: What C's strtol reads to the end with base 0.
 _INTEGER = re.compile(r"[+-]?(0x[0-9a-f]+|[0-9]+)", re.IGNORECASE)
 
 
 def gpu_name(unique_id: int) -> str:
-    """A GPU as the runtime names it: "GPU-" and 16 hexadecimal digits of KFD's `unique_id`."""
+    """Name a GPU as the runtime does: "GPU-" and 16 hexadecimal digits of KFD's `unique_id`."""
     return f"{_PREFIX}{unique_id:016x}" if unique_id else _NAMELESS
 
 
-def left_by_rocr(names: Sequence[str], text: str | None) -> tuple[int, ...]:
-    """The ordinals that ROCR_VISIBLE_DEVICES leaves of GPUs with these names, in its order.
+def visible_to_rocr(names: Sequence[str], text: str | None) -> tuple[int, ...]:
+    """Return the ordinals of the GPUs that ROCR_VISIBLE_DEVICES shows, in its order.
 
-    Unset shows all, empty none. An entry is an integer as in C, or an identifier that one GPU's
-    begins with, in either case. The first entry that is neither, fits none, or repeats one, ends
-    the list.
+    Unset shows all, empty none. An entry is an integer as in C, or the beginning of exactly one
+    GPU's identifier, in upper or lower case. The first entry that is neither, or repeats an
+    earlier one, ends the list.
     """
     if text is None:
         return tuple(range(len(names)))
@@ -58,12 +58,12 @@ def _rocr_ordinal(names: Sequence[str], entry: str) -> int:
     return -number if entry.startswith("-") else number
 
 
-def left_by_hip(names: Sequence[str], text: str | None) -> tuple[int, ...]:
-    """The ordinals that HIP_VISIBLE_DEVICES, or CUDA_VISIBLE_DEVICES without it, leaves.
+def visible_to_hip(names: Sequence[str], text: str | None) -> tuple[int, ...]:
+    """Return the ordinals of the GPUs that HIP_VISIBLE_DEVICES shows (or CUDA_VISIBLE_DEVICES).
 
-    Unset shows all, empty none, and "-1" none. An entry is a plain decimal number, blanks and
-    leading zeros being none, or an identifier: of several GPUs that it fits HIP takes the first.
-    Anything else ends the list; a repeated entry is passed over.
+    Unset shows all, empty and "-1" show none. An entry is a plain decimal number without blanks or
+    leading zeros, or an identifier: if several GPUs match, HIP takes the first. Anything else ends
+    the list; a repeated entry is skipped.
     """
     if text is None:
         return tuple(range(len(names)))

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.probe_result import Unusable
 from autoprec.hardware.machine import Machine
-from autoprec.hardware.probes import Seen
+from autoprec.hardware.probes import Findings
 
 #: The implementer code that Arm assigned to Apple; Linux shows it, macOS does not.
 _IMPLEMENTER = "0x61"
-_NAMES = ("machdep.cpu.brand_string", "hw.memsize", "hw.physicalcpu", "hw.optional.arm")
+_SYSCTL_NAMES = ("machdep.cpu.brand_string", "hw.memsize", "hw.physicalcpu", "hw.optional.arm")
 
-#: 1 in a process that Rosetta translates; Intel Macs do not know the name.
+#: 1 in a process that Rosetta translates; Intel Macs do not have it.
 #: Source: Apple developer documentation, "About the Rosetta translation environment".
 _TRANSLATED = "sysctl.proc_translated"
 
 
-def probe_apple(machine: Machine) -> Seen:
+def probe_apple(machine: Machine) -> Findings:
     """Observe the GPU of an Apple silicon Mac; it shares the CPU's memory."""
     if machine.system != "Darwin":
-        return Seen()
+        return Findings()
     if machine.architecture != "arm64" and is_translated(machine):
         said = (
-            "this Mac's GPU cannot be used: this Python is built for Intel, and Rosetta translates "
-            "it. Install Python for arm64"
+            "this Mac's GPU cannot be used: this Python is built for Intel and runs under Rosetta. "
+            "Install Python for arm64"
         )
-        return Seen(unusable=(Unusable(DeviceKind.MPS, said),))
+        return Findings(unusable=(Unusable(DeviceKind.MPS, said),))
     if machine.architecture != "arm64":
-        return Seen(notes=("an Intel Mac: PyTorch has no maintained build for its GPU",))
-    found = _sysctl(machine, *_NAMES)
+        return Findings(notes=("an Intel Mac: PyTorch has no maintained build for its GPU",))
+    found = _sysctl(machine, *_SYSCTL_NAMES)
     memory = found.get("hw.memsize", "")
     observation = Observation(
         kind=DeviceKind.MPS,
@@ -37,12 +37,12 @@ def probe_apple(machine: Machine) -> Seen:
         architecture=machine.architecture,
         memory_bytes=int(memory) if memory.isdigit() else machine.physical_memory(),
     )
-    return Seen((observation,))
+    return Findings((observation,))
 
 
 def apple_cpu(machine: Machine) -> Observation | None:
-    """What sysctl says of the CPU; None where it says nothing or the Mac is an Intel one."""
-    found = _sysctl(machine, *_NAMES)
+    """Observe the CPU through sysctl; None if that shows nothing, or on an Intel Mac."""
+    found = _sysctl(machine, *_SYSCTL_NAMES)
     if not found or machine.architecture != "arm64":
         return None
     prefix = "hw.optional.arm.FEAT_"
@@ -63,7 +63,7 @@ def apple_cpu(machine: Machine) -> Observation | None:
 
 
 def is_translated(machine: Machine) -> bool:
-    """Whether Rosetta translates this process, which is then slower than a native one."""
+    """Tell whether Rosetta translates this process, which makes it slower than a native one."""
     return _sysctl(machine, _TRANSLATED).get(_TRANSLATED) == "1"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoprec.core.device.facts import DeviceKind, Observation
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.hardware.machine import Machine
-from autoprec.hardware.probes import Seen
+from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.apple import apple_cpu
 from autoprec.hardware.probes.cpu_settings import setting_notes, unused_features
 from autoprec.hardware.probes.memory import Limits, read_limits
@@ -14,8 +14,8 @@ from autoprec.hardware.probes.memory import Limits, read_limits
 _TILE_PREFIX = "amx"
 
 
-def probe_cpu(machine: Machine) -> Seen:
-    """Observe the CPU; there always is one, however little can be read of it."""
+def probe_cpu(machine: Machine) -> Findings:
+    """Observe the CPU; there always is one, however little can be read about it."""
     limits = read_limits(machine)
     notes = _limit_notes(limits)
     found = apple_cpu(machine) if machine.system == "Darwin" else None
@@ -46,26 +46,24 @@ def probe_cpu(machine: Machine) -> Seen:
         core_quota=limits.core_quota,
         notes=(*notes, *setting_notes(machine, unused)),
     )
-    return Seen((observation,))
+    return Findings((observation,))
 
 
 def _limit_notes(limits: Limits) -> tuple[str, ...]:
     notes = []
     if limits.memory_bytes is None:
-        notes.append("the memory's size could not be read")
+        notes.append("the size of the memory could not be read")
     elif limits.memory_limited:
-        notes.append(
-            f"memory is limited to {limits.memory_bytes / 2**30:.1f} GiB by a control group"
-        )
+        notes.append(f"a control group limits memory to {limits.memory_bytes / 2**30:.1f} GiB")
     if limits.core_quota is not None:
-        notes.append(f"CPU time is limited to {limits.core_quota:g} cores by a control group")
+        notes.append(f"a control group limits CPU time to {limits.core_quota:g} cores")
     return tuple(notes)
 
 
 def _split_tiles(
     machine: Machine, features: frozenset[str]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Take out AMX where the kernel denies this process its tiles: a flag alone proves nothing."""
+    """Separate AMX where the kernel denies this process its tiles: a flag alone proves nothing."""
     tiles = frozenset(name for name in features if name.startswith(_TILE_PREFIX))
     if tiles and machine.tiles_permitted() is False:
         return features - tiles, tiles
@@ -110,7 +108,7 @@ def _integer(text: str | None) -> int | None:
 
 
 def _from_cpuid(machine: Machine) -> Observation:
-    """What py-cpuinfo says; its table knows neither AMX nor AVX512_BF16."""
+    """Observe the CPU through py-cpuinfo, whose table knows neither AMX nor AVX512_BF16."""
     found = machine.cpuid()
     flags = found.get("flags")
     family, model = found.get("family"), found.get("model")
@@ -126,7 +124,7 @@ def _from_cpuid(machine: Machine) -> Observation:
 
 
 def _board(machine: Machine) -> str:
-    """Who built the machine, and what they call it; it holds no serial number."""
+    """Return the machine's maker and model, without any serial number."""
     names = ("sys_vendor", "product_name")
     parts = (machine.read(f"/sys/class/dmi/id/{name}") or "" for name in names)
     return " ".join(" ".join(parts).split())

@@ -1,4 +1,4 @@
-"""Settings that keep a CPU's libraries from what the CPU can do, or change what they compute.
+"""Settings that keep libraries from using what a CPU can do, or change what they compute.
 
 Sources: oneDNN developer guide, "CPU Dispatcher Control" (the names, their partial order and
 aliases are those of `dnnl_set_max_cpu_isa`) and "Primitive Attributes: floating-point math mode";
@@ -15,8 +15,8 @@ _TILES = frozenset({"amx_tile", "amx_int8", "amx_bf16"})
 _TILES_FP16 = frozenset({"amx_fp16"})
 _AVX10 = frozenset({_BF16, _FP16})
 
-#: Of the instructions for 16-bit products those that each limit leaves.
-_LEFT: dict[str, frozenset[str]] = {
+#: The instructions for 16-bit products that remain under each limit.
+_USABLE_UNDER_LIMIT: dict[str, frozenset[str]] = {
     **dict.fromkeys(("sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2"), frozenset()),
     **dict.fromkeys(("avx512_core", "avx512_core_vnni"), frozenset()),
     "avx512_core_bf16": frozenset({_BF16}),
@@ -28,40 +28,40 @@ _LEFT: dict[str, frozenset[str]] = {
     ),
     **dict.fromkeys(("avx10_2_amx_2", "avx10_2_512_amx_2"), _AVX10 | _TILES | _TILES_FP16),
 }
-_LIMITED = _AVX10 | _TILES | _TILES_FP16
+_LIMITABLE = _AVX10 | _TILES | _TILES_FP16
 
 
 def unused_features(machine: Machine, features: frozenset[str]) -> frozenset[str]:
-    """The features for 16-bit products that ONEDNN_MAX_CPU_ISA keeps oneDNN from."""
+    """Return the features for 16-bit products that ONEDNN_MAX_CPU_ISA hides from oneDNN."""
     _, limit = _onednn(machine, "MAX_CPU_ISA")
-    left = _LEFT.get(limit.lower())
-    return frozenset() if left is None else (features & _LIMITED) - left
+    left = _USABLE_UNDER_LIMIT.get(limit.lower())
+    return frozenset() if left is None else (features & _LIMITABLE) - left
 
 
 def setting_notes(machine: Machine, unused: frozenset[str]) -> tuple[str, ...]:
-    """What is set here and matters, each with its consequence."""
+    """Return a note on each setting that matters, with its consequence."""
     notes = []
     name, limit = _onednn(machine, "MAX_CPU_ISA")
     if unused:
-        notes.append(f"{name}={limit} keeps oneDNN from {', '.join(sorted(unused))}")
+        notes.append(f"{name}={limit} keeps oneDNN from using {', '.join(sorted(unused))}")
     name, mode = _onednn(machine, "DEFAULT_FPMATH_MODE")
     if mode and mode.lower() != "strict":
-        notes.append(f"{name}={mode}: oneDNN may compute float32 products in less than float32")
+        notes.append(f"{name}={mode}: oneDNN may compute float32 products in a lower precision")
     if (machine.variable("TF_ENABLE_ONEDNN_OPTS") or "").lower() in ("0", "false"):
         notes.append(
-            "TF_ENABLE_ONEDNN_OPTS is off: TensorFlow computes without oneDNN, and what is said of "
-            "16-bit dtypes does not hold for it"
+            "TF_ENABLE_ONEDNN_OPTS is off: TensorFlow computes without oneDNN, and what is shown "
+            "for 16-bit dtypes does not apply to it"
         )
     capability = machine.variable("ATEN_CPU_CAPABILITY")
     if capability:
         notes.append(
-            f"ATEN_CPU_CAPABILITY={capability} limits PyTorch's own kernels, though not oneDNN's"
+            f"ATEN_CPU_CAPABILITY={capability} limits PyTorch's own kernels, but not oneDNN's"
         )
     return tuple(notes)
 
 
 def _onednn(machine: Machine, name: str) -> tuple[str, str]:
-    """The variable that oneDNN reads, under its newer or its older name, and its value."""
+    """Return the variable that oneDNN reads, under its newer or older name, and its value."""
     for full in (f"ONEDNN_{name}", f"DNNL_{name}"):
         value = machine.variable(full)
         if value:

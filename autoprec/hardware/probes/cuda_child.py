@@ -1,4 +1,4 @@
-"""Asks CUDA's driver library what it shows, and prints that as JSON: a program of its own.
+"""A program that asks CUDA's driver library for its devices and prints them as JSON.
 
 Initialising CUDA takes memory on the GPU, changes the process for good and may never return, so
 `Machine.cuda` runs this file in a child with a time limit. Nothing outside the standard library is
@@ -19,17 +19,17 @@ _NAME_BYTES, _UUID_BYTES, _BUS_BYTES = 256, 16, 32
 
 
 class CudaError(Exception):
-    """What a call of the driver's library returned instead of success."""
+    """An error code that a call of the driver's library returned."""
 
 
 class Cuda:
-    """The driver's library, by the calls that describe devices."""
+    """The driver library's calls that describe devices."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function that returns a CUresult; raises `CudaError` where it is not success."""
+        """Call a function that returns a CUresult; raise `CudaError` if that is not success."""
         function = getattr(self._library, name, None)
         if function is None:
             raise CudaError(f"{name} is not in this library")
@@ -46,25 +46,25 @@ class Cuda:
         return f"{(text.value or b'').decode(errors='replace')} (CUDA error {code})".strip()
 
     def number(self, name: str, *arguments: Any) -> int:
-        """The integer that a call writes into its first argument."""
+        """Return the integer that a call writes into its first argument."""
         found = ctypes.c_int()
         self.call(name, ctypes.byref(found), *arguments)
         return found.value
 
     def text(self, name: str, length: int, device: int) -> str:
-        """The text that a call writes into its first argument."""
+        """Return the text that a call writes into its first argument."""
         found = ctypes.create_string_buffer(length)
         self.call(name, found, length, device)
         return found.value.decode(errors="replace")
 
     def size(self, name: str, device: int) -> int:
-        """The size that a call writes into its first argument."""
+        """Return the size that a call writes into its first argument."""
         found = ctypes.c_size_t()
         self.call(name, ctypes.byref(found), device)
         return found.value
 
     def uuid(self, device: int) -> str:
-        """The device's identifier, of a MIG instance its own; hexadecimal with hyphens."""
+        """Return the UUID of the device or MIG instance, in hexadecimal with hyphens."""
         found = (ctypes.c_ubyte * _UUID_BYTES)()
         self.call("cuDeviceGetUuid_v2", found, device)
         text = bytes(found).hex()
@@ -72,7 +72,7 @@ class Cuda:
 
 
 def ask(library: Any) -> dict[str, Any]:
-    """Every device that CUDA shows this process, in its order."""
+    """Describe every device that CUDA shows this process, in its order."""
     cuda = Cuda(library)
     cuda.call("cuInit", 0)
     version = cuda.number("cuDriverGetVersion")
@@ -101,7 +101,7 @@ def _device(cuda: Cuda, ordinal: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the devices, or why there are none to print."""
+    """Print the devices, or why there are none."""
     try:
         name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
         found = ask(ctypes.CDLL(name))

@@ -1,7 +1,7 @@
-"""Which frameworks are installed, and in which version, without importing any of them.
+"""Which frameworks are installed and their versions, without importing any of them.
 
-Detection is by finding the package: distributions have many names (tensorflow-cpu, tf-nightly). The
-version is read from a file of the package, else from the distribution's metadata.
+A framework is detected by its package: distributions have many names (tensorflow-cpu, tf-nightly).
+The version is read from a file of the package, else from the distribution's metadata.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ASSIGNMENT = r"^{}(?:\s*:\s*[^=\n]+)?\s*=\s*['\"]([^'\"\n]{{1,80}})['\"]"
 
 
 def find_frameworks(machine: Machine) -> tuple[FrameworkFact, ...]:
-    """The frameworks that could be imported here, with their versions."""
+    """Find the frameworks that could be imported here, with their versions."""
     return tuple(_fact(machine, each) for each in _FRAMEWORKS if machine.has_package(each.name))
 
 

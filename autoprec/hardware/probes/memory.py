@@ -1,4 +1,4 @@
-"""Memory and CPU limits: what is installed, and what control groups leave of it.
+"""Memory and CPU limits: what is installed, and what control groups allow of it.
 
 Control groups: version 2 first (the process's own group and every group above it), then version 1.
 Source: Linux kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from autoprec.hardware.machine import Machine
 
-#: Version 1 shows "no limit" as the largest page-aligned number; anything this large is none.
+#: Version 1 shows "no limit" as the largest page-aligned number; anything this large is no limit.
 _NO_LIMIT_BYTES = 2**60
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What this process may use; None where there is no limit or it is not known.
+    """What this process may use; None if there is no limit or it is unknown.
 
     `core_quota` is CPU seconds per second: 0.5 is half a core.
     """
@@ -78,13 +78,13 @@ def _core_quotas(machine: Machine) -> Iterator[float]:
 
 
 def _number(text: str | None) -> int | None:
-    """A non-negative integer, None for "max", "-1" and anything else."""
+    """Parse a non-negative integer; None for "max", "-1" and anything else."""
     text = (text or "").strip()
     return int(text) if text.isdigit() and text.isascii() else None
 
 
 def _groups(machine: Machine, controller: str) -> Iterator[tuple[str, int]]:
-    """Folders of the process's own group and those above it, with the version of each."""
+    """Yield the folders of the process's own group and those above it, with their versions."""
     own = dict(_memberships(machine))
     for mount in _mounts(machine):
         if mount.version == 1 and controller not in mount.controllers:
@@ -94,7 +94,7 @@ def _groups(machine: Machine, controller: str) -> Iterator[tuple[str, int]]:
 
 
 def _memberships(machine: Machine) -> Iterator[tuple[str, str]]:
-    """(controller, path) of /proc/self/cgroup; version 2's controller is the empty text."""
+    """Yield (controller, path) from /proc/self/cgroup; version 2's controller is ""."""
     for line in (machine.read("/proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -117,7 +117,7 @@ def _mounts(machine: Machine) -> list[_Mount]:
 
 
 def _upwards(mount: _Mount, path: str | None) -> Iterator[str]:
-    """The group's folder and its parents' up to the mount; the mount alone if it lies elsewhere."""
+    """Yield the group's folder and its parents up to the mount; only the mount if outside it."""
     root = mount.root.rstrip("/")
     inside = path is not None and (path == root or path.startswith(root + "/"))
     parts = [part for part in path[len(root) :].split("/") if part] if path and inside else []

@@ -1,8 +1,8 @@
 """NVIDIA GPUs: those CUDA shows this process, in its order, with what NVML knows of them.
 
 NVML counts every GPU of the machine in the order of the PCI bus; CUDA counts the visible ones, the
-fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Where NVML leaves a doubt, or is not there, CUDA
-itself is asked, which takes longer.
+fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID. Where NVML is missing or ambiguous, CUDA itself
+is asked, which takes longer.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoprec.core.device.facts import UNIFIED, DeviceKind, Observation
+from autoprec.core.device.observation import UNIFIED_MEMORY_NOTE, DeviceKind, Observation
 from autoprec.hardware.machine import Machine
-from autoprec.hardware.probes import Seen
-from autoprec.hardware.probes.cuda import CudaAnswer, CudaDevice, read_cuda
-from autoprec.hardware.probes.cuda_visibility import Target, matching, shown
-from autoprec.hardware.probes.nvidia_signs import (
+from autoprec.hardware.probes import Findings
+from autoprec.hardware.probes.cuda_driver import CudaAnswer, CudaDevice, read_cuda
+from autoprec.hardware.probes.cuda_visibility import VisibleDevice, find_in_nvml, visible_devices
+from autoprec.hardware.probes.nvidia_presence import (
+    driver_remark,
+    nvidia_expected,
     nvidia_present,
-    nvidia_wanted,
-    without_its_driver,
 )
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlSnapshot, read_nvml
-from autoprec.hardware.probes.pci import nothing_shown
+from autoprec.hardware.probes.pci import no_visible_device
 
 
-def probe_nvidia(machine: Machine) -> Seen:
+def probe_nvidia(machine: Machine) -> Findings:
     """Observe the NVIDIA GPUs that CUDA would show this process."""
     try:
         module = machine.nvml()
@@ -34,66 +34,71 @@ def probe_nvidia(machine: Machine) -> Seen:
     if not snapshot.devices:
         return _without_nvml(machine, "; ".join(snapshot.notes))
     chosen = machine.variable("CUDA_VISIBLE_DEVICES")
-    targets, notes = shown(snapshot, chosen)
+    targets, notes = visible_devices(snapshot, chosen)
     if not targets:
-        return nothing_shown(DeviceKind.CUDA, "; ".join((*snapshot.notes, *notes)), chosen)
-    mixed = _may_be_numbered_otherwise(machine, snapshot.devices)
-    if mixed or any(gpu.mig or not gpu.compute_capability for gpu in snapshot.devices):
+        return no_visible_device(DeviceKind.CUDA, "; ".join((*snapshot.notes, *notes)), chosen)
+    ambiguous = _order_is_ambiguous(machine, snapshot.devices)
+    if ambiguous or any(gpu.mig or not gpu.compute_capability for gpu in snapshot.devices):
         answer = read_cuda(machine)
         if answer.devices:
-            return Seen(_observed(answer, snapshot), snapshot.notes)
-    if mixed:
-        notes = (*notes, _ORDER)
+            return Findings(_observed(answer, snapshot), snapshot.notes)
+    if ambiguous:
+        notes = (*notes, _ORDER_NOTE)
     devices = tuple(_observe(i, target, snapshot.driver) for i, target in enumerate(targets))
-    return Seen(devices, (*snapshot.notes, *notes))
+    return Findings(devices, (*snapshot.notes, *notes))
 
 
-def _without_nvml(machine: Machine, why: str) -> Seen:
-    """What CUDA shows where NVML does not; nothing where no GPU is, as on most machines."""
+def _without_nvml(machine: Machine, why: str) -> Findings:
+    """Ask CUDA where NVML shows nothing; find nothing if there is no GPU, as on most machines."""
     if not nvidia_present(machine):
-        return Seen()
+        return Findings()
     why = why or "NVML shows none"
-    reasons = [why, without_its_driver(machine)]
-    if nvidia_wanted(machine):
+    reasons = [why, driver_remark(machine)]
+    if nvidia_expected(machine):
         answer = read_cuda(machine)
         if answer.devices:
-            return Seen(_observed(_alone(answer), NvmlSnapshot()), (f"{why}: CUDA was asked",))
+            return Findings(
+                _observed(_without_single_identifier(answer), NvmlSnapshot()),
+                (f"{why}; used CUDA's driver instead",),
+            )
         reasons.append(answer.error or "CUDA shows none")
     said = "; ".join(filter(None, reasons))
-    said = f"an NVIDIA GPU is in this machine but cannot be used: {said}"
-    return nothing_shown(DeviceKind.CUDA, said, machine.variable("CUDA_VISIBLE_DEVICES"))
+    said = f"this machine has an NVIDIA GPU that cannot be used: {said}"
+    return no_visible_device(DeviceKind.CUDA, said, machine.variable("CUDA_VISIBLE_DEVICES"))
 
 
-def _alone(answer: CudaAnswer) -> CudaAnswer:
-    """The same; a single device needs no identifier, which not every CUDA may take (Jetson's)."""
+def _without_single_identifier(answer: CudaAnswer) -> CudaAnswer:
+    """Drop the identifier of a single device: not every CUDA accepts it (Jetson's may not)."""
     if len(answer.devices) > 1:
         return answer
     return replace(answer, devices=tuple(replace(each, uuid="") for each in answer.devices))
 
 
-_ORDER = (
-    "GPUs of several sorts: CUDA may number them otherwise (fastest first); "
+_ORDER_NOTE = (
+    "GPUs of different models: CUDA may number them differently (fastest first); "
     "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
 )
 
 
-def _may_be_numbered_otherwise(machine: Machine, gpus: Sequence[NvmlDevice]) -> bool:
+def _order_is_ambiguous(machine: Machine, gpus: Sequence[NvmlDevice]) -> bool:
     by_bus = machine.variable("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     return not by_bus and len({gpu.name for gpu in gpus}) > 1
 
 
 def _observed(answer: CudaAnswer, snapshot: NvmlSnapshot) -> tuple[Observation, ...]:
-    """CUDA's devices in its order, each with what NVML knows of the same one."""
+    """Combine CUDA's devices, in its order, with what NVML knows about each."""
     return tuple(
-        _observe(i, matching(device, snapshot), snapshot.driver or f"CUDA {answer.version}", device)
+        _observe(
+            i, find_in_nvml(device, snapshot), snapshot.driver or f"CUDA {answer.version}", device
+        )
         for i, device in enumerate(answer.devices)
     )
 
 
 def _observe(
-    index: int, target: Target, driver: str, cuda: CudaDevice | None = None
+    index: int, target: VisibleDevice, driver: str, cuda: CudaDevice | None = None
 ) -> Observation:
-    """One device, by NVML and, where it was asked, by CUDA."""
+    """Observe one device, by NVML and, where it was asked, by CUDA."""
     part = target.instance
     cuda = cuda or CudaDevice()
     memory = (part.memory_bytes if part else target.gpu.memory_bytes) or cuda.memory_bytes
@@ -108,5 +113,5 @@ def _observe(
         uuid=target.uuid or cuda.identifier,
         driver=driver,
         partition=target.partition or cuda.partition,
-        notes=(UNIFIED,) if unified else (),
+        notes=(UNIFIED_MEMORY_NOTE,) if unified else (),
     )

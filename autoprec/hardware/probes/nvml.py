@@ -1,4 +1,4 @@
-"""NVML read into plain values, with its traps: bytes for text, missing calls, GPUs that vanish.
+"""NVML read into plain values, despite its traps: bytes for text, missing calls, lost GPUs.
 
 Source: NVML API reference (nvmlReturn_t); pynvml raises an `NVMLError` whose `value` is that code.
 """
@@ -16,7 +16,7 @@ _NO_DEVICE = {
     4: "no permission",
     9: "the NVIDIA driver is not loaded",
     12: "the NVIDIA driver's library is not installed",
-    18: "driver and library versions differ (a reboot is due)",
+    18: "driver and library versions differ (reboot this machine)",
 }
 
 #: nvmlGpuVirtualizationMode_t: a vGPU inside a virtual machine.
@@ -36,9 +36,9 @@ class NvmlInstance:
 
 @dataclass(frozen=True)
 class NvmlDevice:
-    """One GPU as NVML shows it, in NVML's own order (that of the PCI bus).
+    """One GPU as NVML shows it, in NVML's order (that of the PCI bus).
 
-    `virtual`: a share of a GPU that a hypervisor gives to a virtual machine (vGPU).
+    `virtual`: a share of a GPU that a hypervisor assigns to a virtual machine (vGPU).
     """
 
     uuid: str
@@ -69,7 +69,7 @@ def read_nvml(module: Any) -> NvmlSnapshot:
         return NvmlSnapshot(notes=(f"NVML: {why}",))
     try:
         notes: list[str] = []
-        ask = _Asker(module, notes)
+        ask = _NvmlCaller(module, notes)
         driver = ask.text("nvmlSystemGetDriverVersion")
         count = ask("nvmlDeviceGetCount") or 0
         devices = [_device(ask, index) for index in range(count)]
@@ -79,7 +79,7 @@ def read_nvml(module: Any) -> NvmlSnapshot:
             module.nvmlShutdown()
 
 
-class _Asker:
+class _NvmlCaller:
     """Calls NVML functions by name; a failure is a note and None."""
 
     def __init__(self, module: Any, notes: list[str]) -> None:
@@ -96,20 +96,20 @@ class _Asker:
             return None
 
     def text(self, name: str, *arguments: Any, quiet: bool = False) -> str:
-        """The same, as text: older pynvml returns bytes."""
+        """Call a function and return its answer as text: older pynvml returns bytes."""
         value = self(name, *arguments, quiet=quiet)
         if isinstance(value, bytes):
             return value.decode("utf-8", errors="replace")
         return str(value) if value is not None else ""
 
     def memory(self, handle: Any) -> int | None:
-        """Total memory; None where it is not supported (a GPU that shares the CPU's memory)."""
+        """Return the total memory in bytes; None if unsupported (a GPU that shares the CPU's)."""
         info = self("nvmlDeviceGetMemoryInfo", handle)
         total = getattr(info, "total", None)
         return int(total) if total else None
 
 
-def _device(ask: _Asker, index: int) -> NvmlDevice | None:
+def _device(ask: _NvmlCaller, index: int) -> NvmlDevice | None:
     handle = ask("nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return None
@@ -131,7 +131,7 @@ def _device(ask: _Asker, index: int) -> NvmlDevice | None:
     )
 
 
-def _instances(ask: _Asker, handle: Any) -> tuple[NvmlInstance, ...]:
+def _instances(ask: _NvmlCaller, handle: Any) -> tuple[NvmlInstance, ...]:
     count = ask("nvmlDeviceGetMaxMigDeviceCount", handle, quiet=True) or 0
     found = []
     for index in range(count):

@@ -1,28 +1,28 @@
-"""PCI devices and visibility lists, which several probes share."""
+"""PCI devices and visibility lists, shared by several probes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.probe_result import Unusable
 from autoprec.hardware.machine import Machine
-from autoprec.hardware.probes import Seen
+from autoprec.hardware.probes import Findings
 
 FOLDER = "/sys/bus/pci/devices"
 
 #: VGA, 3D and other display controllers, and processing accelerators.
 _GPU_CLASSES = ("0300", "0302", "0380", "1200")
 #: Drivers that hold a device for a virtual machine.
-_PASSED_ON = ("vfio-pci", "pci-stub", "xen-pciback")
+_PASSTHROUGH_DRIVERS = ("vfio-pci", "pci-stub", "xen-pciback")
 
 
 @dataclass(frozen=True)
 class PciDevice:
     """A device on the bus; ids are four lower-case hexadecimal digits, `kind` the class code.
 
-    `driver` is the kernel's module that holds it, "" where none does or it cannot be read.
+    `driver` is the kernel module that holds it; "" if none does or it cannot be read.
     """
 
     address: str
@@ -34,12 +34,12 @@ class PciDevice:
 
     @property
     def id(self) -> str:
-        """Vendor and device as the catalogue writes them: "1ae0:005e"."""
+        """Return vendor and device as the catalogue writes them: "1ae0:005e"."""
         return f"{self.vendor}:{self.device}"
 
 
 def pci_devices(machine: Machine, vendor: str) -> Iterator[PciDevice]:
-    """The devices of one vendor, in the bus's order."""
+    """Yield the devices of one vendor, in the order of the bus."""
     for address in machine.entries(FOLDER):
         if _id(machine, address, "vendor") == vendor:
             yield PciDevice(
@@ -53,11 +53,11 @@ def pci_devices(machine: Machine, vendor: str) -> Iterator[PciDevice]:
 
 
 def gpus_on_the_bus(machine: Machine, vendor: str) -> tuple[PciDevice, ...]:
-    """The GPUs of one vendor on the bus, less those that are given to virtual machines."""
+    """Return the GPUs of one vendor on the bus, except those assigned to virtual machines."""
     return tuple(
         device
         for device in pci_devices(machine, vendor)
-        if device.kind[:4] in _GPU_CLASSES and device.driver not in _PASSED_ON
+        if device.kind[:4] in _GPU_CLASSES and device.driver not in _PASSTHROUGH_DRIVERS
     )
 
 
@@ -73,11 +73,11 @@ def _id(machine: Machine, address: str, name: str) -> str:
     return text.removeprefix("0x")
 
 
-def visible(count: int, text: str | None) -> tuple[int, ...]:
-    """The ordinals that a list such as "0,2" leaves visible; all of them without one.
+def visible_ordinals(count: int, text: str | None) -> tuple[int, ...]:
+    """Return the ordinals that a list such as "0,2" leaves visible; all of them without a list.
 
-    As in CUDA: reading stops at the first entry that is no valid ordinal, and a repeated
-    one leaves nothing.
+    As in CUDA, reading stops at the first entry that is not a valid ordinal, and a repeated one
+    leaves nothing visible.
     """
     if text is None:
         return tuple(range(count))
@@ -92,23 +92,23 @@ def visible(count: int, text: str | None) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def asks(text: str | None) -> bool:
-    """Whether a visibility list names a device; "", "-1" and "none" hide all of them."""
+def names_a_device(text: str | None) -> bool:
+    """Tell whether a visibility list names a device; "", "-1" and "none" hide all of them."""
     if text is None:
         return True
     first = text.split(",")[0].strip().upper()
     return first[:1].isdigit() or first.startswith(("+", "GPU-", "MIG-"))
 
 
-def nothing_shown(kind: DeviceKind, said: str, *lists: str | None) -> Seen:
-    """What is seen where visibility lists leave no device: hidden on purpose, or by mistake."""
-    if all(asks(text) for text in lists):
-        return Seen(unusable=(Unusable(kind, said),))
-    return Seen(notes=(said,))
+def no_visible_device(kind: DeviceKind, said: str, *lists: str | None) -> Findings:
+    """Report that visibility lists leave no device: hidden on purpose, or unusable by mistake."""
+    if all(names_a_device(text) for text in lists):
+        return Findings(unusable=(Unusable(kind, said),))
+    return Findings(notes=(said,))
 
 
 def _leading_integer(text: str) -> int:
-    """The integer that a text starts with (as C's strtoul reads "1gpu"), else -1."""
+    """Return the integer that a text starts with (as C's strtoul reads "1gpu"), else -1."""
     digits = ""
     for character in text.removeprefix("+"):
         if not (character.isascii() and character.isdigit()):

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras_models import OwnTrainStep, Pair
+
+from tests.backends.keras.keras_models import OwnTrainStep, Pair
 
 STEPS, BATCH = 4, 8
 RATE = 0.05
@@ -200,7 +201,7 @@ def compile_kind(model: Any, kind: Kind, **more: Any) -> Any:
     return model
 
 
-def part(values: Any, start: int) -> Any:
+def slice_samples(values: Any, start: int) -> Any:
     return tf.nest.map_structure(
         lambda leaf: None if leaf is None else leaf[start : start + BATCH], values
     )
@@ -208,7 +209,7 @@ def part(values: Any, start: int) -> Any:
 
 def by_batch(kind: Kind) -> Sequence[tuple[Any, Any]]:
     x, y = kind.data()
-    return [(part(x, at), part(y, at)) for at in range(0, STEPS * BATCH, BATCH)]
+    return [(slice_samples(x, at), slice_samples(y, at)) for at in range(0, STEPS * BATCH, BATCH)]
 
 
 class Losses(keras.callbacks.Callback):

@@ -10,8 +10,8 @@ from keras_models import compiled, data, softmax_net
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 
 torch.set_num_threads(1)
 assert keras.config.backend() == "torch"

@@ -7,18 +7,12 @@ import types
 import pytest
 
 from autoprec.backends.shared import matmul_timing
-from autoprec.backends.shared.matmul_timing import Budget, time_product
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    DTypeFact,
-    Evidence,
-    Measurements,
-    Observation,
-    Product,
-    Support,
-)
-from autoprec.core.device.placement import Placement, alone
+from autoprec.backends.shared.matmul_timing import ProductBudget, time_product
+from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence
+from autoprec.core.device.family import Support
+from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.core.device.placement import Placement, expose_only
 from autoprec.core.dtypes import DType
 
 F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
@@ -52,7 +46,7 @@ class Arithmetic:
 
 def test_a_product_grows_until_it_takes_long_enough():
     arithmetic = Arithmetic()
-    found = time_product(arithmetic, F32, Budget(product=60.0, dtype=60.0))
+    found = time_product(arithmetic, F32, ProductBudget(product_seconds=60.0, dtype_seconds=60.0))
     assert arithmetic.sizes == list(matmul_timing._SIZES)
     assert (found.dtype, found.size) == (F32, matmul_timing._SIZES[-1])
     assert found.gflops > 0
@@ -60,19 +54,19 @@ def test_a_product_grows_until_it_takes_long_enough():
 
 def test_a_product_that_takes_long_enough_grows_no_more():
     arithmetic = Arithmetic()
-    time_product(arithmetic, F32, Budget(product=0.0))
+    time_product(arithmetic, F32, ProductBudget(product_seconds=0.0))
     assert arithmetic.sizes == [matmul_timing._SIZES[0]]
 
 
 def test_a_dtype_out_of_time_is_measured_by_what_it_did():
     arithmetic = Arithmetic()
-    found = time_product(arithmetic, F32, Budget(product=60.0, dtype=0.0))
+    found = time_product(arithmetic, F32, ProductBudget(product_seconds=60.0, dtype_seconds=0.0))
     assert arithmetic.sizes == [matmul_timing._SIZES[0]]
     assert found.gflops
 
 
 def test_a_size_that_fails_leaves_the_one_before():
-    found = time_product(Arithmetic(fails_from=512), BF16, Budget(60.0, 60.0))
+    found = time_product(Arithmetic(fails_from=512), BF16, ProductBudget(60.0, 60.0))
     assert found.gflops
     assert not found.failure
 
@@ -118,8 +112,8 @@ def test_the_child_says_what_it_cannot_do(monkeypatch, capsys):
 
 def launch(monkeypatch, script, silent=5.0):
     monkeypatch.setattr(matmul_timing, "_command", lambda *_: [sys.executable, "-c", script])
-    monkeypatch.setattr(matmul_timing, "START_SECONDS", silent)
-    return matmul_timing.launch("torch", Placement("cpu"), [F32, BF16])
+    monkeypatch.setattr(matmul_timing, "START_LIMIT_SECONDS", silent)
+    return matmul_timing.measure_in_child("torch", Placement("cpu"), [F32, BF16])
 
 
 SAY = "import json, os, signal, sys, time\ndef say(**m): print(json.dumps(m), flush=True)\n"
@@ -152,7 +146,7 @@ def test_a_crash_between_dtypes_is_a_note(monkeypatch):
 
 
 def test_a_child_that_falls_silent_is_ended(monkeypatch):
-    monkeypatch.setattr(matmul_timing, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(matmul_timing, "SILENCE_LIMIT_SECONDS", 0.5)
     script = FIRST + "say(begin='bfloat16'); time.sleep(60)"
     found = launch(monkeypatch, script)
     assert found.product(BF16).failure == "no answer in 0.5 seconds"
@@ -168,7 +162,7 @@ def test_what_cannot_be_read_is_a_note(monkeypatch):
 
 
 def test_a_windows_crash_is_one_too():
-    collected = matmul_timing._Collected("torch")
+    collected = matmul_timing._MessageCollector("torch")
     collected.take({"begin": "bfloat16"})
     found = collected.ended(0xC000001D)
     assert found.product(BF16).crashed
@@ -200,10 +194,10 @@ def test_a_device_is_measured_where_a_trial_would_be(monkeypatch, kind):
         asked.append((framework, place, tuple(dtypes)))
         return Measurements(framework, (Product(F32, gflops=10.0), Product(BF16, gflops=1.0)))
 
-    monkeypatch.setattr(matmul_timing, "launch", launched)
+    monkeypatch.setattr(matmul_timing, "measure_in_child", launched)
     known = facts(kind, index=1)
     found = matmul_timing.measure_products(known, ["tensorflow", "torch"])
-    assert asked == [("torch", alone(known.observation), (F32, DType.TF32, BF16, F32))]
+    assert asked == [("torch", expose_only(known.observation), (F32, DType.TF32, BF16, F32))]
     assert found.fact(BF16).support is Support.EMULATED
     assert found.fact(BF16).evidence is Evidence.MEASURED
 
@@ -218,7 +212,7 @@ def test_the_child_is_shown_that_device_alone(monkeypatch):
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_the_installed_framework_really_multiplies(framework):
-    found = matmul_timing.launch(framework, Placement("cpu"), [F32, DType.FLOAT8])
+    found = matmul_timing.measure_in_child(framework, Placement("cpu"), [F32, DType.FLOAT8])
     assert found.product(F32).gflops > 0.01
     assert "not measured with" in found.product(DType.FLOAT8).failure
     assert found.memory_bandwidth_gbps > 0.01
@@ -227,6 +221,6 @@ def test_the_installed_framework_really_multiplies(framework):
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_device_that_is_not_there_is_a_note(framework):
-    found = matmul_timing.launch(framework, Placement("cuda:99"), [F32])
+    found = matmul_timing.measure_in_child(framework, Placement("cuda:99"), [F32])
     assert found.products == ()
     assert f"{framework} cannot open cuda:99" in found.notes[0]

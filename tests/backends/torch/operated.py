@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from autoprec.core.recipe import LossScale, Recipe
 FLOAT32 = Recipe()
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16)
 FLOAT16 = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=1024.0))
+
+
+RECIPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
 def float16(**scale: Any) -> Recipe:
@@ -35,6 +39,14 @@ def apply(
 def mlp(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3))
+
+
+def adam(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def accumulating(recipe: Recipe, steps: int) -> Recipe:
+    return replace(recipe, accumulation_steps=steps)
 
 
 def batches(count: int, size: int = 8, seed: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -74,3 +86,17 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 
 def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def process_readings() -> list[Any]:
+    """Return the process-wide settings that a recipe may change."""
+    return [
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.cudnn.conv.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        torch.get_num_threads(),
+    ]

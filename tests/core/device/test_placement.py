@@ -2,8 +2,8 @@
 
 import pytest
 
-from autoprec.core.device.facts import DeviceKind, Observation
-from autoprec.core.device.placement import Placement, alone
+from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.core.device.placement import Placement, expose_only
 
 
 @pytest.mark.parametrize(
@@ -36,4 +36,4 @@ from autoprec.core.device.placement import Placement, alone
     ],
 )
 def test_a_child_takes_the_first_of_the_one_it_is_shown(seen, device, environment):
-    assert alone(seen) == Placement(device, environment)
+    assert expose_only(seen) == Placement(device, environment)

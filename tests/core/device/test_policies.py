@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.device.facts import (
-    DeviceFacts,
-    DeviceKind,
-    DTypeFact,
-    Evidence,
-    Observation,
-    Support,
-)
+from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import measured_choice, objections, propose
 from autoprec.core.dtypes import DType, Policy
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprec.core.device.roofline import ARITHMETIC_SHARE, find_bound, least_traffic
+from autoprec.core.device.roofline import ARITHMETIC_BOUND_SHARE, find_bound, min_traffic_bytes
 
 seconds = st.floats(1e-5, 10)
 
@@ -32,7 +32,7 @@ def test_a_step_near_the_peak_is_arithmetic():
 
 
 def test_the_least_traffic_has_a_share_of_the_bandwidth():
-    traffic = least_traffic(trainable_bytes=125e6, saved_bytes=250e6)
+    traffic = min_traffic_bytes(trainable_bytes=125e6, saved_bytes=250e6)
     assert traffic == 1e9
     known = {"step_seconds": 0.1, "samples": 8, "flops_per_sample": None, "peak_gflops": None}
     bound = find_bound(**known, traffic=traffic, bandwidth_gbps=20.0)
@@ -83,7 +83,7 @@ def test_the_share_is_the_work_over_the_peak(step, samples, flops, peak, data):
     if data > step:
         assert bound.name == "data pipeline"
     else:
-        arithmetic = bound.peak_share >= ARITHMETIC_SHARE
+        arithmetic = bound.peak_share >= ARITHMETIC_BOUND_SHARE
         assert bound.name == ("arithmetic" if arithmetic else "memory")
 
 

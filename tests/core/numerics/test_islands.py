@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics.islands import (
-    MOST_TRIALS,
-    Found,
-    Impossible,
-    Tried,
+    MAX_TRIALS,
+    IslandsFound,
+    IslandTrial,
+    NoIslandsHelp,
     next_islands,
     resolve_patterns,
 )
@@ -27,18 +27,18 @@ def model(cheap: int = 6, dear: int = 4) -> tuple[Unit, ...]:
 
 
 def search(units, passes):
-    history: list[Tried] = []
+    history: list[IslandTrial] = []
     while True:
         step = next_islands(units, history)
-        if isinstance(step, Found | Impossible):
+        if isinstance(step, IslandsFound | NoIslandsHelp):
             return step, history
-        history.append(Tried(step, passes(frozenset(step))))
+        history.append(IslandTrial(step, passes(frozenset(step))))
 
 
 @pytest.mark.parametrize("culprit", [unit.path for unit in model()])
 def test_a_single_culprit_is_found_alone(culprit):
     found, history = search(model(), lambda s: culprit in s)
-    assert found == Found((culprit,))
+    assert found == IslandsFound((culprit,))
     assert len(history) <= 9
 
 
@@ -58,15 +58,15 @@ def test_cheap_units_are_tried_before_any_matrix_product():
 def test_a_model_of_matrix_products_only_is_searched_too():
     units = [unit for unit in model() if unit.products]
     found, _ = search(units, lambda s: "layers.2.linear" in s)
-    assert found == Found(("layers.2.linear",))
+    assert found == IslandsFound(("layers.2.linear",))
 
 
 @pytest.mark.parametrize("units", [model(), model(dear=0), ()])
 def test_where_not_even_all_units_help_it_is_impossible(units):
     found, history = search(units, lambda s: False)
-    assert found == Impossible(
-        "no set of float32 modules mends it: the model casts by hand, or computes outside of its "
-        "modules' forward"
+    assert found == NoIslandsHelp(
+        "no set of float32 modules makes it train like float32: the model casts by hand, or "
+        "computes outside of its modules' forward"
     )
     assert len(history) <= 2
 
@@ -88,7 +88,7 @@ def test_out_of_trials_the_cheapest_set_that_passed_is_taken():
     units = model(cheap=100)
     needed = {f"layers.{i}.norm" for i in range(0, 100, 9)}
     found, history = search(units, lambda s: needed <= s)
-    assert len(history) == MOST_TRIALS
+    assert len(history) == MAX_TRIALS
     assert needed <= set(found.paths)
     assert len(found.paths) < 102
 
@@ -98,10 +98,10 @@ def test_out_of_trials_a_set_that_failed_is_never_taken_however_cheap():
     history = []
     units = model(cheap=100)
     while isinstance(step := next_islands(units, history), tuple):
-        history.append(Tried(step, passed=not history))
-    assert len(history) == MOST_TRIALS
+        history.append(IslandTrial(step, passed=not history))
+    assert len(history) == MAX_TRIALS
     assert min(len(tried.paths) for tried in history) < len(history[0].paths)
-    assert step == Found(history[0].paths)
+    assert step == IslandsFound(history[0].paths)
 
 
 def test_out_of_trials_the_set_of_fewest_products_that_passed_is_taken_then_the_smallest():
@@ -109,11 +109,11 @@ def test_out_of_trials_the_set_of_fewest_products_that_passed_is_taken_then_the_
     products = [Unit(f"z{i:03}", "Linear", 0.01 * (i + 1)) for i in range(80)]
     units = (*products, Unit("a", "Norm"), Unit("b", "Norm"))
     found, history = search(units, lambda s: {"z079", "z060", "z040", "z020"} <= s)
-    assert len(history) == MOST_TRIALS
+    assert len(history) == MAX_TRIALS
     passed = [tried.paths for tried in history if tried.passed]
     work = {unit.path: unit.products for unit in units}
     cost = {paths: (sum(work[path] for path in paths), len(paths)) for paths in passed}
-    assert found == Found(min(passed, key=cost.__getitem__))
+    assert found == IslandsFound(min(passed, key=cost.__getitem__))
     assert found.paths != min(passed)  # by its name another one would be first
 
 
@@ -131,7 +131,7 @@ def test_all_containers_go_after_all_leaves_and_the_root_last():
 
 def test_a_history_of_another_model_is_refused():
     with pytest.raises(ValueError, match="was proposed"):
-        next_islands(model(), [Tried(("else",), True)])
+        next_islands(model(), [IslandTrial(("else",), True)])
 
 
 def test_the_answer_follows_from_history_alone():
@@ -146,17 +146,17 @@ def test_the_search_stops_within_its_bound_with_a_set_that_passed(cheap, dear, d
     paths = [unit.path for unit in units]
     needed = frozenset(data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=4)))
     found, history = search(units, lambda s: needed <= s)
-    assert len(history) <= MOST_TRIALS
+    assert len(history) <= MAX_TRIALS
     assert needed <= set(found.paths)
     assert any(set(t.paths) == set(found.paths) and t.passed for t in history)
-    if len(history) < MOST_TRIALS:
+    if len(history) < MAX_TRIALS:
         assert set(found.paths) == needed
 
 
 @given(st.randoms(use_true_random=False))
 def test_whatever_the_answers_the_search_ends(random):
     _, history = search(model(40, 20), lambda s: random.random() < 0.5)
-    assert len(history) <= MOST_TRIALS
+    assert len(history) <= MAX_TRIALS
 
 
 def test_a_pattern_is_an_exact_path_or_exactly_one_match():
@@ -174,7 +174,7 @@ def test_an_exact_path_wins_over_the_pattern_it_could_be():
 
 def test_two_matches_are_an_error_that_names_four():
     expected = (
-        "--float32-modules '*.linear' matches 4 modules (layers.0.linear, layers.1.linear, "
+        "float32_modules '*.linear' matches 4 modules (layers.0.linear, layers.1.linear, "
         "layers.2.linear, layers.3.linear), expected exactly one; give the exact path, or name each"
     )
     with pytest.raises(UsageError) as caught:
@@ -191,7 +191,7 @@ def test_no_match_is_an_error_with_the_nearest_names():
     with pytest.raises(UsageError) as caught:
         resolve_patterns(["nrm1"], (Unit("", "M"), *units))
     assert str(caught.value) == (
-        "--float32-modules 'nrm1' matches no module; the model has norm0, norm1, norm2, norm3, "
+        "float32_modules 'nrm1' matches no module; the model has norm0, norm1, norm2, norm3, "
         "norm4. Did you mean norm1, norm4, norm3?"
     )
 
@@ -203,7 +203,7 @@ def test_no_match_shows_the_first_eight_modules(count, shown):
         resolve_patterns(["zzz"], units)
     more = ", ..." if count > 8 else ""
     assert str(caught.value) == (
-        f"--float32-modules 'zzz' matches no module; the model has {', '.join(shown)}{more}."
+        f"float32_modules 'zzz' matches no module; the model has {', '.join(shown)}{more}."
     )
 
 
@@ -222,5 +222,5 @@ def test_the_answer_is_one_of_the_minimal_sets_that_brute_force_finds(cheap, dea
     minimal = {s for s in passing if not any(s - {path} in passing for path in s)}
     found, history = search(units, passes)
     assert passes(found.paths)
-    if len(history) < MOST_TRIALS:
+    if len(history) < MAX_TRIALS:
         assert frozenset(found.paths) in minimal

@@ -7,51 +7,52 @@ import re
 
 import pytest
 
-from autoprec.core.numerics.loss_curves import gate, spread
-from autoprec.core.numerics.parity import (
-    Evidence,
+from autoprec.core.numerics.loss_curves import (
     SeedRun,
-    judge,
-    metric,
-    trajectory,
+    check_metric,
+    check_stability,
+    check_trajectory,
+    seed_spread,
 )
+from autoprec.core.numerics.parity import judge
 from autoprec.core.numerics.tolerance import Check
+from autoprec.core.numerics.verdict import ProofEvidence
 from tests.core.evidence import DEFAULT, FALLING, drifting, run, times
 
 
 def test_chaos_that_noise_causes_too_is_not_blamed_on_the_precision():
     chaotic = SeedRun(run(), drifting(0.02), drifting(-0.015))
-    assert trajectory((chaotic,), DEFAULT).passed
+    assert check_trajectory((chaotic,), DEFAULT).passed
 
 
 def test_noise_that_breaks_float32_excuses_everything_finite():
     broken = SeedRun(run(), drifting(0.02), run((*FALLING[:10], None, *FALLING[11:])))
-    assert trajectory((broken,), DEFAULT).passed
+    assert check_trajectory((broken,), DEFAULT).passed
 
 
 def test_without_a_noisy_run_only_the_slack_is_allowed():
-    check = trajectory((SeedRun(run(), drifting(0.02)),), DEFAULT)
+    check = check_trajectory((SeedRun(run(), drifting(0.02)),), DEFAULT)
     assert not check.passed
     assert check.noise == 0.0
 
 
 def test_a_trajectory_of_less_than_five_steps_is_not_judged():
-    assert trajectory((SeedRun(run(), run(FALLING[:4])),), DEFAULT) == Check(judged=False)
-    assert trajectory((SeedRun(run(), run(FALLING[:5])),), DEFAULT).judged
+    assert check_trajectory((SeedRun(run(), run(FALLING[:4])),), DEFAULT) == Check(judged=False)
+    assert check_trajectory((SeedRun(run(), run(FALLING[:5])),), DEFAULT).judged
 
 
 def test_the_users_metric_is_compared_over_seeds():
     good = [SeedRun(run(metric=0.9), run(metric=0.89), run(metric=0.88)) for _ in range(2)]
     bad = [SeedRun(run(metric=0.9), run(metric=0.7), run(metric=0.9)) for _ in range(2)]
-    assert metric(good, DEFAULT).passed
-    assert "0.7" in metric(bad, DEFAULT).problem
-    assert judge(Evidence(runs=tuple(bad)), DEFAULT).verdict == "rejected"
-    assert "evaluate(model)" in judge(Evidence(runs=tuple(good)), DEFAULT).covered
+    assert check_metric(good, DEFAULT).passed
+    assert "0.7" in check_metric(bad, DEFAULT).problem
+    assert judge(ProofEvidence(runs=tuple(bad)), DEFAULT).verdict == "rejected"
+    assert "evaluate(model)" in judge(ProofEvidence(runs=tuple(good)), DEFAULT).covered
 
 
 def test_metrics_after_different_numbers_of_steps_are_not_compared():
     pair = SeedRun(run(metric=0.9), run(FALLING[:9], metric=0.1))
-    assert metric([pair], DEFAULT) == Check(judged=False)
+    assert check_metric([pair], DEFAULT) == Check(judged=False)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_metrics_after_different_numbers_of_steps_are_not_compared():
 )
 def test_a_metric_may_drop_by_a_share_of_it_or_by_what_noise_does(candidate, noisy, noise, passed):
     disturbed = None if noisy is None else run(metric=noisy)
-    found = metric([SeedRun(run(metric=100.0), run(metric=candidate), disturbed)], DEFAULT)
+    found = check_metric([SeedRun(run(metric=100.0), run(metric=candidate), disturbed)], DEFAULT)
     numbers = {"value": candidate, "reference": 100.0, "noise": pytest.approx(noise)}
     said = f"evaluate(model) gives {candidate:.4g} where float32 reaches 100"
     assert found == (
@@ -81,12 +82,14 @@ def test_a_metric_may_drop_by_a_share_of_it_or_by_what_noise_does(candidate, noi
 
 def test_steps_that_runs_skip_are_counted_together_and_bounded_for_each():
     few, many = run(skipped=(1,)), run(skipped=(4, 5, 6))
-    assert gate([few, run(skipped=(2, 3)), run()], DEFAULT) == Check(skipped=3)
-    assert gate([few, many, few], DEFAULT) == Check(
+    assert check_stability([few, run(skipped=(2, 3)), run()], DEFAULT) == Check(skipped=3)
+    assert check_stability([few, many, few], DEFAULT) == Check(
         problem="3 of 30 steps were skipped because gradients overflowed", step=4, skipped=4
     )
     broken = run((2.0, None, 1.0))
-    assert gate([few, broken], DEFAULT) == Check(problem="the loss is not finite at step 1", step=1)
+    assert check_stability([few, broken], DEFAULT) == Check(
+        problem="the loss is not finite at step 1", step=1
+    )
 
 
 def test_a_run_is_measured_by_its_first_loss_its_last_fifth_and_its_second_half():
@@ -94,18 +97,18 @@ def test_a_run_is_measured_by_its_first_loss_its_last_fifth_and_its_second_half(
     reference = (2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.01, 0.03)
     candidate = (2.0, 1.0, 1.0, 1.0, 1.5, 1.1, 1.0, 1.0, 0.01, 0.032)
     noisy = tuple(loss + 0.02 for loss in reference)
-    found = trajectory((SeedRun(run(reference), run(candidate), run(noisy)),), DEFAULT)
+    found = check_trajectory((SeedRun(run(reference), run(candidate), run(noisy)),), DEFAULT)
     assert found.passed
     assert found.noise == pytest.approx(0.02 / 2)
     assert found.deviation == pytest.approx(0.001 / 0.06)
     distance = math.sqrt((0.5**2 + 0.1**2 + 0.002**2) / 10) / 2
     assert found.ratio == pytest.approx(distance / (0.01 + DEFAULT.trajectory_slack))
-    assert found.late == pytest.approx(math.sqrt((0.1**2 + (0.002 / 0.06) ** 2) / 5))
+    assert found.second_half == pytest.approx(math.sqrt((0.1**2 + (0.002 / 0.06) ** 2) / 5))
 
 
 def test_of_less_than_ten_steps_the_last_one_is_the_end():
     short = (2.0, 1.9, 1.8, 1.7, 1.0)
-    found = trajectory((SeedRun(run(short), run((*short[:4], 1.2))),), DEFAULT)
+    found = check_trajectory((SeedRun(run(short), run((*short[:4], 1.2))),), DEFAULT)
     assert found.deviation == pytest.approx(0.2)
 
 
@@ -114,7 +117,7 @@ def test_a_run_that_fails_parts_at_the_first_step_that_is_too_far_away(first, st
     """Too far without noise is half a per cent of the first loss, of 1 where that is 0."""
     reference = (first, *(1.0,) * 9)
     candidate = (first, 1.0, 1.0, *(1.008,) * 4, *(2.0,) * 3)
-    found = trajectory((SeedRun(run(reference), run(candidate)),), DEFAULT)
+    found = check_trajectory((SeedRun(run(reference), run(candidate)),), DEFAULT)
     assert found.step == step
     ratio = math.sqrt((3 + 4 * 0.008**2) / 10) / (first or 1.0) / 0.001
     assert found.problem == (
@@ -126,7 +129,7 @@ def test_a_run_that_fails_parts_at_the_first_step_that_is_too_far_away(first, st
 def test_what_small_losses_differ_by_is_little_where_no_noise_was_run():
     """6 % at the end, but three thousandths of the first loss."""
     reference = (2.0, *(0.1,) * 9)
-    found = trajectory((SeedRun(run(reference), run((2.0, *(0.106,) * 9))),), DEFAULT)
+    found = check_trajectory((SeedRun(run(reference), run((2.0, *(0.106,) * 9))),), DEFAULT)
     assert found.deviation == pytest.approx(0.06)
     assert found.passed
 
@@ -143,7 +146,7 @@ def test_what_small_losses_differ_by_is_little_where_no_noise_was_run():
     ],
 )
 def test_seeds_of_float32_end_apart_by_a_share_of_their_mean(runs, apart):
-    assert spread(runs) == pytest.approx(apart)
+    assert seed_spread(runs) == pytest.approx(apart)
 
 
 @pytest.mark.parametrize(("lasts", "ended", "passed"), [(0.0, 0.17, False), (0.06, 0.17, True)])
@@ -151,7 +154,7 @@ def test_noise_that_training_takes_away_excuses_nothing_that_stays(lasts, ended,
     """Noise on frequencies near 2**9 pi: 34 % off at first, 0.3 % in the end; bfloat16 17 %."""
     noisy = [(1 + max(lasts, 0.34 - 0.03 * step)) * loss for step, loss in enumerate(FALLING)]
     pair = SeedRun(run(), times(1 + ended), run(noisy))
-    found = trajectory((pair,), DEFAULT)
+    found = check_trajectory((pair,), DEFAULT)
     assert found.ratio <= DEFAULT.trajectory_null
     assert found.passed is passed
     if not passed:

@@ -11,17 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.numerics.parity import (
-    LONG_STEPS,
-    Evidence,
-    SeedRun,
-    Verdict,
-    gate,
-    judge,
-    shadow,
-    trajectory,
-)
-from autoprec.core.numerics.records import NoisePoint, ShadowPoint, Trajectory
+from autoprec.core.numerics.loss_curves import SeedRun, check_stability, check_trajectory
+from autoprec.core.numerics.parity import LONG_STEPS, judge
+from autoprec.core.numerics.single_step import check_single_steps
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.errors import UsageError
 from tests.core.evidence import DEFAULT, FALLING, drifting, evidence, points, run, times
 
@@ -48,9 +42,9 @@ def test_equal_with_something_not_covered_says_so_where_it_says_equal():
 
 
 def test_without_anything_recorded_nothing_is_accepted():
-    verdict = judge(Evidence(not_covered=("all",)), DEFAULT)
+    verdict = judge(ProofEvidence(not_covered=("all",)), DEFAULT)
     assert verdict.verdict == "unproven"
-    assert "--proof-steps" in verdict.reason
+    assert "proof_steps" in verdict.reason
     assert verdict.covered == ()
     assert verdict.not_covered == ("all",)
     assert verdict.loss_deviation is None
@@ -64,7 +58,7 @@ def test_a_loss_that_is_not_finite_is_rejected_at_its_step():
 
 @pytest.mark.parametrize("loss", [None, math.inf])
 def test_a_shadow_that_is_not_finite_is_rejected(loss):
-    verdict = judge(Evidence(shadow=(ShadowPoint(8, loss, 1.0, None),)), DEFAULT)
+    verdict = judge(ProofEvidence(comparisons=(StepComparison(8, loss, 1.0, None),)), DEFAULT)
     assert (verdict.verdict, verdict.step) == ("rejected", 8)
 
 
@@ -76,13 +70,13 @@ def test_two_skipped_steps_are_allowed_and_three_are_not():
 
 def test_a_shadow_that_fails_where_training_does_not_is_drift():
     off = run(tuple(1.03 * loss for loss in FALLING))
-    verdict = judge(evidence(off, shadow=points(0.05)), DEFAULT)
+    verdict = judge(evidence(off, comparisons=points(0.05)), DEFAULT)
     assert (verdict.verdict, verdict.step) == ("drift", 0)
     assert not verdict.accepted
     assert verdict.loss_deviation == pytest.approx(0.05)
 
 
-def alternating(deviation: float, error: float = 0.01) -> tuple[ShadowPoint, ...]:
+def alternating(deviation: float, error: float = 0.01) -> tuple[StepComparison, ...]:
     """Points whose loss is off as often above as below."""
     above, below = points(deviation, error), points(-deviation, error)
     return (above[0], below[1], above[2], below[3])
@@ -106,7 +100,7 @@ def long_run(deviation: float) -> SeedRun:
     ],
 )
 def test_losses_off_in_both_directions_are_noise_where_a_longer_run_agrees(shadow_, after, verdict):
-    found = judge(Evidence(shadow=shadow_, runs=(long_run(after),)), DEFAULT)
+    found = judge(ProofEvidence(comparisons=shadow_, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
     assert found.trajectory_deviation == pytest.approx(after)
     assert found.loss_deviation == pytest.approx(
@@ -122,22 +116,22 @@ def test_single_steps_tell_what_their_mean_does_not(leap, verdict):
     agreed = long_run(0.0)
     losses = [(1 + leap * (-1) ** i) * x for i, x in enumerate(agreed.reference.losses)]
     leaping = replace(agreed, candidate=Trajectory(tuple(losses)))
-    found = judge(Evidence(shadow=alternating(0.05), runs=(leaping,)), DEFAULT)
+    found = judge(ProofEvidence(comparisons=alternating(0.05), runs=(leaping,)), DEFAULT)
     assert found.verdict == verdict
     assert found.accepted or "single steps by then 9 %" in found.reason
 
 
 @pytest.mark.parametrize(("after", "verdict"), [(0.02, "equal"), (0.06, "drift")])
 def test_noise_that_moves_float32_far_excuses_what_training_takes_away(after, verdict):
-    noisy = tuple(NoisePoint(p.step, 2.0 * 1.03, 2.0, 0.01) for p in points())
-    found = judge(Evidence(points(0.08), noise=noisy, runs=(long_run(after),)), DEFAULT)
+    noisy = tuple(NoisyStep(p.step, 2.0 * 1.03, 2.0, 0.01) for p in points())
+    found = judge(ProofEvidence(points(0.08), noise=noisy, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
     assert found.trajectory_deviation == pytest.approx(after)
     assert found.loss_deviation == pytest.approx(0.08)
     assert (found.loss_null, found.gradient_null) == (pytest.approx(0.03), 0.01)
     assert (found.steps, found.step) == (LONG_STEPS, None if verdict == "equal" else LONG_STEPS)
     assert "after 60 steps" in found.reason
-    short = judge(evidence(run(), shadow=points(0.08), noise=noisy), DEFAULT)
+    short = judge(evidence(run(), comparisons=points(0.08), noise=noisy), DEFAULT)
     assert short.accepted  # too short a run to say
 
 
@@ -151,17 +145,19 @@ def test_a_gradient_that_noise_of_the_formats_size_explains_is_no_drift(roundoff
     slack = noise + DEFAULT.trajectory_slack
     ours = tuple(loss + 2.0 * apart * slack for loss in FALLING)
     off = SeedRun(Trajectory(FALLING), Trajectory(ours), Trajectory(noisy))
-    found = Evidence(shadow=points(0.0, error=0.9), runs=(off,), roundoff=roundoff)
+    found = ProofEvidence(comparisons=points(0.0, error=0.9), runs=(off,), roundoff=roundoff)
     assert judge(found, DEFAULT).accepted is accepted
 
 
 @pytest.mark.parametrize(("after", "verdict"), [(0.02, "equal"), (0.06, "drift")])
 def test_where_noise_destroys_float32s_gradients_a_longer_run_decides(after, verdict):
-    noisy = tuple(NoisePoint(p.step, 2.0, 2.0, 0.9) for p in points())
+    noisy = tuple(NoisyStep(p.step, 2.0, 2.0, 0.9) for p in points())
     near = points(0.001, error=0.9)
-    found = judge(Evidence(near, noise=noisy, runs=(long_run(after),)), DEFAULT)
+    found = judge(ProofEvidence(near, noise=noisy, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
-    far = judge(Evidence(points(0.03, error=0.9), noise=noisy, runs=(long_run(0.02),)), DEFAULT)
+    far = judge(
+        ProofEvidence(points(0.03, error=0.9), noise=noisy, runs=(long_run(0.02),)), DEFAULT
+    )
     assert not far.accepted  # its losses are not near
 
 
@@ -173,15 +169,15 @@ def test_a_trajectory_that_leaves_is_rejected_at_the_step_where_it_parts():
 
 def test_float32_that_breaks_by_itself_proves_nothing():
     broken = SeedRun(run((1.0, None)), run((1.0, 1.0)))
-    verdict = judge(Evidence(runs=(broken,)), DEFAULT)
+    verdict = judge(ProofEvidence(runs=(broken,)), DEFAULT)
     assert verdict.verdict == "rejected"
     assert "float32 itself" in verdict.reason
 
 
 def test_losses_around_zero_do_not_divide_by_nothing():
     zeros = SeedRun(run((0.0,) * 10), run((0.0,) * 10), run((0.0,) * 10))
-    assert trajectory((zeros,), DEFAULT).passed
-    assert shadow((ShadowPoint(0, 0.0, 0.0, 0.0),), (), DEFAULT).passed
+    assert check_trajectory((zeros,), DEFAULT).passed
+    assert check_single_steps((StepComparison(0, 0.0, 0.0, 0.0),), (), DEFAULT).passed
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, math.nan, math.inf])
@@ -202,12 +198,12 @@ trajectories = st.builds(
 reals = st.floats(-1e6, 1e6, allow_nan=False)
 errors = st.none() | st.floats(0, 1e6)
 anything = st.builds(
-    Evidence,
-    shadow=st.lists(
-        st.builds(ShadowPoint, st.integers(0, 30), st.none() | reals, reals, errors), max_size=4
+    ProofEvidence,
+    comparisons=st.lists(
+        st.builds(StepComparison, st.integers(0, 30), st.none() | reals, reals, errors), max_size=4
     ).map(tuple),
     noise=st.lists(
-        st.builds(NoisePoint, st.integers(0, 30), st.none() | reals, reals, errors), max_size=4
+        st.builds(NoisyStep, st.integers(0, 30), st.none() | reals, reals, errors), max_size=4
     ).map(tuple),
     runs=st.lists(
         st.builds(SeedRun, trajectories, trajectories, st.none() | trajectories), max_size=2
@@ -217,16 +213,16 @@ ORDER = ("equal", "equal at single steps", "unproven", "drift", "rejected")
 
 
 def test_a_checkpoint_whose_gradient_is_infinite_is_not_passed_through():
-    off = ShadowPoint(0, 1.0, 1.0 + 1.5 * DEFAULT.loss, None)
-    right = [ShadowPoint(step, 1.0, 1.0, 0.0) for step in (1, 9, 29)]
-    assert judge(Evidence(shadow=(off, *right)), DEFAULT).verdict != "equal"
+    off = StepComparison(0, 1.0, 1.0 + 1.5 * DEFAULT.loss, None)
+    right = [StepComparison(step, 1.0, 1.0, 0.0) for step in (1, 9, 29)]
+    assert judge(ProofEvidence(comparisons=(off, *right)), DEFAULT).verdict != "equal"
     passed_through = replace(off, gradient_error=0.0)
-    found = judge(Evidence(shadow=(passed_through, *right)), DEFAULT)
+    found = judge(ProofEvidence(comparisons=(passed_through, *right)), DEFAULT)
     assert found.verdict == "equal at single steps"
 
 
 def test_without_a_trajectory_nothing_is_equal_but_single_steps():
-    verdict = judge(Evidence(shadow=points()), DEFAULT)
+    verdict = judge(ProofEvidence(comparisons=points()), DEFAULT)
     assert verdict.verdict == "equal at single steps"
     assert not verdict.accepted
     assert verdict.reason.startswith("equal at single steps, but nothing was trained: loss within")
@@ -236,17 +232,19 @@ def test_without_a_trajectory_nothing_is_equal_but_single_steps():
     ("shadow_", "verdict"), [(points(), "equal at single steps"), (points(0.05), "unproven")]
 )
 def test_a_stalled_machine_is_no_fault_of_the_precision(shadow_, verdict):
-    stalled = replace(evidence(drifting(0.02), shadow=shadow_), cut=True, not_covered=("all",))
+    stalled = replace(
+        evidence(drifting(0.02), comparisons=shadow_), stalled=True, not_covered=("all",)
+    )
     found = judge(stalled, DEFAULT)
     assert found.verdict == verdict
     assert found.not_covered == ("all",)
     assert not found.accepted
-    lost = (ShadowPoint(2, None, 1.0, None),)
-    assert judge(replace(stalled, shadow=lost), DEFAULT).verdict == "rejected"
+    lost = (StepComparison(2, None, 1.0, None),)
+    assert judge(replace(stalled, comparisons=lost), DEFAULT).verdict == "rejected"
 
 
 def test_a_verdict_says_over_which_part_of_training_it_was_equal():
-    verdict = judge(evidence(times(1.001), most=120), DEFAULT)
+    verdict = judge(evidence(times(1.001), max_steps=120), DEFAULT)
     assert (verdict.steps, verdict.most_steps) == (30, 120)
     assert verdict.first_loss == 2.0
     assert "equal over the first 30 steps, loss 2 to 0.52" in verdict.reason
@@ -270,18 +268,18 @@ def test_every_verdict_is_plain_and_comes_back_as_it_was(found):
 @given(st.integers(0, 2**31))
 def test_the_gate_of_float32_allows_any_skips(skips):
     wide = replace(DEFAULT, skipped=2**31)
-    assert gate([run(skipped=tuple(range(min(skips, 30))))], wide).passed
+    assert check_stability([run(skipped=tuple(range(min(skips, 30))))], wide).passed
 
 
 def test_where_noise_alone_breaks_every_gradient_it_excuses_nothing():
-    noise = tuple(NoisePoint(step, 3.0, 2.0, 1.0) for step in (0, 2, 8, 29))
-    excused = (NoisePoint(0, 3.0, 2.0, 0.01), NoisePoint(2, 3.0, 2.0, 0.01), *noise[2:])
-    assert not judge(evidence(run(), shadow=points(0.2), noise=noise), DEFAULT).accepted
-    assert judge(evidence(run(), shadow=points(0.2), noise=excused), DEFAULT).accepted
+    noise = tuple(NoisyStep(step, 3.0, 2.0, 1.0) for step in (0, 2, 8, 29))
+    excused = (NoisyStep(0, 3.0, 2.0, 0.01), NoisyStep(2, 3.0, 2.0, 0.01), *noise[2:])
+    assert not judge(evidence(run(), comparisons=points(0.2), noise=noise), DEFAULT).accepted
+    assert judge(evidence(run(), comparisons=points(0.2), noise=excused), DEFAULT).accepted
 
 
 def test_trajectories_alone_are_judged_too():
-    verdict = judge(Evidence(runs=(SeedRun(run(), times(1.001), times(1.001)),)), DEFAULT)
+    verdict = judge(ProofEvidence(runs=(SeedRun(run(), times(1.001), times(1.001)),)), DEFAULT)
     assert verdict.accepted
     assert verdict.loss_deviation is None
     assert "after 30 steps" in verdict.reason
@@ -298,7 +296,7 @@ def test_trajectories_alone_are_judged_too():
 )
 def test_checkpoints_a_little_off_are_no_drift_where_trainings_agree(off, error, apart, accepted):
     shadow_ = (*points()[:2], *points(off, error)[2:])
-    found = judge(evidence(times(1 + apart), shadow=shadow_, noise=()), DEFAULT)
+    found = judge(evidence(times(1 + apart), comparisons=shadow_, noise=()), DEFAULT)
     assert found.accepted is accepted
 
 
@@ -306,7 +304,11 @@ def test_no_rejection_rests_on_a_loss_curve_where_float32s_seeds_spread_by_half(
     other = tuple(2 * loss for loss in FALLING)
     apart = SeedRun(run(other), run(1.2 * x for x in other), run(other))
     near = SeedRun(run(), times(1.2), run())
-    assert judge(Evidence(shadow=points(), runs=(near, near)), DEFAULT).verdict == "rejected"
-    assert judge(Evidence(shadow=points(), runs=(near, apart)), DEFAULT).accepted
+    assert (
+        judge(ProofEvidence(comparisons=points(), runs=(near, near)), DEFAULT).verdict == "rejected"
+    )
+    assert judge(ProofEvidence(comparisons=points(), runs=(near, apart)), DEFAULT).accepted
     shadowed = points(0.2)
-    assert judge(Evidence(shadow=shadowed, runs=(near, apart)), DEFAULT).verdict == "drift"
+    assert (
+        judge(ProofEvidence(comparisons=shadowed, runs=(near, apart)), DEFAULT).verdict == "drift"
+    )

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Alignment, LossScale, Recipe
-from autoprec.core.speed.attribution import at_its_batch, in_words, parts, switched_off
-from autoprec.core.statistics import paired_ratio
+from autoprec.core.speed.attribution import (
+    attribute_speedup,
+    baseline_at_batch_of,
+    describe_recipe,
+    switch_off_in_turn,
+)
+from autoprec.core.speed.noise import paired_ratio
 
 PLAIN = Recipe(batch_size=32)
 recipes = st.builds(
@@ -37,7 +42,7 @@ FULL = Recipe(
 
 @given(recipes)
 def test_it_ends_at_the_baseline_and_no_step_changes_nothing(recipe: Recipe) -> None:
-    steps = switched_off(recipe, PLAIN)
+    steps = switch_off_in_turn(recipe, PLAIN)
     keys = [recipe.key(), *(step.recipe.key() for step in steps)]
     assert keys[-1] == PLAIN.key()
     assert len(set(keys)) == len(keys)
@@ -47,16 +52,16 @@ def test_it_ends_at_the_baseline_and_no_step_changes_nothing(recipe: Recipe) -> 
 @given(recipes, st.randoms(use_true_random=False), st.booleans())
 def test_the_parts_multiply_to_the_whole(recipe: Recipe, random, some_missing: bool) -> None:
     """In rounds without noise; with it, as near as medians do."""
-    everybody = [recipe, *(step.recipe for step in switched_off(recipe, PLAIN))]
+    everybody = [recipe, *(step.recipe for step in switch_off_in_turn(recipe, PLAIN))]
     ran = [r for r in everybody[1:-1] if not (some_missing and random.random() < 0.5)]
     rates = {r.key(): (random.uniform(1, 9),) * 6 for r in (recipe, *ran, PLAIN)}
-    found = parts(recipe, PLAIN, rates)
+    found = attribute_speedup(recipe, PLAIN, rates)
     whole = paired_ratio(rates[recipe.key()], rates[PLAIN.key()]).ratio
     assert math.prod(part.speedup.ratio for part in found) == pytest.approx(whole)
 
 
 def test_every_setting_is_named_where_it_is_switched_off() -> None:
-    steps = [(step.what, in_words(step.recipe)) for step in switched_off(FULL, PLAIN)]
+    steps = [(step.what, describe_recipe(step.recipe)) for step in switch_off_in_turn(FULL, PLAIN)]
     kept = "channels_last, compiled, padded to 8, threads=2, fused_optimizer"
     assert steps == [
         ("precision", f"float32, batch 64 in 4 micro-batches of 16, {kept}, memory kept"),
@@ -68,5 +73,5 @@ def test_every_setting_is_named_where_it_is_switched_off() -> None:
 
 def test_float32_at_its_own_batch_keeps_memory_as_the_recipe_does() -> None:
     kept = "float32, batch 64 in 4 micro-batches of 16, memory kept"
-    assert in_words(at_its_batch(FULL, PLAIN)) == kept
-    assert at_its_batch(Recipe(compile=True), PLAIN) == Recipe()
+    assert describe_recipe(baseline_at_batch_of(FULL, PLAIN)) == kept
+    assert baseline_at_batch_of(Recipe(compile=True), PLAIN) == Recipe()

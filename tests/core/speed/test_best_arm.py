@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from autoprec.core.speed.best_arm import FEWEST, leader, still_running
+from autoprec.core.speed.best_arm import MIN_ROUNDS, find_leader, select_contenders
 
 
 def race(true: Sequence[float], noise: float, turn: float, seed: int) -> tuple[int, list[int]]:
@@ -18,42 +18,42 @@ def race(true: Sequence[float], noise: float, turn: float, seed: int) -> tuple[i
     while running and len(rates[running[0]]) < 200:
         for index in running:
             rates[index].append(true[index] * (1 + draw.gauss(0.0, noise)))
-        running = still_running(rates, [turn] * len(true))
-    return leader(rates), [len(own) for own in rates]
+        running = select_contenders(rates, [turn] * len(true))
+    return find_leader(rates), [len(own) for own in rates]
 
 
 def test_nobody_is_out_before_three_rounds() -> None:
-    assert still_running([[1.0], [9.0]], [1.0, 1.0]) == (0, 1)
-    assert still_running([[1.0, 1.0], [9.0, 9.0]], [1.0, 1.0]) == (0, 1)
-    assert still_running([[1.0] * FEWEST, [9.0] * FEWEST], [1.0, 1.0]) == ()
+    assert select_contenders([[1.0], [9.0]], [1.0, 1.0]) == (0, 1)
+    assert select_contenders([[1.0, 1.0], [9.0, 9.0]], [1.0, 1.0]) == (0, 1)
+    assert select_contenders([[1.0] * MIN_ROUNDS, [9.0] * MIN_ROUNDS], [1.0, 1.0]) == ()
 
 
 def test_who_is_surely_behind_is_out_and_the_others_go_on() -> None:
     rates = [[100.0, 104.0, 97.0], [101.0, 98.0, 103.0], [50.0, 52.0, 49.0]]
-    assert still_running(rates, [0.25] * 3) == (0, 1)
+    assert select_contenders(rates, [0.25] * 3) == (0, 1)
 
 
 def test_who_is_out_stays_out() -> None:
     rates = [[100.0, 104.0, 97.0, 102.0], [101.0, 98.0, 103.0, 99.0], [99.0, 103.0, 101.0]]
-    assert still_running(rates, [0.25] * 3) == (0, 1)
-    assert leader(rates) == 0
+    assert select_contenders(rates, [0.25] * 3) == (0, 1)
+    assert find_leader(rates) == 0
 
 
 def test_alone_nobody_runs() -> None:
-    assert still_running([[1.0, 1.0, 1.0]], [1.0]) == ()
-    assert still_running([[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0]], [1.0, 1.0]) == ()
+    assert select_contenders([[1.0, 1.0, 1.0]], [1.0]) == ()
+    assert select_contenders([[1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0]], [1.0, 1.0]) == ()
 
 
 def test_turns_that_take_long_are_spent_on_less_doubt() -> None:
     rates = [[100.0, 104.0, 97.0], [98.0, 99.0, 100.0]]
-    assert still_running(rates, [0.25, 0.25]) == (0, 1)
-    assert still_running(rates, [60.0, 60.0]) == ()
+    assert select_contenders(rates, [0.25, 0.25]) == (0, 1)
+    assert select_contenders(rates, [60.0, 60.0]) == ()
 
 
-def test_the_price_decides() -> None:
+def test_the_required_gain_decides() -> None:
     rates = [[100.0, 104.0, 97.0], [98.0, 99.0, 100.0]]
-    assert still_running(rates, [1.0, 1.0], price=1e-6) == (0, 1)
-    assert still_running(rates, [1.0, 1.0], price=1.0) == ()
+    assert select_contenders(rates, [1.0, 1.0], gain_per_second=1e-6) == (0, 1)
+    assert select_contenders(rates, [1.0, 1.0], gain_per_second=1.0) == ()
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.10])

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.speed.consistency import (
-    ANOTHER_PACE,
-    APART,
-    Pace,
-    another_pace,
+    CONTRADICTION_FACTOR,
+    RATE_CHANGE_FACTOR,
+    RecipeRates,
     contradict,
-    doubts,
-    too_wide,
+    find_inconsistencies,
+    is_too_wide,
+    rate_changed,
 )
-from autoprec.core.statistics import Ratio
+from autoprec.core.speed.noise import Ratio
 
 
 def ratio(low: float, middle: float, high: float) -> Ratio:
@@ -39,13 +39,13 @@ ORDINARY = [
 
 
 def test_an_interval_wider_than_its_gain_is_too_wide() -> None:
-    assert too_wide(RECORDED_UNDER_LOAD)
-    assert too_wide(ratio(0.6, 1.0, 1.6))
+    assert is_too_wide(RECORDED_UNDER_LOAD)
+    assert is_too_wide(ratio(0.6, 1.0, 1.6))
 
 
 @pytest.mark.parametrize("seen", ORDINARY)
 def test_ordinary_noise_is_not(seen: Ratio) -> None:
-    assert not too_wide(seen)
+    assert not is_too_wide(seen)
     assert not contradict(seen, Ratio(seen.ratio * 1.65, seen.low * 1.65, seen.high * 1.65, 1))
 
 
@@ -56,13 +56,13 @@ def test_no_recorded_tuning_would_have_been_called_inconclusive_for_its_interval
     found = re.findall(r"is ([\d.]+)x float32 as it was run \(([\d.]+)-([\d.]+)", text)
     seen = [Ratio(*map(float, numbers), 6) for numbers in found]
     assert len(seen) >= 8
-    assert [each for each in seen if too_wide(each)] == []
+    assert [each for each in seen if is_too_wide(each)] == []
     assert max(each.high / each.low for each in seen) == pytest.approx(1.42, abs=0.01)
 
 
 def test_a_large_gain_may_be_known_roughly_and_what_is_slower_is_slower() -> None:
-    assert not too_wide(ratio(4.0, 6.8, 9.0))
-    assert not too_wide(ratio(0.1, 0.3, 0.9))
+    assert not is_too_wide(ratio(4.0, 6.8, 9.0))
+    assert not is_too_wide(ratio(0.1, 0.3, 0.9))
 
 
 def test_the_search_and_the_rounds_contradict_each_other_beyond_both_intervals() -> None:
@@ -73,27 +73,27 @@ def test_the_search_and_the_rounds_contradict_each_other_beyond_both_intervals()
 
 @given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
 def test_another_pace_is_the_same_either_way(before: float, after: float) -> None:
-    assert another_pace(before, after) == another_pace(after, before)
+    assert rate_changed(before, after) == rate_changed(after, before)
 
 
 def test_half_a_machine_is_no_other_pace_and_a_seventieth_is() -> None:
-    assert not another_pace(100.0, 50.0)
-    assert another_pace(59_300.0, 824.0)
-    assert APART < ANOTHER_PACE
+    assert not rate_changed(100.0, 50.0)
+    assert rate_changed(59_300.0, 824.0)
+    assert CONTRADICTION_FACTOR < RATE_CHANGE_FACTOR
 
 
 def test_every_doubt_is_said_and_none_where_all_agrees() -> None:
-    quiet = Pace("float32, batch 32", 100.0, (99.0, 101.0, 100.0))
-    slowed = Pace("mixed_bfloat16, batch 64", 1000.0, (99.0, 101.0, 400.0))
+    quiet = RecipeRates("float32, batch 32", 100.0, (99.0, 101.0, 100.0))
+    slowed = RecipeRates("mixed_bfloat16, batch 64", 1000.0, (99.0, 101.0, 400.0))
     fine = ratio(1.9, 2.0, 2.1)
-    assert doubts(fine, fine, [quiet]) == ()
-    assert doubts(fine, None, [Pace("not searched", 0.0, (1.0,))]) == ()
-    (pace,) = doubts(None, None, [quiet, slowed])
+    assert find_inconsistencies(fine, fine, [quiet]) == ()
+    assert find_inconsistencies(fine, None, [RecipeRates("not searched", 0.0, (1.0,))]) == ()
+    (pace,) = find_inconsistencies(None, None, [quiet, slowed])
     assert pace == (
         "mixed_bfloat16, batch 64 ran at 1000 samples/s in the search and at 101 in the final "
         "rounds"
     )
-    pair = doubts(RECORDED_UNDER_LOAD, ratio(9.0, 10.0, 11.0), [quiet])
+    pair = find_inconsistencies(RECORDED_UNDER_LOAD, ratio(9.0, 10.0, 11.0), [quiet])
     assert pair == (
         "the search saw 10.00x, the final rounds 1.48x (1.10-2.18)",
         "the final rounds saw 1.48x (1.10-2.18), which may be anything",

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from autoprec.core.speed import cost_model
 from autoprec.core.speed.cost_model import (
-    MemorySeen,
+    MeasuredMemory,
+    MeasuredRate,
     Prediction,
-    Seen,
     ThroughputModel,
     predict_memory,
 )
@@ -45,7 +45,7 @@ points = st.builds(
     threads=st.sampled_from([4, 8]),
     fused=st.booleans(),
 )
-seen = st.builds(Seen, points, st.floats(-5, 15), st.floats(0, 0.2))
+seen = st.builds(MeasuredRate, points, st.floats(-5, 15), st.floats(0, 0.2))
 
 
 @given(st.floats(-5, 5), st.floats(0, 3), st.floats(-5, 5))
@@ -119,7 +119,7 @@ def test_many_predictions_compare_what_was_seen_once(monkeypatch, count):
     monkeypatch.setattr(
         cost_model, "_covariance", lambda a, b: compared.append(1) or covariance(a, b)
     )
-    model = ThroughputModel([Seen(point(8 * (i + 1)), 1.0) for i in range(count)])
+    model = ThroughputModel([MeasuredRate(point(8 * (i + 1)), 1.0) for i in range(count)])
     for batch in BATCHES:
         model.predict(point(batch))
     assert len(compared) <= count**2 + len(BATCHES) * (count + 1)
@@ -128,7 +128,7 @@ def test_many_predictions_compare_what_was_seen_once(monkeypatch, count):
 @pytest.mark.parametrize("half", [0.5, 4.0, 32.0, 256.0])
 @pytest.mark.parametrize("peak", [3.0, 3e5])
 def test_two_points_of_the_law_predict_the_third(half, peak):
-    known = [Seen(point(b), math.log(rate(b, peak=peak, half=half))) for b in (16, 128)]
+    known = [MeasuredRate(point(b), math.log(rate(b, peak=peak, half=half))) for b in (16, 128)]
     predicted = ThroughputModel(known).predict(point(512))
     truth = math.log(rate(512, peak=peak, half=half))
     assert predicted.mean == pytest.approx(truth, abs=0.08)
@@ -136,7 +136,7 @@ def test_two_points_of_the_law_predict_the_third(half, peak):
 
 
 def test_a_measured_point_is_predicted_as_it_was_measured():
-    known = [Seen(point(b), math.log(rate(b))) for b in BATCHES]
+    known = [MeasuredRate(point(b), math.log(rate(b))) for b in BATCHES]
     model = ThroughputModel(known)
     for item in known:
         predicted = model.predict(item.point)
@@ -146,9 +146,9 @@ def test_a_measured_point_is_predicted_as_it_was_measured():
 
 def test_what_one_policy_shows_of_a_layout_is_expected_of_another():
     known = [
-        Seen(point(64), math.log(100)),
-        Seen(point(64, memory_format="channels_last"), math.log(120)),
-        Seen(point(64, policy="mixed_bfloat16"), math.log(200)),
+        MeasuredRate(point(64), math.log(100)),
+        MeasuredRate(point(64, memory_format="channels_last"), math.log(120)),
+        MeasuredRate(point(64, policy="mixed_bfloat16"), math.log(200)),
     ]
     model = ThroughputModel(known)
     plain = model.predict(point(64, policy="mixed_bfloat16"))
@@ -157,7 +157,7 @@ def test_what_one_policy_shows_of_a_layout_is_expected_of_another():
 
 
 def test_doubt_grows_with_the_distance_from_what_was_measured():
-    model = ThroughputModel([Seen(point(64), math.log(100))])
+    model = ThroughputModel([MeasuredRate(point(64), math.log(100))])
     near, far = model.predict(point(128)), model.predict(point(1024))
     elsewhere = model.predict(point(64, policy="mixed_bfloat16"))
     assert near.deviation < far.deviation < elsewhere.deviation
@@ -165,7 +165,10 @@ def test_doubt_grows_with_the_distance_from_what_was_measured():
 
 def test_an_unsure_measurement_counts_for_less():
     def predicted(deviation):
-        known = [Seen(point(64), math.log(100)), Seen(point(128), math.log(300), deviation)]
+        known = [
+            MeasuredRate(point(64), math.log(100)),
+            MeasuredRate(point(128), math.log(300), deviation),
+        ]
         return ThroughputModel(known).predict(point(128)).mean
 
     assert predicted(0.2) < predicted(0.0)
@@ -174,13 +177,13 @@ def test_an_unsure_measurement_counts_for_less():
 def prior(left, right):
     """The prior's covariance of two points' log throughputs, term by term as the module has it."""
     octaves = abs(math.log2(left["batch_size"] / right["batch_size"]))
-    root = math.sqrt(5) * octaves / cost_model._OCTAVES
+    root = math.sqrt(5) * octaves / cost_model._DRIFT_OCTAVES
     near = (1 + root + root**2 / 3) * math.exp(-root)
-    terms = [(cost_model._LEVEL, cost_model._COMMON_DRIFT)]
+    terms = [(cost_model._MEAN_DEVIATION, cost_model._COMMON_DRIFT)]
     alike = [name for name in left if name != "batch_size" and left[name] == right[name]]
-    terms += [cost_model._SCALES.get(name, cost_model._OTHER_SCALE) for name in alike]
+    terms += [cost_model._FACTOR_SCALES.get(name, cost_model._DEFAULT_SCALE) for name in alike]
     if {"policy", "compile"} <= set(alike):
-        terms.append(cost_model._COMPILED)
+        terms.append(cost_model._POLICY_COMPILE_SCALE)
     total = sum(offset**2 + drift**2 * near for offset, drift in terms)
     if len(alike) == len(left) - 1:
         total += cost_model._ROUGHNESS**2 * math.exp(-octaves / cost_model._ROUGH_OCTAVES)
@@ -190,7 +193,7 @@ def prior(left, right):
 def regressed(items, asked):
     """Mean and deviation by the textbook's formulas of Gaussian process regression."""
     points = [item.point for item in items]
-    noise = np.diag([cost_model._NOISE**2 + item.deviation**2 for item in items])
+    noise = np.diag([cost_model._TIMING_NOISE**2 + item.deviation**2 for item in items])
     between = np.array([[prior(a, b) for b in points] for a in points]) + noise
     row = np.array([prior(asked, other) for other in points])
     rates = np.array([item.log_rate for item in items])
@@ -231,49 +234,55 @@ def test_of_nothing_no_memory_is_predicted():
     st.sampled_from(BATCHES),
 )
 def test_the_estimate_is_never_below_an_affine_truth(base, each, batches, asked):
-    known = [MemorySeen(point(b), base + each * b) for b in batches]
+    known = [MeasuredMemory(point(b), base + each * b) for b in batches]
     assert predict_memory(point(asked), known) >= base + each * asked - 1
 
 
 @given(st.lists(st.tuples(st.sampled_from(BATCHES), st.integers(1, 2**33)), min_size=1))
 def test_the_estimate_at_a_measured_batch_is_the_most_that_was_measured_there(pairs):
-    known = [MemorySeen(point(b), peak) for b, peak in pairs]
+    known = [MeasuredMemory(point(b), peak) for b, peak in pairs]
     for batch, _ in pairs:
         highest = max(peak for b, peak in pairs if b == batch)
         assert predict_memory(point(batch), known) == highest
 
 
 def test_two_batches_give_the_line_and_the_margin():
-    known = [MemorySeen(point(8), 1800), MemorySeen(point(16), 2600)]
+    known = [MeasuredMemory(point(8), 1800), MeasuredMemory(point(16), 2600)]
     assert predict_memory(point(64), known) == pytest.approx((2600 + 48 * 100) * 1.1)
 
 
 def test_memory_that_is_kept_may_not_fit_together():
     kept = {"keep_memory": True}
-    known = [MemorySeen({**point(8), **kept}, 1800), MemorySeen({**point(16), **kept}, 2600)]
+    known = [
+        MeasuredMemory({**point(8), **kept}, 1800),
+        MeasuredMemory({**point(16), **kept}, 2600),
+    ]
     expected = (2600 + 48 * 100) * 1.25
     assert predict_memory({**point(64), **kept}, known) == pytest.approx(expected)
 
 
 def test_one_batch_gives_proportion_and_a_larger_one_an_upper_bound():
-    known = [MemorySeen(point(32), 3200)]
+    known = [MeasuredMemory(point(32), 3200)]
     assert predict_memory(point(64), known) == pytest.approx(6400 * 1.1)
     assert predict_memory(point(16), known) == 3200
 
 
 def test_memory_that_shrinks_with_the_batch_is_not_extrapolated_below_what_was_seen():
-    known = [MemorySeen(point(8), 3000), MemorySeen(point(16), 2000)]
+    known = [MeasuredMemory(point(8), 3000), MeasuredMemory(point(16), 2000)]
     assert predict_memory(point(64), known) == pytest.approx(2000 * 1.1)
 
 
 def test_an_arm_of_its_own_is_believed_over_others():
-    known = [MemorySeen(point(32), 10_000), MemorySeen(point(32, policy="mixed_bfloat16"), 10)]
+    known = [
+        MeasuredMemory(point(32), 10_000),
+        MeasuredMemory(point(32, policy="mixed_bfloat16"), 10),
+    ]
     assert predict_memory(point(32, policy="mixed_bfloat16"), known) == 10
     assert predict_memory(point(32, compiled=True), known) == 10_000
 
 
 def test_layouts_share_the_memory_of_their_policy():
-    known = [MemorySeen(point(32, memory_format="channels_last"), 10)]
+    known = [MeasuredMemory(point(32, memory_format="channels_last"), 10)]
     assert predict_memory(point(32), known) == 10
 
 
@@ -288,18 +297,21 @@ def test_layouts_share_the_memory_of_their_policy():
 )
 def test_one_batch_of_an_arm_grows_at_most_twice_as_fast_as_others_do(slopes, expected):
     arms = ({"policy": "mixed_bfloat16"}, {"compiled": True})
-    known = [MemorySeen(point(32), 5000)]
+    known = [MeasuredMemory(point(32), 5000)]
     for arm, slope in zip(arms, slopes, strict=True):
-        known += [MemorySeen(point(b, **arm), 2000 + slope * b) for b in (8, 24, 16)]
-    known.append(MemorySeen(point(32, policy="mixed_float16"), 10))  # one batch has no slope
+        known += [MeasuredMemory(point(b, **arm), 2000 + slope * b) for b in (8, 24, 16)]
+    known.append(MeasuredMemory(point(32, policy="mixed_float16"), 10))  # one batch has no slope
     assert predict_memory(point(64), known) == pytest.approx(expected)
     assert predict_memory(point(32), known) == 5000
-    own = [*known, MemorySeen(point(16), 1000)]
+    own = [*known, MeasuredMemory(point(16), 1000)]
     assert predict_memory(point(64), own) == pytest.approx((5000 + 250 * 32) * 1.1)
 
 
 def test_of_an_arm_that_never_ran_the_most_that_any_other_comes_to_is_expected():
-    known = [MemorySeen(point(32), 3200), MemorySeen(point(32, policy="mixed_bfloat16"), 1600)]
+    known = [
+        MeasuredMemory(point(32), 3200),
+        MeasuredMemory(point(32, policy="mixed_bfloat16"), 1600),
+    ]
     asked = point(64, policy="mixed_float16")
     assert predict_memory(asked, known) == pytest.approx(6400 * 1.1)
     assert predict_memory({**asked, "keep_memory": True}, known) == pytest.approx(6400 * 1.25)
@@ -307,8 +319,8 @@ def test_of_an_arm_that_never_ran_the_most_that_any_other_comes_to_is_expected()
 
 def test_memory_that_is_not_kept_is_the_arm_of_a_space_without_that_knob():
     known = [
-        MemorySeen(point(32, keep_memory=False), 100),
-        MemorySeen(point(32, keep_memory=True), 900),
+        MeasuredMemory(point(32, keep_memory=False), 100),
+        MeasuredMemory(point(32, keep_memory=True), 900),
     ]
     assert predict_memory(point(32), known) == 100
     assert predict_memory(point(32, keep_memory=True), known) == 900

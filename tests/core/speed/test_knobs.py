@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from autoprec.core.device.facts import DeviceFacts, DeviceKind, DTypeFact, Observation, Support
+from autoprec.backends import registry
+from autoprec.core.device.facts import DeviceFacts, DTypeFact
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import TaskFacts
-from autoprec.core.recipe import KNOBS, check_knob
+from autoprec.core.recipe import KnobValue, check_knob
 from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
 from tests.core.device.test_policies import fact
 from tests.core.device.test_policies import facts as device
@@ -24,17 +28,22 @@ def cpu(**observed: Any) -> DeviceFacts:
     return replace(plain, observation=replace(plain.observation, **observed))
 
 
+def plausible(facts: DeviceFacts, task: TaskFacts) -> Mapping[str, tuple[KnobValue, ...]]:
+    searched = registry.capabilities(task.framework).searched_knobs
+    return plausible_knobs(facts, task, searched)
+
+
 def test_the_first_level_is_what_holds_without_the_knob() -> None:
-    assert plausible_knobs(cpu(cores=4), TORCH) == {
+    assert plausible(cpu(cores=4), TORCH) == {
         "fused_optimizer": (False, True),
         "threads": (8, 4),
         "implicit_bfloat16": (False, True),
     }
-    assert plausible_knobs(device(DeviceKind.CUDA), TORCH) == {
+    assert plausible(device(DeviceKind.CUDA), TORCH) == {
         "fused_optimizer": (False, True),
         "cudnn_benchmark": (False, True),
     }
-    assert plausible_knobs(cpu(), KERAS) == {"steps_per_execution": (1, 8)}
+    assert plausible(cpu(), KERAS) == {"steps_per_execution": (1, 8)}
 
 
 @pytest.mark.parametrize(
@@ -56,11 +65,11 @@ def test_the_first_level_is_what_holds_without_the_knob() -> None:
 def test_what_is_not_plausible_is_not_tried(
     task: TaskFacts, facts: DeviceFacts, absent: str
 ) -> None:
-    assert absent not in plausible_knobs(facts, task)
+    assert absent not in plausible(facts, task)
 
 
 def test_memory_can_be_kept_where_the_c_library_lets_it() -> None:
-    assert plausible_knobs(cpu(), replace(TORCH, keepable_memory=True))["keep_memory"] == (
+    assert plausible(cpu(), replace(TORCH, keepable_memory=True))["keep_memory"] == (
         False,
         True,
     )
@@ -76,13 +85,13 @@ def test_memory_can_be_kept_where_the_c_library_lets_it() -> None:
     ],
 )
 def test_threads_follow_what_the_process_really_has(observed: dict[str, Any], threads: int) -> None:
-    assert plausible_knobs(cpu(**observed), TORCH)["threads"] == (8, threads)
+    assert plausible(cpu(**observed), TORCH)["threads"] == (8, threads)
 
 
 def test_every_level_is_one_the_recipe_takes() -> None:
     for facts, task in [(cpu(cores=4), TORCH), (device(DeviceKind.CUDA), TORCH), (cpu(), KERAS)]:
-        for name, levels in plausible_knobs(facts, task).items():
-            assert task.framework in KNOBS[name].frameworks
+        for name, levels in plausible(facts, task).items():
+            assert name in registry.capabilities(task.framework).knobs
             for level in levels:
                 check_knob(name, level)
 

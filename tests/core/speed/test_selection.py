@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
+from autoprec.core.speed.noise import MIN_GAIN, Ratio, paired_ratio
 from autoprec.core.speed.selection import (
-    SAME_BATCH_SPEED,
-    SAME_SPEED,
-    WORTH,
+    OTHER_BATCH_SAME_SPEED_SHARE,
+    SAME_SPEED_SHARE,
     Finalist,
     choose,
-    complexity,
+    count_settings,
     simplest_of_fastest,
 )
-from autoprec.core.statistics import Ratio, paired_ratio
 
 PLAIN = Recipe(batch_size=32)
 ROUNDS = 7
@@ -46,7 +45,7 @@ def test_what_may_be_no_faster_than_the_baseline_is_never_taken(own, others):
     choice = choose(baseline, others)
     if choice.recipe is not PLAIN:
         assert choice.ratio.low > 1.0
-        assert choice.ratio.ratio > 1.0 + WORTH
+        assert choice.ratio.ratio > 1.0 + MIN_GAIN
         assert any(
             choice.recipe is other.recipe and choice.ratio == paired_ratio(other.rates, own)
             for other in others
@@ -63,10 +62,10 @@ def test_nothing_allowed_is_faster_beyond_the_tolerance_or_as_fast_and_smaller(
     choice = choose(baseline, others, baseline_allowed=allowed)
     assume(choice.recipe is not PLAIN)
     ratios = [(other.recipe.batch_size, paired_ratio(other.rates, own)) for other in others]
-    worth = [(b, r) for b, r in ratios if not allowed or (r.low > 1.0 and r.ratio > 1.0 + WORTH)]
+    worth = [(b, r) for b, r in ratios if not allowed or (r.low > 1.0 and r.ratio > 1.0 + MIN_GAIN)]
     best = max(r.ratio for _, r in worth)
-    assert choice.ratio.ratio >= best * (1 - SAME_SPEED)
-    as_fast = [batch for batch, r in worth if r.ratio >= best * (1 - SAME_BATCH_SPEED)]
+    assert choice.ratio.ratio >= best * (1 - SAME_SPEED_SHARE)
+    as_fast = [batch for batch, r in worth if r.ratio >= best * (1 - OTHER_BATCH_SAME_SPEED_SHARE)]
     assert choice.recipe.batch_size == min(as_fast)
 
 
@@ -132,13 +131,18 @@ def test_of_equally_fast_ones_the_smallest_batch_then_the_simplest_then_the_fast
 
 def test_what_is_just_near_enough_is_as_fast():
     """The edges of both tolerances belong to them."""
+    settings = ({"policy": Policy.TF32}, {"compile": True}, {"memory_format": "channels_last"})
+
+    def recipe(batch, count):
+        chosen = {name: value for each in settings[:count] for name, value in each.items()}
+        return Recipe(batch_size=batch, **chosen)
 
     def winner(*items):
-        return simplest_of_fastest(items, *(operator.itemgetter(n) for n in range(3)))
+        return simplest_of_fastest(items, operator.itemgetter(0), lambda item: recipe(*item[1:]))
 
-    fast, edge = (100.0, 64, 1), (100.0 * (1 - SAME_BATCH_SPEED), 32, 3)
+    fast, edge = (100.0, 64, 1), (100.0 * (1 - OTHER_BATCH_SAME_SPEED_SHARE), 32, 3)
     assert winner(fast, edge) == edge
-    mate = (100.0 * (1 - SAME_SPEED), 32, 2)
+    mate = (100.0 * (1 - SAME_SPEED_SHARE), 32, 2)
     assert winner(fast, edge, mate) == mate
     assert winner(fast, (edge[0] - 0.01, 32, 3)) == fast
     assert winner(fast, edge, (mate[0] - 0.01, 32, 2)) == edge
@@ -157,5 +161,5 @@ def test_what_is_just_near_enough_is_as_fast():
     ],
 )
 def test_every_setting_that_differs_from_plain_training_counts_once(setting):
-    assert complexity(Recipe()) == 0
-    assert complexity(Recipe(**setting)) == 1
+    assert count_settings(Recipe()) == 0
+    assert count_settings(Recipe(**setting)) == 1

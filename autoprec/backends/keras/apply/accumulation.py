@@ -8,9 +8,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from autoprec.backends.keras.apply.hooks import Hook
 from autoprec.backends.keras.apply.loss_scale import value_of
-from autoprec.backends.keras.apply.saved_form import SavedAsGiven
+from autoprec.backends.keras.apply.method_hooks import Hook
+from autoprec.backends.keras.apply.optimizer_saving import SavedAsGiven
 from autoprec.errors import UsageError
 
 
@@ -42,12 +42,12 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
 
     @property
     def optimizers(self) -> list[Any]:
-        """The user's, where Keras's callbacks look for one that averages weights."""
+        """Return the user's optimizer: Keras's callbacks look here for averaged weights."""
         return list(getattr(self.inner_optimizer, "optimizers", [self.inner_optimizer]))
 
     @property
     def variables(self) -> list[Any]:
-        """Its own variables, then the inner optimizer's."""
+        """Return its own variables, then the inner optimizer's."""
         return [*self._variables, *self.inner_optimizer.variables]
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -75,7 +75,7 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
         ops.cond(ops.greater_equal(self.micro_step, self.steps), update, lambda: None)
 
     def flush(self) -> bool:
-        """Update with what was summed since the last update; whether there was anything."""
+        """Update with what was summed since the last update; return whether there was anything."""
         count = int(value_of(self.micro_step)) if self.built and self.steps > 1 else 0
         if count:
             used = [(accumulator, True) for accumulator in self.accumulators]
@@ -98,7 +98,7 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
 
     @property
     def learning_rate(self) -> Any:
-        """The inner optimizer's learning rate."""
+        """Return the inner optimizer's learning rate."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -107,7 +107,7 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
 
     @property
     def iterations(self) -> Any:
-        """How many updates the inner optimizer has made."""
+        """Return the number of updates that the inner optimizer has made."""
         return self.inner_optimizer.iterations
 
     def finalize_variable_values(self, var_list: Any) -> None:
@@ -116,7 +116,7 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, the inner optimizer serialised."""
+        """Return the constructor's arguments, the inner optimizer serialised."""
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         return {"name": self.name, "inner_optimizer": inner, "steps": self.steps}
 
@@ -130,7 +130,7 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
         return cls(inner, **config)
 
 
-class Finalizes(Hook):
+class FinalizeHook(Hook):
     """The compiled optimizer's `finalize_variable_values`, by which Keras ends `fit`."""
 
     def __init__(
@@ -155,6 +155,6 @@ def _refuse_replicas() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise UsageError(
-            f"gradient accumulation under a strategy of {replicas} replicas was asked for, and is "
+            f"gradient accumulation under a strategy of {replicas} replicas is "
             "not supported: give every replica a larger batch, with accumulation_steps=1"
         )

@@ -16,8 +16,8 @@ from typing import Any
 import keras
 
 from autoprec.backends.keras.apply import optimizer_wrapping
-from autoprec.backends.keras.apply.saved_form import chain, innermost
-from autoprec.backends.keras.apply.train_function import remake
+from autoprec.backends.keras.apply.optimizer_saving import innermost_optimizer, wrapper_chain
+from autoprec.backends.keras.apply.train_function import retrace_functions
 from autoprec.core.recipe import LossScale
 from autoprec.errors import UsageError
 
@@ -25,14 +25,14 @@ from autoprec.errors import UsageError
 def scale_optimizer(model: Any, scale: LossScale) -> Any:
     """Wrap a compiled model's optimizer in place, with its state; return the wrapper."""
     model.optimizer = optimizer_wrapping.wrap(model.optimizer, scale, 1)
-    remake(model)
+    retrace_functions(model)
     return model.optimizer
 
 
 def unscale_optimizer(model: Any) -> Any:
     """Take every wrapper off a compiled model's optimizer in place; return the plain one."""
-    model.optimizer = innermost(optimizer_wrapping.unwrap(model.optimizer))
-    remake(model)
+    model.optimizer = innermost_optimizer(optimizer_wrapping.unwrap(model.optimizer))
+    retrace_functions(model)
     return model.optimizer
 
 
@@ -54,7 +54,7 @@ def convert_keras_file(
     scaled = isinstance(given, keras.optimizers.LossScaleOptimizer)
     wanted = given
     if scale is None:
-        wanted = innermost(given)
+        wanted = innermost_optimizer(given)
     elif not scaled:
         wanted = keras.optimizers.LossScaleOptimizer(given, scale.initial, scale.growth_interval)
         wanted.build(model.trainable_variables)
@@ -113,11 +113,11 @@ def _is_optimizer(thing: Any) -> bool:
 
 
 def _view(optimizer: Any, saved: list[str], prefix: str) -> Any:
-    """The optimizer as seen by a checkpoint that wraps it as often as `saved` says."""
+    """Return the optimizer wrapped as often as it was in the checkpoint that `saved` lists."""
     import tensorflow as tf
 
     depth_saved = _depth(saved, prefix)
-    wrapped = list(chain(optimizer))
+    wrapped = list(wrapper_chain(optimizer))
     while len(wrapped) - 1 > depth_saved:
         wrapped.pop(0)
     view = wrapped[0]
@@ -129,7 +129,7 @@ def _view(optimizer: Any, saved: list[str], prefix: str) -> Any:
 
 
 def _depth(saved: list[str], prefix: str) -> int:
-    """How many wrappers an optimizer was saved with."""
+    """Count the wrappers that an optimizer was saved with."""
     depth = 0
     below = f"{prefix}/inner_optimizer/"
     while any(name.startswith(below) for name in saved):

@@ -14,15 +14,15 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply.hooks import Hook, Wraps
+from autoprec.backends.keras.apply.dtype_policies import LayerPolicies
 from autoprec.backends.keras.apply.layer_names import (
-    PASSIVE,
-    Placed,
-    children,
+    PASSIVE_LAYERS,
+    LayerUnit,
+    child_layers,
     has_graph,
     snake_case,
 )
-from autoprec.backends.keras.apply.policies import LayerPolicies
+from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 
 #: Layers whose `activation` is the last thing they do, after their matrix product.
 _PRODUCT_THEN_ACTIVATION = (
@@ -81,78 +81,80 @@ class Float32Outputs(Hook):
 class OutputsInFloat32:
     """Makes one model's outputs float32; `islands` says what that put into float32, and how."""
 
-    def __init__(self, policies: LayerPolicies, wraps: Wraps) -> None:
+    def __init__(self, policies: LayerPolicies, hooks: InstalledHooks) -> None:
         self._policies = policies
-        self._wraps = wraps
-        self._places: dict[int, Placed] = {}
-        self._lifted: set[int] = set()
+        self._hooks = hooks
+        self._units_by_id: dict[int, LayerUnit] = {}
+        self._made_float32: set[int] = set()
         self.islands: list[str] = []
 
-    def apply(self, placed: tuple[Placed, ...]) -> None:
-        """Find what ends the model `placed[0]`, and lift it."""
-        model = placed[0].layer
-        self.know(placed)
+    def apply(self, units: tuple[LayerUnit, ...]) -> None:
+        """Find the layers that end the model `units[0]`, and make their outputs float32."""
+        model = units[0].layer
+        self.add_units(units)
         if has_graph(model):
             for tensor in keras.tree.flatten(model.outputs):
-                self._walk(tensor)
+                self._walk_back(tensor)
             return
-        self.lift_softmax(placed)
-        if _activation_name(unit := placed[-1].layer) not in ("", "linear"):
-            self.lift(unit)
-        self._wraps.install(model, "call", OpaqueOutputs(model, model.call, self))
+        self.make_softmax_float32(units)
+        if _activation_name(unit := units[-1].layer) not in ("", "linear"):
+            self.make_float32(unit)
+        self._hooks.install(model, "call", UngraphedOutputs(model, model.call, self))
 
-    def know(self, placed: Sequence[Placed]) -> None:
+    def add_units(self, units: Sequence[LayerUnit]) -> None:
         """Take in where layers stand; those made later too."""
-        self._places.update((id(unit.layer), unit) for unit in placed)
+        self._units_by_id.update((id(unit.layer), unit) for unit in units)
 
-    def lift_softmax(self, placed: Sequence[Placed]) -> None:
+    def make_softmax_float32(self, units: Sequence[LayerUnit]) -> None:
         """Lift every layer that ends in a softmax, wherever it is."""
-        for unit in placed:
+        for unit in units:
             if _activation_name(unit.layer) in ("softmax", "log_softmax"):
-                self.lift(unit.layer)
+                self.make_float32(unit.layer)
 
-    def _walk(self, tensor: Any) -> None:
+    def _walk_back(self, tensor: Any) -> None:
         history = getattr(tensor, "_keras_history", None)
         if history is None:
             return
         operation = history.operation
         if isinstance(operation, keras.Model) and has_graph(operation):
             inner = keras.tree.flatten(operation.outputs)
-            self._walk(inner[min(history.tensor_index, len(inner) - 1)])
-        elif isinstance(operation, keras.layers.Layer) and not isinstance(operation, PASSIVE):
-            self.lift(operation)
+            self._walk_back(inner[min(history.tensor_index, len(inner) - 1)])
+        elif isinstance(operation, keras.layers.Layer) and not isinstance(
+            operation, PASSIVE_LAYERS
+        ):
+            self.make_float32(operation)
         else:
-            if id(operation) in self._places:
-                self._policies.set(self._places[id(operation)], "float32")
+            if id(operation) in self._units_by_id:
+                self._policies.set(self._units_by_id[id(operation)], "float32")
             for source in operation._inbound_nodes[history.node_index].input_tensors:
-                self._walk(source)
+                self._walk_back(source)
 
-    def lift(self, layer: Any) -> None:
+    def make_float32(self, layer: Any) -> None:
         """Make one layer's output float32: all of it where it has no weights, else its end."""
-        unit = self._places.get(id(layer))
-        if unit is None or id(layer) in self._lifted or layer.compute_dtype == "float32":
+        unit = self._units_by_id.get(id(layer))
+        if unit is None or id(layer) in self._made_float32 or layer.compute_dtype == "float32":
             return
-        self._lifted.add(id(layer))
-        if _only_arithmetic(layer):
+        self._made_float32.add(id(layer))
+        if _has_no_weights(layer):
             self._policies.set(unit, "float32")
             self.islands.append(unit.path)
             return
         split = _activation_name(layer) not in ("", "linear")
-        activation = self._places.get(id(getattr(layer, "activation", None)))
+        activation = self._units_by_id.get(id(getattr(layer, "activation", None)))
         if split and activation is not None:
             self._policies.set(activation, "float32")
-        self._wraps.install(layer, "call", Float32Outputs(layer, layer.call, split))
+        self._hooks.install(layer, "call", Float32Outputs(layer, layer.call, split))
         if split:
             self.islands.append(f"{unit.path} (activation)")
 
 
-def _only_arithmetic(layer: Any) -> bool:
-    """Whether a layer has neither weights nor layers, now or once it is built."""
-    return not (layer.weights or children(layer) or isinstance(layer, _PRODUCT_THEN_ACTIVATION))
+def _has_no_weights(layer: Any) -> bool:
+    """Say whether a layer has neither weights nor layers, now or once it is built."""
+    return not (layer.weights or child_layers(layer) or isinstance(layer, _PRODUCT_THEN_ACTIVATION))
 
 
 def _activation_name(layer: Any) -> str:
-    """The name of what a product layer does last; empty where it cannot be told apart."""
+    """Return the name of a product layer's activation; empty where it cannot be split off."""
     activation = getattr(layer, "activation", None)
     if not isinstance(layer, _PRODUCT_THEN_ACTIVATION) or activation is None:
         return ""
@@ -161,8 +163,8 @@ def _activation_name(layer: Any) -> str:
     return str(getattr(activation, "__name__", type(activation).__name__))
 
 
-class OpaqueOutputs(Hook):
-    """The `call` of a model without a graph: what ends it is seen when it is first run.
+class UngraphedOutputs(Hook):
+    """The `call` of a model without a graph: the layers that end it are found when it first runs.
 
     On TensorFlow the first call traces the model once into a scratch graph, which runs nothing, to
     see which layer made the output. Elsewhere only the layers that end in a softmax are known.
@@ -180,12 +182,12 @@ class OpaqueOutputs(Hook):
             self.resolved = True
             if keras.config.backend() == "tensorflow":
                 for layer in _last_layers(self.model, self.original, args, kwargs):
-                    self.outputs.lift(layer)
+                    self.outputs.make_float32(layer)
         return to_float32(self.original(*args, **kwargs))
 
 
 def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:
-    """The layers whose outputs a model returns, or that its own code begins with: all of them.
+    """Yield the layers whose outputs a model returns, or feeds to its own final code.
 
     Code that gets one tensor in float32 and another in 16 bits would mix dtypes, which may raise.
     """
@@ -193,37 +195,37 @@ def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -
 
     calls: list[tuple[Any, list[Any]]] = []
     results: list[Any] = []
-    watch = Wraps()
+    recorders = InstalledHooks()
     for layer in model._flatten_layers(include_self=False):
-        watch.install(layer, "call", _Watched(layer, calls))
+        recorders.install(layer, "call", _OutputRecorder(layer, calls))
 
     def run() -> None:
         results.extend(keras.tree.flatten(call(*args, **kwargs)))
 
     try:
-        with _losses_kept(model):
+        with _added_losses_restored(model):
             tf.function(run, autograph=False).get_concrete_function()
     finally:
-        watch.restore()
-    direct = {id(layer) for layer in children(model)}
+        recorders.restore()
+    direct = {id(layer) for layer in child_layers(model)}
     made = {_key(t): layer for layer, tensors in calls if id(layer) in direct for t in tensors}
     for result in results:
         makers = [layer for layer, tensors in calls if any(result is tensor for tensor in tensors)]
-        yield from makers[:1] or _sources(result, made)
+        yield from makers[:1] or _source_layers(result, made)
 
 
-def _sources(result: Any, made: Mapping[str, Any]) -> Iterator[Any]:
-    """The layers whose outputs `result` was computed from, by nothing but a model's own code."""
-    waiting, seen = [result], set()
-    while waiting:
-        tensor = waiting.pop()
-        if (key := _key(tensor)) in seen:
+def _source_layers(result: Any, made: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the layers from whose outputs the model's own code alone computed `result`."""
+    pending, visited = [result], set()
+    while pending:
+        tensor = pending.pop()
+        if (key := _key(tensor)) in visited:
             continue
-        seen.add(key)
+        visited.add(key)
         if key in made:
             yield made[key]
         elif hasattr(tensor, "op"):
-            waiting += tensor.op.inputs
+            pending += tensor.op.inputs
 
 
 def _key(tensor: Any) -> str:
@@ -231,7 +233,7 @@ def _key(tensor: Any) -> str:
 
 
 @contextlib.contextmanager
-def _losses_kept(model: Any) -> Iterator[None]:
+def _added_losses_restored(model: Any) -> Iterator[None]:
     """Forget the losses that layers add inside: they are tensors of the scratch graph."""
     before = [(each, list(each._losses), set(each._loss_ids)) for each in model._flatten_layers()]
     try:
@@ -243,7 +245,7 @@ def _losses_kept(model: Any) -> Iterator[None]:
             layer._loss_ids.update(ids)
 
 
-class _Watched(Hook):
+class _OutputRecorder(Hook):
     """A layer's `call` that notes its outputs."""
 
     def __init__(self, layer: Any, calls: list[tuple[Any, list[Any]]]) -> None:

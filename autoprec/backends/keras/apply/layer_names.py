@@ -19,7 +19,7 @@ import keras
 from autoprec.errors import UsageError
 
 #: Layers that only move values about: what they are given decides their precision.
-PASSIVE = (
+PASSIVE_LAYERS = (
     keras.layers.Reshape,
     keras.layers.Flatten,
     keras.layers.Permute,
@@ -31,7 +31,7 @@ PASSIVE = (
 
 
 @dataclass(frozen=True)
-class Placed:
+class LayerUnit:
     """A layer where it stands: its path, its parent, and the layers that follow its policy.
 
     `members` is the layer itself and, for a recurrent layer, everything inside it.
@@ -39,54 +39,54 @@ class Placed:
 
     path: str
     layer: Any
-    parent: Placed | None
+    parent: LayerUnit | None
     members: tuple[Any, ...]
 
     @property
     def kind(self) -> str:
-        """The layer's class, as a reader would call it."""
+        """Return the name of the layer's class."""
         return type(self.layer).__name__
 
 
-def has_own_code(unit: Placed) -> bool:
-    """Whether a layer computes anything itself: not an input, not a graph of other layers."""
+def has_own_code(unit: LayerUnit) -> bool:
+    """Say whether a layer computes anything itself: no input, no graph of other layers."""
     if isinstance(unit.layer, keras.layers.InputLayer | keras.layers.Identity):
         return False
     graph = isinstance(unit.layer, keras.Sequential) or type(unit.layer).__name__ == "Functional"
-    return not (graph and children(unit.layer))
+    return not (graph and child_layers(unit.layer))
 
 
 def has_graph(model: Any) -> bool:
-    """Whether a model knows which operations make its outputs."""
+    """Say whether a model knows which operations make its outputs."""
     return bool(getattr(model, "outputs", None)) and hasattr(model.outputs[0], "_keras_history")
 
 
-def children(layer: Any) -> list[Any]:
-    """The layers held directly by `layer`, in order."""
+def child_layers(layer: Any) -> list[Any]:
+    """List the layers held directly by `layer`, in order."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
-def place(model: Any) -> tuple[Placed, ...]:
-    """Every layer of `model` with its path, parents first; a shared layer at its first place."""
-    return tuple(_place(model, "", None, set()))
+def layer_units(model: Any) -> tuple[LayerUnit, ...]:
+    """List every layer of `model` with its path, parents first; a shared layer once."""
+    return tuple(_walk(model, "", None, set()))
 
 
-def _place(layer: Any, path: str, parent: Placed | None, seen: set[int]) -> Iterator[Placed]:
+def _walk(layer: Any, path: str, parent: LayerUnit | None, seen: set[int]) -> Iterator[LayerUnit]:
     seen.add(id(layer))
     if isinstance(layer, keras.layers.RNN):
         inside = tuple(layer._flatten_layers(include_self=False))
         seen.update(id(member) for member in inside)
-        yield Placed(path, layer, parent, (layer, *inside))
+        yield LayerUnit(path, layer, parent, (layer, *inside))
         return
-    placed = Placed(path, layer, parent, (layer,))
-    yield placed
-    inner = [child for child in children(layer) if id(child) not in seen]
-    for child, name in zip(inner, _names(inner), strict=True):
+    unit = LayerUnit(path, layer, parent, (layer,))
+    yield unit
+    inner = [child for child in child_layers(layer) if id(child) not in seen]
+    for child, name in zip(inner, _sibling_names(inner), strict=True):
         if id(child) not in seen:
-            yield from _place(child, f"{path}/{name}" if path else name, placed, seen)
+            yield from _walk(child, f"{path}/{name}" if path else name, unit, seen)
 
 
-def _names(layers: Sequence[Any]) -> list[str]:
+def _sibling_names(layers: Sequence[Any]) -> list[str]:
     counts: dict[str, int] = {}
     taken: set[str] = set()
     names = []
@@ -107,31 +107,31 @@ def _names(layers: Sequence[Any]) -> list[str]:
 
 
 def snake_case(name: str) -> str:
-    """The name Keras derives from a class: `Conv2DTranspose` gives `conv2d_transpose`."""
+    """Name a class as Keras does: `Conv2DTranspose` gives `conv2d_transpose`."""
     name = re.sub(r"\W+", "", name)
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-def resolve(patterns: Sequence[str], placed: Sequence[Placed]) -> tuple[Placed, ...]:
+def resolve_layers(patterns: Sequence[str], units: Sequence[LayerUnit]) -> tuple[LayerUnit, ...]:
     """Find the layers that `patterns` name: an exact path, else exactly one full match.
 
     The path as written here goes first, then Keras's own `layer.path` and name in this build, then
     the pattern as a regular expression over whole paths. None and two matches are a `UsageError`.
     """
-    return tuple(dict.fromkeys(_resolve_one(pattern, placed) for pattern in patterns))
+    return tuple(dict.fromkeys(_resolve_one(pattern, units) for pattern in patterns))
 
 
-def _resolve_one(pattern: str, placed: Sequence[Placed]) -> Placed:
+def _resolve_one(pattern: str, units: Sequence[LayerUnit]) -> LayerUnit:
     for exact in (
-        [p for p in placed if p.path == pattern],
-        [p for p in placed if getattr(p.layer, "path", None) == pattern],
-        [p for p in placed if p.path and p.layer.name == pattern],
+        [p for p in units if p.path == pattern],
+        [p for p in units if getattr(p.layer, "path", None) == pattern],
+        [p for p in units if p.path and p.layer.name == pattern],
     ):
         if len(exact) == 1:
             return exact[0]
     try:
-        found = [p for p in placed if p.path and re.fullmatch(pattern, p.path)]
+        found = [p for p in units if p.path and re.fullmatch(pattern, p.path)]
     except re.error as error:
         raise UsageError(f"float32 module {pattern!r} is not a pattern: {error}") from error
     if len(found) == 1:
@@ -142,7 +142,7 @@ def _resolve_one(pattern: str, placed: Sequence[Placed]) -> Placed:
             f"float32 module {pattern!r} matches {len(found)} layers ({paths}); "
             "expected exactly one: write its whole path"
         )
-    known = ", ".join(p.path for p in placed[1:13])
+    known = ", ".join(p.path for p in units[1:13])
     raise UsageError(
         f"float32 module {pattern!r} matches no layer of this model; its layers are: {known}"
     )

@@ -15,8 +15,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from autoprec.backends.keras.apply.hooks import Hook
-from autoprec.backends.keras.apply.saved_form import Numbers, SavedAsGiven, innermost
+from autoprec.backends.keras.apply.method_hooks import Hook
+from autoprec.backends.keras.apply.optimizer_saving import (
+    SavedAsGiven,
+    SavedScalars,
+    innermost_optimizer,
+)
 from autoprec.core.recipe import LossScale
 from autoprec.errors import AutoprecWarning
 
@@ -24,10 +28,10 @@ from autoprec.errors import AutoprecWarning
 COUNTS = ("attempted", "skips", "drops", "growths", "floor_step")
 
 #: Everything that says where a loss scale stands.
-STATE = ("dynamic_scale", "step_counter", *COUNTS)
+STATE_VARIABLES = ("dynamic_scale", "step_counter", *COUNTS)
 
 #: Beyond it the scale itself would become infinite, and half of infinity is infinity.
-CEILING = 2.0**126
+MAX_SCALE = 2.0**126
 
 
 @keras.saving.register_keras_serializable(package="autoprec")
@@ -51,7 +55,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        inner = innermost(inner_optimizer)
+        inner = innermost_optimizer(inner_optimizer)
         factor = inner.loss_scale_factor
         super().__init__(inner_optimizer, initial_scale, dynamic_growth_steps, name=name, **kwargs)
         inner.loss_scale_factor = None  # or the gradients would be unscaled twice
@@ -73,7 +77,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         self.drops = self._counter("scale_drops")
         self.growths = self._counter("scale_growths")
         self.floor_step = self._counter("floor_step")
-        self.saved_scale = Numbers([getattr(self, name) for name in STATE])
+        self.saved_scale = SavedScalars([getattr(self, name) for name in STATE_VARIABLES])
 
     def _counter(self, name: str) -> Any:
         return self.add_variable(shape=(), dtype="int", initializer="zeros", name=name)
@@ -91,17 +95,17 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         if not self._scales and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{innermost(self).name} is given gradients of a loss that was never scaled: small "
-                "ones are zero in float16, and training may stall. In train_step or the loop, "
-                "scale the loss before its gradient is taken: loss = optimizer.scale_loss(loss), "
-                "or use mixed_bfloat16",
+                f"{innermost_optimizer(self).name} is given gradients of a loss that was never "
+                "scaled: small ones are zero in float16, and training may stall. In train_step or "
+                "the loop, scale the loss before its gradient is taken: "
+                "loss = optimizer.scale_loss(loss), or use mixed_bfloat16",
                 AutoprecWarning,
                 stacklevel=2,
             )
         super().apply(grads, trainable_variables)
 
     def check_finite(self, grads: Any) -> Any:
-        """Whether every gradient is finite, on every replica.
+        """Say whether every gradient is finite, on every replica.
 
         Keras asks the first replica only, before gradients are summed over them: what overflows on
         another one would reach the weights of all.
@@ -132,7 +136,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         if self.mode == "fixed":
             return
         due = ops.equal(self.step_counter, self.dynamic_growth_steps - 1)
-        doubled = ops.minimum(ops.multiply(scale, 2.0), CEILING)
+        doubled = ops.minimum(ops.multiply(scale, 2.0), MAX_SCALE)
         self.dynamic_scale.assign(ops.where(due, doubled, scale))
         self.growths.assign_add(ops.cast(due, self.growths.dtype))
         count = ops.convert_to_tensor(self.step_counter)
@@ -153,11 +157,11 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         self.floor_step.assign(ops.where(first, step, ops.convert_to_tensor(self.floor_step)))
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Return the constructor's arguments."""
         return {**super().get_config(), "floor": self.floor, "mode": self.mode}
 
 
-class CountedLoss(Hook):
+class LossCountingHook(Hook):
     """An optimizer's `scale_loss` that counts, inside the step, losses that are not finite."""
 
     def __init__(self, original: Any, counter: Any) -> None:
@@ -172,5 +176,5 @@ class CountedLoss(Hook):
 
 
 def value_of(variable: Any) -> Any:
-    """The value of a scalar variable, as a number of numpy's."""
+    """Return the value of a scalar variable as a NumPy scalar."""
     return ops.convert_to_numpy(ops.convert_to_tensor(variable))

@@ -11,13 +11,13 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply.hooks import Hook
+from autoprec.backends.keras.apply.method_hooks import Hook
 
-#: The weight of what was added: it sums as 0 does, and the sign tells it from a sample's own 0.
-ADDED = -0.0
+#: The weight of padding: it sums as 0 does, and its sign distinguishes it from a sample's own 0.
+PADDING_WEIGHT = -0.0
 
 
-class OfRealSamples(Hook):
+class RealSamplesHook(Hook):
     """The `update_state` of all that a model was compiled with in `metrics=`."""
 
     def __init__(self, original: Callable[..., Any], metrics: Any) -> None:
@@ -37,7 +37,9 @@ class OfRealSamples(Hook):
             if found is not None and weight is not None
         ]
         for found, weight in given:
-            vars(found)["update_state"] = _Weighted(found.update_state, _real(weight))
+            vars(found)["update_state"] = _WeightedUpdateHook(
+                found.update_state, _real_weights(weight)
+            )
         try:
             self.original(y_true, y_pred, sample_weight)
         finally:
@@ -45,7 +47,7 @@ class OfRealSamples(Hook):
                 vars(found).pop("update_state", None)
 
 
-class _Weighted(Hook):
+class _WeightedUpdateHook(Hook):
     """A metric's `update_state`, given the weights that its caller leaves out."""
 
     def __init__(self, original: Callable[..., Any], weights: Any) -> None:
@@ -57,8 +59,8 @@ class _Weighted(Hook):
         self.original(y_true, y_pred, sample_weight=self.weights)
 
 
-def _real(weights: Any) -> Any:
-    """1 for a sample, 0 for what was added."""
+def _real_weights(weights: Any) -> Any:
+    """Return 1 for a sample, 0 for padding."""
     import tensorflow as tf
 
     weights = tf.convert_to_tensor(weights)
@@ -68,8 +70,8 @@ def _real(weights: Any) -> Any:
     return tf.where(added, 0.0, 1.0)
 
 
-def installable(model: Any) -> Any:
-    """The compiled metrics whose updates can be changed; None where there are none."""
+def hookable_metrics(model: Any) -> Any:
+    """Return the compiled metrics whose updates can be changed; None where there are none."""
     if keras.config.backend() != "tensorflow":
         return None
     metrics = getattr(model, "_compile_metrics", None)

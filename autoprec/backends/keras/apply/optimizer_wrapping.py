@@ -8,18 +8,18 @@ import keras
 
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
 from autoprec.backends.keras.apply.loss_scale import COUNTS, ScaledOptimizer, value_of
-from autoprec.backends.keras.apply.saved_form import (
-    chain,
-    given_to,
-    hand_back_scale,
-    innermost,
+from autoprec.backends.keras.apply.optimizer_saving import (
+    copy_scale_back,
+    innermost_optimizer,
+    optimizer_as_given,
+    wrapper_chain,
 )
 from autoprec.core.recipe import LossScale
 
 
-def find(optimizer: Any, kind: type) -> Any:
-    """The wrapper of class `kind` around the user's optimizer, or None."""
-    return next((each for each in chain(optimizer) if isinstance(each, kind)), None)
+def find_wrapper(optimizer: Any, kind: type) -> Any:
+    """Return the wrapper of class `kind` around the user's optimizer, or None."""
+    return next((each for each in wrapper_chain(optimizer) if isinstance(each, kind)), None)
 
 
 def wrap(optimizer: Any, scale: LossScale | None, accumulation_steps: int) -> Any:
@@ -27,56 +27,56 @@ def wrap(optimizer: Any, scale: LossScale | None, accumulation_steps: int) -> An
 
     A wrapper that is already there and still wanted is kept, with its state.
     """
-    given, inner = given_to(optimizer), innermost(optimizer)
+    given, inner = optimizer_as_given(optimizer), innermost_optimizer(optimizer)
     variables = list(inner._trainable_variables) if inner.built else None
     result = inner
     if accumulation_steps > 1 or (scale is None and given is not inner):
-        result = _accumulating(optimizer, accumulation_steps)
+        result = _accumulation_wrapper(optimizer, accumulation_steps)
     if scale is not None:
-        result = _scaled(optimizer, result, scale)
+        result = _scale_wrapper(optimizer, result, scale)
     if result is not inner:
         # Not by setattr: TensorFlow would save what it holds in its checkpoints too.
         vars(result)["given"] = given
     if variables is not None and not result.built:
         result.build(variables)
         result.built = True
-        _carry(optimizer, result)
+        _carry_scale_state(optimizer, result)
     return result
 
 
 def unwrap(optimizer: Any, back: Any = None) -> Any:
-    """The user's optimizer as it was before, with the state it would have by now.
+    """Return the user's optimizer as it was before, with the state it would have by now.
 
     That is `back`, or else what was given to `wrap`.
     """
-    back = given_to(optimizer) if back is None else given_to(back)
-    scaled = find(optimizer, ScaledOptimizer)
+    back = optimizer_as_given(optimizer) if back is None else optimizer_as_given(back)
+    scaled = find_wrapper(optimizer, ScaledOptimizer)
     if isinstance(back, keras.optimizers.LossScaleOptimizer):
-        hand_back_scale(optimizer, back)
+        copy_scale_back(optimizer, back)
     elif scaled is not None:
-        innermost(back).loss_scale_factor = scaled.factor
+        innermost_optimizer(back).loss_scale_factor = scaled.factor
     return back
 
 
-def updates_of(optimizer: Any) -> Any:
-    """How often the user's optimizer has changed the weights, as a tensor."""
-    return keras.ops.convert_to_tensor(innermost(optimizer).iterations)
+def update_count(optimizer: Any) -> Any:
+    """Return how often the user's optimizer has changed the weights, as a tensor."""
+    return keras.ops.convert_to_tensor(innermost_optimizer(optimizer).iterations)
 
 
-def _accumulating(before: Any, steps: int) -> Any:
-    """An accumulating wrapper; over one step, it only takes a loss scale's place in files."""
-    present = find(before, AccumulatingOptimizer)
+def _accumulation_wrapper(before: Any, steps: int) -> Any:
+    """Return an accumulating wrapper; with one step it only replaces a loss scale in files."""
+    present = find_wrapper(before, AccumulatingOptimizer)
     if present is None or (present.steps == 1) != (steps == 1):
-        return AccumulatingOptimizer(innermost(before), steps)
+        return AccumulatingOptimizer(innermost_optimizer(before), steps)
     present.steps = steps
     return present
 
 
-def _scaled(before: Any, inner: Any, scale: LossScale) -> Any:
-    present = find(before, ScaledOptimizer)
+def _scale_wrapper(before: Any, inner: Any, scale: LossScale) -> Any:
+    present = find_wrapper(before, ScaledOptimizer)
     if present is None or present.inner_optimizer is not inner:
         return ScaledOptimizer.of(inner, scale)
-    user = innermost(inner)
+    user = innermost_optimizer(inner)
     if user.loss_scale_factor is not None:
         present.factor, user.loss_scale_factor = user.loss_scale_factor, None
     present.floor, present.mode = scale.floor, scale.mode
@@ -84,10 +84,10 @@ def _scaled(before: Any, inner: Any, scale: LossScale) -> Any:
     return present
 
 
-def _carry(before: Any, after: Any) -> None:
+def _carry_scale_state(before: Any, after: Any) -> None:
     """Take over the state of a loss scale that had already been trained with."""
-    old = find(before, keras.optimizers.LossScaleOptimizer)
-    new = find(after, ScaledOptimizer)
+    old = find_wrapper(before, keras.optimizers.LossScaleOptimizer)
+    new = find_wrapper(after, ScaledOptimizer)
     if old is None or new is None or old is new or not old.built:
         return
     if int(value_of(old.iterations)) == 0:

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autoprec.backends.keras.apply.metrics import ADDED
+from autoprec.backends.keras.apply.metrics import PADDING_WEIGHT
 from autoprec.errors import UsageError
 
 
@@ -63,41 +63,50 @@ def pad_dataset(
             weights = tf.ones([count])
         weights = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float32), weights)
         if class_weight:
-            weights = _each(weights, lambda each: each * _by_class(targets, each, class_weight))
+            weights = _map_weights(
+                weights, lambda each: each * _class_weights(targets, each, class_weight)
+            )
         if sequences:
             inputs = _lengthen(inputs, multiple, length, value)
         if target_sequences:
             targets = _lengthen(targets, multiple, length, 0)
-            seen = _real(inputs, value)
-            weights = _each(
-                weights, lambda each: _real_alone(_by_position(each, multiple, length), seen)
+            real_positions = _real_positions(inputs, value)
+            weights = _map_weights(
+                weights,
+                lambda each: _zero_padding(
+                    _position_weights(each, multiple, length), real_positions
+                ),
             )
         wanted = _aligned(count, multiple) if size is None else size
         inputs, targets, weights = tf.nest.map_structure(
             lambda tensor: _repeat_last(tensor, count, wanted, size), (inputs, targets, weights)
         )
         real = tf.range(wanted) < count
-        return inputs, targets, _each(weights, lambda each: _real_alone(each, _like(real, each)))
+        return (
+            inputs,
+            targets,
+            _map_weights(weights, lambda each: _zero_padding(each, _in_rank_of(real, each))),
+        )
 
     return dataset.map(pad, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _each(weights: Any, change: Callable[[Any], Any]) -> Any:
+def _map_weights(weights: Any, change: Callable[[Any], Any]) -> Any:
     return tf.nest.map_structure(change, weights)
 
 
-def _real_alone(weights: Any, real: Any) -> Any:
-    """The weights of what is real; the rest has a zero that `metrics.OfRealSamples` knows."""
-    return tf.where(real, weights, tf.constant(ADDED, tf.float32))
+def _zero_padding(weights: Any, real: Any) -> Any:
+    """Keep the weights of real samples; the rest get a zero that the metrics hook knows."""
+    return tf.where(real, weights, tf.constant(PADDING_WEIGHT, tf.float32))
 
 
-def _like(real: Any, weights: Any) -> Any:
-    """One truth for each sample, in the rank of its weights."""
+def _in_rank_of(real: Any, weights: Any) -> Any:
+    """Reshape one boolean per sample to the rank of its weights."""
     return tf.reshape(real, [-1, *[1] * (weights.shape.rank - 1)])
 
 
-def _by_class(targets: Any, weights: Any, class_weight: Mapping[int, float]) -> Any:
-    """The weight of every target's class; targets are class numbers, or one-hot where floating."""
+def _class_weights(targets: Any, weights: Any, class_weight: Mapping[int, float]) -> Any:
+    """Look up the weight of each target's class; targets are class numbers or one-hot."""
     if tf.nest.is_nested(targets):
         raise UsageError("pad_dataset: class_weight needs one output, as in fit")
     classes = targets
@@ -144,15 +153,15 @@ def _lengthen(nest: Any, multiple: int, length: int | None, value: float) -> Any
     return tf.nest.map_structure(grow, nest)
 
 
-def _by_position(weights: Any, multiple: int, length: int | None) -> Any:
-    """Weights of shape (batch, 1), or those of (batch, length) padded like the targets."""
+def _position_weights(weights: Any, multiple: int, length: int | None) -> Any:
+    """Return weights of shape (batch, 1), or those of (batch, length) padded like targets."""
     if weights.shape.rank == 1:
         return weights[:, None]
     return _lengthen(weights, multiple, length, 0)
 
 
-def _real(inputs: Any, value: float) -> Any:
-    """Where a position of the first sequence differs from `value`, of (batch, length)."""
+def _real_positions(inputs: Any, value: float) -> Any:
+    """Mark where the first sequence differs from `value`; shape (batch, length)."""
     found = [tensor for tensor in tf.nest.flatten(inputs) if (tensor.shape.rank or 0) >= 2]
     if not found:
         raise UsageError(

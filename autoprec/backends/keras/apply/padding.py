@@ -1,10 +1,10 @@
-"""Computes layers at sizes that are multiples of what the device's matrix units want.
+"""Computes layers at sizes that are multiples of what the device's matrix units need.
 
 Zeros are added to kernel and input before the product and cut off after it, at compute time only:
 the variables keep their objects, shapes, names and optimizer state. Added rows and columns of zeros
 add exact zeros to every sum; the result equals the unpadded one within the rounding of a
-differently blocked product. The decision and its reason are one: `why_not` returns the first reason
-against padding a layer, or nothing. Whether it pays is for a measurement to say.
+differently blocked product. The decision and its reason are one: `padding_obstacle` returns the
+first reason against padding a layer, or nothing. Whether it pays is for a measurement to say.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from autoprec.backends.keras.apply.hooks import Hook, Wraps
-from autoprec.backends.keras.apply.layer_names import Placed
+from autoprec.backends.keras.apply.layer_names import LayerUnit
+from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.core.recipe import Alignment
 
 _ROUTER_NAMES = re.compile(r"^(.*router.*|gate|gating|gat(e|ing)_network|switch|selector)$")
-_CHOOSING = re.compile(r"\b(top_k|argmax|argsort|sort|categorical)\s*\(")
+_CHOICE_CALLS = re.compile(r"\b(top_k|argmax|argsort|sort|categorical)\s*\(")
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
 
@@ -38,59 +38,59 @@ class PaddedLayer:
 
 
 def pad_layers(
-    placed: Sequence[Placed], alignment: Alignment, wraps: Wraps
+    units: Sequence[LayerUnit], alignment: Alignment, hooks: InstalledHooks
 ) -> tuple[tuple[PaddedLayer, ...], tuple[tuple[str, str], ...]]:
     """Pad the layers `alignment` names; return what was padded, and what was not with why."""
-    units = {unit.path: unit for unit in placed}
+    by_path = {unit.path: unit for unit in units}
     padded, skipped = [], []
     for path in alignment.modules:
-        unit = units.get(path)
+        unit = by_path.get(path)
         if unit is None:
             skipped.append((path, "this model has no layer of that name"))
-        elif reason := why_not(unit, alignment.multiple):
+        elif reason := padding_obstacle(unit, alignment.multiple):
             skipped.append((path, reason))
         else:
             padded.append(_describe(unit, alignment.multiple))
             wrapper = _wrapper_of(unit.layer)(unit.layer, alignment.multiple)
-            wraps.install(unit.layer, "call", wrapper)
+            hooks.install(unit.layer, "call", wrapper)
     return tuple(padded), tuple(skipped)
 
 
-def candidates(
-    placed: Sequence[Placed], multiple: int
+def paddable_layers(
+    units: Sequence[LayerUnit], multiple: int
 ) -> tuple[tuple[PaddedLayer, ...], tuple[tuple[str, str], ...]]:
-    """The layers off the alignment: those that can be padded, and those that cannot with why."""
+    """List the layers off the alignment: the paddable ones, and the others with a reason."""
     able, unable = [], []
-    for unit in placed:
+    for unit in units:
         sizes = _sizes(unit.layer)
         if not any(size % multiple for _, size in sizes):
             continue
-        if reason := why_not(unit, multiple):
+        if reason := padding_obstacle(unit, multiple):
             unable.append((unit.path, reason))
         else:
             able.append(_describe(unit, multiple))
     return tuple(able), tuple(unable)
 
 
-def why_not(unit: Placed, multiple: int) -> str:
-    """The first reason why a layer cannot be padded; empty if it can."""
+def padding_obstacle(unit: LayerUnit, multiple: int) -> str:
+    """Return the first reason why a layer cannot be padded; empty if it can."""
     layer = unit.layer
-    if _wrapper_of(layer) is _Unknown:
+    if _wrapper_of(layer) is _UnknownLayer:
         return f"padding knows Dense, EinsumDense, Conv and Embedding, not {unit.kind}"
-    if type(layer).call is not _base(layer).call:
+    if type(layer).call is not _padded_kind(layer).call:
         return f"{unit.kind} computes in its own way"
     if not layer.built:
         return "it is not built yet: call the model once before applying the profile"
     if layer.quantization_mode is not None or getattr(layer, "lora_enabled", False):
         return "its kernel is quantised or has a LoRA"
-    if reason := _geometry(layer) or _surroundings(unit):
+    if reason := _geometry_obstacle(layer) or _routing_obstacle(unit):
         return reason
     if not any(size % multiple for _, size in _sizes(layer)):
         return f"every dimension is a multiple of {multiple} already"
     return ""
 
 
-def _geometry(layer: Any) -> str:
+def _geometry_obstacle(layer: Any) -> str:
     if isinstance(layer, _CONVOLUTIONS):
         if layer.groups != 1:
             return f"a grouped convolution ({layer.groups} groups): channels belong to their group"
@@ -101,12 +101,12 @@ def _geometry(layer: Any) -> str:
     return ""
 
 
-def _surroundings(unit: Placed) -> str:
+def _routing_obstacle(unit: LayerUnit) -> str:
     for part in unit.path.split("/"):
         if _ROUTER_NAMES.match(part):
             return f"{part!r} looks like a router: a rounding could flip what it chooses"
     parent = unit.parent.layer if unit.parent is not None else None
-    if parent is not None and (called := _CHOOSING.search(_source(parent))):
+    if parent is not None and (called := _CHOICE_CALLS.search(_source(parent))):
         return f"its parent's call uses {called[1]}: a rounding could flip what is chosen"
     return ""
 
@@ -120,7 +120,7 @@ def _source(layer: Any) -> str:
         return ""
 
 
-def _base(layer: Any) -> Any:
+def _padded_kind(layer: Any) -> Any:
     kinds = (keras.layers.Dense, keras.layers.EinsumDense, *_CONVOLUTIONS, keras.layers.Embedding)
     return next((kind for kind in kinds if isinstance(layer, kind)), keras.layers.Layer)
 
@@ -134,11 +134,11 @@ def _wrapper_of(layer: Any) -> Callable[..., Any]:
         return PaddedDense
     if isinstance(layer, keras.layers.Embedding):
         return PaddedEmbedding
-    return _Unknown
+    return _UnknownLayer
 
 
 def _sizes(layer: Any) -> tuple[tuple[str, int], ...]:
-    """The dimensions that padding would change."""
+    """Return the dimensions that padding would change."""
     if isinstance(layer, keras.layers.Embedding):
         return (("output_dim", int(layer.output_dim)),)
     if not getattr(layer, "built", False):
@@ -153,13 +153,13 @@ def _sizes(layer: Any) -> tuple[tuple[str, int], ...]:
     return ()
 
 
-def _describe(unit: Placed, multiple: int) -> PaddedLayer:
+def _describe(unit: LayerUnit, multiple: int) -> PaddedLayer:
     sizes = tuple((name, size, size + -size % multiple) for name, size in _sizes(unit.layer))
     return PaddedLayer(unit.path, unit.kind, sizes)
 
 
 def _plain_product(layer: Any) -> tuple[int, int, int] | None:
-    """How many trailing axes an EinsumDense sums over, their size, and its output's.
+    """Return how many trailing axes an EinsumDense sums over, their size, and its output's.
 
     An equation such as "abc,cde->abde" is a matrix product once its axes are joined: the input is
     its leading axes, then the summed ones; the kernel the summed ones, then the new ones.
@@ -185,7 +185,7 @@ def _pad_end(value: Any, **amounts: int) -> Any:
 
 
 def padded_product(inputs: Any, kernel: Any, multiple: int) -> Any:
-    """`inputs @ kernel` with both of the kernel's dimensions padded to `multiple`."""
+    """Compute `inputs @ kernel` with both of the kernel's dimensions padded to `multiple`."""
     width, units = int(kernel.shape[0]), int(kernel.shape[1])
     more, beyond = -width % multiple, -units % multiple
     result = ops.matmul(
@@ -201,14 +201,14 @@ class _Padded(Hook):
         super().__init__(layer.call)
         self.layer, self.multiple = layer, multiple
 
-    def _end(self, result: Any, bias: Any) -> Any:
+    def _add_bias_and_activate(self, result: Any, bias: Any) -> Any:
         if bias is not None:
             result = ops.add(result, bias)
         activation = self.layer.activation
         return result if activation is None else activation(result)
 
 
-class _Unknown(_Padded):
+class _UnknownLayer(_Padded):
     """Stands for a layer that padding does not know."""
 
 
@@ -218,7 +218,7 @@ class PaddedDense(_Padded):
     def __call__(self, inputs: Any, training: Any = None) -> Any:
         """Compute the layer; shapes as in Dense."""
         result = padded_product(inputs, ops.convert_to_tensor(self.layer.kernel), self.multiple)
-        return self._end(result, self.layer.bias)
+        return self._add_bias_and_activate(result, self.layer.bias)
 
 
 class PaddedEinsum(_Padded):
@@ -232,7 +232,7 @@ class PaddedEinsum(_Padded):
         flat = ops.reshape(inputs, (*lead, width))
         result = padded_product(flat, ops.reshape(kernel, (width, units)), self.multiple)
         result = ops.reshape(result, (*lead, *kernel.shape[summed:]))
-        return self._end(result, self.layer.bias)
+        return self._add_bias_and_activate(result, self.layer.bias)
 
 
 class PaddedConv(_Padded):
@@ -253,7 +253,7 @@ class PaddedConv(_Padded):
         bias = layer.bias if layer.use_bias else None
         if bias is not None and not last:
             bias = ops.reshape(bias, (1, -1, *([1] * layer.rank)))
-        return self._end(result, bias)
+        return self._add_bias_and_activate(result, bias)
 
 
 class PaddedEmbedding(_Padded):

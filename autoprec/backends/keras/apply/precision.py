@@ -17,30 +17,26 @@ from typing import Any, Protocol
 import keras
 from keras import ops
 
-from autoprec.backends.keras.apply import optimizer_wrapping, saved_form
+from autoprec.backends.keras.apply import optimizer_saving, optimizer_wrapping
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
-from autoprec.backends.keras.apply.loss_scale import STATE, ScaledOptimizer, value_of
+from autoprec.backends.keras.apply.loss_scale import STATE_VARIABLES, ScaledOptimizer, value_of
 from autoprec.backends.keras.apply.padding import PaddedLayer
+from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import LossScale, Recipe, batch_in_words
+from autoprec.core.recipe import LossScale, Recipe, describe_batch
 from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
 
 
-@dataclass(frozen=True)
-class StepCounts:
-    """What a training run did so far: updates made and skipped, and changes of the loss scale.
+@dataclass
+class KerasStepCounts(StepCounts):
+    """The counts of a Keras training run.
 
-    `floor_hits` are skips that would have taken the scale under its floor; `nonfinite_losses`
-    are counted since the recipe was applied, wherever the loss passes through `scale_loss`.
+    `nonfinite_losses` are counted since the recipe was applied, wherever the loss passes through
+    `scale_loss`.
     """
 
-    steps: int = 0
-    skipped: int = 0
-    scale_drops: int = 0
-    scale_growths: int = 0
-    floor_hits: int = 0
     nonfinite_losses: int = 0
 
 
@@ -64,19 +60,22 @@ class Applied:
     warnings: tuple[str, ...] = ()
 
 
-class OnModel(Protocol):
-    """A recipe at work on one model, as `Precision` sees it."""
+class AppliedToModel(Protocol):
+    """A recipe applied to one model, as `Precision` sees it."""
 
     model: Any
-    nonfinite: Any
+
+    @property
+    def nonfinite(self) -> Any:
+        """Return the counter of losses that were not finite, or None."""
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """The user's optimizers, wrapped where the recipe needs it."""
+        """Return the user's optimizers, wrapped where the recipe needs it."""
 
     @property
     def report(self) -> Applied:
-        """What was changed in the model."""
+        """Return what was changed in the model."""
 
     def restore(self) -> None:
         """Put the model back as it was."""
@@ -84,84 +83,89 @@ class OnModel(Protocol):
 
 @dataclass(repr=False)
 class Precision:
-    """A recipe at work. Made by `KerasSurgeon.apply`.
+    """A recipe applied to models, returned by `KerasSurgeon.apply`.
 
-    Applied to a model it knows that one; applied before there was any, it knows every model that
+    Applied to a model, it holds that one; applied before there was any, it knows every model that
     was compiled or called since, the latest first, for as long as the script itself keeps them.
     """
 
     recipe: Recipe
-    attach_to: Callable[[Precision, Any, Sequence[Any]], OnModel] | None = None
+    attach_to: Callable[[Precision, Any, Sequence[Any]], AppliedToModel] | None = None
     notes: list[str] = field(default_factory=list)
-    _models: list[Callable[[], OnModel | None]] = field(default_factory=list)
-    _loose: list[Any] = field(default_factory=list)
-    _starts: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    _models: list[Callable[[], AppliedToModel | None]] = field(default_factory=list)
+    _unattached: list[Any] = field(default_factory=list)
+    _updates_before: weakref.WeakKeyDictionary[Any, int] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _warned: set[int] = field(default_factory=set)
-    _logged: StepCounts = field(default_factory=StepCounts)
+    _logged: KerasStepCounts = field(default_factory=KerasStepCounts)
 
     def __repr__(self) -> str:
         recipe = self.recipe
-        batch = batch_in_words(recipe.batch_size, recipe.accumulation_steps)
+        batch = describe_batch(recipe.batch_size, recipe.accumulation_steps)
         return f"Precision({recipe.policy}, {batch})"
 
     @property
     def policy(self) -> Policy:
-        """The policy; `policy.compute_dtype` and `policy.variable_dtype` can be asked."""
+        """Return the policy, which has a `compute_dtype` and a `variable_dtype`."""
         return self.recipe.policy
 
     @property
     def compute_dtype(self) -> DType:
-        """The dtype matrix products run in."""
+        """Return the dtype matrix products run in."""
         return self.policy.compute_dtype
 
     @property
     def variable_dtype(self) -> DType:
-        """The dtype weights, gradients and optimizer state are kept in."""
+        """Return the dtype weights, gradients and optimizer state are kept in."""
         return self.policy.variable_dtype
 
     @property
     def batch_size(self) -> int:
-        """The samples of one step, to feed `fit` or a dataset with."""
+        """Return the samples of one step, for `fit` or a dataset."""
         return self.recipe.batch_size
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """How the loss is scaled: always under float16, never otherwise."""
+        """Return how the loss is scaled: always under float16, never otherwise."""
         if not self.policy.needs_loss_scale:
             return None
         return self.recipe.loss_scale or LossScale()
 
     @property
     def model(self) -> Any:
-        """The model the recipe is at work on; the latest one, or None while there is none."""
-        return next((each.model for each in self._at_work()), None)
+        """Return the latest model that the recipe is applied to, or None while there is none."""
+        return next((each.model for each in self._registered()), None)
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """The user's optimizers, wrapped where the recipe needs it, in the order they were given.
+        """Return the user's optimizers in the order given, wrapped where the recipe needs it.
 
         Those of the latest model go first.
         """
         found: dict[int, Any] = {}
-        for optimizer in (*(o for each in self._at_work() for o in each.optimizers), *self._loose):
-            found.setdefault(id(saved_form.innermost(optimizer)), optimizer)
+        for optimizer in (
+            *(o for each in self._registered() for o in each.optimizers),
+            *self._unattached,
+        ):
+            found.setdefault(id(optimizer_saving.innermost_optimizer(optimizer)), optimizer)
         return tuple(found.values())
 
     @property
     def report(self) -> Applied:
-        """What was changed, with the warnings; for a subclassed model, complete once it ran."""
-        found = next((each.report for each in self._at_work()), Applied(self.policy))
+        """Return what was changed, with warnings; complete for a subclassed model once it ran."""
+        found = next((each.report for each in self._registered()), Applied(self.policy))
         return replace(found, warnings=(*self.notes, *found.warnings))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know about this recipe on this model."""
+        """Return what the user should know about this recipe on this model."""
         return self.report.warnings
 
     @property
     def optimizer(self) -> Any:
-        """The wrapped optimizer, for `compile` and for loops."""
+        """Return the wrapped optimizer, for `compile` and for loops."""
         if not self.optimizers:
             raise UsageError(
                 "this Precision has no optimizer: give `optimizers=` or a compiled model to "
@@ -170,79 +174,81 @@ class Precision:
         return self.optimizers[0]
 
     def attach(self, model: Any, optimizers: Sequence[Any] = ()) -> Precision:
-        """Do to `model`, built after the policy was set, what is done to one built before.
+        """Apply the recipe to `model`, which was built after the policy was set.
 
         A model that is compiled or called is attached by itself; this is for one that should be
         earlier, or that was built before.
         """
         if self.attach_to is None:
             raise UsageError("this Precision already has its model")
-        self.at_work_on(self.attach_to(self, model, optimizers), keep=False)
+        self.register(self.attach_to(self, model, optimizers), keep=False)
         return self
 
-    def at_work_on(self, applied: OnModel, *, keep: bool) -> None:
-        """Know a model; unless it is to be kept, only while something else holds it."""
+    def register(self, applied: AppliedToModel, *, keep: bool) -> None:
+        """Register a model; unless `keep`, only while something else holds it."""
         self._models = [known for known in self._models if known() not in (None, applied)]
         self._models.append((lambda: applied) if keep else weakref.ref(applied))
 
-    def _at_work(self) -> list[OnModel]:
-        """The models that are still there, the latest first."""
+    def _registered(self) -> list[AppliedToModel]:
+        """List the models that still exist, the latest first."""
         return [found for known in reversed(self._models) if (found := known()) is not None]
 
     def wrap(self, optimizer: Any) -> Any:
         """Return `optimizer` with what the recipe needs around it, and remember it."""
         wrapped = self.wrapped(optimizer)
         if not any(known is wrapped for known in self.optimizers):
-            self._loose.append(wrapped)
+            self._unattached.append(wrapped)
         return wrapped
 
     def wrapped(self, optimizer: Any) -> Any:
         """Return `optimizer` with what the recipe needs around it; counting starts here."""
-        inner = saved_form.innermost(optimizer)
-        known = [o for o in self.optimizers if saved_form.innermost(o) is inner]
+        inner = optimizer_saving.innermost_optimizer(optimizer)
+        known = [o for o in self.optimizers if optimizer_saving.innermost_optimizer(o) is inner]
         steps = self.recipe.accumulation_steps
         wrapped = optimizer_wrapping.wrap((known or [optimizer])[0], self.loss_scale, steps)
         if not known:
-            self._starts[inner] = int(value_of(optimizer_wrapping.updates_of(optimizer)))
+            self._updates_before[inner] = int(value_of(optimizer_wrapping.update_count(optimizer)))
         return wrapped
 
     def count_from_here(self) -> None:
         """Count the updates of optimizers that are new from now on."""
         for optimizer in self.optimizers:
-            inner = saved_form.innermost(optimizer)
-            self._starts.setdefault(inner, int(value_of(optimizer_wrapping.updates_of(inner))))
+            inner = optimizer_saving.innermost_optimizer(optimizer)
+            self._updates_before.setdefault(
+                inner, int(value_of(optimizer_wrapping.update_count(inner)))
+            )
 
     def scale_loss(self, loss: Any, optimizer: Any = None) -> Any:
         """Scale `loss` for the backward pass; call inside the tape."""
-        return self._chosen(optimizer).scale_loss(loss)
+        return self._known_optimizer(optimizer).scale_loss(loss)
 
     def apply_gradients(self, grads_and_vars: Iterable[Any], optimizer: Any = None) -> Any:
         """Unscale, accumulate, and update unless a gradient is not finite.
 
         Returns whether the weights changed: a bool, or inside a tf.function a boolean tensor.
         """
-        chosen = self._chosen(optimizer)
-        before = ops.copy(optimizer_wrapping.updates_of(chosen))
+        chosen = self._known_optimizer(optimizer)
+        before = ops.copy(optimizer_wrapping.update_count(chosen))
         chosen.apply_gradients(list(grads_and_vars))
-        changed = ops.not_equal(optimizer_wrapping.updates_of(chosen), before)
-        if not _concrete(changed):
+        changed = ops.not_equal(optimizer_wrapping.update_count(chosen), before)
+        if not _has_value(changed):
             return changed
         self.check()
         return bool(ops.convert_to_numpy(changed))
 
     def flush(self) -> bool:
-        """Update with gradients accumulated since the last update; whether there were any."""
+        """Update with the gradients accumulated so far; return whether there were any."""
         changed = False
         for optimizer in self.optimizers:
-            accumulating = optimizer_wrapping.find(optimizer, AccumulatingOptimizer)
+            accumulating = optimizer_wrapping.find_wrapper(optimizer, AccumulatingOptimizer)
             if accumulating is not None:
                 changed = accumulating.flush() or changed
         return changed
 
     @property
     def scale(self) -> float:
-        """The loss scale now; 1 where the policy needs none."""
-        scaled = self._scaled()
+        """Return the current loss scale; 1 where the policy needs none."""
+        scaled = self._first_scaled()
         if scaled is None:
             return 1.0
         return (
@@ -251,40 +257,42 @@ class Precision:
 
     @property
     def steps(self) -> int:
-        """Updates made since the recipe was applied, the skipped ones left out.
+        """Count the updates made since the recipe was applied, without the skipped ones.
 
         Of several optimizers it is those of the one that made most.
         """
         return max((self._steps_of(optimizer) for optimizer in self.optimizers), default=0)
 
     def _steps_of(self, optimizer: Any) -> int:
-        start = self._starts.get(saved_form.innermost(optimizer), 0)
-        return int(value_of(optimizer_wrapping.updates_of(optimizer))) - start
+        start = self._updates_before.get(optimizer_saving.innermost_optimizer(optimizer), 0)
+        return int(value_of(optimizer_wrapping.update_count(optimizer))) - start
 
     @property
     def skipped(self) -> int:
-        """Updates thrown away because a gradient was not finite, over the whole training."""
-        return _total([scaled for scaled in self._all_scaled() if scaled.built], "skips")
+        """Count the updates skipped because a gradient was not finite, over the whole training."""
+        return _sum_counts(
+            [scaled for scaled in self._scaled_optimizers() if scaled.built], "skips"
+        )
 
     @property
-    def counts(self) -> StepCounts:
-        """Everything that is counted, as numbers; reading waits for the device."""
-        built = [scaled for scaled in self._all_scaled() if scaled.built]
-        drops = _total(built, "drops")
-        dynamic = _total([scaled for scaled in built if scaled.mode == "dynamic"], "skips")
-        return StepCounts(
+    def counts(self) -> KerasStepCounts:
+        """Return all counts as numbers; reading them waits for the device."""
+        built = [scaled for scaled in self._scaled_optimizers() if scaled.built]
+        drops = _sum_counts(built, "drops")
+        dynamic = _sum_counts([scaled for scaled in built if scaled.mode == "dynamic"], "skips")
+        return KerasStepCounts(
             steps=self.steps,
             skipped=self.skipped,
             scale_drops=drops,
-            scale_growths=_total(built, "growths"),
+            scale_growths=_sum_counts(built, "growths"),
             floor_hits=dynamic - drops,
             nonfinite_losses=self.nonfinite_losses,
         )
 
     @property
     def nonfinite_losses(self) -> int:
-        """Losses that were infinite or NaN since the recipe was applied."""
-        counters = [each.nonfinite for each in self._at_work() if each.nonfinite is not None]
+        """Count the losses that were infinite or NaN since the recipe was applied."""
+        counters = [each.nonfinite for each in self._registered() if each.nonfinite is not None]
         return sum(int(value_of(counter)) for counter in counters)
 
     def check(self) -> None:
@@ -295,7 +303,7 @@ class Precision:
         if counts.nonfinite_losses > self._logged.nonfinite_losses:
             logger.info("%d losses were not finite so far", counts.nonfinite_losses)
         self._logged = counts
-        for scaled in self._all_scaled():
+        for scaled in self._scaled_optimizers():
             step = int(value_of(scaled.floor_step)) if scaled.built else 0
             if step and id(scaled) not in self._warned:
                 self._warned.add(id(scaled))
@@ -309,24 +317,24 @@ class Precision:
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scales' state as plain values; the optimizers save it themselves as well."""
+        """Return the loss scales' state as plain values; the optimizers save it as well."""
         return {
             "loss_scales": [
-                {name: value_of(getattr(s, name)).item() for name in STATE}
-                for s in self._all_scaled()
+                {name: value_of(getattr(s, name)).item() for name in STATE_VARIABLES}
+                for s in self._scaled_optimizers()
                 if s.built
             ]
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take `state_dict`'s values back; a state saved without a scale changes nothing."""
-        for scaled, saved in zip(self._all_scaled(), state["loss_scales"], strict=False):
+        for scaled, saved in zip(self._scaled_optimizers(), state["loss_scales"], strict=False):
             if not scaled.built:
                 raise UsageError(
                     "load_state_dict was called before the optimizer was built; call "
                     "optimizer.build(model.trainable_variables) first"
                 )
-            for name in STATE:
+            for name in STATE_VARIABLES:
                 getattr(scaled, name).assign(saved[name])
 
     def restore(self) -> None:
@@ -334,7 +342,7 @@ class Precision:
 
         What the script has changed itself since then stays as it is.
         """
-        for applied in self._at_work():
+        for applied in self._registered():
             applied.restore()
         while self._undo:
             self._undo.pop()()
@@ -350,32 +358,33 @@ class Precision:
     ) -> None:
         self.restore()
 
-    def _chosen(self, optimizer: Any) -> Any:
+    def _known_optimizer(self, optimizer: Any) -> Any:
         if optimizer is None:
             return self.optimizer
         if any(optimizer is known for known in self.optimizers):
             return optimizer
+        inner = optimizer_saving.innermost_optimizer(optimizer)
         for known in self.optimizers:
-            if saved_form.innermost(known) is saved_form.innermost(optimizer):
+            if optimizer_saving.innermost_optimizer(known) is inner:
                 return known
         raise UsageError(
             f"{optimizer.name} is not an optimizer this Precision knows; give it to apply"
         )
 
-    def _scaled(self) -> Any:
-        return next(iter(self._all_scaled()), None)
+    def _first_scaled(self) -> Any:
+        return next(iter(self._scaled_optimizers()), None)
 
-    def _all_scaled(self) -> list[Any]:
-        found = (optimizer_wrapping.find(o, ScaledOptimizer) for o in self.optimizers)
+    def _scaled_optimizers(self) -> list[Any]:
+        found = (optimizer_wrapping.find_wrapper(o, ScaledOptimizer) for o in self.optimizers)
         return [scaled for scaled in found if scaled is not None]
 
 
-def _total(scaled: Sequence[Any], name: str) -> int:
+def _sum_counts(scaled: Sequence[Any], name: str) -> int:
     return sum(int(value_of(getattr(optimizer, name))) for optimizer in scaled)
 
 
-def _concrete(tensor: Any) -> bool:
-    """Whether a tensor has a value now, rather than when a traced function runs."""
+def _has_value(tensor: Any) -> bool:
+    """Say whether a tensor has a value now, rather than when a traced function runs."""
     if keras.config.backend() != "tensorflow":
         return True
     import tensorflow as tf

@@ -1,7 +1,7 @@
 """Finds the layers that only prepare a model's inputs: they stay in float32.
 
-Ids above 256 and large measurements do not survive bfloat16, and nothing is won before the first
-matrix product, which casts what it is given itself.
+Ids above 256 and large measurements do not survive bfloat16, and 16 bits save nothing before the
+first matrix product, which casts its inputs itself.
 """
 
 from __future__ import annotations
@@ -11,44 +11,46 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply.layer_names import PASSIVE, Placed, has_graph
+from autoprec.backends.keras.apply.layer_names import PASSIVE_LAYERS, LayerUnit, has_graph
 
 _PREPROCESSING = "keras.src.layers.preprocessing."
 
 
-def preparing(placed: Sequence[Placed]) -> set[int]:
-    """The ids of Keras's preprocessing layers, and of those that move the inputs about."""
-    found = {id(unit.layer) for unit in placed if is_preprocessing(unit.layer)}
-    model = placed[0].layer
+def input_preparing_layers(units: Sequence[LayerUnit]) -> set[int]:
+    """Collect the ids of preprocessing layers, and of those that only rearrange inputs."""
+    found = {id(unit.layer) for unit in units if is_preprocessing(unit.layer)}
+    model = units[0].layer
     if has_graph(model):
         raw = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
-        found |= _moving(model, raw)
+        found |= _passing_layers(model, raw)
     return found
 
 
 def is_preprocessing(layer: Any) -> bool:
-    """Whether a layer is one of Keras's preprocessing layers, or made from one."""
+    """Say whether a layer is one of Keras's preprocessing layers, or derived from one."""
     return any(kind.__module__.startswith(_PREPROCESSING) for kind in type(layer).__mro__)
 
 
-def _moving(model: Any, raw: set[int]) -> set[int]:
-    """The ids of the layers that hand on nothing but `raw` tensors and what is made of them."""
+def _passing_layers(model: Any, raw: set[int]) -> set[int]:
+    """Collect the ids of the layers that only pass on `raw` tensors and what is made of them."""
     found: set[int] = set()
     others: set[int] = set()
-    for node in _nodes(model):
+    for node in _graph_calls(model):
         layer = node.operation
         if not all(id(tensor) in raw for tensor in node.input_tensors):
             others.add(id(layer))
         elif isinstance(layer, keras.Model) and has_graph(layer):
-            found |= _moving(layer, {id(tensor) for tensor in keras.tree.flatten(layer.inputs)})
-        elif isinstance(layer, PASSIVE) or is_preprocessing(layer):
+            found |= _passing_layers(
+                layer, {id(tensor) for tensor in keras.tree.flatten(layer.inputs)}
+            )
+        elif isinstance(layer, PASSIVE_LAYERS) or is_preprocessing(layer):
             found.add(id(layer))
             raw.update(id(tensor) for tensor in keras.tree.flatten(node.outputs))
     return found - others
 
 
-def _nodes(model: Any) -> list[Any]:
-    """The calls of a model's graph in the order they are made, its inputs left out."""
+def _graph_calls(model: Any) -> list[Any]:
+    """List the calls of a model's graph in the order they are made, without its inputs."""
     graph = getattr(model, "_functional", None) or model
     by_depth = graph._nodes_by_depth
     calls = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]

@@ -13,20 +13,25 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply.follow_model import NewModels
-from autoprec.backends.keras.apply.hooks import NewObjects
-from autoprec.backends.keras.apply.layer_names import place
-from autoprec.backends.keras.apply.layer_policies import in_place_of
-from autoprec.backends.keras.apply.operation import PLACE, ModelOperation, release
-from autoprec.backends.keras.apply.optimizers import optimizers_of
-from autoprec.backends.keras.apply.policies import keras_name
+from autoprec.backends.keras.apply.applied_recipe import (
+    RECIPE_ATTRIBUTE,
+    AppliedRecipe,
+    undo_former_recipe,
+)
+from autoprec.backends.keras.apply.dtype_policies import keras_name
+from autoprec.backends.keras.apply.layer_names import layer_units
+from autoprec.backends.keras.apply.layer_policy_stack import policy_replacing
+from autoprec.backends.keras.apply.lifecycle_hooks import NewModelWatch
+from autoprec.backends.keras.apply.method_hooks import NewObjectWatch
+from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
 from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 
 #: Ends the watch for new models that is kept, if one is: there is one global policy.
-_STOP: list[Callable[[], None]] = []
+_STOP_WATCHING: list[Callable[[], None]] = []
 
 
 class KerasSurgeon:
@@ -39,27 +44,29 @@ class KerasSurgeon:
         model: Any = None,
         optimizers: Sequence[Any] = (),
         device: str = "cpu",
+        facts: DeviceFacts | None = None,
     ) -> Precision:
         """Apply `recipe` and return the `Precision` that the training script holds.
 
         With a model, built, loaded or compiled or none of these yet, it is changed in place.
         Without one the global policy is set, and every model made from then on is changed in place
-        when it is compiled or first called. Applying again first undoes what was applied.
+        when it is compiled or first called. Applying again first undoes what was applied. With the
+        device's `facts`, sizes off its alignment are among the warnings.
         """
         if model is None:
-            return _to_models_to_come(recipe, device, optimizers)
+            return _apply_to_future_models(recipe, facts, optimizers)
         precision = Precision(recipe)
-        operation = ModelOperation(precision, model, device, given=optimizers)
-        precision.at_work_on(operation, keep=True)
+        operation = AppliedRecipe(precision, model, facts, given=optimizers)
+        precision.register(operation, keep=True)
         try:
-            _settings(precision)
+            _apply_process_settings(precision)
             operation.apply()
         except BaseException:
             precision.restore()
             raise
         return precision
 
-    def leave(
+    def leave_unchanged(
         self,
         recipe: Recipe,
         *,
@@ -67,38 +74,39 @@ class KerasSurgeon:
         optimizers: Sequence[Any] = (),
         device: str = "cpu",
     ) -> Precision:
-        """See `Surgeon.leave`. The optimizer accumulates nothing, so the whole batch is one step's.
+        """See `Surgeon.leave_unchanged`.
 
+        The optimizer accumulates nothing, so the whole batch is one step's.
         Without a model the watch for models to come ends, and the global policy is put back.
         """
         precision = Precision(
             replace(recipe, batch_size=recipe.effective_batch, accumulation_steps=1)
         )
 
-        def know(model: Any, given: Sequence[Any] = ()) -> None:
-            vars(model)[PLACE] = left = _LeftAlone(model, tuple(given))
-            precision.at_work_on(left, keep=False)
+        def register(model: Any, given: Sequence[Any] = ()) -> None:
+            vars(model)[RECIPE_ATTRIBUTE] = left = _UntouchedModel(model, tuple(given))
+            precision.register(left, keep=False)
             precision.count_from_here()
 
         if model is None:
-            while _STOP:
-                _STOP.pop()()
-            precision._loose += optimizers
-            watch = NewModels(know)
-            _STOP.append(watch.stop)
+            while _STOP_WATCHING:
+                _STOP_WATCHING.pop()()
+            precision._unattached += optimizers
+            watch = NewModelWatch(register)
+            _STOP_WATCHING.append(watch.stop)
             precision._undo.append(watch.stop)
             precision.count_from_here()
             return precision
-        for unit in place(model):
+        for unit in layer_units(model):
             if unit.layer is model or not getattr(unit.layer, "compiled", False):
-                release(unit.layer)
-        know(model, optimizers)
+                undo_former_recipe(unit.layer)
+        register(model, optimizers)
         return precision
 
 
 @dataclass(eq=False)
-class _LeftAlone:
-    """A model and optimizers that nothing is done to; see `OnModel`."""
+class _UntouchedModel:
+    """A model and optimizers that are left unchanged; see `AppliedToModel`."""
 
     model: Any
     given: tuple[Any, ...]
@@ -106,39 +114,41 @@ class _LeftAlone:
 
     @property
     def optimizers(self) -> tuple[Any, ...]:
-        """The script's own, as they are, and those that the model holds by now."""
+        """Return the script's own, as they are, and those that the model holds by now."""
         return (*self.given, *optimizers_of(self.model))
 
     @property
     def report(self) -> Applied:
-        """Nothing was changed."""
+        """Return an empty report: nothing was changed."""
         return Applied(Policy.FLOAT32)
 
     def restore(self) -> None:
-        """Nothing is to be put back."""
+        """Do nothing: there is nothing to put back."""
 
 
-def _to_models_to_come(recipe: Recipe, device: str, optimizers: Sequence[Any]) -> Precision:
+def _apply_to_future_models(
+    recipe: Recipe, facts: DeviceFacts | None, optimizers: Sequence[Any]
+) -> Precision:
     """Set the global policy, and apply the recipe to each model as it comes."""
-    while _STOP:
-        _STOP.pop()()
+    while _STOP_WATCHING:
+        _STOP_WATCHING.pop()()
     before = keras.config.dtype_policy()
-    ours = in_place_of(before, keras_name(recipe.policy))
-    prepares = in_place_of(before, "float32")
+    ours = policy_replacing(before, keras_name(recipe.policy))
+    float32_policy = policy_replacing(before, "float32")
     keras.config.set_dtype_policy(ours)
 
-    def prepare(layer: Any) -> None:
+    def keep_float32(layer: Any) -> None:
         """Keep float32 what may be adapted, or used in a dataset, before there is a model."""
         if layer.dtype_policy is ours and is_preprocessing(layer):
-            layer.dtype_policy = prepares
+            layer.dtype_policy = float32_policy
 
-    def attach(precision: Precision, model: Any, given: Sequence[Any]) -> ModelOperation:
-        operation = ModelOperation(precision, model, device, given=given, tolerant=True).apply()
+    def attach(precision: Precision, model: Any, given: Sequence[Any]) -> AppliedRecipe:
+        operation = AppliedRecipe(precision, model, facts, given=given, tolerant=True).apply()
         operation.warn()
         return operation
 
     precision = Precision(recipe, attach_to=attach)
-    watches = NewModels(precision.attach), NewObjects(keras.Layer, prepare)
+    watches = NewModelWatch(precision.attach), NewObjectWatch(keras.Layer, keep_float32)
 
     def stop() -> None:
         for watch in watches:
@@ -146,16 +156,16 @@ def _to_models_to_come(recipe: Recipe, device: str, optimizers: Sequence[Any]) -
         if keras.config.dtype_policy() is ours:
             keras.config.set_dtype_policy(before)
 
-    _STOP.append(stop)
+    _STOP_WATCHING.append(stop)
     precision._undo.append(stop)
-    _settings(precision)
+    _apply_process_settings(precision)
     for optimizer in optimizers:
         precision.wrap(optimizer)
     return precision
 
 
-def _settings(precision: Precision) -> None:
-    """Set what is global to the process: threads, and TF32 where the recipe names it."""
+def _apply_process_settings(precision: Precision) -> None:
+    """Set what is global to the process: threads, and TF32 under its policy."""
     if keras.config.backend() != "tensorflow":
         return
     import tensorflow as tf
@@ -167,7 +177,7 @@ def _settings(precision: Precision) -> None:
             tf.config.threading.set_intra_op_parallelism_threads(int(threads))
         except RuntimeError:
             precision.notes.append(
-                f"{threads} intra-op threads were asked for after TensorFlow had started; "
+                f"{threads} intra-op threads were requested after TensorFlow had started; "
                 "apply the profile first thing in the script, or set TF_NUM_INTRAOP_THREADS="
                 f"{threads}"
             )

@@ -14,10 +14,10 @@ def compile_settings(model: Any, jit_compile: bool, steps_per_execution: Any) ->
     """Set how the train function is compiled; what a file says of it stays the user's own."""
     model.jit_compile = jit_compile
     model.steps_per_execution = steps_per_execution
-    remake(model)
+    retrace_functions(model)
 
 
-def remake(model: Any) -> None:
+def retrace_functions(model: Any) -> None:
     """Make Keras trace its functions again: those it has hold the old policies."""
     if getattr(model, "compiled", False):
         model.make_train_function(force=True)
@@ -25,14 +25,14 @@ def remake(model: Any) -> None:
         model.predict_function = None
 
 
-def watch(precision: Precision, model: Any) -> None:
+def watch_scale_floor(precision: Precision, model: Any) -> None:
     """Look for a scale at its floor now and then, from the host, while `fit` runs."""
     if precision.loss_scale is not None and model.train_function is not None:
-        model.train_function = _Watched(model.train_function, weakref.ref(precision))
+        model.train_function = _CheckingTrainFunction(model.train_function, weakref.ref(precision))
 
 
 @dataclass
-class _Watched:
+class _CheckingTrainFunction:
     """A train function that lets the precision look at its counters every few executions."""
 
     function: Callable[[Any], Any]

@@ -14,24 +14,28 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoprec.backends.keras.apply.advice import dimensions, sixteen_bit_data, unused_functions
-from autoprec.backends.keras.apply.layer_names import Placed, has_own_code, place
-from autoprec.backends.keras.apply.optimizers import optimizers_of
-from autoprec.backends.keras.apply.policies import low_precision
-from autoprec.backends.keras.measure.graph import operations_by_unit, trace_step
-from autoprec.backends.keras.train.compiling import why_not_compiled
-from autoprec.backends.keras.train.data import batches, count_samples, part, to_tensors
-from autoprec.backends.keras.train.first_loss import check_first_loss
+from autoprec.backends.keras.apply.dtype_policies import low_precision
+from autoprec.backends.keras.apply.layer_names import LayerUnit, has_own_code, layer_units
+from autoprec.backends.keras.apply.mixed_precision_advice import (
+    dimensions,
+    sixteen_bit_data,
+    unused_functions,
+)
+from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
+from autoprec.backends.keras.measure.step_graph import flops_by_unit, trace_step
+from autoprec.backends.keras.train.compiling import compile_obstacle
+from autoprec.backends.keras.train.data import batches, count_samples, slice_samples, to_tensors
+from autoprec.backends.keras.train.first_loss_check import check_first_loss
 from autoprec.backends.keras.train.task_runner import (
     build_model,
     gradient_function,
-    loss_of,
-    number,
+    loss_in_logs,
     on_tensorflow,
     placed_on,
-    variables,
+    state_variables,
+    to_float,
 )
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts, Unit
 
 _SPLIT_TOLERANCE = 1e-4
@@ -43,7 +47,7 @@ def describe(
     device: str,
     seed: int,
     batch_size: int,
-    report: Report,
+    report: ProgressCallback,
     software: Mapping[str, str],
 ) -> TaskFacts:
     """Build the task, take one float32 step, and describe it; see `Backend.describe`."""
@@ -54,14 +58,14 @@ def describe(
         batch = to_tensors(given)
         report("build", 0)
         model = build_model(task, seed, batch)
-        placed = place(model)
+        units = layer_units(model)
         report("describe", 0)
-        check_first_loss(task, model, placed, batch)
+        check_first_loss(task, model, units, batch)
         samples = count_samples(task, batch)
-        counted, run, saved, warnings = _count(model, placed, batch, samples)
-        splittable, why = _splittable(task, model, placed, batch)
+        counted, run, saved, warnings = _step_costs(model, units, batch, samples)
+        splittable, why = _splittable(task, model, units, batch)
         report("describe", 1)
-        seconds = _one_step(model, batch)
+        seconds = _time_second_step(model, batch)
     flops = sum(counted.values())
     weights = model.weights
     return TaskFacts(
@@ -70,41 +74,41 @@ def describe(
         nominal=batch_size,
         samples=samples,
         parameters=sum(_size(w) for w in model.trainable_weights),
-        parameter_bytes=sum(_size(w) * _width(w) for w in weights),
+        parameter_bytes=sum(_size(w) * _item_bytes(w) for w in weights),
         batch_size=task.batch_size,
         convolutions=False,  # asked for their layout, which Keras fixes when a layer is built
-        recurrent=any(isinstance(unit.layer, keras.layers.RNN) for unit in placed),
+        recurrent=any(isinstance(unit.layer, keras.layers.RNN) for unit in units),
         splittable=splittable,
         split_reason=why,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=saved / samples,
-        trainable_bytes=sum(_size(w) * _width(w) for w in model.trainable_weights),
+        trainable_bytes=sum(_size(w) * _item_bytes(w) for w in model.trainable_weights),
         optimizer_bytes=_state_bytes(model),
         kernels=run,
-        low_precision=low_precision(placed),
+        low_precision=low_precision(units),
         uses_tf32=device != "cpu" and _rounds_to_tf32(),
         compiled=bool(model.jit_compile),
-        not_compilable=why_not_compiled(model),
+        not_compilable=compile_obstacle(model),
         step_seconds=seconds,
         steps_per_execution=int(model.steps_per_execution) if on_tensorflow() else 0,
         has_evaluate=task.evaluate is not None,
-        dimensions=tuple(_dimensions(placed)),
-        units=tuple(_units(placed, counted)),
+        dimensions=tuple(_dimensions(units)),
+        units=tuple(_units(units, counted)),
         warnings=(*unused_functions(task), *warnings, *sixteen_bit_data(given)),
     )
 
 
-def _count(
-    model: Any, placed: Sequence[Placed], batch: Any, samples: int
+def _step_costs(
+    model: Any, units: Sequence[LayerUnit], batch: Any, samples: int
 ) -> tuple[dict[str, int], tuple[Kernel, ...], int, tuple[str, ...]]:
-    """Operations by unit, kernels, and bytes kept in one forward and backward pass."""
+    """Count operations by unit, kernels, and bytes saved in one forward and backward pass."""
     if on_tensorflow():
         from autoprec.backends.keras.measure.step_costs import kernels, saved_bytes
 
-        step = trace_step(model, placed, batch)
+        step = trace_step(model, units, batch)
         shapes = {tuple(int(length) for length in w.shape) for w in model.weights}
         run = kernels(step, shapes, samples)
-        return operations_by_unit(step), run, saved_bytes(step), ()
+        return flops_by_unit(step), run, saved_bytes(step), ()
     return (
         {},
         (),
@@ -117,36 +121,36 @@ def _count(
 
 
 def _state_bytes(model: Any) -> int:
-    """The bytes that the model's optimizers keep beside the weights."""
+    """Count the bytes of the model's optimizer state."""
     kept = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
-    return sum(_size(variable) * _width(variable) for variable in kept)
+    return sum(_size(variable) * _item_bytes(variable) for variable in kept)
 
 
-def _one_step(model: Any, batch: Any) -> float:
-    """Seconds of a second training step; the first one compiles."""
+def _time_second_step(model: Any, batch: Any) -> float:
+    """Return the seconds of a second training step; the first one compiles."""
     model.make_train_function()
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()
-        number(loss_of(model.train_function(iter([batch]) if on_tensorflow() else [batch])))
+        to_float(loss_in_logs(model.train_function(iter([batch]) if on_tensorflow() else [batch])))
         seconds = time.perf_counter() - start
     return seconds
 
 
-def _splittable(task: Task, model: Any, placed: Sequence[Placed], batch: Any) -> tuple[bool, str]:
-    """Whether two halves' averaged gradients equal the whole batch's, dropout off."""
+def _splittable(task: Task, model: Any, units: Sequence[LayerUnit], batch: Any) -> tuple[bool, str]:
+    """Say whether two halves' averaged gradients equal the whole batch's, without dropout."""
     samples = count_samples(task, batch)
     if samples < 2 or samples % 2:
         return False, f"a batch of {samples} samples has no halves"
     if not any(tuple(leaf.shape[:1]) == (samples,) for leaf in keras.tree.flatten(batch)):
         return False, "no array in a batch has its samples in the first dimension"
     half = samples // 2
-    halves = [part(batch, samples, 0, half), part(batch, samples, half, samples)]
-    before = [(v, keras.ops.copy(v.value)) for v in variables(model)]
-    with _without_dropout(placed):
+    halves = [slice_samples(batch, samples, 0, half), slice_samples(batch, samples, half, samples)]
+    before = [(v, keras.ops.copy(v.value)) for v in state_variables(model)]
+    with _without_dropout(units):
         run = gradient_function(model)
-        whole = _gradient(run, [batch], before)
-        split = _gradient(run, halves, before)
+        whole = _mean_gradient(run, [batch], before)
+        split = _mean_gradient(run, halves, before)
     norm = float(np.linalg.norm(whole))
     if norm == 0.0:
         return False, "its gradient is zero, or reaches no optimizer that the model holds"
@@ -157,7 +161,7 @@ def _splittable(task: Task, model: Any, placed: Sequence[Placed], batch: Any) ->
     return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
 
 
-def _gradient(run: Any, parts: Sequence[Any], before: Sequence[tuple[Any, Any]]) -> Any:
+def _mean_gradient(run: Any, parts: Sequence[Any], before: Sequence[tuple[Any, Any]]) -> Any:
     total: Any = 0.0
     for given in parts:
         _, gradients = run(given, 1.0)
@@ -169,11 +173,11 @@ def _gradient(run: Any, parts: Sequence[Any], before: Sequence[tuple[Any, Any]])
 
 
 @contextlib.contextmanager
-def _without_dropout(placed: Sequence[Placed]) -> Iterator[None]:
+def _without_dropout(units: Sequence[LayerUnit]) -> Iterator[None]:
     """Set every rate of dropout and noise to zero while BatchNorm stays in training mode."""
     names = ("rate", "dropout", "recurrent_dropout", "_dropout", "stddev")
     held = []
-    for unit in placed:
+    for unit in units:
         for layer in unit.members:
             for name in names:
                 value = getattr(layer, name, None)
@@ -187,15 +191,15 @@ def _without_dropout(placed: Sequence[Placed]) -> Iterator[None]:
             object.__setattr__(layer, name, value)
 
 
-def _units(placed: Sequence[Placed], own: Mapping[str, int]) -> Iterator[Unit]:
+def _units(units: Sequence[LayerUnit], own: Mapping[str, int]) -> Iterator[Unit]:
     total = sum(own.values())
-    for unit in placed:
+    for unit in units:
         if has_own_code(unit):
             yield Unit(unit.path, unit.kind, own.get(unit.path, 0) / total if total else 0.0)
 
 
-def _dimensions(placed: Sequence[Placed]) -> Iterator[Dimension]:
-    for unit in placed:
+def _dimensions(units: Sequence[LayerUnit]) -> Iterator[Dimension]:
+    for unit in units:
         for name, size in dimensions(unit.layer):
             yield Dimension(unit.path, unit.kind, name, size)
 
@@ -204,14 +208,14 @@ def _size(weight: Any) -> int:
     return int(np.prod([int(length) for length in weight.shape]))
 
 
-def _width(weight: Any) -> int:
+def _item_bytes(weight: Any) -> int:
     return {"float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "int8": 1}.get(
         keras.backend.standardize_dtype(weight.dtype), 4
     )
 
 
 def _rounds_to_tf32() -> bool:
-    """Whether TensorFlow lets float32 products be TF32 where a GPU has it: its default."""
+    """Say whether TensorFlow runs float32 products as TF32 on a GPU that has it: its default."""
     if not on_tensorflow():
         return False
     import tensorflow as tf

@@ -16,7 +16,7 @@ class TensorFlowArithmetic:
         self._device = device
 
     def prepare(self, dtype: DType, size: int) -> Any:
-        """Two operands; float32 is kept from running as TF32."""
+        """Make two operands; float32 is kept from running as TF32."""
         if dtype is DType.FLOAT8:
             raise ValueError(f"{dtype} products are not measured with TensorFlow")
         tf.config.experimental.enable_tensor_float_32_execution(dtype is DType.TF32)
@@ -31,7 +31,7 @@ class TensorFlowArithmetic:
             tf.linalg.matmul(*operands)[0, 0].numpy()
 
     def prepare_copy(self, size_bytes: int) -> Any:
-        """Two arrays of two thirds of the size: adding in place reads both and writes one."""
+        """Make two arrays of 2/3 of the size: adding in place reads both and writes one."""
         with tf.device(self._device):
             source = tf.ones(size_bytes * 2 // 3 // 4, tf.float32)
             return source, tf.Variable(source)

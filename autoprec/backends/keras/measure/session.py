@@ -7,13 +7,13 @@ memory beforehand; the loader's own time is measured apart.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -22,33 +22,31 @@ from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.train.compiling import check_compiled
 from autoprec.backends.keras.train.data import batches, count_samples, size_in_bytes, to_tensors
 from autoprec.backends.keras.train.task_runner import (
-    Holdings,
+    VariableMemory,
     build_model,
-    loss_of,
-    number,
+    loss_in_logs,
     on_tensorflow,
     placed_on,
+    to_float,
 )
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.process_memory import (
-    give_back_memory,
     peak_resident_bytes,
     reset_peak_resident,
+    return_freed_memory,
 )
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.backends.shared.step_timing import time_steps
+from autoprec.backends.shared.timing_batches import SessionBatches, fetch_batches
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
-
-_KEPT_BATCHES = 4
-_KEPT_BYTES = 256 * 2**20
-_CHUNK = 8
+from autoprec.core.speed.timing_budget import TimingBudget
 
 
 class KerasSession:
     """One model under one recipe, with a few full batches in memory."""
 
     def __init__(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> None:
         self._task, self._recipe, self._device, self._report = task, recipe, device, report
         self._started = time.perf_counter()
@@ -63,12 +61,13 @@ class KerasSession:
 
     def _build(self, seed: int) -> None:
         self._report("data", 0)
-        found, self._data_seconds = self._fetch(seed)
-        self._samples = [count_samples(self._task, batch) for batch in found]
+        fetched = self._fetch(seed)
+        self._mean_samples, self._loader_seconds = fetched.mean_samples, fetched.loader_seconds
+        found = fetched.batches
         self._report("build", 0)
         self._model = build_model(self._task, seed, found[0])
         self._precision = KerasSurgeon().apply(self._recipe, model=self._model, device=self._device)
-        self._executions, self._updates = _round(
+        self._executions, self._updates = _update_round(
             self._recipe.accumulation_steps, int(self._model.steps_per_execution)
         )
         self._model.make_train_function()
@@ -77,63 +76,50 @@ class KerasSession:
         self._steps()
         check_compiled(self._model, self._recipe)
 
-    def _fetch(self, seed: int) -> tuple[list[Any], float]:
-        """A few full batches in memory, and the loader's seconds for one."""
-        found: list[Any] = []
-        seconds: list[float] = []
-        held = 0
-        stream = batches(self._task, self._recipe.batch_size, seed, repeat=True, workers=True)
-        with contextlib.closing(stream):
-            for _ in range(3 * _KEPT_BATCHES):
-                start = time.perf_counter()
-                batch = next(stream)
-                seconds.append(time.perf_counter() - start)
-                samples = count_samples(self._task, batch)
-                if found and samples < count_samples(self._task, found[0]):
-                    continue
-                found.append(to_tensors(batch))
-                held += size_in_bytes(batch)
-                if len(found) == _KEPT_BATCHES or held * (1 + 1 / len(found)) > _KEPT_BYTES:
-                    break
-        later = seconds[1:] or seconds
-        return found, sum(later) / len(later)
+    def _fetch(self, seed: int) -> SessionBatches:
+        size = self._recipe.batch_size
+        return fetch_batches(
+            batches(self._task, size, seed, repeat=True, workers=True),
+            counter=lambda first: partial(count_samples, self._task),
+            place=to_tensors,
+            size_in_bytes=size_in_bytes,
+        )
 
     def _steps(self) -> None:
         """Run as many executions as make whole updates, and wait for the device."""
         logs = None
         for _ in range(self._executions):
             logs = self._model.train_function(next(self._feed))
-        self._finite = math.isfinite(number(loss_of(logs))) and self._finite
+        self._finite = math.isfinite(to_float(loss_in_logs(logs))) and self._finite
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
         """Time steps until the budget says enough; see `Session.time_steps`."""
-        warmup_seconds = time.perf_counter() - self._started
-        times: list[float] = []
-        budget = _in_rounds(budget, self._updates)
-        start = time.perf_counter()
+        build_seconds = time.perf_counter() - self._started
         with placed_on(self._device):
-            while not enough(times, budget, time.perf_counter() - start):
-                for _ in range(_chunk(times)):
-                    began = time.perf_counter()
-                    self._steps()
-                    times.append((time.perf_counter() - began) / self._updates)
-                self._report("steps", len(times))
-        summary = summarize(times)
+            timed = time_steps(
+                self._time_rounds,
+                _in_rounds(budget, self._updates),
+                self._report,
+                updates=self._updates,
+            )
         self._started = time.perf_counter()
-        samples = sum(self._samples) / len(self._samples)
-        return Measurement(
-            step_seconds=summary.median,
-            low=summary.low,
-            high=summary.high,
-            steps=summary.steps * self._updates,
-            samples_per_step=samples * self._recipe.accumulation_steps,
+        micro_batches = self._recipe.accumulation_steps
+        return timed.measurement(
+            samples_per_step=self._mean_samples * micro_batches,
+            data_seconds=self._loader_seconds * micro_batches,
             peak_memory_bytes=self._peak(),
-            data_seconds=self._data_seconds * self._recipe.accumulation_steps,
-            warmup_seconds=warmup_seconds + sum(times[: summary.warmup]) * self._updates,
-            warmup_steps=(1 + summary.warmup) * self._updates,
+            build_seconds=build_seconds,
             finite=self._finite,
             notes=self._notes(),
         )
+
+    def _time_rounds(self, count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            start = time.perf_counter()
+            self._steps()
+            times.append(time.perf_counter() - start)
+        return times
 
     def _notes(self) -> tuple[str, ...]:
         return tuple(self._precision.warnings)
@@ -160,7 +146,7 @@ class KerasSession:
     def close(self) -> None:
         """Give back the memory and what was set for the process."""
         model = self.__dict__.pop("_model", None)
-        holdings = Holdings(model) if model is not None else None
+        memory = VariableMemory(model) if model is not None else None
         precision = self.__dict__.pop("_precision", None)
         if precision is not None:
             precision.restore()
@@ -168,9 +154,9 @@ class KerasSession:
         del model, precision
         _clear_session()
         gc.collect()
-        if holdings is not None:
-            holdings.give_back()
-        give_back_memory()
+        if memory is not None:
+            memory.free()
+        return_freed_memory()
 
 
 def _clear_session() -> None:
@@ -180,21 +166,21 @@ def _clear_session() -> None:
     keras.config.set_dtype_policy(policy)
 
 
-def _round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]:
-    """The fewest executions that end on an update, and how many updates those are."""
+def _update_round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]:
+    """Return the fewest executions that end on an update, and how many updates those are."""
     micro = math.lcm(accumulation_steps, steps_per_execution)
     return micro // steps_per_execution, micro // accumulation_steps
 
 
 def _in_rounds(budget: TimingBudget, updates: int) -> TimingBudget:
-    """The budget where each time is that of a round of several updates."""
+    """Return the budget for times that are each of a round of several updates."""
     least = max(2, math.ceil(budget.min_steps / updates))
     most = max(least, budget.max_steps // updates)
     return replace(budget, min_steps=least, max_steps=most)
 
 
 def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
-    """What the train function is called with, again and again, as `fit` would call it."""
+    """Return what the train function is called with, endlessly, as `fit` would call it."""
     if not on_tensorflow():
         return ([batch] for batch in itertools.cycle(found))
     import tensorflow as tf
@@ -212,10 +198,3 @@ def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
     if strategy.num_replicas_in_sync > 1:
         data = strategy.experimental_distribute_dataset(data)
     return itertools.repeat(iter(data))
-
-
-def _chunk(times: Sequence[float]) -> int:
-    """How many rounds to time before looking again: one while they are slow, more when fast."""
-    if not times or times[-1] > 0.05:
-        return 1
-    return min(_CHUNK, max(1, math.ceil(0.05 / max(times[-1], 1e-6))))

@@ -6,13 +6,13 @@ Both are read from the traced step's graph, so loops and unknown shapes count fo
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
 
-from autoprec.backends.keras.measure.graph import StepGraph, is_backward, products
+from autoprec.backends.keras.measure.step_graph import StepGraph, is_backward, product_flops
+from autoprec.backends.shared.kernel_counts import KernelCounts
 from autoprec.core.measurement import Kernel
 
 #: What computes nothing: constants, variables' handles, names, shapes, and views of what is there.
@@ -28,13 +28,12 @@ _NO_WORK = frozenset(
 def kernels(
     step: StepGraph, weights: Collection[tuple[int, ...]], samples: int
 ) -> tuple[Kernel, ...]:
-    """What one forward and backward pass runs; `weights` are the shapes of the model's weights.
+    """List what one forward and backward pass runs; `weights` are the weights' shapes.
 
     What is read from a variable is a weight, and what is shaped as one is its gradient, where no
     size of it is the batch's.
     """
-    shapes = {shape for each in weights if samples not in (shape := tuple(sorted(each)))}
-    found: Counter[tuple[int, int, int]] = Counter()
+    counts = KernelCounts(weights, samples)
     for operation in step.operations:
         if operation.type in _NO_WORK:
             continue
@@ -42,15 +41,12 @@ def kernels(
         for tensor in (*operation.inputs, *operation.outputs):
             size = _bytes(tensor)
             read = _origin(tensor).op.type == "ReadVariableOp"
-            if size and (read or tuple(sorted(tensor.shape.as_list())) in shapes):
+            if size and (read or counts.is_gradient_shape(tensor.shape.as_list())):
                 fixed += size
             else:
                 growing += size
-        found[products(operation), growing, fixed] += 1
-    return tuple(
-        Kernel(flops / samples, growing / samples, fixed, count)
-        for (flops, growing, fixed), count in found.items()
-    )
+        counts.add(product_flops(operation), growing, fixed)
+    return counts.kernels()
 
 
 def saved_bytes(step: StepGraph) -> int:
@@ -69,7 +65,7 @@ def saved_bytes(step: StepGraph) -> int:
 
 
 def _origin(tensor: Any) -> Any:
-    """The tensor that was computed, behind those that are other views of it."""
+    """Return the tensor that was computed, of which `tensor` may be another view."""
     while tensor.op.type in ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"):
         tensor = tensor.op.inputs[0]
     return tensor

@@ -18,8 +18,8 @@ class NotCompiled(RuntimeError):
     """A recipe says that the step is compiled, and it is not."""
 
 
-def why_not_compiled(model: Any) -> str:
-    """Why Keras would not compile this model's step; empty where it would.
+def compile_obstacle(model: Any) -> str:
+    """Say why Keras would not compile this model's step; empty where it would.
 
     Keras itself is asked, by switching compilation on for a moment.
     """

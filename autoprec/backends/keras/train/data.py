@@ -7,77 +7,44 @@ tuples, dicts and arrays.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import random
 from collections.abc import Generator, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
+from autoprec.backends.keras.train.rng import KerasGenerators
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.seeded_batches import draw_batches
 from autoprec.errors import TaskError
-
-_END = object()
-
-
-class RandomStream:
-    """A place in Python's and numpy's random streams, entered for as long as data are drawn."""
-
-    def __init__(self) -> None:
-        self._state: Any = (random.getstate(), np.random.get_state())
-
-    @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:
-        """Continue this stream, and put the outer one back."""
-        outer = (random.getstate(), np.random.get_state())
-        random.setstate(self._state[0])
-        np.random.set_state(self._state[1])
-        try:
-            yield
-        finally:
-            self._state = (random.getstate(), np.random.get_state())
-            random.setstate(outer[0])
-            np.random.set_state(outer[1])
 
 
 def batches(
     task: Task, batch_size: int, seed: int, *, repeat: bool = False, workers: bool = False
 ) -> Generator[Any, None, None]:
-    """Yield the user's batches; with `repeat`, start again at their end; see `iterate`.
+    """Return the user's batches; with `repeat`, start again at their end; see `iterate`.
 
     All generators are seeded before `build_data`. Raises `TaskError` where there is nothing to
     train on.
     """
-    stream = RandomStream()
-    with stream.swapped():
-        keras.utils.set_random_seed(seed)
-        data = task.build_data(batch_size)
-    while True:
-        count = 0
-        with stream.swapped():
-            iterator = iterate(task, data, batch_size, workers=workers)
-        while True:
-            with stream.swapped():
-                batch = next(iterator, _END)
-            if batch is _END:
-                break
-            if count == 0:
-                count_samples(task, batch)
-            count += 1
-            yield batch
-        if count == 0:
-            raise TaskError(
-                f"{task.name}: build_data({batch_size}) yielded no batches; expected at least one. "
-                "Is the data set smaller than the batch, with drop_remainder=True?"
-            )
-        if not repeat:
-            return
-        if hasattr(data, "__next__"):
-            with stream.swapped():
-                data = task.build_data(batch_size)
+
+    def check(batch: Any, place: int) -> None:
+        if place == 0:
+            count_samples(task, batch)
+
+    return draw_batches(
+        task,
+        batch_size,
+        generators=KerasGenerators(),
+        seed=partial(keras.utils.set_random_seed, seed),
+        iterate=lambda data: iterate(task, data, batch_size, workers=workers),
+        check=check,
+        repeat=repeat,
+        hint="Is the data set smaller than the batch, with drop_remainder=True?",
+    )
 
 
 def iterate(task: Task, data: Any, batch_size: int, *, workers: bool = False) -> Iterator[Any]:
@@ -120,7 +87,7 @@ def _with_workers(data: Any) -> Iterator[Any]:
 
 
 def _is_arrays(data: Any) -> bool:
-    """Whether `data` is one data set in memory: a tuple of arrays that agree on their samples.
+    """Say whether `data` is one data set in memory: a tuple of arrays of as many samples.
 
     It is what `fit` takes as x, y and sample_weight, each of them an array or a nest of arrays.
     """
@@ -133,7 +100,7 @@ def _is_arrays(data: Any) -> bool:
 
 
 def _arrays(task: Task, data: Any, batch_size: int) -> Iterator[Any]:
-    """Shuffled batches of arrays, with floats in Keras's floatx, as `fit` makes them."""
+    """Yield shuffled batches of arrays, with floats in Keras's floatx, as `fit` makes them."""
     floatx = keras.config.floatx()
 
     def prepared(leaf: Any) -> Any:
@@ -155,7 +122,7 @@ def _arrays(task: Task, data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def count_samples(task: Task, batch: Any) -> int:
-    """What the task counts, else the first array's leading dimension; `TaskError` without one."""
+    """Count samples as the task does, else by the first array's leading dimension."""
     if task.count_samples is not None:
         return int(task.count_samples(batch))
     for leaf in keras.tree.flatten(batch):
@@ -169,7 +136,7 @@ def count_samples(task: Task, batch: Any) -> int:
 
 
 def to_tensors(batch: Any) -> Any:
-    """The batch as the backend's tensors, in tuples: what a train function is given."""
+    """Convert a batch to the backend's tensors in tuples, as a train function expects."""
     if isinstance(batch, list):
         batch = tuple(batch)
     while isinstance(batch, tuple) and batch and batch[-1] is None:
@@ -183,8 +150,13 @@ def _to_tensor(leaf: Any) -> Any:
     return keras.ops.convert_to_tensor(leaf)
 
 
+def to_numpy(value: Any) -> Any:
+    """Return a tensor or variable as a NumPy array."""
+    return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
+
+
 def size_in_bytes(batch: Any) -> int:
-    """The bytes of all arrays in a batch."""
+    """Return the bytes of all arrays in a batch."""
     return sum(_bytes(leaf) for leaf in keras.tree.flatten(batch))
 
 
@@ -197,8 +169,8 @@ def _bytes(leaf: Any) -> int:
     return int(np.prod([int(n) for n in shape])) * item.get(name, 4)
 
 
-def part(batch: Any, samples: int, start: int, stop: int) -> Any:
-    """The samples from `start` to `stop` of every array that holds `samples` of them."""
+def slice_samples(batch: Any, samples: int, start: int, stop: int) -> Any:
+    """Slice from `start` to `stop` every array that holds `samples` samples."""
 
     def cut(leaf: Any) -> Any:
         shape = getattr(leaf, "shape", None)
@@ -210,12 +182,12 @@ def part(batch: Any, samples: int, start: int, stop: int) -> Any:
 
 
 def digest(batch: Any) -> str:
-    """A hash of a batch's shapes, dtypes and up to 65536 elements of every array."""
+    """Return a hash of a batch's shapes, dtypes and up to 65536 elements of every array."""
     state = hashlib.blake2b(digest_size=16)
     for leaf in keras.tree.flatten(batch):
         if leaf is None:
             continue
-        array = np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(leaf)))
+        array = to_numpy(leaf)
         flat = array.reshape(-1)
         flat = np.ascontiguousarray(flat[:: max(1, flat.size // 65536)])
         state.update(f"{array.shape}{array.dtype}".encode())

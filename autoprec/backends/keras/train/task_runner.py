@@ -15,17 +15,21 @@ from typing import Any
 import keras
 
 from autoprec.backends import registry
-from autoprec.backends.keras.apply.optimizers import exchanged, holding, optimizers_of
-from autoprec.backends.keras.train.checkpoint import load_weights
+from autoprec.backends.keras.apply.optimizer_attributes import (
+    optimizer_attributes,
+    optimizers_of,
+    replace_optimizers,
+)
+from autoprec.backends.keras.train.checkpoint_loading import load_weights
 from autoprec.backends.protocol import Task
-from autoprec.core.device.facts import DeviceKind
+from autoprec.core.device.observation import DeviceKind
 from autoprec.errors import TaskError, UsageError
 
 _GPUS = (DeviceKind.CUDA, DeviceKind.ROCM)
 
 
 def on_tensorflow() -> bool:
-    """Whether Keras runs on TensorFlow here (else: on torch)."""
+    """Say whether Keras runs on TensorFlow here (else: on torch)."""
     return bool(keras.config.backend() == "tensorflow")
 
 
@@ -55,7 +59,7 @@ def _tensorflow_device(device: str) -> str:
 
 @functools.cache
 def tpu_strategy() -> Any:
-    """The TPUStrategy over the TPUs of this VM: to initialise them again would lose what they hold.
+    """Return this VM's TPUStrategy, made once: initialising TPUs again clears their memory.
 
     `tpu="local"` is TensorFlow's documented name for them; without it the resolver asks a metadata
     server, which elsewhere never answers.
@@ -69,7 +73,7 @@ def tpu_strategy() -> Any:
 
 
 def devices() -> list[str]:
-    """The devices Keras's backend can train on here, best first."""
+    """List the devices Keras's backend can train on here, best first."""
     if on_tensorflow():
         import tensorflow as tf
 
@@ -86,7 +90,7 @@ def devices() -> list[str]:
 
 
 def built_for() -> tuple[DeviceKind, ...]:
-    """The kinds of GPU that Keras's backend was built for, whether they are here or not."""
+    """List the kinds of GPU that Keras's backend was built for, whether here or not."""
     if not on_tensorflow():
         import torch
 
@@ -99,7 +103,7 @@ def built_for() -> tuple[DeviceKind, ...]:
 
 
 def device_of(model: Any) -> str:
-    """Where a model's first weight is ("cpu", "cuda:0", "tpu"), or where it would be built."""
+    """Return where a model's first weight is ("cpu", "cuda:0", "tpu"), or would be built."""
     weights = model.weights if isinstance(model, keras.Layer) else []
     if not weights:
         return devices()[0]
@@ -159,13 +163,13 @@ def _clip(task: Task, model: Any) -> None:
             optimizer.global_clipnorm = task.clip_grad_norm
 
 
-def variables(model: Any) -> list[Any]:
-    """The model's state that training changes: weights, statistics, and seeds; no metrics."""
+def state_variables(model: Any) -> list[Any]:
+    """List the model's state that training changes: weights, statistics, seeds; no metrics."""
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
     return [v for v in model.variables if id(v) not in metrics]
 
 
-class Holdings:
+class VariableMemory:
     """The memory of a model's variables, to be given back once nothing in Python holds them.
 
     TensorFlow keeps the graphs of a train function, and with them the buffers of every variable
@@ -177,13 +181,13 @@ class Holdings:
         self._held: list[tuple[Any, Any, Any]] = []
         if not on_tensorflow():
             return
-        for variable in _everything(model):
+        for variable in _all_variables(model):
             handle = getattr(variable.value, "handle", None)
             if handle is not None:
                 self._held.append((weakref.ref(variable), handle, variable.value.dtype))
 
-    def give_back(self) -> None:
-        """Empty the buffers of what has died; to be called after collecting garbage."""
+    def free(self) -> None:
+        """Empty the buffers of variables that are gone; call it after collecting garbage."""
         for reference, handle, dtype in self._held:
             if reference() is None:
                 import tensorflow as tf
@@ -192,15 +196,15 @@ class Holdings:
         self._held.clear()
 
 
-def _everything(model: Any) -> Iterator[Any]:
-    """Every variable of a model, its metrics and its optimizers."""
+def _all_variables(model: Any) -> Iterator[Any]:
+    """Yield every variable of a model, its metrics and its optimizers."""
     yield from model.variables
     for optimizer in optimizers_of(model):
         yield from optimizer.variables
 
 
-def loss_of(logs: Any) -> Any:
-    """The loss in what a train function returned: a dict with "loss", or the loss itself."""
+def loss_in_logs(logs: Any) -> Any:
+    """Return the loss in what a train function returned: a dict with "loss", or the loss."""
     if isinstance(logs, dict):
         if "loss" in logs:
             return logs["loss"]
@@ -213,12 +217,12 @@ def loss_of(logs: Any) -> Any:
     return keras.tree.flatten(logs)[0]
 
 
-def number(tensor: Any) -> float:
-    """A scalar tensor's value; waits for the device."""
+def to_float(tensor: Any) -> float:
+    """Return a scalar tensor's value; waits for the device."""
     return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(tensor)))
 
 
-class Recorder:
+class GradientRecorder:
     """Stands in for one of a model's optimizers during a train_step, and keeps what it is given.
 
     Whatever train_step the model has, its loss comes through `scale_loss` and its gradients through
@@ -256,24 +260,25 @@ class Recorder:
 
 
 def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, list[Any]]:
-    """The loss of one batch, and its gradient times `scale` for every trainable variable.
+    """Return one batch's loss, and its gradient times `scale` for every trainable variable.
 
     The model's own train_step computes both, with however many optimizers the model holds; an
     absent gradient is zero, and there is none at all where no optimizer is given any. Statistics
     and seeds move on as in training. Where train_step never calls `scale_loss`, the loss is the one
     it returns.
     """
-    recorders = {id(each): Recorder(each, scale) for each in optimizers_of(model)}
-    held = holding(model)
+    recorders = {id(each): GradientRecorder(each, scale) for each in optimizers_of(model)}
+    held = optimizer_attributes(model)
     vars(model).update(
-        (name, exchanged(value, lambda each: recorders[id(each)])) for name, value in held.items()
+        (name, replace_optimizers(value, lambda each: recorders[id(each)]))
+        for name, value in held.items()
     )
     try:
         logs = model.train_step(batch)
     finally:
         vars(model).update(held)
     losses = [each.loss for each in recorders.values() if each.loss is not None]
-    loss = sum(losses[1:], losses[0]) if losses else loss_of(logs)
+    loss = sum(losses[1:], losses[0]) if losses else loss_in_logs(logs)
     found: dict[int, Any] = {}
     for recorder in recorders.values():
         found.update(recorder.gradients)
@@ -284,7 +289,7 @@ def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, l
 
 
 def gradient_function(model: Any) -> Any:
-    """`loss_and_gradients` of `model` as a function of (batch, scale), compiled as `fit` would."""
+    """Return `loss_and_gradients` as a function of (batch, scale), compiled as `fit` would."""
     if not on_tensorflow():
         return lambda batch, scale: loss_and_gradients(model, batch, scale)
     import tensorflow as tf

@@ -12,8 +12,10 @@ Clip = Callable[[Sequence[torch.optim.Optimizer]], object]
 
 
 @contextmanager
-def put_aside(parameters: Iterable[torch.nn.Parameter], *, copied: bool) -> Iterator[None]:
-    """Keep the gradients of these parameters as they are, whatever a backward pass adds to them.
+def gradients_preserved(
+    parameters: Iterable[torch.nn.Parameter], *, copied: bool
+) -> Iterator[None]:
+    """Preserve the gradients of these parameters over a backward pass that adds to them.
 
     What it adds is dropped, and not left out by `inputs=`: DistributedDataParallel waits for every
     gradient, and reentrant checkpoints give none to chosen inputs. With `copied` they are kept as
@@ -32,7 +34,7 @@ def put_aside(parameters: Iterable[torch.nn.Parameter], *, copied: bool) -> Iter
 
 
 class Accumulation:
-    """What gradients wait for a step: by optimizer, or for nobody's where there is none."""
+    """The micro-batches and clips that wait for a step: by optimizer, or under None without one."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -40,19 +42,19 @@ class Accumulation:
         self._clips: dict[int, tuple[Sequence[torch.optim.Optimizer], Clip]] = {}
 
     def count(self, optimizer: torch.optim.Optimizer | None) -> int:
-        """Micro-batches whose gradients wait for this optimizer's step."""
+        """Count the micro-batches whose gradients wait for this optimizer's step."""
         return self._counts.get(id(optimizer), 0)
 
-    def most(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
-        """The largest count among these."""
+    def largest_count(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+        """Return the largest count among these optimizers."""
         return max(self.count(each) for each in optimizers or (None,))
 
-    def due(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        """Whether each of these has all its micro-batches."""
+    def is_complete(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Return whether each of these optimizers has all its micro-batches."""
         return all(self.count(each) >= self._steps for each in optimizers or (None,))
 
     def add(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Count a micro-batch for each of these."""
+        """Count a micro-batch for each of these optimizers."""
         for each in optimizers or (None,):
             self._counts[id(each)] = self.count(each) + 1
 
@@ -63,19 +65,19 @@ class Accumulation:
         self._clips[id(name)] = (optimizers, clip)
 
     def clip_now(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Clip these as it was asked for."""
+        """Clip the gradients of these optimizers as `clip_later` was told."""
         for owners, clip in self._clips.values():
             own = [each for each in owners if any(each is one for one in optimizers)]
             if own:
                 clip(own)
 
-    def stepped(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Start anew for these."""
+    def reset(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Forget the counts and clips of these optimizers."""
         for each in (*optimizers, None):
             self._counts.pop(id(each), None)
             self._clips.pop(id(each), None)
 
     def clear(self) -> None:
-        """Start anew for all."""
+        """Forget all counts and clips."""
         self._counts.clear()
         self._clips.clear()

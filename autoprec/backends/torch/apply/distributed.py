@@ -1,4 +1,4 @@
-"""What a model's distribution over processes asks of a training loop.
+"""What distributing a model over processes changes in its training loop.
 
 Wrappers are looked for in all of the model: `torch.compile`'s may be outside, and the parts of a
 GAN may have one each. Fully sharded models of torch's first kind (`FullyShardedDataParallel`) hold
@@ -24,15 +24,15 @@ def find_ddps(model: nn.Module) -> tuple[DistributedDataParallel, ...]:
 
 
 def is_sharded_by_fsdp1(model: nn.Module) -> bool:
-    """Whether any part of the model is in a FullyShardedDataParallel."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # who wraps a model has imported it
+    """Return whether any part of the model is in a FullyShardedDataParallel."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # wrapping a model imports it
     kind = getattr(fsdp, "FullyShardedDataParallel", None)
     return kind is not None and any(isinstance(module, kind) for module in model.modules())
 
 
 @contextlib.contextmanager
 def no_sync(wrappers: Iterable[nn.Module]) -> Iterator[None]:
-    """Leave gradients unsynchronised, in those of these modules that have a `no_sync()`."""
+    """Leave gradients unsynchronised in the wrappers that have a `no_sync()`."""
     with contextlib.ExitStack() as stack:
         for wrapper in wrappers:
             own = getattr(wrapper, "no_sync", None)
@@ -44,7 +44,7 @@ def no_sync(wrappers: Iterable[nn.Module]) -> Iterator[None]:
 def average_gradients(
     ddps: Iterable[DistributedDataParallel], parameters: Iterable[nn.Parameter]
 ) -> None:
-    """Do what DDP leaves undone under `no_sync`: average the gradients over the processes."""
+    """Average the gradients over the processes, as DDP does outside `no_sync`."""
     gradients = {id(p): p.grad for p in parameters if p.grad is not None}
     for ddp in ddps:
         group = ddp.process_group

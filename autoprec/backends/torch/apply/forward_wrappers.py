@@ -18,9 +18,9 @@ from torch import nn
 class ForwardWrapper:
     """Calls what was the module's `forward` before; subclasses do something around it.
 
-    `inner` is that earlier forward: another wrapper, a callable somebody else had put there, or
-    None for the forward of the module's class. `owner` names the operation it belongs to: models
-    may share modules.
+    `inner` is that earlier forward: another wrapper, a callable that other code put there, or None
+    for the forward of the module's class. `owner` names the operation it belongs to: models may
+    share modules.
     """
 
     owner = ""
@@ -41,16 +41,16 @@ class ForwardWrapper:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """What `inspect.signature` should look at."""
+        """Return what `inspect.signature` should look at."""
         return self.inner or types.MethodType(type(self.module).forward, self.module)
 
 
-def install(wrapper: ForwardWrapper) -> None:
+def install_wrapper(wrapper: ForwardWrapper) -> None:
     """Make `wrapper` its module's forward."""
     wrapper.module.__dict__["forward"] = wrapper
 
 
-def installed(module: nn.Module) -> Iterator[ForwardWrapper]:
+def wrappers_on(module: nn.Module) -> Iterator[ForwardWrapper]:
     """Yield the wrappers on `module`, the outermost first."""
     forward = module.__dict__.get("forward")
     while isinstance(forward, ForwardWrapper):
@@ -58,9 +58,9 @@ def installed(module: nn.Module) -> Iterator[ForwardWrapper]:
         forward = forward.inner
 
 
-def uninstall(module: nn.Module, owners: Container[str]) -> None:
-    """Take the wrappers of these owners off `module`; the others, and what was there, stay."""
-    wrappers = list(installed(module))
+def uninstall_wrappers(module: nn.Module, owners: Container[str]) -> None:
+    """Remove the wrappers of these owners from `module`; others, and an earlier forward, stay."""
+    wrappers = list(wrappers_on(module))
     kept = [wrapper for wrapper in wrappers if wrapper.owner not in owners]
     if len(kept) == len(wrappers):
         return

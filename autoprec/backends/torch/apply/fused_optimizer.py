@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from autoprec.backends.torch.apply.change_report import Skipped
 from autoprec.backends.torch.apply.memory_format import follow_parameters
-from autoprec.backends.torch.apply.surgery_report import Skipped
 
 
 class FusedOptimizers:
@@ -40,7 +40,7 @@ class FusedOptimizers:
         return tuple(skipped)
 
     def undo(self) -> None:
-        """Give the groups back what they held."""
+        """Restore the groups' own settings."""
         for hook in self._hooks:
             hook.remove()
         for optimizer, groups in self._before:
@@ -50,10 +50,10 @@ class FusedOptimizers:
         self._before.clear()
 
 
-def fusable(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether fused kernels exist for `optimizer` and it was not told which kernels to use."""
-    told = any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
-    return not told and not _why_not(optimizer)
+def can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether `optimizer` can be fused and was not told which kernels to use."""
+    chosen = any(group.get("fused") or group.get("foreach") for group in optimizer.param_groups)
+    return not chosen and not _why_not(optimizer)
 
 
 def _why_not(optimizer: torch.optim.Optimizer) -> str:

@@ -1,6 +1,6 @@
 """A loss scaler that says what it did: torch's GradScaler with a floor, a fixed mode and counts.
 
-torch's own scaler neither tells that it skipped a step nor stops halving: a forward pass that
+torch's own scaler neither reports that it skipped a step nor stops halving: a forward pass that
 overflows drives its scale to zero, unnoticed. This one reads the `found_inf` that GradScaler
 reads anyway, so that skips are known at a fixed scale and at the floor too, and follows the scale
 on the host by the rule of `torch._amp_update_scale_`, so that counting and logging never wait for
@@ -17,12 +17,12 @@ import math
 import struct
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.amp.grad_scaler import OptState
 
+from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.measure.devices import has_float64
 from autoprec.core.recipe import LossScale
 from autoprec.errors import AutoprecWarning, UsageError
@@ -30,23 +30,6 @@ from autoprec.errors import AutoprecWarning, UsageError
 logger = logging.getLogger("autoprec")
 
 _FLOAT32_MAX = float(torch.finfo(torch.float32).max)
-
-
-@dataclass
-class StepCounts:
-    """What a training run did so far, in optimizer steps.
-
-    `steps` changed weights, `skipped` found gradients that were not finite. With several
-    optimizers one step can be both: one optimizer stepped, another was skipped. `scale_drops` and
-    `scale_growths` are the changes of the loss scale, `floor_hits` the skips that would have
-    taken it under its floor.
-    """
-
-    steps: int = 0
-    skipped: int = 0
-    scale_drops: int = 0
-    scale_growths: int = 0
-    floor_hits: int = 0
 
 
 class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
@@ -106,7 +89,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
             self.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Step `optimizer` unless its gradients are not finite, and remember which it was.
+        """Step `optimizer` unless its gradients are not finite, and remember whether it stepped.
 
         An optimizer none of whose parameters has a gradient is left alone; torch's scaler raises
         an AssertionError there.
@@ -179,7 +162,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
 
     @property
     def _step_number(self) -> int:
-        """The number, from 0, of the optimizer step under way."""
+        """Return the number, from 0, of the current optimizer step."""
         return self.counts.steps + self.counts.skipped
 
     def _follow_drop(self) -> None:

@@ -1,4 +1,4 @@
-"""The memory format: 4-d weights as channels_last, and optimizer state laid out as its weights.
+"""The memory format: weights and inputs as channels_last, optimizer state as its weights.
 
 The state must follow: torch's fused optimizers walk weights and state as flat memory, and on the
 CPU they do so without checking that the strides agree. So the state is laid out when the weights
@@ -14,6 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper
+from autoprec.backends.torch.apply.nested_tensors import to_channels_last
+
+
+class ChannelsLastInputs(ForwardWrapper):
+    """Lays a model's 4-d floating-point inputs out as channels_last.
+
+    A loader that yields channels_last already makes this free.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Lay out the inputs; call the model."""
+        return self.call(*to_channels_last(args), **to_channels_last(kwargs))
 
 
 class ChannelsLast:

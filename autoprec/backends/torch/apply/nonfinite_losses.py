@@ -10,19 +10,19 @@ import torch
 logger = logging.getLogger("autoprec")
 
 
-class FiniteWatch:
+class NonfiniteLossCounter:
     """Counts losses that are inf or NaN, and logs a line when it learns of some.
 
-    A loss on the CPU is looked at where it is. On an accelerator the count is kept there, and
-    fetched by `count` only.
+    A loss on the CPU is checked at once. On an accelerator the count is kept there, and fetched
+    only by `count`.
     """
 
     def __init__(self, count: int = 0) -> None:
         self._count = count
         self._on_device: torch.Tensor | None = None
 
-    def see(self, loss: torch.Tensor, step: int) -> None:
-        """Look at the loss of optimizer step `step`."""
+    def check(self, loss: torch.Tensor, step: int) -> None:
+        """Check the loss of optimizer step `step`."""
         if not loss.is_cpu:
             bad = (~torch.isfinite(loss.detach())).sum()
             self._on_device = bad if self._on_device is None else self._on_device + bad
@@ -30,7 +30,7 @@ class FiniteWatch:
             self._add(1, step)
 
     def count(self, step: int) -> int:
-        """How many there were until now, in step `step`; waits for an accelerator."""
+        """Return the count up to optimizer step `step`; wait for an accelerator."""
         if self._on_device is not None:
             fetched = int(self._on_device.item())
             self._on_device = None

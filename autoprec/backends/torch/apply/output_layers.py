@@ -26,7 +26,7 @@ LAST_ACTIVATIONS = (
     nn.AdaptiveLogSoftmaxWithLoss,
 )
 
-_FUNCTIONS = {
+_OUTPUT_FUNCTIONS = {
     "softmax",
     "log_softmax",
     "softmin",
@@ -46,7 +46,7 @@ _FUNCTIONS = {
 }
 
 
-def float32_ends(model: nn.Module) -> tuple[str, ...]:
+def find_output_layers(model: nn.Module) -> tuple[str, ...]:
     """Return the paths of the modules whose own code ends the model, losses included.
 
     Last activations are those the model's result is followed to, and any among its direct
@@ -126,12 +126,12 @@ def _parts(value: ast.expr, assigned: dict[str, ast.expr]) -> Iterator[ast.expr]
 
 
 def _is_activation(value: ast.expr) -> bool:
-    """Whether this is a call of softmax and the like: as a function or as a tensor's method."""
+    """Return whether this calls softmax or the like, as a function or as a tensor's method."""
     if not isinstance(value, ast.Call):
         return False
     name = value.func.attr if isinstance(value.func, ast.Attribute) else None
     name = value.func.id if isinstance(value.func, ast.Name) else name
-    return name in _FUNCTIONS and not _own_child(value)
+    return name in _OUTPUT_FUNCTIONS and not _own_child(value)
 
 
 def _own_child(value: ast.expr) -> str:

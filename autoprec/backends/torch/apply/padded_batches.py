@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from autoprec.backends.torch.apply.padded_modules import aligned
-from autoprec.backends.torch.apply.tensors import map_tensors
+from autoprec.backends.torch.apply.nested_tensors import map_tensors
+from autoprec.backends.torch.apply.padded_forwards import round_up
 from autoprec.errors import UsageError
 
 
@@ -49,12 +49,12 @@ def pad_batch(
 ) -> PaddedBatch:
     """Pad the leading dimension of every tensor to `multiple`, or to exactly `size` samples.
 
-    The added samples repeat the last real one: zeros would be no likely input, and could turn a
+    The added samples repeat the last real one: zeros would be an unlikely input, and could turn a
     normalisation into NaN. BatchNorm still sees them; where that matters, drop the last batch
     instead. Scalars and tensors of another leading length pass through.
     """
     count = _leading(inputs)
-    wanted = aligned(count, multiple) if size is None else size
+    wanted = round_up(count, multiple) if size is None else size
     if wanted < count:
         raise UsageError(f"pad_batch: {count} samples given, expected at most size={size}")
     samples = torch.arange(wanted, device=_device(inputs)) < count
@@ -84,7 +84,7 @@ def pad_sequences(
         raise UsageError("pad_sequences: no sequence given, expected at least one")
     lengths = torch.tensor([len(s) for s in sequences], device=sequences[0].device)
     longest = int(lengths.max())
-    wanted = aligned(longest, multiple) if length is None else length
+    wanted = round_up(longest, multiple) if length is None else length
     if wanted < longest:
         raise UsageError(
             f"pad_sequences: a sequence of {longest} given, expected at most length={length}"

@@ -13,42 +13,40 @@
 The same lines serve every policy: where no loss scale is needed, `scaler` is a disabled
 GradScaler. A loop written for torch.amp keeps its own lines with `precision.scaler`.
 
-An accumulation boundary is reached after `accumulation_steps` calls of `backward`. The model's
-surgery (islands, padding, layout) is not done here but in `surgery`; this module holds no model
-code and must stay cheap, because it runs in every step.
+An accumulation boundary is reached after `accumulation_steps` calls of `backward`; the bookkeeping
+for that is in `optimizer_steps`. What is done to the model (islands, padding, layout) is in
+`model_changes`. This module must stay cheap, because it runs in every step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import torch
 
-from autoprec.backends.torch.apply.accumulation import Accumulation, Clip, put_aside
-from autoprec.backends.torch.apply.accumulation_checks import BetweenBackwards
+from autoprec.backends.shared.loss_scaling_counts import StepCounts
+from autoprec.backends.torch.apply.change_report import ChangeReport
 from autoprec.backends.torch.apply.distributed import (
-    average_gradients,
     find_ddps,
     is_sharded_by_fsdp1,
     no_sync,
 )
-from autoprec.backends.torch.apply.loss_scaler import LossScaler, StepCounts
-from autoprec.backends.torch.apply.nonfinite_losses import FiniteWatch
-from autoprec.backends.torch.apply.surgery_report import SurgeryReport
-from autoprec.backends.torch.apply.tensors import to_float32
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
+from autoprec.backends.torch.apply.nested_tensors import to_float32
+from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
+from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import LossScale, Recipe, batch_in_words
-from autoprec.errors import AutoprecWarning, UsageError
+from autoprec.core.recipe import LossScale, Recipe, describe_batch
+from autoprec.errors import UsageError
 
 Batch = TypeVar("Batch")
 
-_NONE: Any = object()
-_NOTHING: AbstractContextManager[Any] = contextlib.nullcontext()
+_END_OF_LOADER: Any = object()
+_EMPTY_CONTEXT: AbstractContextManager[Any] = contextlib.nullcontext()
 
 _AUTOCAST_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -63,11 +61,11 @@ class Precision:
         model: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         device: str,
-        report: SurgeryReport | None = None,
+        report: ChangeReport | None = None,
         undo: Callable[[], None] | None = None,
     ) -> None:
         self.recipe = recipe
-        self.report = report or SurgeryReport()
+        self.report = report or ChangeReport()
         self.optimizers = tuple(optimizers)
         self._model = model
         self._ddps = find_ddps(model)
@@ -80,38 +78,40 @@ class Precision:
                 "fully_shard (FSDP2), or mixed_bfloat16"
             )
         self.scaler = LossScaler(self._device_type, _loss_scale(recipe))
-        self._accumulation = Accumulation(recipe.accumulation_steps)
-        self._between = BetweenBackwards()
+        self._steps = OptimizerSteps(
+            model,
+            self.optimizers,
+            self.scaler,
+            accumulation_steps=recipe.accumulation_steps,
+            ddps=self._ddps,
+        )
         self._undo = undo
-        self._at_the_last = False
-        self._seen_backward = False
-        self._low_loss_warned = False
-        self._losses = FiniteWatch()
+        self._on_last_batch = False
 
     def __repr__(self) -> str:
         return (
-            f"Precision({self.policy}, {batch_in_words(self.batch_size, self.accumulation_steps)})"
+            f"Precision({self.policy}, {describe_batch(self.batch_size, self.accumulation_steps)})"
         )
 
     # What the recipe says ----------------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
-        """The precision choice; `policy.compute_dtype` and `policy.variable_dtype` say more."""
+        """Return the recipe's policy, with its `compute_dtype` and `variable_dtype`."""
         return self.recipe.policy
 
     @property
     def batch_size(self) -> int:
-        """Samples of one micro-batch on one device: what the loader should yield."""
+        """Return the samples of one micro-batch on one device: what the loader should yield."""
         return self.recipe.batch_size
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches whose gradients one optimizer step averages."""
+        """Return the number of micro-batches whose gradients one optimizer step averages."""
         return self.recipe.accumulation_steps
 
     def updates_in(self, micro_batches: int) -> int:
-        """How often the weights are updated in an epoch of so many micro-batches.
+        """Return how often the weights are updated in an epoch of `micro_batches`.
 
         `epochs * precision.updates_in(len(loader))` is what a scheduler that counts steps wants.
         """
@@ -125,17 +125,17 @@ class Precision:
         So `step()` returns True for the last one, too, and there is nothing left to `flush()`.
         """
         left = iter(loader)
-        following = next(left, _NONE)
+        following = next(left, _END_OF_LOADER)
         try:
-            while following is not _NONE:
-                batch, following = following, next(left, _NONE)
-                self._at_the_last = following is _NONE
+            while following is not _END_OF_LOADER:
+                batch, following = following, next(left, _END_OF_LOADER)
+                self._on_last_batch = following is _END_OF_LOADER
                 yield cast(Batch, batch)
         finally:
-            self._at_the_last = False
+            self._on_last_batch = False
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """A context for the forward pass: autocast by the policy, off where that is float32.
+        """Return the forward pass's context: autocast by the policy, off where that is float32.
 
         A model under DistributedDataParallel does not synchronise gradients in the micro-batches
         before the boundary: DDP reads that in the forward pass, so this context is enough.
@@ -145,7 +145,7 @@ class Precision:
         CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
         cast = self._cast()
-        if self.accumulation_steps == 1 or not self._mid_way_next():
+        if self.accumulation_steps == 1 or not self._steps.next_is_mid_accumulation:
             return cast
         stack = contextlib.ExitStack()
         stack.enter_context(self.no_sync())
@@ -153,9 +153,9 @@ class Precision:
         return stack
 
     def _cast(self) -> AbstractContextManager[Any]:
-        """Autocast by the policy; nothing at all in float32 outside of somebody's autocast."""
+        """Return autocast by the policy; an empty context in float32 outside of any autocast."""
         if self._dtype is None and not torch.is_autocast_enabled(self._device_type):
-            return _NOTHING
+            return _EMPTY_CONTEXT
         return torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -164,7 +164,7 @@ class Precision:
             return self._model(*args, **kwargs)
 
     def float32(self) -> AbstractContextManager[Any]:
-        """A context in which autocast is off, for a loss or metric that needs full precision."""
+        """Return a context without autocast, for a loss or metric that needs full precision."""
         return torch.autocast(self._device_type, self._dtype, enabled=False)
 
     def compute_loss(self, loss_fn: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
@@ -177,7 +177,7 @@ class Precision:
             return loss_fn(*(to_float32(arg) for arg in args))
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """The model's own `no_sync()` (DistributedDataParallel), or a context that does nothing."""
+        """Return the model's own `no_sync()` (DistributedDataParallel), else an empty context."""
         return no_sync(self._ddps or (self._model,))
 
     # Backward ----------------------------------------------------------------------------------
@@ -199,72 +199,12 @@ class Precision:
         Raises `UsageError` where the gradients of micro-batches that wait for their update were
         cleared meanwhile.
         """
-        chosen = self._chosen(optimizer)
-        accumulates = self.accumulation_steps > 1
-        if accumulates:
-            seen = self._accumulation.most(chosen)
-            self._between.find(chosen, seen, self.accumulation_steps)
-        self._losses.see(loss, self._step_number)
-        if loss.dtype in _AUTOCAST_DTYPES.values():
-            loss = self._raised(loss)
-        if accumulates:
-            loss = loss / self.accumulation_steps
-        scaled = self.scaler.scale(loss) if self.scaler.is_enabled() else loss
-        if len(chosen) == len(self.optimizers):
-            scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
-        else:
-            in_buckets = any(ddp.gradient_as_bucket_view for ddp in self._ddps)
-            with put_aside(self._others(chosen), copied=in_buckets):
-                scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
-        self._seen_backward = True
-        if last:
-            self._accumulation.add(chosen)
-        if accumulates:
-            own = _parameters(chosen) if chosen else list(self._model.parameters())
-            self._between.leave(own, chosen)
-
-    def _raised(self, loss: torch.Tensor) -> torch.Tensor:
-        """Cast a 16-bit loss up; warn of a float16 one, whose gradient is the loss scale itself."""
-        if loss.dtype is torch.float16 and not self._low_loss_warned:
-            self._low_loss_warned = True
-            warnings.warn(
-                "the loss is float16, so that every loss scale above 2**15 overflows: compute it "
-                "with precision.compute_loss(loss_fn, outputs, targets), which is float32. To "
-                "silence: filter autoprec.errors.AutoprecWarning",
-                AutoprecWarning,
-                stacklevel=3,
-            )
-        return loss.float()
+        self._steps.backward(loss, optimizer, last=last, **kwargs)
 
     @property
     def on_boundary(self) -> bool:
-        """Whether the next `step()` updates the weights."""
-        return self._accumulation.due(self.optimizers)
-
-    def _chosen(self, optimizer: torch.optim.Optimizer | None) -> tuple[torch.optim.Optimizer, ...]:
-        """The optimizer that was named, else all of them."""
-        if optimizer is None:
-            return self.optimizers
-        if not any(each is optimizer for each in self.optimizers):
-            raise UsageError(
-                f"optimizer={type(optimizer).__name__} given, expected one of the optimizers that "
-                "apply_profile(..., optimizer=...) was given"
-            )
-        return (optimizer,)
-
-    def _others(self, chosen: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
-        """Parameters of the other optimizers alone."""
-        own = {id(p) for p in _parameters(chosen)}
-        return [p for p in _parameters(self.optimizers) if id(p) not in own]
-
-    def _mid_way_next(self) -> bool:
-        """Whether the micro-batch about to run is not the last one before a boundary.
-
-        Only where `backward` counts them: an AMP loop that calls the scaler itself has boundaries
-        of its own.
-        """
-        seen = self._accumulation.most(self.optimizers)
-        return self._seen_backward and seen + 1 < self.accumulation_steps
+        """Return whether the next `step()` updates the weights."""
+        return self._steps.on_boundary
 
     def clip_grad_norm_(
         self,
@@ -285,18 +225,13 @@ class Precision:
                 "precision.clip_grad_norm_ sees this process's part of the gradients only: under "
                 "FullyShardedDataParallel call model.clip_grad_norm_, or use fully_shard (FSDP2)"
             )
-        chosen = None if parameters is None else list(parameters)
-
-        def clip(own: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
-            return torch.nn.utils.clip_grad_norm_(
-                _parameters(own) if chosen is None else chosen,
-                max_norm,
-                norm_type,
-                error_if_nonfinite=error_if_nonfinite,
-            )
-
-        norm: torch.Tensor | None = self._clip(clip, optimizer)
-        return norm
+        return self._steps.clip_norm(
+            optimizer,
+            None if parameters is None else list(parameters),
+            max_norm,
+            norm_type,
+            error_if_nonfinite=error_if_nonfinite,
+        )
 
     def clip_grad_value_(
         self,
@@ -307,40 +242,7 @@ class Precision:
     ) -> None:
         """Clip each element of the unscaled gradients to +-clip_value, on the boundary only."""
         chosen = None if parameters is None else list(parameters)
-
-        def clip(own: Sequence[torch.optim.Optimizer]) -> None:
-            torch.nn.utils.clip_grad_value_(
-                _parameters(own) if chosen is None else chosen, clip_value
-            )
-
-        self._clip(clip, optimizer)
-
-    def _clip(self, clip: Clip, optimizer: torch.optim.Optimizer | None) -> Any:
-        self._check_use("clip_grad_norm_")
-        chosen = self._chosen(optimizer)
-        if not self._accumulation.due(chosen):
-            self._accumulation.clip_later(optimizer, chosen, clip)
-            return None
-        self._unscale(chosen)
-        return clip(chosen)
-
-    def _unscale(self, chosen: Sequence[torch.optim.Optimizer]) -> None:
-        for optimizer in chosen:
-            self.scaler.unscale_once_(optimizer)
-
-    def _check_use(self, method: str) -> None:
-        """Raise where it is not known whose gradients there are, or of how many micro-batches."""
-        if not self._seen_backward:
-            raise UsageError(
-                f"precision.{method}() was called, but precision.backward(loss) never was: call it "
-                "instead of loss.backward(). In a loop of your own use precision.scaler: "
-                "scaler.unscale_(optimizer), then torch's own clipping, then scaler.step(optimizer)"
-            )
-        if not self.optimizers:
-            raise UsageError(
-                f"precision.{method}() needs an optimizer: give it to "
-                "apply_profile(..., optimizer=...)"
-            )
+        self._steps.clip_value(optimizer, chosen, clip_value)
 
     # Update ------------------------------------------------------------------------------------
 
@@ -356,7 +258,7 @@ class Precision:
         return self.step()
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
-        """On the boundary: step the optimizers, update the scale once, zero their gradients.
+        """Step the optimizers, update the scale once and zero the gradients, on the boundary.
 
         The last micro-batch that `batches` yields is a boundary, too, as `flush()` makes one. With
         an `optimizer` that one alone is stepped and its gradients zeroed; the scale is updated
@@ -364,11 +266,7 @@ class Precision:
         between boundaries and where every optimizer was skipped because its gradients were not
         finite.
         """
-        self._check_use("step")
-        chosen = self._chosen(optimizer)
-        if self._accumulation.due(chosen):
-            return self._update(chosen)
-        return self.flush(optimizer) if self._at_the_last else False
+        return self._steps.step(optimizer, at_the_end=self._on_last_batch)
 
     def flush(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Step with what a partial accumulation holds, and say whether weights changed.
@@ -378,37 +276,7 @@ class Precision:
         and clipped as the last clip call asked. Under DistributedDataParallel they are averaged
         over the processes first. Without anything accumulated: False.
         """
-        counted = self._accumulation
-        chosen = [each for each in self._chosen(optimizer) if counted.count(each) > 0]
-        if not chosen and counted.count(None) == 0:
-            return False
-        self._check_use("flush")
-        partial = [each for each in chosen if not counted.due((each,))]
-        for each in partial:
-            self._complete(each)
-        counted.clip_now(partial)
-        return self._update(chosen)
-
-    def _complete(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make a partial accumulation's gradients the mean over its micro-batches."""
-        parameters = _parameters((optimizer,))
-        average_gradients(self._ddps, parameters)
-        self._unscale((optimizer,))
-        factor = self.accumulation_steps / self._accumulation.count(optimizer)
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-
-    def _update(self, chosen: Sequence[torch.optim.Optimizer]) -> bool:
-        changed = False
-        for optimizer in chosen:
-            self.scaler.step(optimizer)
-            changed |= self.scaler.changed_by_last_step
-            optimizer.zero_grad(set_to_none=True)
-        self._accumulation.stepped(chosen)
-        if self._accumulation.most(self.optimizers) == 0:
-            self.scaler.update()
-        return changed
+        return self._steps.flush(optimizer)
 
     def restore(self) -> None:
         """Undo what `apply_profile` did to the model, its optimizers and the process.
@@ -429,35 +297,31 @@ class Precision:
 
     @property
     def counts(self) -> StepCounts:
-        """Steps, skips and scale changes so far, as numbers."""
+        """Return the numbers of steps, skips and scale changes so far."""
         return self.scaler.counts
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that changed weights."""
+        """Return the number of optimizer steps that changed weights."""
         return self.counts.steps
 
     @property
     def skipped(self) -> int:
-        """Optimizer steps thrown away because gradients were not finite."""
+        """Return the number of optimizer steps skipped because gradients were not finite."""
         return self.counts.skipped
 
     @property
     def scale_changes(self) -> int:
-        """How often the loss scale was halved or doubled."""
+        """Return how often the loss scale was halved or doubled."""
         return self.counts.scale_drops + self.counts.scale_growths
 
     @property
     def nonfinite_losses(self) -> int:
-        """Losses given to `backward` that were inf or NaN; waits for an accelerator."""
-        return self._losses.count(self._step_number)
-
-    @property
-    def _step_number(self) -> int:
-        return self.steps + self.skipped
+        """Count the losses given to `backward` that were inf or NaN; wait for an accelerator."""
+        return self._steps.losses.count(self._steps.number)
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scale, its growth counter and the counts, as plain values.
+        """Return the loss scale, its growth counter and the counts, as plain values.
 
         Save it on a boundary: gradients accumulated so far are not part of it.
         """
@@ -477,18 +341,12 @@ class Precision:
             return
         self.scaler.load_state_dict(state["scaler"])
         counts = dict(state.get("counts", {}))
-        self._losses = FiniteWatch(int(counts.pop("nonfinite_losses", 0)))
+        self._steps.losses = NonfiniteLossCounter(int(counts.pop("nonfinite_losses", 0)))
         known = {field.name for field in dataclasses.fields(StepCounts)}
         self.scaler.counts = StepCounts(**{k: int(v) for k, v in counts.items() if k in known})
-        self._accumulation.clear()
-
-
-def _parameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
-    """The optimizers' parameters, each once."""
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    return list({id(p): p for group in groups for p in group["params"]}.values())
+        self._steps.reset()
 
 
 def _loss_scale(recipe: Recipe) -> LossScale | None:
-    """The recipe's loss scale where its policy needs one; the default where it names none."""
+    """Return the recipe's loss scale, or the default, where the policy needs one."""
     return (recipe.loss_scale or LossScale()) if recipe.policy.needs_loss_scale else None

@@ -1,20 +1,19 @@
 """Settings that hold for the whole process: TF32, CPU threads, cuDNN's autotuner.
 
-PyTorch has no narrower place for them. `apply_profile` sets them until the profile is restored, or
-another one applied to the model (`set_globals`, `release_globals`); a measurement sets them inside
-`global_settings`, which restores every one of them, also after an exception.
+PyTorch has no narrower scope for them. `apply_profile` sets them until the profile is restored, or
+another one applied to the model (`set_process_settings`, `release_process_settings`); a measurement
+runs inside `process_settings_restored`, which restores all of them, even after an exception.
 
 Reading and writing go through torch's older API (`allow_tf32`, `set_float32_matmul_precision`):
 what it writes can be read through both, while a setting written through the newer
 `fp32_precision` makes the older getters raise, and torch.compile's Inductor reads them. A process
-that uses the newer one already is left with its own settings where they are not ours to change.
+that already uses the newer one keeps its own settings where they are not ours to change.
 
 Intel GPUs have a switch of their own, `torch.backends.mkldnn.allow_tf32`, for products and
 convolutions alike: ATen/native/mkldnn/xpu reads nothing else. A build without them keeps no such
 setting, and reads as None.
 
-`keep_memory` cannot be taken back, here or anywhere: who measures without it after it needs another
-process.
+`keep_memory` cannot be undone: measuring without it afterwards takes another process.
 
 `implicit_bfloat16` rounds every float32 product of the process, an island's forward and backward
 pass too, so it is not set for a recipe that keeps modules in float32.
@@ -41,10 +40,10 @@ from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe
 
 @dataclass
 class _Claims:
-    """What recipes of several models want of the process.
+    """The process settings that the recipes of several models want.
 
-    `wanted` are the settings of each model's recipe, `original` what stood there before the first
-    of them, `left` what the last one left.
+    `wanted` are the settings of each model's recipe, `original` the values before the first of
+    them, `left` those after the last one.
     """
 
     wanted: list[tuple[weakref.ref[nn.Module], dict[str, Any]]] = field(default_factory=list)
@@ -54,35 +53,37 @@ class _Claims:
 
 _CLAIMS = _Claims()
 
-#: Two views of one setting: who writes the one has written the other.
-_ONE_SETTING = frozenset({"matmul_precision", "matmul_tf32"})
+#: Two names of one setting: writing the one writes the other.
+_SAME_SETTING = frozenset({"matmul_precision", "matmul_tf32"})
 
 
-def release_globals(model: nn.Module | None = None) -> None:
-    """Take back what `model`'s recipe set, and what recipes of models set that are gone.
+def release_process_settings(model: nn.Module | None = None) -> None:
+    """Undo what the recipes of `model`, and of models that no longer exist, have set.
 
-    A setting that somebody has changed since is theirs and stays; one that another model's recipe
-    wants too stays for that one.
+    A setting that the user has changed since stays as it is, and so does one that another model's
+    recipe wants, too.
     """
     gone = [claim for claim in _CLAIMS.wanted if claim[0]() in (None, model)]
     if not gone:
         return
     _CLAIMS.wanted = [claim for claim in _CLAIMS.wanted if claim not in gone]
     still = {setting for _, changes in _CLAIMS.wanted for setting in changes}
-    theirs = {setting for setting in _READ if _read(setting) != _CLAIMS.left[setting]}
-    if theirs & _ONE_SETTING:
-        theirs |= _ONE_SETTING
-    over = {setting for _, changes in gone for setting in changes} - still - theirs
-    _restore({setting: _CLAIMS.original[setting] for setting in _READ if setting in over})
+    theirs = {setting for setting in _READERS if _read(setting) != _CLAIMS.left[setting]}
+    if theirs & _SAME_SETTING:
+        theirs |= _SAME_SETTING
+    unclaimed = {setting for _, changes in gone for setting in changes} - still - theirs
+    _restore({setting: _CLAIMS.original[setting] for setting in _READERS if setting in unclaimed})
     if not theirs and not still:
         _restore(_CLAIMS.original)
     _CLAIMS.left = _readings()
 
 
-def set_globals(recipe: Recipe, device: str, model: nn.Module | None = None) -> tuple[str, ...]:
+def set_process_settings(
+    recipe: Recipe, device: str, model: nn.Module | None = None
+) -> tuple[str, ...]:
     """Set what `recipe` needs of the process on `device`, and name what was set.
 
-    With a `model` it is remembered whose it is, for `release_globals`.
+    With a `model` they are recorded as its own, for `release_process_settings`.
     """
     changes = _changes(recipe, torch.device(device).type)
     if model is not None and changes:
@@ -100,14 +101,7 @@ def set_globals(recipe: Recipe, device: str, model: nn.Module | None = None) -> 
 
 
 @contextmanager
-def global_settings(recipe: Recipe, device: str) -> Iterator[tuple[str, ...]]:
-    """Set what `recipe` needs of the process, and restore all of it at the end."""
-    with restored_globals():
-        yield set_globals(recipe, device)
-
-
-@contextmanager
-def restored_globals() -> Iterator[None]:
+def process_settings_restored() -> Iterator[None]:
     """Restore every setting this module may change, whatever happens inside."""
     before = _readings()
     try:
@@ -170,7 +164,7 @@ def _write_cudnn_benchmark(value: bool) -> None:
     torch.backends.cudnn.benchmark = value
 
 
-_READ: Mapping[str, Callable[[], Any]] = {
+_READERS: Mapping[str, Callable[[], Any]] = {
     "matmul_precision": _readable(torch.get_float32_matmul_precision),
     "matmul_tf32": _readable(lambda: torch.backends.cuda.matmul.allow_tf32),
     "cudnn_tf32": _readable(lambda: torch.backends.cudnn.allow_tf32),
@@ -179,7 +173,7 @@ _READ: Mapping[str, Callable[[], Any]] = {
     "threads": torch.get_num_threads,
 }
 
-_WRITE: Mapping[str, Callable[[Any], None]] = {
+_WRITERS: Mapping[str, Callable[[Any], None]] = {
     "matmul_precision": torch.set_float32_matmul_precision,
     "matmul_tf32": _write_matmul_tf32,
     "cudnn_tf32": _write_cudnn_tf32,
@@ -190,21 +184,21 @@ _WRITE: Mapping[str, Callable[[Any], None]] = {
 
 # The newer API's view of the same settings (torch >= 2.9). It tells "none" (never set) from "ieee"
 # (set to full precision), which the older one cannot, so it is what makes a restore exact.
-_PRECISIONS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
+_NEWER_SETTINGS = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul")
 
 
 def _readings() -> dict[str, Any]:
-    """Every setting there is, the older API's first: what it writes changes the newer one's."""
-    return {setting: _read(setting) for setting in (*_READ, *_PRECISIONS)}
+    """Read every setting, the older API's first: what it writes changes the newer one's."""
+    return {setting: _read(setting) for setting in (*_READERS, *_NEWER_SETTINGS)}
 
 
 def _read(setting: str) -> Any:
-    return _READ[setting]() if setting in _READ else _read_precision(setting)
+    return _READERS[setting]() if setting in _READERS else _read_precision(setting)
 
 
 def _write(setting: str, value: Any) -> None:
-    if setting in _WRITE:
-        _WRITE[setting](value)
+    if setting in _WRITERS:
+        _WRITERS[setting](value)
     else:
         _write_precision(setting, value)
 

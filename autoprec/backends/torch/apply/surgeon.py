@@ -10,16 +10,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.model_changes import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.apply.precision import Precision
-from autoprec.backends.torch.apply.process_settings import release_globals, set_globals
-from autoprec.backends.torch.apply.surgery import operate, operation_on, restore, unwrap
+from autoprec.backends.torch.apply.process_settings import (
+    release_process_settings,
+    set_process_settings,
+)
 from autoprec.backends.torch.measure.devices import resolve_device
+from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 
-_KEPT = f"{KEEP_MEMORY}=True"
-_NOT_KEPT = (
-    "keep_memory: freed memory cannot be kept here, for that takes glibc's malloc and a CPU; steps "
+_MEMORY_KEPT = f"{KEEP_MEMORY}=True"
+_MEMORY_NOT_KEPT = (
+    "keep_memory: freed memory cannot be kept here, which needs glibc's malloc and a CPU; steps "
     "may take longer than the profile says. Is jemalloc or tcmalloc loaded?"
 )
 
@@ -37,26 +41,27 @@ class TorchSurgeon:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         device: str = "cpu",
+        facts: DeviceFacts | None = None,
     ) -> Precision:
-        """Apply `recipe` in place and return what the training loop talks to.
+        """Apply `recipe` in place and return the `Precision` that the training loop uses.
 
-        A model that was operated on before is restored first, and with it what its recipe had set
-        for the process (TF32, threads, cuDNN's autotuner, the precision of float32 products).
+        A model that was operated on before is restored first, and so are the process settings of
+        its recipe (TF32, threads, cuDNN's autotuner, the precision of float32 products).
         """
         _check(model, optimizers)
         address = str(resolve_device(device))
         report = operate(recipe, model, optimizers, address, compile_backend=self._compile_backend)
-        release_globals(unwrap(model))
-        done = set_globals(recipe, address, unwrap(model))
-        unkept = (_NOT_KEPT,) if recipe.keeps_memory and _KEPT not in done else ()
+        release_process_settings(unwrap(model))
+        done = set_process_settings(recipe, address, unwrap(model))
+        unkept = (_MEMORY_NOT_KEPT,) if recipe.keeps_memory and _MEMORY_KEPT not in done else ()
         report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept))
         for warning in report.warnings:
             warnings.warn(warning, AutoprecWarning, stacklevel=2)
-        operation = operation_on(model)
+        operation = current_operation(model)
 
         def undo() -> None:
-            if operation_on(model) is operation:  # a later one has undone this already
-                self.remove(model)
+            if current_operation(model) is operation:  # a later one has undone this already
+                _undo_surgery(model)
 
         return Precision(
             recipe,
@@ -67,7 +72,7 @@ class TorchSurgeon:
             undo=undo,
         )
 
-    def leave(
+    def leave_unchanged(
         self,
         recipe: Recipe,
         *,
@@ -75,19 +80,20 @@ class TorchSurgeon:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         device: str = "cpu",
     ) -> Precision:
-        """See `Surgeon.leave`."""
+        """See `Surgeon.leave_unchanged`."""
         _check(model, optimizers)
-        self.remove(model)
+        _undo_surgery(model)
         address = str(resolve_device(device))
         return Precision(recipe, model=model, optimizers=optimizers, device=address)
 
-    def remove(self, model: nn.Module) -> None:
-        """Undo everything `apply` did to `model`, its optimizers and the process.
 
-        All but `keep_memory`, which no process can take back.
-        """
-        restore(model)
-        release_globals(unwrap(model))
+def _undo_surgery(model: nn.Module) -> None:
+    """Undo everything `apply` did to `model`, its optimizers and the process.
+
+    Memory that is kept stays kept: no process can undo that.
+    """
+    restore(model)
+    release_process_settings(unwrap(model))
 
 
 def _check(model: object, optimizers: Sequence[object]) -> None:

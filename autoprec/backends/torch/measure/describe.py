@@ -15,21 +15,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.process_memory import can_keep_freed_memory
-from autoprec.backends.torch.apply.fused_optimizer import fusable
-from autoprec.backends.torch.apply.tensors import tensors_in
+from autoprec.backends.torch.apply.float32_islands import has_own_code
+from autoprec.backends.torch.apply.fused_optimizer import can_be_fused
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.measure.step_costs import (
-    attempt,
     kernels,
     operations,
     saved_bytes,
+    try_to_measure,
 )
 from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
 from autoprec.backends.torch.train.batch_splitting import splittable
-from autoprec.backends.torch.train.first_loss import check_first_loss
-from autoprec.backends.torch.train.low_precision import (
-    LOW,
+from autoprec.backends.torch.train.first_loss_check import check_first_loss
+from autoprec.backends.torch.train.task_precision import (
+    LOW_DTYPES,
     low_precision,
     noted_autocasts,
     rounded_products,
@@ -42,7 +43,6 @@ from autoprec.backends.torch.train.task_runner import (
     materialize,
     move,
 )
-from autoprec.backends.torch.train.units import has_own_code
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.errors import TaskError
 
@@ -53,7 +53,7 @@ def describe(
     device: str,
     seed: int,
     batch_size: int,
-    report: Report,
+    report: ProgressCallback,
     software: Mapping[str, str],
 ) -> TaskFacts:
     """Build the task, take one float32 step, and describe it; see `Backend.describe`."""
@@ -70,13 +70,13 @@ def describe(
     check_first_loss(task, model, batch, seed)  # without hooks: only the user's own errors show
     with noted_autocasts(model, device_type) as autocasts:
         counted = operations(task, model, batch, seed)
-    saved, _ = attempt(lambda: saved_bytes(task, model, batch, seed))
+    saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
     may_split, why_not = splittable(task, model, batch, found, seed)
     report("describe", 1)
     optimizer = build_optimizer(task, model)
-    seconds, share = _one_step(task, model, optimizer, batch, device)
+    seconds, share = _time_one_step(task, model, optimizer, batch, device)
     samples = found.count(batch)
-    run, _ = attempt(lambda: kernels(task, model, batch, seed, samples))
+    run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
     flops = sum(counted.values())
     parameters = list(model.parameters())
     return TaskFacts(
@@ -109,10 +109,10 @@ def describe(
     )
 
 
-def _one_step(
+def _time_one_step(
     task: Task, model: nn.Module, optimizer: Any, batch: Any, device: str
 ) -> tuple[float, float]:
-    """Seconds of a second optimizer step (the first one warms up), and the optimizer's share.
+    """Time a second optimizer step (the first one warms up), and the optimizer's share of it.
 
     The share is 0 where fused kernels are not to be tried.
     """
@@ -128,11 +128,11 @@ def _one_step(
         _synchronize(device)
         seconds = time.perf_counter() - start
         updating = time.perf_counter() - between
-    return seconds, updating / seconds if fusable(optimizer) else 0.0
+    return seconds, updating / seconds if can_be_fused(optimizer) else 0.0
 
 
 def _state_bytes(optimizer: Any) -> int:
-    """The bytes that an optimizer keeps beside the weights, once it has stepped."""
+    """Count the bytes of an optimizer's state after a step."""
     kept = tensors_in([dict(state) for state in getattr(optimizer, "state", {}).values()])
     return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
@@ -171,13 +171,13 @@ def _units(model: nn.Module, own: Mapping[str, int]) -> Iterator[Unit]:
 
 
 def _warnings(model: nn.Module, batch: Any, samples: Samples) -> Iterator[str]:
-    low = {str(t.dtype) for t in tensors_in(batch) if t.dtype in LOW}
+    low = {str(t.dtype) for t in tensors_in(batch) if t.dtype in LOW_DTYPES}
     if low:
         yield (
             f"build_data yields {', '.join(sorted(low))}: keep inputs in float32 on the CPU and "
             "let the policy cast them"
         )
-    if samples.doubt:
-        yield samples.doubt
+    if samples.warning:
+        yield samples.warning
     if not any(p.requires_grad for p in model.parameters()):
         raise TaskError("build_model returned a model without trainable parameters")

@@ -15,7 +15,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Two products, scores and values; masks and causality are counted as dense."""
+    """Count two products, scores and values, as dense, whatever the mask."""
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
@@ -28,7 +28,7 @@ def _attention_backward(
 
 
 def _rnn_layer(inputs: Any, weight_ih: Any, weight_hh: Any, *args: Any, **kwargs: Any) -> int:
-    """Every time step multiplies the input and the hidden state by all gates' weights."""
+    """Count each time step's products of input and hidden state with all gates' weights."""
     steps, batch = inputs[0], inputs[1]
     gates, features = weight_ih
     hidden = weight_hh[1]
@@ -36,12 +36,12 @@ def _rnn_layer(inputs: Any, weight_ih: Any, weight_hh: Any, *args: Any, **kwargs
 
 
 def _rnn_layer_backward(inputs: Any, weight_ih: Any, weight_hh: Any, *args: Any, **kw: Any) -> int:
-    """Gradients by inputs and by weights: twice the forward pass."""
+    """Count twice the forward pass: gradients by inputs and by weights."""
     return 2 * _rnn_layer(inputs, weight_ih, weight_hh)
 
 
 def formulas() -> dict[Any, Any]:
-    """Formulas for the operators that torch's counter does not know, where they exist."""
+    """Return formulas for the operators that torch's counter does not know, where they exist."""
     aten = torch.ops.aten
     wanted = {
         "_scaled_dot_product_flash_attention_for_cpu": _attention,
@@ -63,7 +63,7 @@ class _OneModule(ModuleTracker):
 
 
 def counter(*, by_module: bool = True) -> FlopCounterMode:
-    """A flop counter that also counts what CPUs fuse; in all, or module by module."""
+    """Make a flop counter that knows what CPUs fuse; in total, or module by module."""
     mode = FlopCounterMode(display=False, custom_mapping=formulas())
     if not by_module:
         mode.mod_tracker = _OneModule()
@@ -71,7 +71,7 @@ def counter(*, by_module: bool = True) -> FlopCounterMode:
 
 
 def by_module(mode: FlopCounterMode, root: torch.nn.Module) -> dict[str, int]:
-    """Operations of each module's own code, its children's left out, by module path."""
+    """Return the operations of each module's own code, without its children's, by module path."""
     prefix = type(root).__name__
     totals: dict[str, int] = {}
     for name, counts in mode.get_flop_counts().items():

@@ -24,7 +24,7 @@ class TorchArithmetic:
         self._device = device
 
     def prepare(self, dtype: DType, size: int) -> Any:
-        """Two operands and a place for their product; float32 is kept from running as TF32."""
+        """Make two operands and a buffer for their product; keep float32 from running as TF32."""
         if dtype not in _DTYPES:
             raise ValueError(f"{dtype} products are not measured with PyTorch")
         if self._device.type == "cuda":
@@ -42,7 +42,7 @@ class TorchArithmetic:
         self._wait()
 
     def prepare_copy(self, size_bytes: int) -> Any:
-        """A source and a target."""
+        """Make a source and a target."""
         source = torch.ones(size_bytes // 4, dtype=torch.float32, device=self._device)
         return source, torch.empty_like(source)
 
@@ -58,7 +58,7 @@ class TorchArithmetic:
 
 
 def open_device(address: str) -> TorchArithmetic:
-    """Open "cpu", "cuda:1", "xpu:0" or "mps"; raises what PyTorch raises where there is none."""
+    """Open "cpu", "cuda:1", "xpu:0" or "mps"; raise what PyTorch raises where there is none."""
     device = resolve_device(address)
     torch.empty(1, device=device)
     return TorchArithmetic(device)

@@ -11,25 +11,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from autoprec.backends.protocol import Report, Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.process_memory import (
-    Growth,
-    give_back_memory,
     peak_resident_bytes,
     reset_peak_resident,
+    return_freed_memory,
 )
-from autoprec.backends.torch.apply.process_settings import restored_globals
+from autoprec.backends.shared.step_timing import time_steps
+from autoprec.backends.shared.timing_batches import SessionBatches, fetch_batches
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
+from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
-from autoprec.backends.torch.apply.tensors import tensors_in
 from autoprec.backends.torch.measure import devices
-from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
+from autoprec.backends.torch.train.batch_dimension import find_samples
 from autoprec.backends.torch.train.compiling import check_compiled, compiled_throughout
 from autoprec.backends.torch.train.task_runner import (
     batches,
@@ -39,23 +39,16 @@ from autoprec.backends.torch.train.task_runner import (
     materialize,
     move,
 )
-from autoprec.core.measurement import Measurement, TimingBudget
+from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
-from autoprec.core.statistics import enough, summarize
-
-_KEPT_BATCHES = 4
-_KEPT_BYTES = 256 * 2**20
-_CHUNK = 8
-
-#: Steps in which memory still grows are warm-up, for as many times the budget's seconds.
-_GROWING = 3.0
+from autoprec.core.speed.timing_budget import TimingBudget
 
 
 class TorchSession:
     """One model under one recipe, with a few full batches on the device."""
 
     def __init__(
-        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: Report
+        self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> None:
         self._task, self._recipe = task, recipe
         self._device = devices.resolve_device(device)
@@ -65,7 +58,7 @@ class TorchSession:
         devices.limit_memory(self._device)
         self._reset_peak()
         self._globals = contextlib.ExitStack()
-        self._globals.enter_context(restored_globals())
+        self._globals.enter_context(process_settings_restored())
         self._globals.enter_context(compiled_throughout(recipe))
         try:
             self._build(seed)
@@ -75,48 +68,34 @@ class TorchSession:
 
     def _build(self, seed: int) -> None:
         self._report("data", 0)
-        self._batches, self._data_seconds = self._fetch(seed)
+        self._fetched = self._fetch(seed)
         self._report("build", 0)
         self._model = build_model(self._task, self._device, seed)
-        materialize(self._task, self._model, self._batches[0], seed)
+        materialize(self._task, self._model, self._fetched.batches[0], seed)
         optimizer = build_optimizer(self._task, self._model)
         self._precision = TorchSurgeon().apply(
             self._recipe, model=self._model, optimizers=(optimizer,), device=str(self._device)
         )
-        self._cycle: Iterator[Any] = itertools.cycle(self._batches)
+        self._cycle: Iterator[Any] = itertools.cycle(self._fetched.batches)
         self._finite = torch.ones((), dtype=torch.bool, device=self._device)
         self._report("compile" if self._recipe.compile else "warmup", 0)
         self._step()
         devices.synchronize(self._device)
         check_compiled(self._recipe)
 
-    def _fetch(self, seed: int) -> tuple[list[Any], float]:
-        """A few full batches on the device, and the loader's seconds for one."""
-        found: list[Any] = []
-        seconds: list[float] = []
-        samples = Samples()
-        held = 0
-        stream = batches(self._task, self._recipe.batch_size, seed, repeat=True)
-        with contextlib.closing(stream):
-            for _ in range(3 * _KEPT_BATCHES):
-                start = time.perf_counter()
-                batch = next(stream)
-                seconds.append(time.perf_counter() - start)
-                if not found:
-                    samples = find_samples(self._task, batch, self._recipe.batch_size, seed)
-                elif samples.count(batch) < samples.count(found[0]):
-                    continue
-                found.append(move(batch, self._device))
-                size = sum(t.numel() * t.element_size() for t in tensors_in(batch))
-                held += size
-                if len(found) == _KEPT_BATCHES or held + size > _KEPT_BYTES:
-                    break
-        self._samples = [samples.count(batch) for batch in found]
-        later = seconds[1:] or seconds
-        return found, sum(later) / len(later)
+    def _fetch(self, seed: int) -> SessionBatches:
+        task, size = self._task, self._recipe.batch_size
+        return fetch_batches(
+            batches(task, size, seed, repeat=True),
+            counter=lambda first: find_samples(task, first, size, seed).count,
+            place=lambda batch: move(batch, self._device),
+            size_in_bytes=lambda batch: sum(
+                tensor.numel() * tensor.element_size() for tensor in tensors_in(batch)
+            ),
+        )
 
     def _step(self) -> None:
-        """One optimizer update with all its micro-batches."""
+        """Run one optimizer update with all its micro-batches."""
         for _ in range(self._recipe.accumulation_steps):
             loss = compute_loss(self._task, self._model, next(self._cycle), self._precision)
             self._precision.backward(loss)
@@ -127,40 +106,22 @@ class TorchSession:
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
         """Time steps until the budget says enough; see `Session.time_steps`."""
-        timer = self._timer()
-        warmup_seconds = time.perf_counter() - self._started
-        times: list[float] = []
-        memory = Growth()
-        start, growing = time.perf_counter(), 0.0
-        while not enough(times, budget, time.perf_counter() - start - growing):
-            chunk = timer(_chunk(times))
-            self._report("steps", len(times))
-            if memory.since_last() and growing < _GROWING * budget.seconds:
-                growing += sum(chunk)
-            else:
-                times += chunk
-        warmup_seconds += growing
-        summary = summarize(times)
+        build_seconds = time.perf_counter() - self._started
+        timed = time_steps(self._timer(), budget, self._report)
         peak = self._peak()
         self._started = time.perf_counter()
-        return Measurement(
-            step_seconds=summary.median,
-            low=summary.low,
-            high=summary.high,
-            steps=summary.steps,
-            samples_per_step=sum(self._samples)
-            / len(self._samples)
-            * self._recipe.accumulation_steps,
+        micro_batches = self._recipe.accumulation_steps
+        return timed.measurement(
+            samples_per_step=self._fetched.mean_samples * micro_batches,
+            data_seconds=self._fetched.loader_seconds * micro_batches,
             peak_memory_bytes=peak,
-            data_seconds=self._data_seconds * self._recipe.accumulation_steps,
-            warmup_seconds=warmup_seconds + sum(times[: summary.warmup]),
-            warmup_steps=1 + summary.warmup,
+            build_seconds=build_seconds,
             finite=bool(self._finite.item()),
-            notes=tuple(self._notes),
+            notes=self._notes,
         )
 
     def _timer(self) -> Callable[[int], list[float]]:
-        """What times so many steps: by events on the device's stream, else by the clock."""
+        """Return a function that times `count` steps: by the device's events, else by the clock."""
 
         def synchronize() -> None:
             devices.synchronize(self._device)
@@ -183,20 +144,13 @@ class TorchSession:
         return devices.peak_bytes(self._device)
 
     def close(self) -> None:
-        """Give back the memory and the process-global settings."""
-        for name in ("_model", "_precision", "_batches", "_cycle", "_finite"):
+        """Free the memory and restore the process-wide settings."""
+        for name in ("_model", "_precision", "_fetched", "_cycle", "_finite"):
             self.__dict__.pop(name, None)
         self._globals.close()
         gc.collect()
         devices.empty_cache(self._device)
-        give_back_memory()
-
-
-def _chunk(times: Sequence[float]) -> int:
-    """How many steps to time before looking again: one while they are slow, more when fast."""
-    if not times or times[-1] > 0.05:
-        return 1
-    return min(_CHUNK, max(1, math.ceil(0.05 / max(times[-1], 1e-6))))
+        return_freed_memory()
 
 
 def _clock_times(
@@ -217,7 +171,7 @@ def _event_times(
     count: int,
     event: Callable[[], Any],
 ) -> list[float]:
-    """Seconds between events around each step; the device is waited for once, at the end."""
+    """Time steps by events around each; wait for the device once, at the end."""
     marks = [event() for _ in range(count + 1)]
     marks[0].record()
     for mark in marks[1:]:

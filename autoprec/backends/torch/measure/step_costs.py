@@ -1,6 +1,6 @@
 """What a training step costs: its operations, and the bytes it keeps for the backward pass.
 
-Both look into a step with hooks that some code does not bear: gradients by inputs, torch.func,
+Both observe a step through hooks that some code does not tolerate: gradients by inputs, torch.func,
 nested tensors. That is no fault of the task; what cannot be measured is unknown.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -17,7 +16,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply.tensors import tensors_in
+from autoprec.backends.shared.kernel_counts import KernelCounts
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.measure.flops import by_module, counter
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
 from autoprec.core.measurement import Kernel
@@ -25,7 +25,7 @@ from autoprec.core.measurement import Kernel
 Result = TypeVar("Result")
 
 
-def attempt(measure: Callable[[], Result]) -> tuple[Result | None, str]:
+def try_to_measure(measure: Callable[[], Result]) -> tuple[Result | None, str]:
     """Return what `measure` gives, or None and why it failed: out of memory is a reason too."""
     try:
         return measure(), ""
@@ -46,16 +46,16 @@ def operations(task: Task, model: nn.Module, batch: Any, seed: int) -> dict[str,
 
     Where torch cannot tell the modules apart they are all the root's own, "".
     """
-    own, _ = attempt(lambda: _count(task, model, batch, seed, tracked=True))
+    own, _ = try_to_measure(lambda: _count(task, model, batch, seed, tracked=True))
     if own is None:
-        own, _ = attempt(lambda: _count(task, model, batch, seed, tracked=False))
+        own, _ = try_to_measure(lambda: _count(task, model, batch, seed, tracked=False))
     return own or {}
 
 
 def _count(task: Task, model: nn.Module, batch: Any, seed: int, *, tracked: bool) -> dict[str, int]:
     mode = counter(by_module=tracked)
     with mode:
-        passed(task, model, batch, seed)
+        run_pass(task, model, batch, seed)
     return by_module(mode, model) if tracked else {"": mode.get_total_flops()}
 
 
@@ -65,10 +65,8 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        shapes = {tuple(sorted(p.shape)) for p in model.parameters()}
-        self._gradients = {shape for shape in shapes if samples not in shape}
         self._formulas = counter(by_module=False).flop_registry
-        self.found: Counter[tuple[int, int, int]] = Counter()
+        self.counts = KernelCounts((p.shape for p in model.parameters()), samples)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -78,12 +76,12 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sizes = {True: 0, False: 0}
             for tensor in tensors_in([args, kwargs, result]):
                 sizes[self._is_fixed(tensor)] += tensor.numel() * tensor.element_size()
-            self.found[int(flops), sizes[False], sizes[True]] += 1
+            self.counts.add(int(flops), sizes[False], sizes[True])
         return result
 
     def _is_fixed(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a weight, or shaped as one's gradient is, no size of it the batch's."""
-        if tuple(sorted(tensor.shape)) in self._gradients:
+        """Return whether it is a weight, or has a weight gradient's shape without a batch size."""
+        if self.counts.is_gradient_shape(tensor.shape):
             return True
         return tensor.untyped_storage().data_ptr() in self._weights
 
@@ -91,14 +89,11 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def kernels(
     task: Task, model: nn.Module, batch: Any, seed: int, samples: int
 ) -> tuple[Kernel, ...]:
-    """What one forward and backward pass runs."""
+    """List the kernels that one forward and backward pass runs."""
     watch = _Kernels(model, samples)
     with watch:
-        passed(task, model, batch, seed)
-    return tuple(
-        Kernel(flops / samples, growing / samples, fixed, count)
-        for (flops, growing, fixed), count in watch.found.items()
-    )
+        run_pass(task, model, batch, seed)
+    return watch.counts.kernels()
 
 
 def saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:
@@ -109,28 +104,28 @@ def saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # sparse: it has no storage
             storage = tensor.untyped_storage()
-            place, size = storage.data_ptr(), tensor.numel() * tensor.element_size()
-            if place not in weights:  # a batch may be a slice of all the data, or one row repeated
-                kept[place] = max(kept.get(place, 0), min(size, storage.nbytes()))
+            address, size = storage.data_ptr(), tensor.numel() * tensor.element_size()
+            if address not in weights:  # a batch may be a slice of all data, or one row repeated
+                kept[address] = max(kept.get(address, 0), min(size, storage.nbytes()))
         return tensor.detach()  # an output that kept itself would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        passed(task, model, batch, seed)
+        run_pass(task, model, batch, seed)
     return sum(kept.values())
 
 
-def passed(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
+def run_pass(task: Task, model: nn.Module, batch: Any, seed: int) -> None:
     """Run one forward and backward pass that leaves no trace in the model."""
     seed_everything(seed)
     try:
-        with untouched(model):
+        with buffers_preserved(model):
             compute_loss(task, model, batch, None).backward()  # type: ignore[no-untyped-call]
     finally:
         model.zero_grad(set_to_none=True)
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def buffers_preserved(model: nn.Module) -> Iterator[None]:
     """Put buffers (BatchNorm's statistics, counters) back as they were."""
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:

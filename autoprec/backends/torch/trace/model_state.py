@@ -6,15 +6,16 @@ loaded in place: Parameter objects, hooks and optimizers stay as they are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
 
+from autoprec.backends.shared.gradient_exponents import relative_error
+
 Snapshot = Mapping[str, torch.Tensor]
 
-NOISE = 2.0**-9
+RELATIVE_NOISE = 2.0**-9
 """Relative noise of the null: bfloat16's unit roundoff, 2**-8, halved."""
 
 
@@ -23,7 +24,7 @@ def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def take(model: nn.Module) -> Snapshot:
+def take_snapshot(model: nn.Module) -> Snapshot:
     """Copy the model's parameters and buffers to the CPU."""
     return {name: t.detach().to("cpu", copy=True) for name, t in _named_state(model)}
 
@@ -34,7 +35,7 @@ def size_in_bytes(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def put_back(model: nn.Module, snapshot: Snapshot) -> None:
+def restore_snapshot(model: nn.Module, snapshot: Snapshot) -> None:
     """Load a snapshot in place."""
     for name, tensor in _named_state(model):
         kept = snapshot.get(name)
@@ -54,21 +55,21 @@ def add_noise(model: nn.Module, seed: int) -> None:
         if not (parameter.is_floating_point() or parameter.is_complex()):
             continue
         noise = torch.rand(parameter.shape, generator=generator, device="cpu")
-        noise = noise.mul_(2).sub_(1).mul_(NOISE)
+        noise = noise.mul_(2).sub_(1).mul_(RELATIVE_NOISE)
         parameter.mul_(noise.add_(1).to(device=parameter.device, dtype=parameter.dtype))
 
 
 def gradients(model: nn.Module, divisor: float = 1.0) -> dict[str, torch.Tensor]:
     """Copy the gradients to the CPU, divided by the loss scale; absent ones are left out."""
     return {
-        name: _in_full(parameter.grad.detach().cpu()) / divisor
+        name: _to_full_precision(parameter.grad.detach().cpu()) / divisor
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
 
 
-def _in_full(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float32, or in the complex dtype of two of them."""
+def _to_full_precision(tensor: torch.Tensor) -> torch.Tensor:
+    """Cast to float32, or to the complex dtype of two of them."""
     return tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
 
 
@@ -85,14 +86,10 @@ def gradient_error(
             difference += _square(ours - theirs)
         else:
             difference += _square(ours if ours is not None else theirs)
-    if not math.isfinite(difference):
-        return None
-    if difference == 0.0:
-        return 0.0
-    return math.sqrt(difference / total) if total > 0.0 else None
+    return relative_error(difference, total)
 
 
-def stored(gradient: torch.Tensor) -> torch.Tensor:
+def stored_values(gradient: torch.Tensor) -> torch.Tensor:
     """Return the real numbers a gradient holds.
 
     Of a sparse one those are the rows that are not zero, of a complex one both parts.
@@ -104,4 +101,4 @@ def stored(gradient: torch.Tensor) -> torch.Tensor:
 def _square(tensor: torch.Tensor | None) -> float:
     if tensor is None or tensor.numel() == 0:
         return 0.0
-    return float(torch.linalg.vector_norm(stored(tensor), dtype=torch.float64)) ** 2
+    return float(torch.linalg.vector_norm(stored_values(tensor), dtype=torch.float64)) ** 2

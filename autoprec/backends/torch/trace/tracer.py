@@ -1,332 +1,98 @@
-"""Records how a torch task trains numerically; see `autoprec.backends.protocol.Tracer`.
+"""Traces a torch task for `autoprec.backends.shared.tracer`.
 
-Everything compared starts from the same weights, sees the same batches and draws the same random
-numbers (dropout). The reference is the user's own float32 loop; a recipe is applied by the same
-surgeon that `apply_profile` uses. Only scalars and histograms leave.
+The reference is the user's own float32 loop; a recipe is applied by the same surgeon that
+`apply_profile` uses. Random numbers (dropout) are drawn from a seed for every batch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import torch
-
-from autoprec.backends.protocol import Report, Task
-from autoprec.backends.shared.checkpoint_budget import affordable
-from autoprec.backends.shared.step_clock import StepClock
-from autoprec.backends.torch.apply.process_settings import restored_globals
+from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.gradient_exponents import ExponentCounts
+from autoprec.backends.shared.repeatable_batches import BatchStream
+from autoprec.backends.shared.tracer import ComparisonTracer, InitialStates
+from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.trace import magnitudes
-from autoprec.backends.torch.trace.batch_stream import BatchStream
 from autoprec.backends.torch.trace.model_state import (
-    Snapshot,
-    add_noise,
     gradient_error,
-    gradients,
-    put_back,
-    size_in_bytes,
-    take,
+    restore_snapshot,
+    take_snapshot,
 )
-from autoprec.backends.torch.trace.recipe_model import Float32, Trainee, apply_recipe
+from autoprec.backends.torch.trace.model_under_recipe import (
+    PlainFloat32,
+    TorchTrainee,
+    apply_recipe,
+)
+from autoprec.backends.torch.trace.repeatable_batches import batch_stream
 from autoprec.backends.torch.train.compiling import compiled_throughout
-from autoprec.backends.torch.train.rng import preserved
 from autoprec.backends.torch.train.task_runner import (
     build_model,
     build_optimizer,
     materialize,
-    modes_kept,
     move,
 )
-from autoprec.core.dtypes import DType, Policy
-from autoprec.core.numerics import proof_steps
-from autoprec.core.numerics.records import (
-    ExponentHistogram,
-    NoisePoint,
-    ShadowPoint,
-    Trajectory,
-    UnitTrace,
-)
+from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
-from autoprec.errors import UsageError
-
-_NOISE_SEED = 7919
 
 
-@dataclass
-class _Checkpoint:
-    """The float32 run's state before one step, that step's first batch, and float32's answer."""
+class TorchTracing:
+    """See `TraceFramework`."""
 
-    step: int
-    state: Snapshot
-    batch: Any
-    loss: float | None = None
-    gradient: Mapping[str, torch.Tensor] | None = None
-    further: tuple[float, ...] = ()
+    def __init__(self, task: Task, *, device: str, seed: int) -> None:
+        self._task, self._device, self._seed = task, device, seed
+        self._initial = InitialStates()
+        self.has_evaluate = task.evaluate is not None
 
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Return an empty context: models and batches are moved one by one."""
+        return contextlib.nullcontext()
 
-class TorchTracer:
-    """Compares recipes with float32, and measures the magnitudes of a backward pass."""
-
-    def __init__(self, task: Task, *, device: str, seed: int, report: Report) -> None:
-        self._task, self._device, self._seed, self._report = task, device, seed, report
-        self._streams: dict[tuple[int, int], BatchStream] = {}
-        self._initial: dict[int, Snapshot] = {}
-        self._checkpoints: list[_Checkpoint] = []
-        self._batch_size = 0
-        self._answered = False
-
-    def reference(
-        self,
-        *,
-        batch_size: int,
-        steps: int,
-        checkpoints: Sequence[int],
-        accumulation_steps: int = 1,
-        seconds: float | None = None,
-        settle: bool = False,
-    ) -> Trajectory:
-        """Train in float32 with seed 0; see `Tracer.reference`."""
-        self._checkpoints, self._batch_size, self._answered = [], batch_size, False
-        self._forget_batches_but(batch_size)
-        recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
-        clock = self._clock(seconds)
-        keep = frozenset(checkpoints)
-        return self._train(recipe, 0, steps, clock, plain=True, keep=keep, settle=settle)
-
-    def shadow(self, *, recipe: Recipe) -> tuple[ShadowPoint, ...]:
-        """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
-        self._answer()
-        points = []
-        with self._trainee(replace(recipe, accumulation_steps=1), 0) as trainee:
-            for kept in self._checkpoints:
-                self._report("shadow", kept.step)
-                put_back(trainee.model, kept.state)
-                forth, back = _watch(recipe), _watch(recipe)
-                loss, gradient = self._loss_and_gradient(trainee, kept, forth, back)
-                if kept.loss is not None and kept.gradient is not None:
-                    error = gradient_error(gradient, kept.gradient)
-                    largest, overflowed = (None, False) if forth is None else forth.summary()
-                    point = ShadowPoint(kept.step, loss, kept.loss, error, largest, overflowed)
-                    most = None if back is None else back.summary()[0]
-                    scaled = None if most is None else most / trainee.scale
-                    point = replace(point, backward=scaled)
-                    points.append(point.averaged(self._further(trainee, kept), kept.further))
-        return tuple(points)
-
-    def noise(self, *, draws: int) -> tuple[NoisePoint, ...]:
-        """Do the same in float32 with noisy weights, `draws` times; see `Tracer.noise`."""
-        self._answer()
-        points = []
-        with self._trainee(self._float32(), 0, plain=True) as trainee:
-            for draw, kept in itertools.product(range(draws), self._checkpoints):
-                self._report("noise", kept.step)
-                put_back(trainee.model, kept.state)
-                add_noise(trainee.model, _NOISE_SEED + draw)
-                loss, gradient = self._loss_and_gradient(trainee, kept)
-                if kept.loss is not None and kept.gradient is not None:
-                    error = gradient_error(gradient, kept.gradient)
-                    points.append(NoisePoint(kept.step, loss, kept.loss, error))
-        return tuple(points)
-
-    def trajectory(
-        self,
-        *,
-        recipe: Recipe,
-        seed: int,
-        steps: int,
-        noisy: bool = False,
-        seconds: float | None = None,
-    ) -> Trajectory:
-        """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
-        return self._train(recipe, seed, steps, self._clock(seconds), noisy=noisy)
-
-    def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
-        """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
-        stream = self._stream(recipe.batch_size, 0)
-        found = magnitudes.Exponents()
-        with self._trainee(_in_bfloat16(recipe), 0) as trainee:
-            states = [take(trainee.model)]
-            if self._batch_size == recipe.batch_size:
-                states += [kept.state for kept in self._checkpoints if kept.step > 0]
-            for index in range(batches):
-                self._report("exponents", index)
-                state = states[index % len(states)]
-                put_back(trainee.model, state)
-                found.add(trainee, stream.batch(index), _seed_of(0, index, 0), state)
-        return found.histogram()
-
-    def unit_magnitudes(self, *, recipe: Recipe) -> tuple[UnitTrace, ...]:
-        """Measure each unit's largest magnitudes forward and backward, and its underflow."""
-        batch = self._stream(recipe.batch_size, 0).batch(0)
-        scale = recipe.loss_scale.initial if recipe.loss_scale is not None else 1.0
-        with self._trainee(_in_bfloat16(recipe), 0) as trainee:
-            return magnitudes.by_unit(trainee, batch, _seed_of(0, 0, 0), scale)
-
-    def _train(
-        self,
-        recipe: Recipe,
-        seed: int,
-        steps: int,
-        clock: StepClock,
-        *,
-        plain: bool = False,
-        noisy: bool = False,
-        keep: frozenset[int] = frozenset(),
-        settle: bool = False,
-    ) -> Trajectory:
-        losses: list[float | None] = []
-        skipped: list[int] = []
-        scales: list[float] = []
-        stream = self._stream(recipe.batch_size, seed)
-        with self._trainee(recipe, seed, plain=plain) as trainee:
-            keep = affordable(keep, size_in_bytes(trainee.model))
-            if noisy:
-                add_noise(trainee.model, _NOISE_SEED + seed)
-            for step in range(steps):
-                if not clock.tick() or (settle and proof_steps.ends(losses, steps)):
-                    break
-                self._report("trajectory", step)
-                if step in keep:
-                    batch = stream.batch(step * recipe.accumulation_steps, pin=True)
-                    self._checkpoints.append(_Checkpoint(step, take(trainee.model), batch))
-                losses.append(self._step(trainee, stream, recipe.accumulation_steps, seed, step))
-                if not trainee.changed:
-                    skipped.append(step)
-                if recipe.policy.needs_loss_scale:
-                    scales.append(trainee.scale)
-            else:
-                clock.tick()
-            metric = self._evaluate(trainee)
-        return Trajectory(
-            losses=tuple(losses),
-            skipped=tuple(skipped),
-            scales=tuple(scales),
-            seed=seed,
-            metric=metric,
-            seconds=clock.elapsed,
-            step_seconds=clock.step_seconds,
-            reproducible=stream.reproducible,
-        )
-
-    def _step(
-        self, trainee: Trainee, stream: BatchStream, micro: int, seed: int, step: int
-    ) -> float | None:
-        """One optimizer step; the mean loss of its micro-batches, None where not finite."""
-        total = 0.0
-        for index in range(micro):
-            batch = stream.batch(step * micro + index)
-            loss = trainee.loss(batch, _seed_of(seed, step, index))
-            trainee.precision.backward(loss)
-            total += float(loss.detach())
-        trainee.changed = trainee.update()
-        mean = total / micro
-        return mean if math.isfinite(mean) else None
-
-    def _evaluate(self, trainee: Trainee) -> float | None:
-        if self._task.evaluate is None:
-            return None
-        self._report("evaluate", 0)
-        with preserved(), modes_kept(trainee.model):
-            value = float(self._task.evaluate(trainee.model))
-        return value if math.isfinite(value) else None
-
-    def _answer(self) -> None:
-        """Know float32's loss and gradient at every checkpoint."""
-        if not self._checkpoints:
-            raise UsageError("reference() must run, with checkpoints, before it can be compared")
-        if self._answered:
-            return
-        with self._trainee(self._float32(), 0, plain=True) as trainee:
-            for kept in self._checkpoints:
-                put_back(trainee.model, kept.state)
-                kept.loss, kept.gradient = self._loss_and_gradient(trainee, kept)
-                kept.further = self._further(trainee, kept)
-        self._answered = True
-
-    def _loss_and_gradient(
-        self,
-        trainee: Trainee,
-        kept: _Checkpoint,
-        forth: magnitudes.Largest | None = None,
-        back: magnitudes.Largest | None = None,
-    ) -> tuple[float | None, Mapping[str, torch.Tensor]]:
-        trainee.model.zero_grad(set_to_none=True)
-        with contextlib.nullcontext() if forth is None else forth:
-            loss = trainee.loss(kept.batch, _seed_of(0, kept.step, 0))
-        with contextlib.nullcontext() if back is None else back:
-            trainee.precision.backward(loss)
-        found = gradients(trainee.model, trainee.scale)
-        trainee.model.zero_grad(set_to_none=True)
-        value = float(loss.detach())
-        return (value if math.isfinite(value) else None), found
-
-    def _further(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
-        """The losses of further batches at a checkpoint's weights."""
-        put_back(trainee.model, kept.state)
-        batches = self._stream(self._batch_size, 0).held(proof_steps.averaged(kept.step))
-        return tuple(
-            float(trainee.loss(batch, _seed_of(0, kept.step, 1 + index)).detach())
-            for index, batch in enumerate(batches)
-        )
-
-    def _float32(self) -> Recipe:
-        return Recipe(batch_size=self._batch_size)
+    def stream(self, batch_size: int, seed: int) -> BatchStream:
+        """Return the task's batches."""
+        return batch_stream(self._task, batch_size, self._seed + seed)
 
     @contextlib.contextmanager
-    def _trainee(self, recipe: Recipe, seed: int, *, plain: bool = False) -> Iterator[Trainee]:
-        """A freshly built model under `recipe`; `plain` is the user's own float32 loop."""
-        batch = move(self._stream(recipe.batch_size, seed).batch(0), self._device)
-        with restored_globals(), compiled_throughout(recipe):
+    def trainee(
+        self, recipe: Recipe, seed: int, batch: Any, *, reference: bool
+    ) -> Iterator[TorchTrainee]:
+        """Build the model under `recipe`; the optimizer sees the initial weights."""
+        with process_settings_restored(), compiled_throughout(recipe):
             model = build_model(self._task, self._device, self._seed + seed)
-            materialize(self._task, model, batch, self._seed + seed)
-            if seed in self._initial:
-                put_back(model, self._initial[seed])
-            else:
-                self._initial[seed] = take(model)
+            materialize(self._task, model, move(batch, self._device), self._seed + seed)
+            self._initial.start_alike(
+                seed, partial(take_snapshot, model), partial(restore_snapshot, model)
+            )
             optimizer = build_optimizer(self._task, model)
-            if plain:
-                precision: Any = Float32(optimizer, recipe.accumulation_steps)
+            if reference:
+                precision: Any = PlainFloat32(optimizer, recipe.accumulation_steps)
             else:
                 precision = apply_recipe(recipe, model, optimizer, self._device)
-            yield Trainee(self._task, model, optimizer, precision, self._device)
+            yield TorchTrainee(self._task, recipe, model, optimizer, precision, self._device)
 
-    def _clock(self, seconds: float | None) -> StepClock:
-        return StepClock(seconds, here=self._device == "cpu")
+    def gradient_error(self, candidate: Any, reference: Any) -> float | None:
+        """Compare two gradients over all parameters."""
+        return gradient_error(candidate, reference)
 
-    def _forget_batches_but(self, batch_size: int) -> None:
-        """Give back the memory of batches of other sizes."""
-        for key in [key for key in self._streams if key[0] != batch_size]:
-            self._streams.pop(key).close()
+    def count_exponents(
+        self, counts: ExponentCounts, trainee: TorchTrainee, batch: Any, seed: int
+    ) -> None:
+        """Add one batch's backward pass."""
+        counts.add(*magnitudes.backward_magnitudes(trainee, batch, seed))
 
-    def _stream(self, batch_size: int, seed: int) -> BatchStream:
-        key = (batch_size, seed)
-        if key not in self._streams:
-            self._streams[key] = BatchStream(self._task, batch_size, self._seed + seed)
-        return self._streams[key]
-
-
-def _watch(recipe: Recipe) -> magnitudes.Largest | None:
-    """What looks at the float16 numbers of a pass; compiled code cannot be looked into."""
-    if recipe.policy.compute_dtype is not DType.FLOAT16 or recipe.compile:
-        return None
-    return magnitudes.Largest(torch.float16)
+    def unit_magnitudes(
+        self, trainee: TorchTrainee, batch: Any, seed: int, scale: float
+    ) -> tuple[UnitTrace, ...]:
+        """Measure each module's largest exponents, and its gradient's float16 underflow."""
+        return magnitudes.unit_magnitudes(trainee, batch, seed, scale)
 
 
-def _seed_of(seed: int, step: int, index: int) -> int:
-    """The seed of one micro-batch's random numbers: the same in every run that is compared."""
-    return (seed * 1_000_003 + step * 1_009 + index) % 2**31
-
-
-def _in_bfloat16(recipe: Recipe) -> Recipe:
-    """The recipe with bfloat16 where it has float16: float32's range, the same tensors."""
-    return replace(
-        recipe,
-        policy=Policy.MIXED_BFLOAT16,
-        loss_scale=None,
-        compile=False,
-        accumulation_steps=1,
-    )
+def torch_tracer(
+    task: Task, *, device: str, seed: int, report: ProgressCallback
+) -> ComparisonTracer:
+    """Return the tracer of a torch task; see `Backend.tracer`."""
+    tracing = TorchTracing(task, device=device, seed=seed)
+    return ComparisonTracer(tracing, on_cpu=device == "cpu", report=report)

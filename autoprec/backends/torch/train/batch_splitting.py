@@ -1,7 +1,7 @@
 """Whether a batch may be split: do two halves' gradients average to the whole batch's?
 
-Nothing is kept beside the gradients themselves: the halves are subtracted from the whole batch's
-gradient where it stands, so that a model that trains in the memory there is can be judged in it.
+Only one set of gradients is kept: the halves' are subtracted from the whole batch's in place, so
+that this needs no more memory than training does.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.measure.step_costs import attempt, untouched
-from autoprec.backends.torch.trace.model_state import stored
+from autoprec.backends.torch.measure.step_costs import buffers_preserved, try_to_measure
+from autoprec.backends.torch.trace.model_state import stored_values
 from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
 
-_TOLERANCE = 1e-4
+_GRADIENT_TOLERANCE = 1e-4
 
-_STATE = "a forward pass changes what the next one computes (spectral norm does this)"
-_LUCK = "a step draws random numbers of its own besides dropout"
+_CHANGES_STATE = "a forward pass changes what the next one computes (spectral norm does this)"
+_DRAWS_RANDOM_NUMBERS = "a step draws random numbers of its own besides dropout"
 
 Part = tuple[Any, float, int]
 """A batch, the factor of its loss, and the seed of its random numbers."""
@@ -34,31 +34,31 @@ Part = tuple[Any, float, int]
 def splittable(
     task: Task, model: nn.Module, batch: Any, samples: Samples, seed: int
 ) -> tuple[bool, str]:
-    """Whether two halves' averaged gradients equal the whole batch's, dropout off; why not."""
+    """Say whether two halves' mean gradient equals the whole batch's, dropout off; else why."""
     count = samples.count(batch)
     if count < 2 or count % 2:
         return False, f"a batch of {count} samples has no halves"
-    if samples.uncut:
-        return False, samples.uncut
-    halves, why = attempt(lambda: samples.halves(batch))
+    if samples.unsplittable_reason:
+        return False, samples.unsplittable_reason
+    halves, why = try_to_measure(lambda: samples.halves(batch))
     if halves is None:
         return False, f"a batch cannot be cut in two: {why}"
     whole: Part = (batch, 1.0, seed)
-    with untouched(model), _without_dropout(model):
+    with buffers_preserved(model), _without_dropout(model):
         parts = [whole, *((half, -0.5, seed) for half in halves)]
-        error, why = attempt(lambda: _difference(task, model, parts))
+        error, why = try_to_measure(lambda: _difference(task, model, parts))
         if error is None:
             return False, f"two halves could not be compared with their batch: {why}"
-        if error <= _TOLERANCE:
+        if error <= _GRADIENT_TOLERANCE:
             return True, ""
         if math.isnan(error):
             return False, "the gradients of a batch or of its halves are not finite"
         again = [whole, (batch, -1.0, seed)]
         drawn_anew = [whole, (batch, -1.0, seed + 1)]
-        state, _ = attempt(lambda: _difference(task, model, again))
-        luck, _ = attempt(lambda: _difference(task, model, drawn_anew))
-    for found, why in ((state, _STATE), (luck, _LUCK)):
-        if found is not None and not found <= _TOLERANCE:
+        state, _ = try_to_measure(lambda: _difference(task, model, again))
+        random, _ = try_to_measure(lambda: _difference(task, model, drawn_anew))
+    for found, why in ((state, _CHANGES_STATE), (random, _DRAWS_RANDOM_NUMBERS)):
+        if found is not None and not found <= _GRADIENT_TOLERANCE:
             return False, f"{why}, so that halves cannot be compared with their batch"
     cause = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
     return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
@@ -89,7 +89,7 @@ def _norm(model: nn.Module) -> float:
 
 
 def _magnitude(gradient: torch.Tensor) -> float:
-    values = stored(gradient.detach()).float()
+    values = stored_values(gradient.detach()).float()
     largest = float(torch.linalg.vector_norm(values, math.inf)) if values.numel() else 0.0
     if largest == 0.0 or not math.isfinite(largest):
         return largest
@@ -97,7 +97,7 @@ def _magnitude(gradient: torch.Tensor) -> float:
     return largest * float(torch.linalg.vector_norm(values / largest))
 
 
-_RATES: Sequence[tuple[type[nn.Module], str]] = (
+_DROPOUT_RATES: Sequence[tuple[type[nn.Module], str]] = (
     (_DropoutNd, "p"),
     (nn.RNNBase, "dropout"),
     (nn.MultiheadAttention, "dropout"),
@@ -110,7 +110,7 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
     held = [
         (module, name, getattr(module, name))
         for module in model.modules()
-        for kind, name in _RATES
+        for kind, name in _DROPOUT_RATES
         if isinstance(module, kind)
     ]
     for module, name, _ in held:
@@ -123,7 +123,7 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
             setattr(module, name, rate)
 
 
-_WITH_DROPOUT = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
+_DROPOUT_ARGUMENTS = {"scaled_dot_product_attention": 4, "multi_head_attention_forward": 10}
 """Functions with an argument `dropout_p`, and its position."""
 
 
@@ -141,7 +141,7 @@ class _NoDropout(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if "dropout" in name and args and isinstance(args[0], torch.Tensor):
             return args[0]
-        position = _WITH_DROPOUT.get(name)
+        position = _DROPOUT_ARGUMENTS.get(name)
         if position is not None:
             args = tuple(0.0 if i == position else argument for i, argument in enumerate(args))
             kwargs = {key: 0.0 if key == "dropout_p" else value for key, value in kwargs.items()}

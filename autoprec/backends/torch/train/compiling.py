@@ -1,8 +1,8 @@
-"""Keeps what is measured as compiled from running eagerly after all.
+"""Makes sure that what is measured as compiled does not run eagerly.
 
-Dynamo compiles a function anew for every model and every shape that it meets, and after a few times
-(`recompile_limit`) gives up and leaves it to Python, with no more than a log line. What is timed or
-proven then is no longer what the recipe says.
+Dynamo recompiles a function for every new model and shape, and after a few times
+(`recompile_limit`) gives up and runs it eagerly, with no more than a log line. What is timed or
+proven then is not what the recipe says.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ class NotCompiled(RuntimeError):
 def compiled_throughout(recipe: Recipe) -> Iterator[None]:
     """Make it an error where Dynamo gives up; afterwards forget what was compiled.
 
-    What was compiled is counted anew, for `check_compiled`.
-
-    Forgetting makes room: the next model of the same class counts as a recompilation otherwise.
+    The count of compiled graphs starts at 0, for `check_compiled`. Without forgetting, the next
+    model of the same class would count as a recompilation.
     """
     if not recipe.compile:
         yield

@@ -6,80 +6,47 @@ where the user's program has already imported it.
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from autoprec.backends.shared.rng_streams import HostGenerators, generators_preserved
+
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators, on every device."""
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
+    HostGenerators().seed(seed)
     torch.manual_seed(seed)
 
 
-@dataclass
-class RngState:
-    """The state of all generators at one moment."""
+class TorchGenerators:
+    """Every generator that a torch task may draw from; see `Generators`."""
 
-    python: Any
-    numpy: Any
-    cpu: torch.Tensor
-    accelerators: dict[str, list[torch.Tensor]]
+    def __init__(self) -> None:
+        self._host = HostGenerators()
 
-    @classmethod
-    def capture(cls) -> RngState:
-        """Remember the present state."""
-        numpy = sys.modules.get("numpy")
-        return cls(
-            python=random.getstate(),
-            numpy=None if numpy is None else numpy.random.get_state(),
-            cpu=torch.get_rng_state(),
-            accelerators=_accelerator_states(),
-        )
+    def capture(self) -> Any:
+        """Return their state at this moment."""
+        return self._host.capture(), torch.get_rng_state(), _accelerator_states()
 
-    def restore(self) -> None:
-        """Go back to the remembered state."""
-        random.setstate(self.python)
-        if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
-        torch.set_rng_state(self.cpu)
-        for kind, states in self.accelerators.items():
-            for index, state in enumerate(states):
-                _set_state(kind, index, state)
-
-    @contextmanager
-    def swapped(self) -> Iterator[None]:
-        """Work in this stream of random numbers; afterwards the outside one goes on unchanged."""
-        outside = RngState.capture()
-        self.restore()
-        try:
-            yield
-        finally:
-            inside = RngState.capture()
-            outside.restore()
-            self.__dict__.update(inside.__dict__)
+    def restore(self, state: Any) -> None:
+        """Go back to a captured state."""
+        host, cpu, accelerators = state
+        self._host.restore(host)
+        torch.set_rng_state(cpu)
+        for kind, states in accelerators.items():
+            for index, each in enumerate(states):
+                _set_state(kind, index, each)
 
 
-@contextmanager
-def preserved() -> Iterator[None]:
-    """Put every generator back at the end to where it was at the start."""
-    state = RngState.capture()
-    try:
-        yield
-    finally:
-        state.restore()
+def rng_preserved() -> AbstractContextManager[None]:
+    """Restore every generator's state on exit."""
+    return generators_preserved(TorchGenerators())
 
 
 def _accelerator_states() -> dict[str, list[torch.Tensor]]:
-    """The states of each kind of accelerator in use, one for each device."""
+    """Return the states of each kind of accelerator in use, one for each device."""
     states = {}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state_all()

@@ -11,15 +11,17 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply.tensors import items_in, with_items
-from autoprec.backends.torch.train.checkpoint import load_weights
-from autoprec.backends.torch.train.rng import RngState, seed_everything
+from autoprec.backends.shared.seeded_batches import draw_batches
+from autoprec.backends.torch.apply.nested_tensors import items_in, with_items
+from autoprec.backends.torch.train.checkpoint_loading import load_weights
+from autoprec.backends.torch.train.rng import TorchGenerators, seed_everything
 from autoprec.errors import TaskError
 
 __all__ = [
@@ -114,7 +116,7 @@ def _checked(task: Task, model: Any) -> nn.Module:
 
 
 @contextlib.contextmanager
-def modes_kept(model: nn.Module) -> Iterator[None]:
+def training_modes_preserved(model: nn.Module) -> Iterator[None]:
     """Put every module back into the mode, training or evaluation, that it was in."""
     before = [(module, module.training) for module in model.modules()]
     try:
@@ -162,56 +164,24 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 def batches(
     task: Task, batch_size: int, seed: int, *, repeat: bool = False
 ) -> Generator[Any, None, None]:
-    """Yield the user's batches, on the CPU or wherever `build_data` puts them.
+    """Return the user's batches, on the CPU or wherever `build_data` puts them.
 
     All RNGs are seeded before `build_data`, and data are drawn from an RNG stream of their own:
     what training consumes (dropout) does not change what the next batch is. With `repeat` the data
-    start again at their end (a generator that is used up is built anew). Worker processes of a
+    start again at their end (an exhausted generator is built again). Worker processes of a
     DataLoader end when the iterator is closed. Raises `TaskError` where there is nothing to
     train on.
     """
-    outside = RngState.capture()
-    seed_everything(seed)
-    try:
-        data = task.build_data(batch_size)
-        inside = RngState.capture()
-    finally:
-        outside.restore()
-    iterator: Any = None
-    try:
-        while True:
-            with inside.swapped():
-                iterator = _iterate(task, data)
-            count = 0
-            while True:
-                with inside.swapped():
-                    batch = next(iterator, _END)
-                if batch is _END:
-                    break
-                _check_batch(task, batch)
-                count += 1
-                yield batch
-            _close(iterator)
-            if count == 0:
-                raise TaskError(
-                    f"{task.name}: build_data({batch_size}) yielded no batches; expected at least "
-                    "one. Is the data set smaller than the batch, with drop_last=True?"
-                )
-            if not repeat:
-                return
-            if _is_one_shot(data):
-                with inside.swapped():
-                    data = task.build_data(batch_size)
-    finally:
-        _close(iterator)
-
-
-_END = object()
-
-
-def _is_one_shot(data: Any) -> bool:
-    """Whether `data` can be gone through only once (a generator or another iterator)."""
-    return hasattr(data, "__next__")
+    return draw_batches(
+        task,
+        batch_size,
+        generators=TorchGenerators(),
+        seed=partial(seed_everything, seed),
+        iterate=partial(_iterate, task),
+        check=lambda batch, _: _check_batch(task, batch),
+        repeat=repeat,
+        hint="Is the data set smaller than the batch, with drop_last=True?",
+    )
 
 
 def _iterate(task: Task, data: Any) -> Iterator[Any]:
@@ -232,15 +202,6 @@ def _check_batch(task: Task, batch: Any) -> None:
             f"{task.name}: build_data yielded {_kind(batch)}{size}, expected (inputs, targets); "
             "for any other form define training_step(model, batch) -> loss instead of loss_fn"
         )
-
-
-def _close(iterator: Any) -> None:
-    """End the worker processes or the generator behind a data iterator."""
-    for name in ("_shutdown_workers", "close"):
-        end = getattr(iterator, name, None)
-        if callable(end):
-            with contextlib.suppress(Exception):
-                end()
 
 
 def materialize(task: Task, model: nn.Module, batch: Any, seed: int) -> None:

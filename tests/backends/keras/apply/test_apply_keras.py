@@ -17,8 +17,9 @@ from autoprec import Policy, Recipe, apply_profile, load_profile
 from autoprec.api import device_fingerprint
 from autoprec.errors import AutoprecWarning
 from autoprec.hardware.catalogue import profiles_folder
+from autoprec.hardware.machine import LocalMachine
+from autoprec.hardware.machine_replay import RecordedMachine, read_recording
 from autoprec.hardware.observe import observe
-from autoprec.hardware.recording import RecordedMachine, read_recording
 from autoprec.profiles import save_profile
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)
@@ -58,6 +59,22 @@ def test_a_profile_applies_to_a_compiled_model_in_place(write_profile: WriteProf
     assert losses == pytest.approx(expected, rel=0.02)
 
 
+def test_the_machine_is_probed_once(
+    write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The advice on alignment needs what is known of the device as well."""
+    path = write_profile(BFLOAT16, "keras")
+    machines: list[LocalMachine] = []
+
+    class Counted(LocalMachine):
+        def __init__(self) -> None:
+            machines.append(self)
+
+    monkeypatch.setattr("autoprec.hardware.observe.LocalMachine", Counted)
+    apply_profile(path, model=build())
+    assert len(machines) == 1
+
+
 def test_without_a_model_the_global_policy_is_set_and_can_be_put_back(
     write_profile: WriteProfile,
 ) -> None:
@@ -80,7 +97,7 @@ def test_where_no_profile_fits_the_global_policy_is_float32_unless_asked(
     seen = observe(RecordedMachine(read_recording(recorded)))
     path = write_profile(BFLOAT16, "keras")  # of the machine this runs on, not of the recorded one
     path.write_text(path.read_text().replace(device_fingerprint("cpu").family, "another"))
-    monkeypatch.setattr("autoprec.fitting.observe", lambda **_: seen)
+    monkeypatch.setattr("autoprec.profile_selection.observe", lambda **_: seen)
     with (
         pytest.warns(AutoprecWarning, match="Run `autoprec tune model.py` here"),
         apply_profile(path, **how),

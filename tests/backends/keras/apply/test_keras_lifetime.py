@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from keras_models import OwnTrainStep, compiled, data, softmax_net
 
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
+from tests.backends.keras.keras_models import OwnTrainStep, compiled, data, softmax_net
 
 FULL = Recipe(
     policy=Policy.MIXED_FLOAT16,

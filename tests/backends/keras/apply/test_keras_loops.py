@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import OwnTrainStep, Subclassed, compiled, data
 
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
+from tests.backends.keras.keras_models import OwnTrainStep, Subclassed, compiled, data
 
 STEPS = 5
 

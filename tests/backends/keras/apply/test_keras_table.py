@@ -14,12 +14,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from kinds import KINDS, STEPS, WAYS, Gan, Kind, by_batch, compile_kind
 
-from autoprec.backends.keras.apply.optimizers import holding, optimizers_of
+from autoprec.backends.keras.apply.optimizer_attributes import optimizer_attributes, optimizers_of
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
+from tests.backends.keras.kinds import KINDS, STEPS, WAYS, Gan, Kind, by_batch, compile_kind
 
 POLICIES = {
     "float32": Recipe(),
@@ -90,7 +90,7 @@ def by_hand(name: str, way: str, policy: str) -> tuple[list[float], list[Any]]:
         more = {"gradient_accumulation_steps": 2} if recipe.accumulation_steps == 2 else {}
         compile_kind(model, kind, **more)
         if policy == "mixed_float16":
-            for attribute, optimizer in holding(model).items():
+            for attribute, optimizer in optimizer_attributes(model).items():
                 own = getattr(optimizer, "inner_optimizer", optimizer)
                 scaled = keras.optimizers.LossScaleOptimizer(own, initial_scale=256.0)
                 setattr(model, attribute, scaled)

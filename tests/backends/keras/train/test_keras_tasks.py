@@ -5,26 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import Pair, Subclassed, Unscaled, compiled, data, softmax_net
 
 from autoprec.backends import registry
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.backend import KerasBackend
-from autoprec.backends.keras.train.data import batches, digest
-from autoprec.backends.keras.train.task_runner import build_model
 from autoprec.backends.protocol import Task
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import FrameworkMissing, TaskError, UsageError
-from autoprec.tuning.proof import Proof
+from autoprec.tuning.proof.recipe_proof import Proof
+from tests.backends.keras.keras_models import (
+    Pair,
+    Subclassed,
+    Unscaled,
+    compiled,
+    data,
+    softmax_net,
+)
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8)
 FLOAT16 = Recipe(policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=2.0**10))
@@ -255,77 +259,6 @@ def test_a_policy_the_task_sets_when_imported_holds_for_every_session() -> None:
     assert seen == ["mixed_bfloat16"] * 2
 
 
-# Data as fit takes them ---------------------------------------------------------------------------
-
-
-def test_nested_arrays_are_one_data_set() -> None:
-    """`fit(x, y)` takes x as a tuple of inputs; two of them are no two batches."""
-    x, y = data(32)
-    given = task(softmax_net, lambda n: ((x, x[:, :2]), y))
-    found = list(batches(given, 8, 0))
-    assert len(found) == 4
-    (first, second), targets = found[0]
-    assert (first.shape, second.shape, targets.shape) == ((8, 8), (8, 2), (8,))
-    listed = list(batches(task(softmax_net, lambda n: [(x, y), (x, y)]), 8, 0))
-    assert [len(batch) for batch in listed] == [2, 2]
-
-
-class OwnTarget(Subclassed):
-    """Learns from its inputs alone; fit takes (x, None, weights)."""
-
-    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, **_: Any) -> Any:
-        assert y is None
-        assert len(sample_weight.shape) == 1
-        return keras.ops.mean(sample_weight[:, None] * y_pred * x[:, :4])
-
-
-def test_weights_without_targets_stay_weights() -> None:
-    x, _ = data(32)
-    weights = np.ones(32, "float32")
-    for given in ((x, None, weights), [(x[:8], None, weights[:8])]):
-        whole = task(lambda: compiled(OwnTarget()), lambda n, given=given: given)
-        assert describe(whole).step_seconds > 0
-        session = KerasBackend().open(whole, BFLOAT16, device="cpu", seed=0, report=QUIET)
-        assert session.time_steps(TimingBudget(seconds=0.1, min_steps=2, max_steps=2)).finite
-        session.close()
-
-
-def test_equal_strings_have_equal_digests() -> None:
-    def made(*words: str) -> Any:
-        return (np.array(["".join(list(word)) for word in words], object), np.ones(2))
-
-    assert digest(made("one", "two")) == digest(made("one", "two"))
-    assert digest(made("one", "two")) != digest(made("one", "too"))
-
-
-class Slow(keras.utils.PyDataset):
-    """Four batches; each is fetched by a thread that is written down."""
-
-    threads: ClassVar[set[str]] = set()
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> Any:
-        self.threads.add(threading.current_thread().name)
-        x, y = data(8)
-        return x + index, y
-
-
-def test_a_py_datasets_workers_fetch_what_is_timed() -> None:
-    given = task(softmax_net, lambda n: Slow(workers=3))
-    alone = [batch[0] for batch in batches(given, 8, 0)]
-    assert Slow.threads == {threading.main_thread().name}
-    with_workers = [batch[0] for batch in batches(given, 8, 0, workers=True)]
-    assert Slow.threads > {threading.main_thread().name}
-    for mine, theirs in zip(alone, with_workers, strict=True):
-        assert np.array_equal(mine, theirs), "in the same order"
-    Slow.threads.clear()
-    session = KerasBackend().open(given, BFLOAT16, device="cpu", seed=0, report=QUIET)
-    session.close()
-    assert threading.main_thread().name not in Slow.threads
-
-
 # Each mistake has its sentence --------------------------------------------------------------------
 
 
@@ -376,44 +309,3 @@ def test_a_backend_that_is_not_installed_is_named() -> None:
     )
     assert FrameworkMissing.__name__ in done.stderr.splitlines()[-1]
     assert "KERAS_BACKEND=tensorflow" in done.stderr.splitlines()[-1]
-
-
-# Weights of a checkpoint --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["last.weights.h5", "last.keras"])
-def test_a_task_with_a_checkpoint_builds_trained_models_whatever_the_seed(name, tmp_path):
-    trained = compiled(softmax_net())
-    for weight in trained.weights:
-        weight.assign(weight + 0.25)
-    (trained.save if name.endswith(".keras") else trained.save_weights)(tmp_path / name)
-    given = task(lambda: compiled(softmax_net()), checkpoint=tmp_path / name)
-    batch = next(batches(given, 8, 0))
-    for seed in (0, 1):
-        built = build_model(given, seed, batch)
-        for ours, theirs in zip(built.weights, trained.weights, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-
-
-def other_net() -> Any:
-    inputs = keras.Input((4,))
-    return keras.Model(inputs, keras.layers.Dense(3)(inputs))
-
-
-@pytest.mark.parametrize(
-    ("name", "save", "told"),
-    [
-        (
-            "other.weights.h5",
-            lambda path: other_net().save_weights(path),
-            "does not fit the model.*dense",
-        ),
-        ("torn.keras", lambda path: path.write_bytes(b"PK torn"), "does not fit the model"),
-        ("last.ckpt", lambda path: path.write_bytes(b""), "no file of Keras's weights"),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_loaded_is_an_error_with_its_name(name, save, told, tmp_path):
-    save(tmp_path / name)
-    given = task(lambda: compiled(softmax_net()), checkpoint=tmp_path / name)
-    with pytest.raises(TaskError, match=f"{name}.*{told}"):
-        build_model(given, 0, next(batches(given, 8, 0)))

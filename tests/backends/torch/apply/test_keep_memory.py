@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.process_memory import (
-    Growth,
-    can_keep_freed_memory,
-    reset_peak_resident,
-)
+from autoprec.backends.shared.process_memory import can_keep_freed_memory
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure.describe import describe
 from autoprec.core.recipe import Recipe
@@ -89,28 +84,6 @@ def test_a_process_that_cannot_keep_it_says_so(monkeypatch: pytest.MonkeyPatch) 
             Recipe(knobs={"keep_memory": True}), model=torch.nn.Linear(2, 2)
         )
     assert precision.report.globals_set == ()
-
-
-def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    maps = "7f00-7f10 r-xp 00000000 00:00 0 /usr/lib/libjemalloc.so.2\n"
-    monkeypatch.setattr(Path, "read_text", lambda self, *args, **kwargs: maps)
-    assert not can_keep_freed_memory()
-
-
-def test_a_system_without_glibc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.confstr", lambda name: None)
-    assert not can_keep_freed_memory()
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak cannot be read often")
-def test_growing_memory_is_noticed_and_memory_that_stays_is_not() -> None:
-    reset_peak_resident()  # what other tests of this process held is not its peak
-    growth = Growth()
-    held = [torch.ones(2**22 * 8)]  # 128 MiB
-    assert growth.since_last()
-    assert not growth.since_last()
-    held.append(torch.ones(2**22 * 8))
-    assert growth.since_last()
 
 
 @needs_glibc

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from autoprec.backends.torch.apply.padding import candidates, why_not
-from autoprec.backends.torch.apply.surgery import restore
+from autoprec.backends.torch.apply.model_changes import restore
+from autoprec.backends.torch.apply.padding_checks import padding_obstacle
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
 from tests.backends.torch.operated import apply
@@ -28,8 +28,14 @@ DTYPES = st.sampled_from(list(TOLERANCE))
 few = settings(max_examples=25, deadline=None)
 
 
+def paddable(model: nn.Module, multiple: int) -> tuple[str, ...]:
+    return tuple(
+        path for path, _ in model.named_modules() if not padding_obstacle(model, path, multiple)
+    )
+
+
 def padded(model: nn.Module, multiple: int, *paths: str) -> Any:
-    names = paths or tuple(path.path for path in candidates(model, multiple)[0])
+    names = paths or paddable(model, multiple)
     return apply(Recipe(alignment=Alignment(multiple, names)), model)
 
 
@@ -49,8 +55,9 @@ def check_equal(
 ) -> None:
     """Hold the largest deviation against the largest magnitude of what it deviates from."""
     expected = results(lambda: run(model), model, *inputs)
+    expected_paths = paddable(model, multiple)
     report = padded(model, multiple).report
-    assert len(report.padded) == len(candidates(model, multiple)[0])
+    assert len(report.padded) == len(expected_paths)
     for ours, theirs in zip(results(lambda: run(model), model, *inputs), expected, strict=True):
         assert (ours is None) == (theirs is None)
         if ours is not None and ours.numel():
@@ -267,63 +274,6 @@ def test_padding_survives_compilation(backend: str) -> None:
     expected = model(inputs)
     apply(Recipe(alignment=Alignment(8, ("0", "2")), compile=True), model, compile_backend=backend)
     torch.testing.assert_close(model(inputs), expected)
-
-
-# What is left out ------------------------------------------------------------------------------
-
-
-class Chooses(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = nn.Linear(5, 3)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.topk(self.scores(inputs), 2).values
-
-
-class OwnLinear(nn.Linear):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs) * 2
-
-
-def replaced() -> nn.Module:
-    layer = nn.Linear(5, 3)
-    layer.forward = lambda inputs: inputs
-    return layer
-
-
-@pytest.mark.parametrize(
-    ("module", "path", "reason"),
-    [
-        (nn.Conv2d(4, 6, 3, groups=2), "", "grouped convolution (2 groups)"),
-        (nn.ModuleDict({"router": nn.Linear(5, 3)}), "router", "looks like a router"),
-        (nn.ModuleDict({"gate": nn.Sequential(nn.Linear(5, 3))}), "gate.0", "looks like a router"),
-        (Chooses(), "scores", "calls topk"),
-        (OwnLinear(5, 3), "", "computes in its own way"),
-        (replaced(), "", "forward was replaced"),
-        (nn.LazyLinear(3), "", "not initialised"),
-        (nn.Embedding(4, 5, sparse=True), "", "gradient is sparse"),
-        (nn.Embedding(4, 5, max_norm=1.0), "", "max_norm"),
-        (nn.MultiheadAttention(6, 2), "out_proj", "never called"),
-        (nn.MultiheadAttention(6, 2, kdim=3), "", "another width"),
-        (nn.MultiheadAttention(6, 2, add_bias_kv=True), "", "keys of its own"),
-        (nn.Linear(8, 16), "", "multiple of 8 already"),
-        (nn.ConvTranspose2d(3, 5, 3), "", "not ConvTranspose2d"),
-        (nn.Linear(5, 3), "gone", "no module of that name"),
-    ],
-)
-def test_what_cannot_be_padded_is_skipped_with_its_reason(
-    module: nn.Module, path: str, reason: str
-) -> None:
-    assert reason in why_not(module, path, 8)
-    report = apply(Recipe(alignment=Alignment(8, (path,))), module).report
-    assert [s.path for s in report.skipped] == [path]
-    assert reason in report.skipped[0].reason
-    assert not report.padded
-
-
-def test_a_gated_projection_is_no_router() -> None:
-    assert why_not(nn.ModuleDict({"gate_proj": nn.Linear(5, 3)}), "gate_proj", 8) == ""
 
 
 def test_the_report_gives_sizes_before_and_after() -> None:

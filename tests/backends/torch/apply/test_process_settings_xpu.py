@@ -8,10 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autoprec.backends.torch.apply.process_settings import global_settings
+from autoprec.backends.torch.apply.process_settings import (
+    process_settings_restored,
+    set_process_settings,
+)
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure.matmul_timing import TorchArithmetic
-from autoprec.backends.torch.train.low_precision import rounded_products
+from autoprec.backends.torch.train.task_precision import rounded_products
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import Recipe
 from tests.backends.torch.operated import FLOAT32, mlp
@@ -32,7 +35,8 @@ def intel(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 
 def test_on_an_intel_gpu_tf32_is_onednns_switch(intel: dict[str, bool]) -> None:
     others = torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()
-    with global_settings(Recipe(policy=Policy.TF32), "xpu:0") as changed:
+    with process_settings_restored():
+        changed = set_process_settings(Recipe(policy=Policy.TF32), "xpu:0")
         assert intel["allow_tf32"]
         assert others == (
             torch.backends.cuda.matmul.allow_tf32,
@@ -48,7 +52,8 @@ def test_on_an_intel_gpu_tf32_is_onednns_switch(intel: dict[str, bool]) -> None:
 
 def test_on_an_intel_gpu_float32_leaves_onednns_switch_alone(intel: dict[str, bool]) -> None:
     intel["allow_tf32"] = True
-    with global_settings(FLOAT32, "xpu:0") as changed:
+    with process_settings_restored():
+        changed = set_process_settings(FLOAT32, "xpu:0")
         assert intel["allow_tf32"]
         assert changed == ()
     assert rounded_products("xpu") == "TF32"

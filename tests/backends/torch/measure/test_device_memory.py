@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoprec.backends.protocol import FREE_SHARE, DeviceMemory
+from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.backends.torch.measure import devices
 
@@ -51,7 +51,7 @@ def test_metals_memory_is_what_it_recommends_and_its_peak_what_its_driver_holds(
     devices.limit_memory(MPS)
     devices.reset_peak(MPS)
     assert devices.peak_bytes(MPS) == 5 * GIB
-    assert said == [("set_per_process_memory_fraction", FREE_SHARE), ("empty_cache",)]
+    assert said == [("set_per_process_memory_fraction", USABLE_FREE_MEMORY_SHARE), ("empty_cache",)]
 
 
 def test_an_intel_gpus_memory_is_what_is_free_and_held_and_its_peak_torchs_own(
@@ -61,7 +61,7 @@ def test_an_intel_gpus_memory_is_what_is_free_and_held_and_its_peak_torchs_own(
     devices.limit_memory(XPU)
     devices.reset_peak(XPU)
     assert devices.peak_bytes(XPU) == 9 * GIB
-    limit = FREE_SHARE * 15 / 16
+    limit = USABLE_FREE_MEMORY_SHARE * 15 / 16
     assert said == [
         ("set_per_process_memory_fraction", limit, XPU),
         ("reset_peak_memory_stats", XPU),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import random
 from dataclasses import replace
@@ -13,55 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.backends.protocol import Task
-from autoprec.backends.shared.checkpoint_budget import KEEP_BYTES, affordable
-from autoprec.backends.torch.trace.batch_stream import BatchStream, digest
+from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.backends.torch.trace.model_state import (
-    add_noise,
-    gradient_error,
-    gradients,
-    put_back,
-    take,
+    restore_snapshot,
+    take_snapshot,
 )
-from autoprec.backends.torch.trace.tracer import TorchTracer
+from autoprec.backends.torch.trace.tracer import torch_tracer
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import UsageError
+from tests.backends.torch.traced import BFLOAT16, FLOAT16, FLOAT32, model, task, tracer
 
 pytestmark = pytest.mark.torch
 
-FLOAT32 = Recipe(batch_size=8)
-BFLOAT16 = Recipe(Policy.MIXED_BFLOAT16, batch_size=8)
-FLOAT16 = Recipe(Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=1024.0))
 
-
-def data(batch_size: int) -> Any:
-    for _ in range(4):
-        x = torch.randn(batch_size, 6)
-        yield x, x.sum(-1)
-
-
-def model() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1), nn.Flatten(0)
-    )
-
-
-def task(**changes: Any) -> Task:
-    known: dict[str, Any] = {
-        "name": "task.py",
-        "build_model": model,
-        "build_data": data,
-        "loss_fn": nn.functional.mse_loss,
-    }
-    return Task(**(known | changes))
-
-
-def tracer(**changes: Any) -> TorchTracer:
-    return TorchTracer(task(**changes), device="cpu", seed=0, report=lambda phase, step: None)
-
-
-def losses(trace: TorchTracer, recipe: Recipe = FLOAT32, steps: int = 6, **kwargs: Any) -> Any:
+def losses(trace: ComparisonTracer, recipe: Recipe = FLOAT32, steps: int = 6, **kwargs: Any) -> Any:
     return trace.trajectory(recipe=recipe, seed=kwargs.pop("seed", 0), steps=steps, **kwargs).losses
 
 
@@ -127,14 +91,17 @@ def test_the_shadow_starts_from_the_weights_of_its_step():
 
 
 def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
-    trace = tracer(build_model=lambda: nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)))
+    def linear() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+
+    trace = tracer(build_model=linear)
     trace.reference(batch_size=8, steps=62, checkpoints=(59, 60, 61))
     first, *late = trace.shadow(recipe=BFLOAT16)
     assert (first.mean_loss, first.mean_reference) == (None, None)
     stream = trace._stream(8, 0)
     for point, kept in zip(late, trace._checkpoints[1:], strict=True):
-        model = trace._task.build_model()
-        put_back(model, kept.state)
+        model = linear()
+        restore_snapshot(model, kept.state)
         batches = [stream.batch(index) for index in range(32)]
         theirs = [nn.functional.mse_loss(model(x), y).item() for x, y in batches]
         with torch.autocast("cpu", torch.bfloat16):
@@ -188,7 +155,7 @@ def test_a_comparison_needs_a_reference():
 def test_seeds_have_weights_and_batches_of_their_own():
     trace = tracer()
     assert losses(trace, seed=1) != losses(trace)
-    other = TorchTracer(task(), device="cpu", seed=7, report=lambda phase, step: None)
+    other = torch_tracer(task(), device="cpu", seed=7, report=lambda phase, step: None)
     assert losses(other) != losses(trace)
 
 
@@ -216,10 +183,10 @@ def test_data_that_change_between_runs_are_kept_and_replayed():
 
 def test_accumulation_averages_the_gradients_of_micro_batches():
     plain = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
-    start = take(plain)
+    start = take_snapshot(plain)
 
     def build() -> nn.Module:
-        put_back(plain, start)
+        restore_snapshot(plain, start)
         return plain
 
     def sgd(m: nn.Module) -> torch.optim.Optimizer:
@@ -315,174 +282,6 @@ def test_islands_of_the_recipe_are_in_the_trace():
     (point,) = trace.shadow(recipe=everything)
     assert point.loss == pytest.approx(point.reference, rel=1e-6)
     assert point.gradient_error < 1e-5
-
-
-@pytest.mark.parametrize("factor", [1.0, 2.0**10, 2.0**-20])
-def test_the_largest_exponent_says_at_which_scale_float16_overflows(factor):
-    trace = tracer(loss_fn=lambda outputs, targets: factor * ((outputs - targets) ** 2).mean())
-    histogram = trace.backward_exponents(recipe=FLOAT16, batches=8)
-    assert histogram.finite
-    assert histogram.batches == 8
-    assert sum(histogram.counts.values()) == pytest.approx(1.0)
-    safe = 15 - histogram.largest
-    for exponent, skips in ((safe - 4, False), (safe + 3, True)):
-        recipe = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**exponent))
-        assert bool(trace.trajectory(recipe=recipe, seed=0, steps=1).skipped) is skips
-
-
-def test_infinite_gradients_are_told_apart_from_large_ones():
-    trace = tracer(loss_fn=lambda outputs, targets: outputs.sum() * 1e38 * 1e38)
-    assert not trace.backward_exponents(recipe=FLOAT16, batches=1).finite
-
-
-def test_every_unit_has_its_magnitudes():
-    traces = {t.path: t for t in tracer().unit_magnitudes(recipe=FLOAT16)}
-    assert {"0", "1", "2", "3", "4"} <= traces.keys()
-    assert -8 < traces["0"].forward_largest < 8
-    assert traces["0"].backward_largest < 8
-    assert 0.0 <= traces["0"].underflow <= 1.0
-
-
-def bag_trace(*, sparse: bool) -> TorchTracer:
-    def build() -> nn.Module:
-        return nn.Sequential(nn.EmbeddingBag(32, 8, sparse=sparse), nn.Linear(8, 4))
-
-    def words(batch_size: int) -> Any:
-        for _ in range(4):
-            x = torch.randint(16, (batch_size, 6))
-            yield x, x.sum(-1) % 4
-
-    return tracer(
-        build_model=build,
-        build_data=words,
-        loss_fn=nn.functional.cross_entropy,
-        build_optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-    )
-
-
-def test_sparse_gradients_are_compared_as_dense_ones_are():
-    found = []
-    for sparse in (True, False):
-        trace = bag_trace(sparse=sparse)
-        trace.reference(batch_size=8, steps=3, checkpoints=(0, 2))
-        found.append(
-            (
-                trace.shadow(recipe=BFLOAT16),
-                trace.noise(draws=1),
-                trace.backward_exponents(recipe=FLOAT16, batches=2),
-                trace.unit_magnitudes(recipe=FLOAT16),
-            )
-        )
-    of_sparse, of_dense = found
-    assert all(point.gradient_error > 0 for point in of_sparse[0] + of_sparse[1])
-    for sparse, dense in zip(of_sparse[0] + of_sparse[1], of_dense[0] + of_dense[1], strict=True):
-        assert sparse.loss == dense.loss
-        assert sparse.gradient_error == pytest.approx(dense.gradient_error, rel=1e-5)
-    assert of_sparse[2].counts == pytest.approx(of_dense[2].counts)
-    assert of_sparse[3] == of_dense[3]
-
-
-def test_a_stream_beyond_its_budget_draws_again_what_it_drew_before():
-    small = BatchStream(task(), 8, seed=0, keep_bytes=1)
-    plenty = BatchStream(task(), 8, seed=0)
-    pinned = small.batch(5, pin=True)
-    for index in (0, 3, 9, 2, 5):
-        assert digest(small.batch(index)) == digest(plenty.batch(index))
-    assert digest(pinned) == digest(small.batch(5))
-    assert small.reproducible
-    small.close()
-
-
-def test_a_stream_beyond_its_budget_cycles_where_data_do_not_repeat():
-    turns = itertools.count()
-
-    def build(batch_size: int) -> Any:
-        turn = next(turns)
-        for index in range(9):
-            yield torch.full((batch_size, 1), float(100 * turn + index)), torch.ones(batch_size)
-
-    stream = BatchStream(task(build_data=build), 2, seed=0, keep_bytes=40)
-    kept = [float(stream.batch(index)[0][0]) for index in range(6)]
-    assert not stream.reproducible
-    assert [float(stream.batch(index)[0][0]) for index in range(6)] == kept
-
-
-def ragged(values: list[list[float]], layout: torch.layout) -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.tensor(v) for v in values], layout=layout)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda v: ragged([v, [1.0]], torch.jagged),
-        lambda v: ragged([v, [1.0]], torch.strided),
-        lambda v: torch.tensor(v).to_sparse(),
-    ],
-)
-def test_batches_of_other_layouts_are_told_apart(make):
-    first, same, other = make([0.0, 2.0]), make([0.0, 2.0]), make([0.0, 3.0])
-    assert digest((first, 1)) == digest((same, 1))
-    assert digest((first, 1)) != digest((other, 1))
-
-
-def test_a_batch_handed_out_is_a_copy():
-    stream = BatchStream(task(), 2, seed=0)
-    before = digest(stream.batch(0))
-    stream.batch(0)[0].zero_()
-    assert digest(stream.batch(0)) == before
-
-
-def test_a_snapshot_holds_weights_and_buffers_and_comes_back():
-    net = model()
-    kept = take(net)
-    net(torch.randn(4, 6))
-    add_noise(net, 1)
-    changed = take(net)
-    assert any(not torch.equal(kept[name], changed[name]) for name in kept)
-    largest = max(float((changed[n] / kept[n] - 1).abs().nan_to_num().max()) for n in ("0.weight",))
-    assert 0 < largest <= 2.0**-9 * 1.001
-    put_back(net, kept)
-    assert all(torch.equal(kept[name], tensor) for name, tensor in take(net).items())
-
-
-def test_noise_is_the_same_whatever_device_a_task_made_the_default():
-    plain, noisy = nn.Linear(3, 2), nn.Linear(3, 2)
-    noisy.load_state_dict(plain.state_dict())
-    add_noise(plain, 7)
-    with torch.device("meta"):
-        add_noise(noisy, 7)
-    assert torch.equal(plain.weight, noisy.weight)
-
-
-def test_gradient_errors():
-    g = {"a": torch.ones(4)}
-    assert gradient_error(g, g) == 0.0
-    assert gradient_error({"a": torch.ones(4) * 1.5}, g) == pytest.approx(0.5)
-    assert gradient_error({}, g) == pytest.approx(1.0)
-    assert gradient_error({"a": torch.full((4,), torch.inf)}, g) is None
-    assert gradient_error(g, {}) is None
-
-
-def test_both_parts_of_complex_gradients_are_compared():
-    model = nn.Linear(3, 2, dtype=torch.complex64)
-    model(torch.ones(1, 3, dtype=torch.complex64)).abs().sum().backward()
-    found = gradients(model)
-    assert gradient_error(found, found) == 0.0
-    turned = {name: gradient.conj() for name, gradient in found.items()}  # the real parts agree
-    difference = math.hypot(*(2 * float(g.imag.norm()) for g in found.values()))
-    whole = math.hypot(*(float(torch.linalg.vector_norm(g)) for g in found.values()))
-    assert gradient_error(turned, found) == pytest.approx(difference / whole)
-    assert difference > 0.1 * whole
-
-
-def test_a_large_model_keeps_fewer_checkpoints_the_first_and_the_last_before_others():
-    steps = frozenset({0, 2, 8, 29})
-    assert affordable(steps, 1) == steps
-    assert affordable(steps, KEEP_BYTES // 6) == {0, 29, 8}
-    assert affordable(steps, KEEP_BYTES // 4) == {0, 29}
-    assert affordable(steps, KEEP_BYTES * 4) == {0}
-    assert affordable(frozenset(), 1) == frozenset()
 
 
 def test_batches_of_another_size_are_forgotten():

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.apply.tensors import tensors_in
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.train.batch_dimension import Samples, find_samples, leading
 from autoprec.errors import TaskError
 
@@ -103,13 +103,13 @@ LAYOUTS: dict[str, Callable[[int], Any]] = {
 def test_samples_are_counted_where_they_are(layout: str, batch_size: int) -> None:
     samples, batch = found(task(LAYOUTS[layout]), batch_size)
     assert samples.count(batch) == batch_size
-    assert samples.doubt == ""
+    assert samples.warning == ""
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "graphs" not in name])
 def test_a_batch_is_cut_where_its_samples_are(layout: str) -> None:
     samples, batch = found(task(LAYOUTS[layout]), 8)
-    assert samples.uncut == ""
+    assert samples.unsplittable_reason == ""
     halves = samples.halves(batch)
     assert [type(half) for half in halves] == [type(batch)] * 2
     assert [samples.count(half) for half in halves] == [4, 4]
@@ -169,13 +169,13 @@ def test_what_follows_no_size_is_told_and_can_be_counted_by_the_task() -> None:
 
     samples, batch = found(task(make), 32)
     assert samples.count(batch) == 221
-    assert "count_samples(batch) -> int" in samples.doubt
-    assert "221 for build_data(32), 53 for build_data(8)" in samples.uncut
+    assert "count_samples(batch) -> int" in samples.warning
+    assert "221 for build_data(32), 53 for build_data(8)" in samples.unsplittable_reason
     own = task(make, count_samples=lambda batch: int(batch["graph"][-1]) + 1)
     samples, batch = found(own, 32)
     assert samples.count(batch) == 32
-    assert samples.doubt == ""
-    assert samples.uncut
+    assert samples.warning == ""
+    assert samples.unsplittable_reason
 
 
 @pytest.mark.parametrize("count", [0, 2.0, None, True])

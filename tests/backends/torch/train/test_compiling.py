@@ -13,10 +13,10 @@ from autoprec.backends.protocol import Task
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.measure import session as module
 from autoprec.backends.torch.measure.session import TorchSession
-from autoprec.backends.torch.trace.tracer import TorchTracer
+from autoprec.backends.torch.trace.tracer import torch_tracer
 from autoprec.backends.torch.train.compiling import NotCompiled, compiled_throughout
-from autoprec.core.measurement import TimingBudget
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.workers.failures import FailureKind, classify_exception
 from tests.backends.torch.operated import BFLOAT16, apply
 
@@ -87,7 +87,7 @@ def test_a_session_that_would_time_eager_code_fails_instead(
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # Inductor's own import
 def test_a_proof_traces_compiled_code_however_often_it_builds_the_model() -> None:
     task = Task("t", build, data, loss_fn=nn.functional.mse_loss)
-    tracer = TorchTracer(task, device="cpu", seed=0, report=lambda phase, step: None)
+    tracer = torch_tracer(task, device="cpu", seed=0, report=lambda phase, step: None)
     compiled = Recipe(batch_size=4, compile=True)
     for _ in range(torch._dynamo.config.recompile_limit + 1):
         torch._dynamo.utils.counters.clear()

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.torch.train.rng import RngState, preserved
+from autoprec.backends.shared.rng_streams import RandomStream
+from autoprec.backends.torch.train.rng import TorchGenerators, rng_preserved
 from autoprec.backends.torch.train.task_runner import (
     batches,
     build_model,
@@ -146,7 +147,7 @@ def test_drawing_data_leaves_the_outside_random_numbers_alone():
     seed_everything(1)
     expected = torch.rand(3)
     seed_everything(1)
-    with preserved():
+    with rng_preserved():
         list(batches(task(), 2, seed=9))
     next(batches(task(), 2, seed=9))
     assert torch.equal(torch.rand(3), expected)
@@ -156,11 +157,11 @@ def test_a_stream_of_random_numbers_goes_on_where_it_stopped():
     seed_everything(5)
     whole = torch.rand(4)
     seed_everything(5)
-    state = RngState.capture()
-    with state.swapped():
+    stream = RandomStream(TorchGenerators())
+    with stream.swapped():
         first = torch.rand(2)
     torch.rand(9)
-    with state.swapped():
+    with stream.swapped():
         second = torch.rand(2)
     assert torch.equal(torch.cat([first, second]), whole)
 

@@ -1,0 +1,175 @@
+"""Applies a profile to the user's own model: finds the framework, the device and the recipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+
+from autoprec.core.profile import Profile
+from autoprec.core.recipe import Recipe
+from autoprec.errors import AutoprecWarning, UsageError
+from autoprec.profile_selection import recipe_for
+from autoprec.profiles import load_profile
+
+if TYPE_CHECKING:
+    from autoprec.backends.keras.apply.precision import Precision as KerasPrecision
+    from autoprec.backends.protocol import Backend, Precision
+    from autoprec.backends.torch.apply.precision import Precision as TorchPrecision
+
+#: Instead of a profile, or in this environment variable: apply nothing.
+OFF = "off"
+SWITCH = "AUTOPREC"
+
+
+class KerasModel(Protocol):
+    """Distinguishes a Keras model from a PyTorch one for type checkers, importing neither."""
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """Return the weights that are trained."""
+
+
+@overload
+def apply_profile(
+    profile: str | Path | Profile | Recipe | None,
+    *,
+    model: KerasModel | None = None,
+    optimizer: Any = None,
+    device: str | None = None,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
+) -> KerasPrecision: ...
+
+
+@overload
+def apply_profile(
+    profile: str | Path | Profile | Recipe | None,
+    *,
+    model: Callable[..., Any],
+    optimizer: Any = None,
+    device: str | None = None,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
+) -> TorchPrecision: ...
+
+
+def apply_profile(
+    profile: str | Path | Profile | Recipe | None,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    device: str | None = None,
+    strict: bool = False,
+    fallback: Literal["measured", "rules"] = "measured",
+) -> Precision:
+    """Apply a profile to a model and its optimizers; return the framework's Precision object.
+
+    `profile` is a profile file, a folder of them (the one that fits this device is taken), a
+    Profile, or a Recipe. `optimizer` may be one optimizer or several. Without a model the global
+    Keras policy is set, for models built afterwards. Where no profile fits the device, an
+    `AutoprecWarning` says so and training is in float32, unless an earlier `autoprec probe
+    --measure` or `autoprec tune` of this device, or the catalogue's measurement of one of its
+    family, found a policy's matrix products faster. With `fallback="rules"` the hardware's rules
+    choose, as `autoprec probe` shows them; `strict=True` raises `ProfileMismatch`. Parameters,
+    their names and their checkpoints stay as they are. What is done to the model, its optimizers
+    and the process is undone by the result's `restore()`, or at the end of a `with` block (kept
+    memory, and threads that TensorFlow was given, are not).
+
+    "off" or None changes nothing: the result is that of a float32 recipe, its batch 32. With
+    AUTOPREC=off in the environment every profile does so, at its own batch, so that a script runs
+    as it would without autoprec and is not edited for it.
+    """
+    if fallback not in ("measured", "rules"):
+        raise UsageError(f"fallback={fallback!r} given, expected 'measured' or 'rules'")
+    off = _is_switched_off()
+    if profile is None or profile == OFF:
+        profile, off = Recipe(), True
+    backend = _backend_for(profile, model)
+    address = _address(device, model, backend)
+    optimizers = _as_sequence(optimizer)
+    surgeon = backend.surgeon()
+    if off:
+        recipe = _unfitted_recipe(profile, address, backend)
+        plain = Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps)
+        return surgeon.leave_unchanged(plain, model=model, optimizers=optimizers, device=address)
+    facts = None
+    if isinstance(profile, Recipe):
+        recipe = profile
+    else:
+        recipe, facts = recipe_for(profile, address, backend, strict=strict, fallback=fallback)
+    return surgeon.apply(recipe, model=model, optimizers=optimizers, device=address, facts=facts)
+
+
+def _backend_for(profile: str | Path | Profile | Recipe, model: Any) -> Backend:
+    """Load the backend of the model's framework, or the one that applies without a model."""
+    from autoprec.backends import registry
+
+    if model is not None:
+        return registry.load(registry.owner(model, "model= was given"))
+    return registry.load(_framework_without_model(profile))
+
+
+def _address(device: str | None, model: Any, backend: Backend) -> str:
+    """Return the device named; the model's own where only its kind, or no device, is named."""
+    if device is not None and (model is None or ":" in device):
+        return device
+    own = backend.device_of(model)
+    return own if device in (None, own.partition(":")[0]) else str(device)
+
+
+def _is_switched_off() -> bool:
+    """Say whether the environment switches profiles off."""
+    said = os.environ.get(SWITCH, "").strip().lower()
+    if said not in ("", "on", OFF):
+        raise UsageError(f"{SWITCH}={said!r} is set, expected off, or on as if it were not set")
+    return said == OFF
+
+
+def _unfitted_recipe(
+    profile: str | Path | Profile | Recipe, address: str, backend: Backend
+) -> Recipe:
+    """Return the recipe that would be applied, without warnings: its policy is not applied."""
+    if isinstance(profile, Recipe):
+        return profile
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AutoprecWarning)
+        recipe, _ = recipe_for(profile, address, backend)
+    return recipe
+
+
+def _framework_without_model(profile: str | Path | Profile | Recipe | None) -> str:
+    """Return the framework whose policy is set before a model is built, or raise `UsageError`."""
+    from autoprec.backends import registry
+
+    if isinstance(profile, str | Path) and Path(profile).is_file():
+        profile = load_profile(profile)
+    known = registry.all_capabilities()
+    able = {name: each for name, each in known.items() if each.applies_without_model}
+    default = next(name for name, each in able.items() if each.required_modules)
+    framework = profile.task.framework if isinstance(profile, Profile) else default
+    only = f"only {known[default].title} has a policy to set before a model is built"
+    if framework not in able:
+        tuned = registry.capabilities(framework)
+        raise UsageError(
+            f"this profile was tuned with {tuned.title}: apply_profile needs model=... "
+            f"({tuned.model}) and optimizer=...; {only}"
+        )
+    in_use = [
+        each.title
+        for name, each in known.items()
+        if name not in able and any(module in sys.modules for module in each.required_modules)
+    ]
+    needed = able[framework].required_modules
+    if in_use and needed and not any(module in sys.modules for module in needed):
+        raise UsageError(f"apply_profile needs model=... for {in_use[0]}; {only}")
+    return framework
+
+
+def _as_sequence(optimizer: Any) -> tuple[Any, ...]:
+    if optimizer is None:
+        return ()
+    return tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)

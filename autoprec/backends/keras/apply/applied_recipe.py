@@ -1,0 +1,284 @@
+"""Applies one recipe to one model, keeps it applied as the model changes, and puts it back.
+
+Layers get their policies at once; what a later `compile` brings (another optimizer, other settings)
+and what a later `build` makes (layers) is taken in as it comes, so that the order in which a script
+builds, compiles and applies does not matter.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import keras
+
+from autoprec.backends.keras.apply.compile_overrides import CompileOverrides
+from autoprec.backends.keras.apply.dtype_policies import LayerPolicies
+from autoprec.backends.keras.apply.float32_outputs import Float32Outputs, OutputsInFloat32
+from autoprec.backends.keras.apply.layer_names import (
+    LayerUnit,
+    child_layers,
+    layer_units,
+    resolve_layers,
+)
+from autoprec.backends.keras.apply.lifecycle_hooks import (
+    BuildHook,
+    CompileHook,
+    LayerChangeHook,
+    remove_first_call_hook,
+)
+from autoprec.backends.keras.apply.method_hooks import InstalledHooks
+from autoprec.backends.keras.apply.mixed_precision_advice import advise
+from autoprec.backends.keras.apply.padding import PaddedLayer, pad_layers
+from autoprec.backends.keras.apply.precision import Applied, Precision
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.errors import AutoprecWarning, UsageError
+
+#: The attribute in which a model holds the recipe applied to it.
+RECIPE_ATTRIBUTE = "_autoprec"
+
+#: Begins a note on what of a recipe for models to come does not fit this one.
+_NOT_APPLIED = "not applied to "
+
+
+class AppliedRecipe:
+    """A recipe applied to `model`; the model holds it, so that it lives as long.
+
+    `given` are optimizers of the script that the model does not hold. With `tolerant`, islands
+    that the model does not have are warned of rather than refused: a policy that was set for every
+    model to come meets models it was not tuned for.
+    """
+
+    def __init__(
+        self,
+        precision: Precision,
+        model: Any,
+        facts: DeviceFacts | None,
+        *,
+        given: Sequence[Any] = (),
+        tolerant: bool = False,
+    ) -> None:
+        if not isinstance(model, keras.Layer):
+            raise UsageError(
+                f"model: {type(model).__name__} given, expected a keras.Model or keras.Layer"
+            )
+        self.model = model
+        self._compiled_state = CompileOverrides(precision, model, given)
+        self._precision, self._recipe = precision, precision.recipe
+        self._facts, self._tolerant = facts, tolerant
+        self._hooks = InstalledHooks()
+        self._policies = LayerPolicies(self._hooks)
+        self._units: tuple[LayerUnit, ...] = ()
+        self._islands: tuple[LayerUnit, ...] = ()
+        self._kept: list[LayerUnit] = []
+        self._padded: list[PaddedLayer] = []
+        self._not_padded: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._warned: set[str] = set()
+        self._advice: list[str] = []
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """Return the user's optimizers, wrapped where the recipe needs it."""
+        return self._compiled_state.optimizers
+
+    @property
+    def nonfinite(self) -> Any:
+        """Return the counter of losses that were not finite, None where they are not counted."""
+        return self._compiled_state.nonfinite
+
+    def apply(self) -> AppliedRecipe:
+        """Apply the recipe, undoing what was applied before to the model or a part of it."""
+        undo_former_recipe(self.model)
+        try:
+            with _scope_of(self.model):
+                self._change_layers()
+                self._compiled_state.apply()
+        except BaseException:
+            self.restore()
+            raise
+        vars(self.model)[RECIPE_ATTRIBUTE] = self
+        return self
+
+    @property
+    def report(self) -> Applied:
+        """Return what was changed."""
+        named = tuple(unit.path for unit in self._islands)
+        there = {unit.path for unit in self._units}
+        missing = (
+            (path, "this model has no layer of that name")
+            for path in self._recipe.alignment.modules
+            if path not in there
+        )
+        return Applied(
+            self._recipe.policy,
+            layers=len(self._units),
+            islands=(*named, *(path for path in self._outputs.islands if path not in named)),
+            kept=tuple(unit.path for unit in self._kept),
+            padded=tuple(self._padded),
+            not_padded=(*self._not_padded.items(), *missing),
+            warnings=(*self._notes, *self._compiled_state.notes, *self._advice),
+        )
+
+    def warn(self) -> None:
+        """Warn, once each, of what of the recipe does not fit this model."""
+        for note in self._notes:
+            if note.startswith(_NOT_APPLIED) and note not in self._warned:
+                self._warned.add(note)
+                warnings.warn(note, AutoprecWarning, stacklevel=3)
+
+    def restore(self) -> None:
+        """Put the model back as it was, but for what the script has changed itself since."""
+        self._compiled_state.undo()
+        self._hooks.restore()
+        self._policies.restore()
+        if vars(self.model).get(RECIPE_ATTRIBUTE) is self:
+            del vars(self.model)[RECIPE_ATTRIBUTE]
+
+    # Layers --------------------------------------------------------------------------------------
+
+    def _change_layers(self) -> None:
+        """Set the layers' policies and make outputs float32; watch for layers made later."""
+        policy = self._recipe.policy
+        units = self._units = layer_units(self.model)
+        for unit in units:
+            if unit.layer is not self.model and not getattr(unit.layer, "compiled", False):
+                undo_former_recipe(unit.layer)
+            remove_first_call_hook(unit.layer)
+        self._outputs = OutputsInFloat32(self._policies, self._hooks)
+        self._islands = self._resolve() if policy.mixed else ()
+        self._pad(units)
+        self._kept += self._policies.apply(units, policy, self._islands)
+        for island in self._islands:
+            _own_code_in_float32(island, self._islands, self._hooks)
+        if policy.mixed:
+            self._outputs.apply(self._units)
+            _add_losses_in_float32(self.model, self._hooks)
+        self._await_builds(units)
+        self._follow_model(units)
+        self._advice = advise(self._recipe, self._units, self._facts)
+
+    def _follow_model(self, units: Sequence[LayerUnit]) -> None:
+        """Install hooks on `compile`, and on a Sequential's `add` and `pop`."""
+        if hasattr(self.model, "compile"):
+            self._hooks.install(self.model, "compile", CompileHook(self.model.compile, self))
+        for unit in units:
+            if isinstance(unit.layer, keras.Sequential):
+                for name in ("add", "pop"):
+                    hook = LayerChangeHook(getattr(unit.layer, name), self)
+                    self._hooks.install(unit.layer, name, hook)
+
+    def changed(self) -> None:
+        """Apply the recipe anew if the model has other layers by now, such as a new head."""
+        if [id(p.layer) for p in layer_units(self.model)] == [id(p.layer) for p in self._units]:
+            return
+        self._hooks.restore()
+        self._policies.restore()
+        self._kept, self._padded, self._not_padded = [], [], {}
+        self._notes = [note for note in self._notes if not note.startswith(_NOT_APPLIED)]
+        self._tolerant = True  # of an island whose layer is gone
+        with _scope_of(self.model):
+            self._change_layers()
+
+    def _resolve(self) -> tuple[LayerUnit, ...]:
+        """Find the islands; while layers may still be added, those that exist."""
+        found: list[LayerUnit] = []
+        complete = all(unit.layer.built for unit in self._units)
+        for pattern in self._recipe.float32_modules:
+            try:
+                found += resolve_layers((pattern,), self._units)
+            except UsageError as error:
+                if complete and not self._tolerant:
+                    raise
+                note = f"{_NOT_APPLIED}{self.model.name}: {error}"
+                if complete and note not in self._notes:
+                    self._notes.append(note)
+        return tuple(dict.fromkeys(found))
+
+    def _pad(self, units: Iterable[LayerUnit]) -> None:
+        """Pad what the recipe names among `units`; what is not built waits for it."""
+        wanted = self._recipe.alignment.modules
+        ready = [unit for unit in units if unit.path in wanted]
+        alignment = replace(self._recipe.alignment, modules=tuple(unit.path for unit in ready))
+        padded, skipped = pad_layers(ready, alignment, self._hooks)
+        self._padded += padded
+        self._not_padded.update(skipped)
+        for unit in padded:
+            self._not_padded.pop(unit.path, None)
+
+    def _await_builds(self, units: Sequence[LayerUnit]) -> None:
+        for unit in units:
+            if not unit.layer.built:
+                self._hooks.install(unit.layer, "build", BuildHook(unit.layer.build, self, unit))
+
+    def built(self, unit: LayerUnit) -> None:
+        """Take in the layers that `unit` made when it was built, and pad it."""
+        known = {id(known.layer): known for known in self._units}
+        if any(id(child) not in known for child in child_layers(unit.layer)):
+            self._units = tuple(known.get(id(p.layer), p) for p in layer_units(self.model))
+            self._apply_to_new_layers([p for p in self._units if id(p.layer) not in known])
+        elif len(self._islands) < len(self._recipe.float32_modules) and self._recipe.policy.mixed:
+            self._resolve()  # says what is missing, once nothing more can come
+        if unit.path in self._recipe.alignment.modules:
+            self._pad([unit])
+
+    def _apply_to_new_layers(self, new: Sequence[LayerUnit]) -> None:
+        """Apply the recipe to layers that were made later."""
+        policy = self._recipe.policy
+        self._outputs.add_units(new)
+        self._pad(new)
+        before, self._islands = self._islands, self._resolve() if policy.mixed else ()
+        self._kept += self._policies.extend(new, policy, self._islands)
+        for island in set(self._islands) - set(before):
+            _own_code_in_float32(island, self._islands, self._hooks)
+        if policy.mixed:
+            self._outputs.make_softmax_float32(new)
+        self._await_builds(new)
+
+    # What compile sets ---------------------------------------------------------------------------
+
+    def compiling(self) -> None:
+        """Undo the changes to what the model is compiled with, before it is compiled anew."""
+        self._compiled_state.undo()
+
+    def compiled(self) -> None:
+        """Carry the recipe into what `compile` has set, and to layers that are new."""
+        self.changed()
+        with _scope_of(self.model):
+            self._compiled_state.apply()
+        self.warn()
+
+
+def undo_former_recipe(layer: Any) -> None:
+    """Undo the recipe that is applied to `layer`, if one is."""
+    former = vars(layer).get(RECIPE_ATTRIBUTE)
+    if former is not None:
+        former.restore()
+
+
+def _own_code_in_float32(
+    island: LayerUnit, islands: Sequence[LayerUnit], hooks: InstalledHooks
+) -> None:
+    """Let a container compute its own code in float32 on what its 16-bit layers give it."""
+    if len(island.members) > 1:
+        return
+    inside = {id(other.layer) for other in islands}
+    for child in child_layers(island.layer):
+        if id(child) not in inside and child.compute_dtype != "float32":
+            hooks.install(child, "call", Float32Outputs(child, child.call))
+
+
+def _add_losses_in_float32(model: Any, hooks: InstalledHooks) -> None:
+    """Cast what layers add to the loss: Keras cannot sum 16-bit terms with the float32 loss."""
+    if hasattr(model, "_aggregate_additional_loss"):
+        aggregate = model._aggregate_additional_loss
+        hooks.install(model, "_aggregate_additional_loss", Float32Outputs(model, aggregate))
+
+
+def _scope_of(model: Any) -> AbstractContextManager[Any]:
+    """Return the strategy scope that `model` was made under, for the wrappers' variables."""
+    strategy = getattr(model, "_distribute_strategy", None)
+    return nullcontext() if strategy is None else strategy.scope()

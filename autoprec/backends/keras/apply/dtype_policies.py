@@ -1,0 +1,207 @@
+"""Sets dtype policies: globally before a model is built, and layer by layer on a built one.
+
+In place means in place: weights, names and layer objects stay; only what a layer computes in
+changes. A layer that the user made float32 in a model that is otherwise not is their island and
+stays, as do layers that only prepare the model's inputs;
+layers with 16-bit weights, quantised ones and those without floating arithmetic are left alone.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from autoprec.backends.keras.apply.layer_names import LayerUnit
+from autoprec.backends.keras.apply.layer_policy_stack import (
+    GivenPolicies,
+    effective_policy,
+    own_policy,
+)
+from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
+from autoprec.backends.keras.apply.preprocessing_layers import input_preparing_layers
+from autoprec.core.dtypes import Policy
+
+#: Keras's policy names for ours: TF32 is a mode of float32 arithmetic, not a Keras policy.
+_NAMES = {
+    Policy.FLOAT32: "float32",
+    Policy.TF32: "float32",
+    Policy.MIXED_BFLOAT16: "mixed_bfloat16",
+    Policy.MIXED_FLOAT16: "mixed_float16",
+}
+
+_CHANGEABLE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+def keras_name(policy: Policy) -> str:
+    """Return Keras's name for `policy`."""
+    return _NAMES[policy]
+
+
+class SavedConfig(Hook):
+    """A layer's `get_config`, saying the policy it had: a file says what it would without us."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer.get_config)
+        self.layer = layer
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the layer's configuration; one that says no dtype goes on saying none."""
+        config = dict(self.original())
+        if "dtype" in config and GivenPolicies.of(self.layer) is not None:
+            config["dtype"] = keras.dtype_policies.serialize(own_policy(self.layer))
+        return config
+
+
+class LayerPolicies:
+    """The policies that one recipe gives a model's layers in place; `restore` takes them back."""
+
+    def __init__(self, hooks: InstalledHooks) -> None:
+        self._hooks = hooks
+        self._given: dict[int, tuple[GivenPolicies, Any]] = {}
+
+    def apply(
+        self, units: Sequence[LayerUnit], policy: Policy, islands: Sequence[LayerUnit]
+    ) -> tuple[LayerUnit, ...]:
+        """Give every layer `policy` but `islands`; return the user's own islands that were kept."""
+        name = keras_name(policy)
+        users: set[int] = set()
+        prepare: set[int] = set()
+        if policy.mixed:
+            users = {id(unit.layer) for unit in user_float32_layers(units)}
+            prepare = input_preparing_layers(units)
+        kept = []
+        for unit in units:
+            if unit in islands:
+                self.set(unit, "float32")
+            elif not _is_changeable(unit.layer):
+                continue
+            elif id(unit.layer) in users:
+                kept.append(unit)
+            elif id(unit.layer) in prepare:
+                self.set(unit, "float32")
+                kept.append(unit)
+            else:
+                self.set(unit, name)
+        return tuple(kept)
+
+    def extend(
+        self, new: Sequence[LayerUnit], policy: Policy, islands: Sequence[LayerUnit]
+    ) -> tuple[LayerUnit, ...]:
+        """Do the same to layers that were made later, inside the first ones."""
+        inherited = {id(given.own) for given, _ in self._given.values()}
+        inherited.add(id(keras.config.dtype_policy()))
+        kept = []
+        for unit in new:
+            current = effective_policy(unit.layer)
+            if unit in islands:
+                self.set(unit, "float32")
+            elif current.name == "float32" and id(current) not in inherited:
+                kept.append(unit)
+            elif _is_changeable(unit.layer):
+                self.set(unit, keras_name(policy))
+        return tuple(kept)
+
+    def set(self, unit: LayerUnit, name: str) -> None:
+        """Give one unit, with all its members, the policy `name`."""
+        for layer in unit.members:
+            if effective_policy(layer).name not in _CHANGEABLE_POLICIES:
+                continue
+            former = self._given.pop(id(layer), None)
+            if former is not None:
+                former[0].take_back(former[1])
+            else:
+                self._hooks.install(layer, "get_config", SavedConfig(layer))
+            self._given[id(layer)] = GivenPolicies.to(layer, name)
+
+    def restore(self) -> None:
+        """Take every policy back, except those that other code has set since."""
+        for given, policy in self._given.values():
+            given.take_back(policy)
+        self._given.clear()
+
+
+def _is_changeable(layer: Any) -> bool:
+    policy = effective_policy(layer)
+    return (
+        policy.name in _CHANGEABLE_POLICIES
+        and policy.quantization_mode is None
+        and not isinstance(layer, keras.layers.InputLayer)
+    )
+
+
+def user_float32_layers(units: Sequence[LayerUnit]) -> Iterator[LayerUnit]:
+    """Yield the layers that their author made float32, unlike the rest of the model.
+
+    In a mixed model those are its float32 layers. In a float32 one they are told by the policy
+    object: layers share the one that was Keras's global policy, but for those given a `dtype` of
+    their own. Layers read from a file share none, so where such are the rule they say nothing.
+    """
+    layers = [u for u in units if not isinstance(u.layer, keras.layers.InputLayer | keras.Model)]
+    policies = {id(unit.layer): own_policy(unit.layer) for unit in units}
+    if any(policies[id(unit.layer)].name.startswith("mixed_") for unit in layers):
+        with_own_policy = layers
+    else:
+        shared = collections.Counter(id(policies[id(unit.layer)]) for unit in layers)
+        with_own_policy = [
+            unit for unit in layers if _has_own_policy_object(unit, policies, shared)
+        ]
+        if len(with_own_policy) == len(layers) or len(with_own_policy) > max(2, len(layers) // 2):
+            return
+    yield from (unit for unit in with_own_policy if policies[id(unit.layer)].name == "float32")
+
+
+def _has_own_policy_object(
+    unit: LayerUnit, policies: Mapping[int, Any], shared: Mapping[int, int]
+) -> bool:
+    """Say whether only a layer and what it holds have its policy object."""
+    policy = policies[id(unit.layer)]
+    top = unit
+    while top.parent is not None and policies[id(top.parent.layer)] is policy:
+        top = top.parent
+    if isinstance(top.layer, keras.Model):
+        return False
+    inside = [top.layer, *top.layer._flatten_layers(include_self=False)]
+    return shared[id(policy)] <= len(
+        {id(each) for each in inside if policies.get(id(each)) is policy}
+    )
+
+
+def low_precision(units: Sequence[LayerUnit]) -> str:
+    """Say what in the model is below float32 before anything was applied; empty if nothing is."""
+    found: dict[str, list[str]] = {}
+    for unit in units:
+        policy = effective_policy(unit.layer)
+        if policy.quantization_mode is not None:
+            found.setdefault(f"quantised ({policy.name})", []).append(unit.path or "the model")
+        elif any(_sixteen_bit(variable.dtype) for variable in _own_variables(unit.layer)):
+            found.setdefault("16-bit weights", []).append(unit.path or "the model")
+        elif _sixteen_bit(policy.compute_dtype):
+            found.setdefault(f"policy {policy.name}", []).append(unit.path or "the model")
+    return "; ".join(f"{what}: {_first_few(paths)}" for what, paths in found.items())
+
+
+def _own_variables(layer: Any) -> list[Any]:
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def _sixteen_bit(dtype: Any) -> bool:
+    return str(dtype) in ("float16", "bfloat16")
+
+
+def _first_few(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+
+
+@contextmanager
+def global_policy_set(policy: Policy) -> Iterator[None]:
+    """Hold `policy` as Keras's global one, and put the former one back."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(keras_name(policy))
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)

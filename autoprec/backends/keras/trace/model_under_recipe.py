@@ -1,0 +1,149 @@
+"""A model under one recipe as a trace needs it: built, its state taken and put back, stepped.
+
+State is weights, statistics and the seeds of dropout, so that two models in the same state see the
+same random numbers. Snapshots are NumPy arrays in the order of the model's variables, which is the
+same in every build.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.trace import magnitudes
+from autoprec.backends.keras.train.data import size_in_bytes, to_numpy
+from autoprec.backends.keras.train.rng import same_in_every_dtype
+from autoprec.backends.keras.train.task_runner import (
+    VariableMemory,
+    build_model,
+    gradient_function,
+    loss_in_logs,
+    on_tensorflow,
+    state_variables,
+    to_float,
+)
+from autoprec.backends.protocol import Task
+from autoprec.backends.shared.gradient_exponents import relative_error
+from autoprec.backends.shared.tracer import Float16Magnitudes
+from autoprec.core.dtypes import DType
+from autoprec.core.recipe import Recipe
+
+#: Relative noise of the null: bfloat16's unit roundoff, 2**-8, halved.
+NOISE = 2.0**-9
+
+Snapshot = Sequence[Any]
+
+
+class KerasTrainee:
+    """One model with its optimizer under one recipe; see `Trainee`."""
+
+    def __init__(self, task: Task, recipe: Recipe, seed: int, batch: Any, device: str) -> None:
+        knobs = {k: v for k, v in recipe.knobs.items() if k != "steps_per_execution"}
+        self._task = task
+        self.model: Any = build_model(task, seed, batch)
+        self.model.steps_per_execution = 1
+        self.precision: Any = KerasSurgeon().apply(
+            replace(recipe, knobs=knobs), model=self.model, device=device
+        )
+        self.model.make_train_function()
+        self._gradient_function: Any = None
+        self._readers: dict[Any, magnitudes.StepReader] = {}
+
+    @property
+    def scale(self) -> float:
+        """Return the loss scale, 1 without one."""
+        return float(self.precision.scale)
+
+    def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
+        """Train one update; return the mean loss before it, and whether it was skipped."""
+        before, losses = self.precision.skipped, []
+        for batch, _ in batches:
+            self.model.reset_metrics()
+            feed = iter([batch]) if on_tensorflow() else [batch]
+            with same_in_every_dtype():
+                losses.append(to_float(loss_in_logs(self.model.train_function(feed))))
+        return sum(losses) / len(losses), self.precision.skipped > before
+
+    def loss(self, batch: Any, seed: int) -> float:
+        """Return the loss of one batch; the state stays as it is."""
+        return self.loss_and_gradient(batch, seed)[0]
+
+    def loss_and_gradient(self, batch: Any, seed: int) -> tuple[float, list[Any]]:
+        """Return the loss and the float32 gradient of one batch; the state stays as it is."""
+        if self._gradient_function is None:
+            self._gradient_function = gradient_function(self.model)
+        kept = self.take_state()
+        self.model.reset_metrics()
+        scale = self.precision.scale
+        with same_in_every_dtype():
+            loss, gradients = self._gradient_function(batch, scale)
+        self.put_back(kept)
+        return to_float(loss), [to_numpy(g) / np.float32(scale) for g in gradients]
+
+    def loss_and_gradient_watched(
+        self, batch: Any, seed: int
+    ) -> tuple[float, list[Any], Float16Magnitudes]:
+        """Read the step's float16 numbers from its graph, where it can be read, then the rest."""
+        policy, compiled = self.precision.policy, self.precision.recipe.compile
+        found = Float16Magnitudes()
+        if policy.compute_dtype is DType.FLOAT16 and not compiled and on_tensorflow():
+            reader = self.step_reader(batch, "float16")
+            found = magnitudes.float16_magnitudes(reader, batch, self.scale)
+        return *self.loss_and_gradient(batch, seed), found
+
+    def step_reader(self, batch: Any, *dtypes: str) -> magnitudes.StepReader:
+        """Return what reads tensors of `dtypes` of a step on batches shaped like `batch`."""
+        key = dtypes, tuple(tuple(leaf.shape) for leaf in keras.tree.flatten(batch))
+        if key not in self._readers:
+            self._readers = {key: magnitudes.StepReader(self, batch, dtypes)}
+        return self._readers[key]
+
+    def take_state(self) -> Snapshot:
+        """Copy the state."""
+        return [to_numpy(v) for v in state_variables(self.model)]
+
+    def put_back(self, state: Snapshot) -> None:
+        """Load a copied state."""
+        for variable, value in zip(state_variables(self.model), state, strict=True):
+            variable.assign(value)
+
+    def state_bytes(self) -> int:
+        """Return the size of a copy of the state in bytes."""
+        return sum(size_in_bytes(variable) for variable in state_variables(self.model))
+
+    def add_noise(self, draw: int) -> None:
+        """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn from seed `draw`."""
+        random = np.random.default_rng(draw)
+        for variable in self.model.trainable_variables:
+            value = to_numpy(variable)
+            factor = 1.0 + random.uniform(-NOISE, NOISE, value.shape)
+            variable.assign((value * factor).astype(value.dtype))
+
+    def evaluate(self) -> float:
+        """Call the task's `evaluate`."""
+        assert self._task.evaluate is not None
+        return float(self._task.evaluate(self.model))
+
+    def close(self) -> None:
+        """Restore the process's settings, and free the memory."""
+        memory = VariableMemory(self.model)
+        self.precision.restore()
+        self.model = self.precision = self._gradient_function = None
+        self._readers.clear()
+        gc.collect()
+        memory.free()
+
+
+def gradient_error(candidate: Sequence[Any], reference: Sequence[Any]) -> float | None:
+    """Return ||g - g32|| / ||g32|| over all weights, None where it is not finite."""
+    difference = total = 0.0
+    for ours, theirs in zip(candidate, reference, strict=True):
+        difference += float(np.sum(np.square((ours - theirs).astype(np.float64))))
+        total += float(np.sum(np.square(theirs.astype(np.float64))))
+    return relative_error(difference, total)

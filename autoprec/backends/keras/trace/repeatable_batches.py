@@ -1,0 +1,48 @@
+"""A Keras task's batches for `autoprec.backends.shared.repeatable_batches`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from autoprec.backends.keras.train.data import batches, digest, size_in_bytes, to_tensors
+from autoprec.backends.protocol import Task
+from autoprec.backends.shared.repeatable_batches import MAX_KEPT_BYTES, BatchStream
+
+
+class KerasBatches:
+    """See `BatchOperations`: batches are stored as they come, and handed out as tensors."""
+
+    def store(self, batch: Any) -> Any:
+        """Copy every array that the user could change."""
+        return keras.tree.map_structure(_copy, batch)
+
+    def hand_out(self, stored: Any) -> Any:
+        """Return the batch as new tensors."""
+        return to_tensors(keras.tree.map_structure(_copy, stored))
+
+    def digest(self, stored: Any) -> str:
+        """Return a hash of the batch."""
+        return digest(stored)
+
+    def size_in_bytes(self, stored: Any) -> int:
+        """Return the bytes of all arrays in the batch."""
+        return size_in_bytes(stored)
+
+
+def _copy(leaf: Any) -> Any:
+    """Copy what can be changed in place: NumPy's arrays and torch's tensors, not TensorFlow's."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    return leaf.clone() if hasattr(leaf, "clone") else leaf
+
+
+def batch_stream(
+    task: Task, batch_size: int, seed: int, keep_bytes: int = MAX_KEPT_BYTES
+) -> BatchStream:
+    """Return the task's batches of one size and seed."""
+    return BatchStream(
+        lambda: batches(task, batch_size, seed, repeat=True), KerasBatches(), keep_bytes
+    )

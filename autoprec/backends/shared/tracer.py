@@ -1,0 +1,389 @@
+"""Compares recipes with float32 on one task; see `autoprec.backends.protocol.Tracer`.
+
+Everything compared starts from the same weights, sees the same batches and draws the same random
+numbers (dropout). What a framework does for it, `TraceFramework` says. Only scalars and histograms
+leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from autoprec.backends.protocol import ProgressCallback
+from autoprec.backends.shared.checkpoint_budget import affordable_steps
+from autoprec.backends.shared.gradient_exponents import ExponentCounts
+from autoprec.backends.shared.repeatable_batches import BatchStream
+from autoprec.backends.shared.trajectory_clock import StepClock
+from autoprec.core.dtypes import Policy
+from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.traces import (
+    ExponentHistogram,
+    NoisyStep,
+    StepComparison,
+    Trajectory,
+    UnitTrace,
+)
+from autoprec.core.recipe import Recipe
+from autoprec.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Float16Magnitudes:
+    """The largest float16 numbers of a step: `StepComparison` has the same fields."""
+
+    forward: float | None = None
+    overflowed: bool = False
+    backward: float | None = None
+
+
+class Trainee(Protocol):
+    """A freshly built model with its optimizer under one recipe.
+
+    `seed` is that of the random numbers of one batch, where the model's state does not hold them.
+    """
+
+    @property
+    def scale(self) -> float:
+        """Return the loss scale, 1 without one."""
+
+    def take_state(self) -> Any:
+        """Copy weights, statistics, and whatever else training changes, into main memory."""
+
+    def put_back(self, state: Any) -> None:
+        """Load a copied state."""
+
+    def state_bytes(self) -> int:
+        """Return the size of a copied state."""
+
+    def add_noise(self, draw: int) -> None:
+        """Multiply every weight by 1 + uniform(-2**-9, 2**-9), another factor for every `draw`."""
+
+    def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
+        """Train one update; return the mean loss before it, and whether it was skipped.
+
+        `batches` are the micro-batches, each with its seed.
+        """
+
+    def loss(self, batch: Any, seed: int) -> float:
+        """Return the loss of one batch."""
+
+    def loss_and_gradient(self, batch: Any, seed: int) -> tuple[float, Any]:
+        """Return loss and unscaled gradient of one batch; weights stay as they are."""
+
+    def loss_and_gradient_watched(
+        self, batch: Any, seed: int
+    ) -> tuple[float, Any, Float16Magnitudes]:
+        """Do the same, and look at the step's float16 numbers where the recipe has any."""
+
+    def evaluate(self) -> float:
+        """Call the task's `evaluate`; training goes on as if it had not been called."""
+
+
+class TraceFramework(Protocol):
+    """What a framework does for a trace of one task on one device."""
+
+    has_evaluate: bool
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Place what is built and run inside on the device."""
+
+    def stream(self, batch_size: int, seed: int) -> BatchStream:
+        """Return the task's batches."""
+
+    def trainee(
+        self, recipe: Recipe, seed: int, batch: Any, *, reference: bool
+    ) -> AbstractContextManager[Any]:
+        """Build a `Trainee`, and undo what the recipe set for the process at the end.
+
+        A `reference` is the user's own float32 loop. All builds with one seed start alike.
+        """
+
+    def gradient_error(self, candidate: Any, reference: Any) -> float | None:
+        """Return ||g - g32|| / ||g32|| over all weights, None where it is not finite."""
+
+    def count_exponents(self, counts: ExponentCounts, trainee: Any, batch: Any, seed: int) -> None:
+        """Add one batch's backward pass to `counts`; the trainee's state stays as it is."""
+
+    def unit_magnitudes(
+        self, trainee: Any, batch: Any, seed: int, scale: float
+    ) -> tuple[UnitTrace, ...]:
+        """Measure each unit's largest exponents, and its gradient's float16 underflow."""
+
+
+class InitialStates:
+    """The state that the first build with each seed had, for every later build to start from."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, Any] = {}
+
+    def start_alike(
+        self, seed: int, take_state: Callable[[], Any], put_back: Callable[[Any], None]
+    ) -> None:
+        """Put back the first build's state, or keep this one's if it is the first."""
+        if seed in self._states:
+            put_back(self._states[seed])
+        else:
+            self._states[seed] = take_state()
+
+
+@dataclass
+class _Checkpoint:
+    """The float32 run's state before one step, that step's first batch, and float32's answer."""
+
+    step: int
+    state: Any
+    batch: Any
+    loss: float | None = None
+    gradient: Any = None
+    later_losses: tuple[float, ...] = ()
+
+
+@dataclass
+class _Run:
+    """What a trajectory records."""
+
+    losses: list[float | None] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    metric: float | None = None
+
+
+class ComparisonTracer:
+    """A `Tracer`: compares recipes with float32, and measures a backward pass's magnitudes."""
+
+    def __init__(
+        self, framework: TraceFramework, *, on_cpu: bool, report: ProgressCallback
+    ) -> None:
+        self._framework, self._on_cpu, self._report = framework, on_cpu, report
+        self._streams: dict[tuple[int, int], BatchStream] = {}
+        self._checkpoints: list[_Checkpoint] = []
+        self._batch_size = 0
+        self._float32_answered = False
+
+    def reference(
+        self,
+        *,
+        batch_size: int,
+        steps: int,
+        checkpoints: Sequence[int],
+        accumulation_steps: int = 1,
+        seconds: float | None = None,
+        stop_at_plateau: bool = False,
+    ) -> Trajectory:
+        """Train in float32 with seed 0; see `Tracer.reference`."""
+        self._checkpoints, self._batch_size, self._float32_answered = [], batch_size, False
+        self._forget_batches_but(batch_size)
+        recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
+        clock = StepClock(seconds, on_cpu=self._on_cpu)
+        keep = frozenset(checkpoints)
+        return self._train(
+            recipe, 0, steps, clock, reference=True, keep=keep, stop_at_plateau=stop_at_plateau
+        )
+
+    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
+        """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
+        self._compute_float32_answers()
+        points = []
+        with self._trainee(replace(recipe, accumulation_steps=1), 0) as trainee:
+            for kept in self._checkpoints:
+                self._report("shadow", kept.step)
+                trainee.put_back(kept.state)
+                loss, gradient, float16 = trainee.loss_and_gradient_watched(
+                    kept.batch, batch_seed(0, kept.step, 0)
+                )
+                if kept.loss is not None and kept.gradient is not None:
+                    point = StepComparison(
+                        kept.step,
+                        _finite(loss),
+                        kept.loss,
+                        self._framework.gradient_error(gradient, kept.gradient),
+                        largest=float16.forward,
+                        overflowed=float16.overflowed,
+                        gradient_seen=bool(gradient),
+                        backward=float16.backward,
+                    )
+                    later = self._later_losses(trainee, kept)
+                    points.append(point.with_mean_losses(later, kept.later_losses))
+        return tuple(points)
+
+    def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
+        """Do the same in float32 with noisy weights, `draws` times; see `Tracer.noise`."""
+        self._compute_float32_answers()
+        points = []
+        with self._trainee(self._float32(), 0, reference=True) as trainee:
+            for kept, draw in itertools.product(self._checkpoints, range(draws)):
+                self._report("noise", kept.step)
+                trainee.put_back(kept.state)
+                trainee.add_noise(draw)
+                loss, gradient = trainee.loss_and_gradient(kept.batch, batch_seed(0, kept.step, 0))
+                if kept.loss is not None and kept.gradient is not None:
+                    error = self._framework.gradient_error(gradient, kept.gradient)
+                    points.append(NoisyStep(kept.step, _finite(loss), kept.loss, error))
+        return tuple(points)
+
+    def trajectory(
+        self,
+        *,
+        recipe: Recipe,
+        seed: int,
+        steps: int,
+        noisy: bool = False,
+        seconds: float | None = None,
+    ) -> Trajectory:
+        """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
+        clock = StepClock(seconds, on_cpu=self._on_cpu)
+        return self._train(recipe, seed, steps, clock, noisy=noisy)
+
+    def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
+        """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
+        counts = ExponentCounts()
+        with self._trainee(_in_bfloat16(recipe), 0) as trainee:
+            stream = self._stream(recipe.batch_size, 0)
+            states = [trainee.take_state()]
+            if self._batch_size == recipe.batch_size:
+                states += [kept.state for kept in self._checkpoints if kept.step > 0]
+            for index in range(batches):
+                self._report("exponents", index)
+                trainee.put_back(states[index % len(states)])
+                seed = batch_seed(0, index, 0)
+                self._framework.count_exponents(counts, trainee, stream.batch(index), seed)
+        return counts.histogram()
+
+    def unit_magnitudes(self, *, recipe: Recipe) -> tuple[UnitTrace, ...]:
+        """Measure each unit's largest magnitudes forward and backward, and its underflow."""
+        scale = recipe.loss_scale.initial if recipe.loss_scale is not None else 1.0
+        with self._trainee(_in_bfloat16(recipe), 0) as trainee:
+            batch = self._stream(recipe.batch_size, 0).batch(0)
+            return self._framework.unit_magnitudes(trainee, batch, batch_seed(0, 0, 0), scale)
+
+    def _train(
+        self,
+        recipe: Recipe,
+        seed: int,
+        steps: int,
+        clock: StepClock,
+        *,
+        reference: bool = False,
+        noisy: bool = False,
+        keep: frozenset[int] = frozenset(),
+        stop_at_plateau: bool = False,
+    ) -> Trajectory:
+        run = _Run()
+        with self._trainee(recipe, seed, reference=reference) as trainee:
+            stream = self._stream(recipe.batch_size, seed)
+            keep = affordable_steps(keep, trainee.state_bytes())
+            if noisy:
+                trainee.add_noise(seed)
+            for step in range(steps):
+                if not clock.tick() or (
+                    stop_at_plateau and proof_steps.has_ended(run.losses, steps)
+                ):
+                    break
+                self._report("trajectory", step)
+                if step in keep:
+                    batch = stream.batch(step * recipe.accumulation_steps, pin=True)
+                    self._checkpoints.append(_Checkpoint(step, trainee.take_state(), batch))
+                batches = _micro_batches(stream, recipe.accumulation_steps, seed, step)
+                loss, skipped = trainee.train_step(batches)
+                run.losses.append(_finite(loss))
+                if skipped:
+                    run.skipped.append(step)
+                if recipe.policy.needs_loss_scale:
+                    run.scales.append(trainee.scale)
+            else:
+                clock.tick()
+            if self._framework.has_evaluate:
+                self._report("evaluate", 0)
+                run.metric = _finite(trainee.evaluate())
+        return Trajectory(
+            losses=tuple(run.losses),
+            skipped=tuple(run.skipped),
+            scales=tuple(run.scales),
+            seed=seed,
+            metric=run.metric,
+            seconds=clock.elapsed,
+            step_seconds=clock.step_seconds,
+            reproducible=stream.reproducible,
+        )
+
+    def _compute_float32_answers(self) -> None:
+        """Compute float32's loss and gradient at every checkpoint, once."""
+        if not self._checkpoints:
+            raise UsageError("reference() must run, with checkpoints, before it can be compared")
+        if self._float32_answered:
+            return
+        with self._trainee(self._float32(), 0, reference=True) as trainee:
+            for kept in self._checkpoints:
+                trainee.put_back(kept.state)
+                seed = batch_seed(0, kept.step, 0)
+                loss, kept.gradient = trainee.loss_and_gradient(kept.batch, seed)
+                kept.loss = _finite(loss)
+                kept.later_losses = self._later_losses(trainee, kept)
+        self._float32_answered = True
+
+    def _later_losses(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
+        """Return the losses of further batches at a checkpoint's weights."""
+        trainee.put_back(kept.state)
+        count = proof_steps.averaged_batches(kept.step)
+        batches = self._stream(self._batch_size, 0).kept_batches(count)
+        return tuple(
+            trainee.loss(batch, batch_seed(0, kept.step, 1 + index))
+            for index, batch in enumerate(batches)
+        )
+
+    def _float32(self) -> Recipe:
+        return Recipe(batch_size=self._batch_size)
+
+    @contextlib.contextmanager
+    def _trainee(self, recipe: Recipe, seed: int, *, reference: bool = False) -> Iterator[Trainee]:
+        with self._framework.on_device():
+            batch = self._stream(recipe.batch_size, seed).batch(0)
+            with self._framework.trainee(recipe, seed, batch, reference=reference) as trainee:
+                yield trainee
+
+    def _forget_batches_but(self, batch_size: int) -> None:
+        """Free the memory of batches of other sizes."""
+        for key in [key for key in self._streams if key[0] != batch_size]:
+            self._streams.pop(key).close()
+
+    def _stream(self, batch_size: int, seed: int) -> BatchStream:
+        key = (batch_size, seed)
+        if key not in self._streams:
+            self._streams[key] = self._framework.stream(batch_size, seed)
+        return self._streams[key]
+
+
+def batch_seed(seed: int, step: int, index: int) -> int:
+    """Return the seed of one micro-batch's random numbers: the same in all runs compared."""
+    return (seed * 1_000_003 + step * 1_009 + index) % 2**31
+
+
+def _micro_batches(
+    stream: BatchStream, count: int, seed: int, step: int
+) -> Iterator[tuple[Any, int]]:
+    for index in range(count):
+        yield stream.batch(step * count + index), batch_seed(seed, step, index)
+
+
+def _in_bfloat16(recipe: Recipe) -> Recipe:
+    """Return the recipe with bfloat16 where it has float16: float32's range, the same tensors.
+
+    It is not compiled, so that its tensors can be read.
+    """
+    return replace(
+        recipe,
+        policy=Policy.MIXED_BFLOAT16,
+        loss_scale=None,
+        compile=False,
+        accumulation_steps=1,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,128 @@
+"""Float32 in a mixed policy: islands, modules whose own code runs in it, and the outputs.
+
+The unit is a module's *own* code, not its subtree: in an island autocast is off and 16-bit inputs
+are cast up, while children that are not islands go back to autocast and hand their results to the
+island in float32. So a container's functional code can be exact while its matrix products stay
+fast.
+
+How a child knows that it is called from an island, and not from an evaluation without autocast:
+an island turns autocast off *with its weight cache off*, a state no ordinary code is in. Keeping
+this in the autocast state rather than in an attribute makes it right in every thread, under
+exceptions, under activation checkpointing (which restores that state before it recomputes) and
+under torch.compile (which guards on it).
+
+Islands cannot help code that casts by hand or never calls a module's forward.
+
+A mixed policy ends where the model does: its outputs are cast up, so that a loss computed from them
+is float32 under autocast, too (the CPU's autocast, unlike CUDA's, keeps several losses in the
+compute dtype). The modules that compute the last activation themselves, which become islands, are
+found in `output_layers`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install_wrapper
+from autoprec.backends.torch.apply.nested_tensors import to_float32
+from autoprec.errors import UsageError
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def has_own_code(module: nn.Module) -> bool:
+    """Return whether a module computes anything itself instead of only holding others."""
+    if isinstance(module, _CONTAINERS):
+        return type(module).forward is not nn.Sequential.forward and "forward" in vars(type(module))
+    return type(module).forward is not nn.Module.forward
+
+
+def in_island(device_type: str) -> bool:
+    """Return whether the code running now is an island's own."""
+    return not torch.is_autocast_enabled(device_type) and not torch.is_autocast_cache_enabled()
+
+
+class Float32Island(ForwardWrapper):
+    """Runs a module's own code in float32 wherever autocast is on."""
+
+    def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__(module)
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the own code in float32, if autocast is on."""
+        if torch.is_autocast_enabled(self.device_type):
+            with torch.autocast(self.device_type, self.dtype, enabled=False, cache_enabled=False):
+                return self.call(*to_float32(args), **to_float32(kwargs))
+        if in_island(self.device_type):
+            return self.call(*to_float32(args), **to_float32(kwargs))
+        return self.call(*args, **kwargs)
+
+
+class BackToAutocast(ForwardWrapper):
+    """Runs a module below an island under autocast again, and returns float32 to the island."""
+
+    def __init__(self, module: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__(module)
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run under autocast again, if an island is calling."""
+        if not in_island(self.device_type):
+            return self.call(*args, **kwargs)
+        with torch.autocast(self.device_type, self.dtype, enabled=True, cache_enabled=True):
+            result = self.call(*args, **kwargs)
+        return to_float32(result)
+
+
+class Float32Outputs(ForwardWrapper):
+    """Casts what a model returns up to float32."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model; cast its outputs."""
+        return to_float32(self.call(*args, **kwargs))
+
+
+def make_islands(
+    model: nn.Module, paths: Collection[str], *, device_type: str, dtype: torch.dtype
+) -> None:
+    """Wrap the modules at `paths` as islands, and everything below them that is not one.
+
+    A module that is called under several names is an island under all of them.
+    """
+    islands = [module_at(model, path) for path in paths]
+    chosen = {id(module) for module in islands}
+    wrapped: set[int] = set()
+    for island in islands:
+        for module in island.modules():
+            if id(module) in wrapped or isinstance(module, NEVER_CALLED):
+                continue
+            wrapped.add(id(module))
+            kind = Float32Island if id(module) in chosen else BackToAutocast
+            install_wrapper(kind(module, device_type, dtype))
+
+
+def module_at(model: nn.Module, path: str) -> nn.Module:
+    """Return the module at `path` ("" is the model itself); `UsageError` if there is none."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise UsageError(
+            f"float32_modules names {path!r}, and this model has no such module"
+            f"{_nearest(path, (name for name, _ in model.named_modules()))}. Was the profile made "
+            "for another model? Tune again, or correct the path."
+        ) from None
+
+
+def _nearest(path: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(path, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,194 @@
+"""Applying a recipe to a model in place, and undoing it.
+
+What changes: the `forward` of some modules (islands, padding, outputs; see `forward_wrappers`), the
+strides of 4-d parameters, the compiled call, `fused` in the optimizers' groups. What never changes:
+the Parameter objects, their names, shapes and values, `state_dict`, and the optimizers' state. So a
+checkpoint from before loads after, and the other way round.
+
+Undoing needs no record of the wrappers, which are found on the modules; compilation and the
+optimizers' settings are kept in a weak mapping by model, and are lost in a copy of it as torch's
+own compiled call is.
+"""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.backends.torch.apply.change_report import ChangeReport
+from autoprec.backends.torch.apply.float32_islands import Float32Outputs, make_islands
+from autoprec.backends.torch.apply.forward_wrappers import (
+    ForwardWrapper,
+    install_wrapper,
+    uninstall_wrappers,
+    wrappers_on,
+)
+from autoprec.backends.torch.apply.fused_optimizer import FusedOptimizers
+from autoprec.backends.torch.apply.memory_format import ChannelsLast, ChannelsLastInputs
+from autoprec.backends.torch.apply.output_layers import find_output_layers
+from autoprec.backends.torch.apply.padding import pad_modules
+from autoprec.core.dtypes import DType
+from autoprec.core.recipe import Recipe
+from autoprec.errors import UsageError
+
+_COMPUTE_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+
+_COMPILED_CALL = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
+
+
+@dataclass
+class _Undo:
+    """What cannot be found on the modules themselves."""
+
+    owner: str = field(default_factory=lambda: uuid.uuid4().hex)
+    compiled: bool = False
+    compiled_before: Callable[..., Any] | None = None
+    layout: ChannelsLast = field(default_factory=ChannelsLast)
+    fused: FusedOptimizers = field(default_factory=FusedOptimizers)
+
+
+_UNDO: weakref.WeakKeyDictionary[nn.Module, _Undo] = weakref.WeakKeyDictionary()
+
+
+def operate(
+    recipe: Recipe,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    device: str,
+    *,
+    compile_backend: str | Callable[..., Any] = "inductor",
+) -> ChangeReport:
+    """Apply `recipe` to `model` and `optimizers` in place; undo what an earlier call did first."""
+    root = unwrap(model)
+    restore(root)
+    undo = _UNDO.setdefault(root, _Undo())
+    device_type = torch.device(device).type
+    dtype = _COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
+    _check_shared(root, dtype)
+    padded, skipped = pad_modules(root, recipe.alignment)
+    ends = find_output_layers(root) if dtype is not None else ()
+    islands = tuple(dict.fromkeys(recipe.float32_modules))
+    if dtype is not None:
+        make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
+        install_wrapper(Float32Outputs(root))
+    if recipe.memory_format == "channels_last":
+        undo.layout.apply(root, optimizers)
+        install_wrapper(ChannelsLastInputs(root))
+    if recipe.knobs.get("fused_optimizer"):
+        skipped += undo.fused.apply(optimizers)
+    if recipe.compile:
+        mode = str(recipe.knobs.get("compile_mode", "default"))
+        undo.compiled_before = root.__dict__.get(_COMPILED_CALL)
+        undo.compiled = True
+        if not any(wrappers_on(root)):
+            # torch.compile leaves frames in torch's own files to Python: without a frame of ours
+            # an nn.Sequential would not be compiled as a whole, and nothing would say so.
+            install_wrapper(ForwardWrapper(root))
+        root.compile(backend=compile_backend, mode=_mode(mode, compile_backend))
+    for module in root.modules():
+        for wrapper in wrappers_on(module):
+            wrapper.owner = wrapper.owner or undo.owner
+    return ChangeReport(
+        islands=islands if dtype is not None else (),
+        outputs=tuple(path for path in ends if path not in islands),
+        padded=padded,
+        skipped=skipped,
+        warnings=_warnings(root),
+        memory_format=recipe.memory_format,
+        compiled=recipe.compile,
+    )
+
+
+def _mode(mode: str, backend: object) -> str | None:
+    """Return the mode for torch.compile: only Inductor has any, and "default" means none."""
+    return mode if backend == "inductor" and mode != "default" else None
+
+
+def restore(model: nn.Module) -> None:
+    """Undo what `operate` did to `model`; a model it never saw stays as it is.
+
+    Of modules that another model shares, what belongs to that one stays.
+    """
+    root = unwrap(model)
+    undo = _UNDO.pop(root, None)
+    for module in root.modules():
+        foreign = _others(module)
+        own = {wrapper.owner for wrapper in wrappers_on(module)} - foreign
+        uninstall_wrappers(module, own)
+    if undo is None:
+        return
+    if undo.compiled:
+        root.__dict__[_COMPILED_CALL] = undo.compiled_before
+    undo.layout.undo()
+    undo.fused.undo()
+
+
+def current_operation(model: nn.Module) -> object | None:
+    """Return a token of the last surgery on `model`; None where that is undone."""
+    return _UNDO.get(unwrap(model))
+
+
+def _others(module: nn.Module) -> set[str]:
+    """Return the owners of wrappers on `module` whose models are alive and really hold it.
+
+    A copy of a model carries the wrappers' names along, but is not held by the model they name.
+    """
+    named = {wrapper.owner for wrapper in wrappers_on(module)}
+    return {
+        undo.owner
+        for root, undo in _UNDO.items()
+        if undo.owner in named and any(each is module for each in root.modules())
+    }
+
+
+def _check_shared(root: nn.Module, dtype: torch.dtype | None) -> None:
+    """Raise where a module shared with another model would get islands for two dtypes."""
+    for path, module in root.named_modules():
+        for wrapper in wrappers_on(module):
+            other = getattr(wrapper, "dtype", dtype)
+            if dtype is not None and other is not dtype:
+                raise UsageError(
+                    f"{path or 'the model'} is shared with a model that runs under {other}, and "
+                    f"this profile's policy computes in {dtype}: apply profiles of one policy to "
+                    "both, or precision.restore() the other first"
+                )
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the user's own model inside DistributedDataParallel and torch.compile's wrapper.
+
+    Module paths in a recipe are those of the user's own model.
+    """
+    if isinstance(model, nn.DataParallel):
+        raise UsageError(
+            "a model in torch.nn.DataParallel cannot be operated on: its replicas would go on "
+            "calling the first device's weights, even if the profile were applied to the model "
+            "inside. Use DistributedDataParallel, or one device without DataParallel"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            "a TorchScript module was given, expected an ordinary nn.Module: what is compiled "
+            "already cannot be given another precision module by module. Apply the profile before "
+            "torch.jit.script or torch.jit.trace, or train the model that was scripted"
+        )
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrap(model.module)
+    inner: Any = getattr(model, "_orig_mod", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
+
+
+def _warnings(model: nn.Module) -> tuple[str, ...]:
+    low = [name for name, p in model.named_parameters() if p.dtype in (torch.half, torch.bfloat16)]
+    if not low:
+        return ()
+    return (
+        f"{len(low)} parameters are 16-bit already ({low[0]}, ...): updates smaller than their "
+        "rounding are lost; keep the weights in float32 and let the policy choose what to "
+        "compute in",
+    )

@@ -1,0 +1,126 @@
+"""Finding, casting and laying out tensors that are nested in whatever a model takes or returns.
+
+Tuples (named ones too), lists, mappings (Hugging Face's outputs too) and dataclasses are walked;
+anything else is passed on as it is. A container none of whose tensors changes is returned itself,
+never a copy. Only looking for tensors (`tensors_in`) also goes into the attributes of objects.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+
+_LOW_DTYPES = (torch.float16, torch.bfloat16)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors nested in `value`, in order; enter what refers to itself only once."""
+    return _tensors_in(value, ())
+
+
+def _tensors_in(value: Any, outside: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif id(value) not in outside:
+        for _, item in items_in(value):
+            yield from _tensors_in(item, (*outside, id(value)))
+
+
+def items_in(value: Any) -> list[tuple[Any, Any]]:
+    """Return what a container or an object holds, by key, index or attribute; a leaf holds none."""
+    if isinstance(value, torch.Tensor | str | bytes | int | float | None):
+        return []
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    if hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
+        return list(vars(value).items())
+    return []
+
+
+def with_items(value: Any, items: Mapping[Any, Any]) -> Any:
+    """Return a copy of the container or object `value` that holds `items` instead of its own."""
+    if type(value) is dict:
+        return dict(items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*items.values())
+    if isinstance(value, list | tuple):
+        return type(value)(items.values())
+    clone = copy.copy(value)
+    for key, item in items.items():
+        if isinstance(value, Mapping):
+            clone[key] = item
+        else:
+            object.__setattr__(clone, key, item)
+    return clone
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Apply `function` to every tensor in `value`, keeping the containers' types."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple | list):
+        items = [map_tensors(function, item) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, MutableMapping):
+        return _map_mapping(function, value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _map_dataclass(function, value)
+    return value
+
+
+def _map_mapping(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    changed = {}
+    for key, item in value.items():
+        new = map_tensors(function, item)
+        if new is not item:
+            changed[key] = new
+    if not changed:
+        return value
+    result = dict(value) if type(value) is dict else copy.copy(value)
+    for key, item in changed.items():
+        result[key] = item
+    return result
+
+
+def _map_dataclass(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    changed = {}
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name, None)
+        new = map_tensors(function, item)
+        if new is not item:
+            changed[field.name] = new
+    if not changed:
+        return value
+    result = copy.copy(value)
+    for name, item in changed.items():
+        object.__setattr__(result, name, item)
+    return result
+
+
+def to_float32(value: Any) -> Any:
+    """Cast every float16 and bfloat16 tensor in `value` up to float32."""
+    return map_tensors(_raise, value)
+
+
+def _raise(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _LOW_DTYPES else tensor
+
+
+def to_channels_last(value: Any) -> Any:
+    """Lay every 4-d floating-point tensor in `value` out as channels_last; no copy if it is."""
+    return map_tensors(_channels_last, value)
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dim() != 4 or not tensor.is_floating_point():
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)

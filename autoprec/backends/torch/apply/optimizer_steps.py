@@ -1,0 +1,256 @@
+"""Gradients on their way to an optimizer step: accumulated, unscaled, clipped, then applied.
+
+An accumulation boundary is reached after `accumulation_steps` calls of `backward`. With several
+optimizers each may have its own, and the loss scale, which they share, changes only when none of
+them holds gradients at the present one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autoprec.backends.torch.apply.accumulation import Accumulation, Clip, gradients_preserved
+from autoprec.backends.torch.apply.accumulation_checks import AccumulationCheck
+from autoprec.backends.torch.apply.distributed import average_gradients
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
+from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
+from autoprec.errors import AutoprecWarning, UsageError
+
+_LOW_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class OptimizerSteps:
+    """Backward passes, clipping and updates of one model's optimizers under one loss scaler.
+
+    `losses` counts the losses that were not finite. The messages name the methods of `Precision`,
+    through which a training loop calls these; warnings point at the caller's caller.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: LossScaler,
+        *,
+        accumulation_steps: int,
+        ddps: Sequence[DistributedDataParallel],
+    ) -> None:
+        self.losses = NonfiniteLossCounter()
+        self._model, self._optimizers, self._ddps = model, tuple(optimizers), ddps
+        self._scaler = scaler
+        self._accumulation_steps = accumulation_steps
+        self._accumulation = Accumulation(accumulation_steps)
+        self._accumulation_check = AccumulationCheck()
+        self._seen_backward = False
+        self._warned_of_float16_loss = False
+
+    @property
+    def number(self) -> int:
+        """Return the number, from 0, of the current optimizer step."""
+        return self._scaler.counts.steps + self._scaler.counts.skipped
+
+    @property
+    def on_boundary(self) -> bool:
+        """Return whether the next `step()` updates the weights."""
+        return self._accumulation.is_complete(self._optimizers)
+
+    @property
+    def next_is_mid_accumulation(self) -> bool:
+        """Return whether the micro-batch about to run is not the last one before a boundary.
+
+        Only where `backward` counts them: an AMP loop that calls the scaler itself has boundaries
+        of its own.
+        """
+        counted = self._accumulation.largest_count(self._optimizers)
+        return self._seen_backward and counted + 1 < self._accumulation_steps
+
+    # Backward ----------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        last: bool,
+        **kwargs: Any,
+    ) -> None:
+        """Add the gradient of `loss` for one optimizer or all; see `Precision.backward`."""
+        chosen = self._selected(optimizer)
+        accumulates = self._accumulation_steps > 1
+        if accumulates:
+            counted = self._accumulation.largest_count(chosen)
+            self._accumulation_check.check(chosen, counted, self._accumulation_steps)
+        self.losses.check(loss, self.number)
+        if loss.dtype in _LOW_DTYPES:
+            loss = self._cast_up(loss)
+        if accumulates:
+            loss = loss / self._accumulation_steps
+        scaled = self._scaler.scale(loss) if self._scaler.is_enabled() else loss
+        if len(chosen) == len(self._optimizers):
+            scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
+        else:
+            in_buckets = any(ddp.gradient_as_bucket_view for ddp in self._ddps)
+            with gradients_preserved(self._others(chosen), copied=in_buckets):
+                scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
+        self._seen_backward = True
+        if last:
+            self._accumulation.add(chosen)
+        if accumulates:
+            own = _parameters(chosen) if chosen else list(self._model.parameters())
+            self._accumulation_check.remember(own, chosen)
+
+    def _cast_up(self, loss: torch.Tensor) -> torch.Tensor:
+        """Cast a 16-bit loss up; warn of a float16 one, whose gradient is the loss scale itself."""
+        if loss.dtype is torch.float16 and not self._warned_of_float16_loss:
+            self._warned_of_float16_loss = True
+            warnings.warn(
+                "the loss is float16, so that every loss scale above 2**15 overflows: compute it "
+                "with precision.compute_loss(loss_fn, outputs, targets), which is float32. To "
+                "silence: filter autoprec.errors.AutoprecWarning",
+                AutoprecWarning,
+                stacklevel=4,
+            )
+        return loss.float()
+
+    def _selected(
+        self, optimizer: torch.optim.Optimizer | None
+    ) -> tuple[torch.optim.Optimizer, ...]:
+        """Return the optimizer that was named, else all of them."""
+        if optimizer is None:
+            return self._optimizers
+        if not any(each is optimizer for each in self._optimizers):
+            raise UsageError(
+                f"optimizer={type(optimizer).__name__} given, expected one of the optimizers that "
+                "apply_profile(..., optimizer=...) was given"
+            )
+        return (optimizer,)
+
+    def _others(self, chosen: Sequence[torch.optim.Optimizer]) -> list[nn.Parameter]:
+        """List the parameters that only the other optimizers have."""
+        own = {id(p) for p in _parameters(chosen)}
+        return [p for p in _parameters(self._optimizers) if id(p) not in own]
+
+    # Clipping ----------------------------------------------------------------------------------
+
+    def clip_norm(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        parameters: Sequence[nn.Parameter] | None,
+        max_norm: float,
+        norm_type: float,
+        *,
+        error_if_nonfinite: bool,
+    ) -> torch.Tensor | None:
+        """Clip the total norm on the boundary; see `Precision.clip_grad_norm_`."""
+
+        def clip(own: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
+            return nn.utils.clip_grad_norm_(
+                _parameters(own) if parameters is None else parameters,
+                max_norm,
+                norm_type,
+                error_if_nonfinite=error_if_nonfinite,
+            )
+
+        norm: torch.Tensor | None = self._clip(clip, optimizer)
+        return norm
+
+    def clip_value(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        parameters: Sequence[nn.Parameter] | None,
+        clip_value: float,
+    ) -> None:
+        """Clip each element on the boundary; see `Precision.clip_grad_value_`."""
+
+        def clip(own: Sequence[torch.optim.Optimizer]) -> None:
+            chosen = _parameters(own) if parameters is None else parameters
+            nn.utils.clip_grad_value_(chosen, clip_value)
+
+        self._clip(clip, optimizer)
+
+    def _clip(self, clip: Clip, optimizer: torch.optim.Optimizer | None) -> Any:
+        self._check_use("clip_grad_norm_")
+        chosen = self._selected(optimizer)
+        if not self._accumulation.is_complete(chosen):
+            self._accumulation.clip_later(optimizer, chosen, clip)
+            return None
+        self._unscale(chosen)
+        return clip(chosen)
+
+    def _unscale(self, chosen: Sequence[torch.optim.Optimizer]) -> None:
+        for optimizer in chosen:
+            self._scaler.unscale_once_(optimizer)
+
+    def _check_use(self, method: str) -> None:
+        """Raise `UsageError` where `backward` never ran, or where there is no optimizer."""
+        if not self._seen_backward:
+            raise UsageError(
+                f"precision.{method}() was called, but precision.backward(loss) never was: call it "
+                "instead of loss.backward(). In a loop of your own use precision.scaler: "
+                "scaler.unscale_(optimizer), then torch's own clipping, then scaler.step(optimizer)"
+            )
+        if not self._optimizers:
+            raise UsageError(
+                f"precision.{method}() needs an optimizer: give it to "
+                "apply_profile(..., optimizer=...)"
+            )
+
+    # Update ------------------------------------------------------------------------------------
+
+    def step(self, optimizer: torch.optim.Optimizer | None, *, at_the_end: bool) -> bool:
+        """Step on the boundary, and `at_the_end` of the loader; see `Precision.step`."""
+        self._check_use("step")
+        chosen = self._selected(optimizer)
+        if self._accumulation.is_complete(chosen):
+            return self._update(chosen)
+        return self.flush(optimizer) if at_the_end else False
+
+    def flush(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Step with what a partial accumulation holds; see `Precision.flush`."""
+        counted = self._accumulation
+        chosen = [each for each in self._selected(optimizer) if counted.count(each) > 0]
+        if not chosen and counted.count(None) == 0:
+            return False
+        self._check_use("flush")
+        partial = [each for each in chosen if not counted.is_complete((each,))]
+        for each in partial:
+            self._complete(each)
+        counted.clip_now(partial)
+        return self._update(chosen)
+
+    def _complete(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make a partial accumulation's gradients the mean over its micro-batches."""
+        parameters = _parameters((optimizer,))
+        average_gradients(self._ddps, parameters)
+        self._unscale((optimizer,))
+        factor = self._accumulation_steps / self._accumulation.count(optimizer)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def _update(self, chosen: Sequence[torch.optim.Optimizer]) -> bool:
+        changed = False
+        for optimizer in chosen:
+            self._scaler.step(optimizer)
+            changed |= self._scaler.changed_by_last_step
+            optimizer.zero_grad(set_to_none=True)
+        self._accumulation.reset(chosen)
+        if self._accumulation.largest_count(self._optimizers) == 0:
+            self._scaler.update()
+        return changed
+
+    def reset(self) -> None:
+        """Forget all accumulated micro-batches, and the clips that wait for them."""
+        self._accumulation.clear()
+
+
+def _parameters(optimizers: Sequence[torch.optim.Optimizer]) -> list[nn.Parameter]:
+    """List the optimizers' parameters, each once."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return list({id(p): p for group in groups for p in group["params"]}.values())

@@ -1,0 +1,30 @@
+"""What autoprec has to know of PyTorch without importing it."""
+
+from __future__ import annotations
+
+from autoprec.backends.protocol import Capabilities
+from autoprec.core.recipe import KEEP_MEMORY
+
+_SEARCHED_KNOBS = (
+    "fused_optimizer",
+    KEEP_MEMORY,
+    "threads",
+    "implicit_bfloat16",
+    "cudnn_benchmark",
+)
+
+CAPABILITIES = Capabilities(
+    title="PyTorch",
+    model="a torch.nn.Module",
+    backend_class="TorchBackend",
+    model_modules=("torch",),
+    required_modules=("torch",),
+    extra="torch",
+    accelerator_builds="https://pytorch.org/get-started/locally",
+    knobs=(*_SEARCHED_KNOBS, "compile_mode"),
+    searched_knobs=_SEARCHED_KNOBS,
+    loss_in_task=True,
+    # What other sessions hold decides how much of the heap glibc trims after each step, which
+    # changes a step's time by a third.
+    sessions_interfere=True,
+)

@@ -1,0 +1,192 @@
+"""How a trace gets a model under a recipe: built, applied, and stepped like the user's loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from autoprec.backends.protocol import Task
+from autoprec.backends.shared.tracer import Float16Magnitudes
+from autoprec.backends.torch.trace import magnitudes
+from autoprec.backends.torch.trace.model_state import (
+    Snapshot,
+    add_noise,
+    gradients,
+    restore_snapshot,
+    size_in_bytes,
+    take_snapshot,
+)
+from autoprec.backends.torch.train.rng import rng_preserved, seed_everything
+from autoprec.backends.torch.train.task_runner import (
+    compute_loss,
+    move,
+    training_modes_preserved,
+)
+from autoprec.core.dtypes import DType
+from autoprec.core.recipe import Recipe
+
+_NOISE_SEED = 7919
+
+
+class Applied(Protocol):
+    """What a trace uses of a Precision object."""
+
+    scaler: Any
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of the forward pass."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of the loss."""
+
+    def clip_grad_norm_(self, max_norm: float) -> Any:
+        """Clip on the accumulation boundary."""
+
+    def step(self) -> bool:
+        """Update on the boundary; return whether weights changed."""
+
+
+@dataclass
+class TorchTrainee:
+    """A model with its optimizer under one recipe; see `Trainee`."""
+
+    task: Task
+    recipe: Recipe
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    precision: Applied
+    device: str
+
+    def forward_loss(self, batch: Any, seed: int) -> torch.Tensor:
+        """Compute the loss of one batch, with random numbers (dropout) drawn from `seed`."""
+        batch = move(batch, self.device)
+        seed_everything(seed)
+        return compute_loss(self.task, self.model, batch, self.precision)
+
+    @property
+    def scale(self) -> float:
+        """Return the loss scale, 1 without one."""
+        scaler = self.precision.scaler
+        return 1.0 if scaler is None else float(scaler.get_scale())
+
+    def take_state(self) -> Snapshot:
+        """Copy parameters and buffers to the CPU."""
+        return take_snapshot(self.model)
+
+    def put_back(self, state: Snapshot) -> None:
+        """Load a copied state."""
+        restore_snapshot(self.model, state)
+
+    def state_bytes(self) -> int:
+        """Return the size of a copied state."""
+        return size_in_bytes(self.model)
+
+    def add_noise(self, draw: int) -> None:
+        """Multiply every weight by 1 + uniform(-2**-9, 2**-9), another factor for every `draw`."""
+        add_noise(self.model, _NOISE_SEED + draw)
+
+    def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
+        """Train one update, clipped as the task says; return the mean loss, and if skipped."""
+        losses = []
+        for batch, seed in batches:
+            loss = self.forward_loss(batch, seed)
+            self.precision.backward(loss)
+            losses.append(float(loss.detach()))
+        if self.task.clip_grad_norm is not None:
+            self.precision.clip_grad_norm_(self.task.clip_grad_norm)
+        changed = self.precision.step()
+        return sum(losses) / len(losses), not changed
+
+    def loss(self, batch: Any, seed: int) -> float:
+        """Return the loss of one batch."""
+        return float(self.forward_loss(batch, seed).detach())
+
+    def loss_and_gradient(self, batch: Any, seed: int) -> tuple[float, Mapping[str, torch.Tensor]]:
+        """Return loss and unscaled gradient of one batch; weights stay as they are."""
+        return self._loss_and_gradient(batch, seed, None, None)
+
+    def loss_and_gradient_watched(
+        self, batch: Any, seed: int
+    ) -> tuple[float, Mapping[str, torch.Tensor], Float16Magnitudes]:
+        """Do the same, and look at float16 numbers; compiled code cannot be looked into."""
+        if self.recipe.policy.compute_dtype is not DType.FLOAT16 or self.recipe.compile:
+            return *self.loss_and_gradient(batch, seed), Float16Magnitudes()
+        forward, backward = (magnitudes.LargestMagnitudes(torch.float16) for _ in range(2))
+        loss, gradient = self._loss_and_gradient(batch, seed, forward, backward)
+        largest, overflowed = forward.summary()
+        scaled = backward.summary()[0]
+        unscaled = None if scaled is None else scaled / self.scale
+        return loss, gradient, Float16Magnitudes(largest, overflowed, unscaled)
+
+    def _loss_and_gradient(
+        self,
+        batch: Any,
+        seed: int,
+        forward: magnitudes.LargestMagnitudes | None,
+        backward: magnitudes.LargestMagnitudes | None,
+    ) -> tuple[float, Mapping[str, torch.Tensor]]:
+        self.model.zero_grad(set_to_none=True)
+        with contextlib.nullcontext() if forward is None else forward:
+            loss = self.forward_loss(batch, seed)
+        with contextlib.nullcontext() if backward is None else backward:
+            self.precision.backward(loss)
+        found = gradients(self.model, self.scale)
+        self.model.zero_grad(set_to_none=True)
+        return float(loss.detach()), found
+
+    def evaluate(self) -> float:
+        """Call the task's `evaluate`; random numbers and modes go on as before."""
+        assert self.task.evaluate is not None
+        with rng_preserved(), training_modes_preserved(self.model):
+            return float(self.task.evaluate(self.model))
+
+
+class PlainFloat32:
+    """The user's own float32 loop: no autocast, no scaler; gradients averaged over parts."""
+
+    scaler: Any = None
+
+    def __init__(self, optimizer: torch.optim.Optimizer, accumulation: int):
+        self._optimizer = optimizer
+        self._accumulation, self._seen = accumulation, 0
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return an empty context."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of the loss, divided by the accumulation steps."""
+        (loss / self._accumulation).backward()  # type: ignore[no-untyped-call]
+        self._seen += 1
+
+    def clip_grad_norm_(self, max_norm: float) -> Any:
+        """Clip the norm of the optimizer's gradients, as a recipe does, on the boundary."""
+        if self._seen % self._accumulation == 0:
+            groups = self._optimizer.param_groups
+            return nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], max_norm)
+        return None
+
+    def step(self) -> bool:
+        """Step and clear the gradients on the accumulation boundary."""
+        if self._seen % self._accumulation:
+            return False
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return True
+
+
+def apply_recipe(
+    recipe: Recipe, model: nn.Module, optimizer: torch.optim.Optimizer, device: str
+) -> Applied:
+    """Apply `recipe` to a model as `apply_profile` would."""
+    from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+
+    applied: Applied = TorchSurgeon().apply(
+        recipe, model=model, optimizers=(optimizer,), device=device
+    )
+    return applied

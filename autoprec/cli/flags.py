@@ -1,0 +1,27 @@
+"""Names settings in messages as the command line does.
+
+The library names a setting as `time_limit`, or with its value as `device=cpu`; whoever typed
+`--time-limit` is told of that.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SETTING = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+
+
+def with_flags(text: str) -> str:
+    """Return a message of the library with flags in the place of settings."""
+    from autoprec.tuning.options import Settings
+
+    settings = {"device", *Settings.__annotations__}
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in settings:
+            return found[0]
+        written = f"--{name.replace('_', '-')}"
+        return written if value is None else f"{written} {value}"
+
+    return _SETTING.sub(flag, text)

@@ -1,0 +1,67 @@
+"""What timing a device gave: the rates of its matrix products and of a large copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autoprec.core.codec import bounded
+from autoprec.core.dtypes import DType
+
+#: Two timings of one product that differ by this factor were disturbed: on an idle machine repeated
+#: measurements differ by up to a fifth.
+_DISTURBED_RATIO = 1.5
+
+
+@dataclass(frozen=True)
+class Product:
+    """One measured matrix product: what ran, or how it failed."""
+
+    dtype: DType
+    gflops: float | None = bounded(default=None, low=0.0, high=1e9)
+    size: int | None = None
+    failure: str = ""
+    crashed: bool = False
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What timing a device gave: its matrix products and a large copy.
+
+    `date` is the day it was timed on, as "2026-11-24", where that was not just now. `disturbed`:
+    something else used the device meanwhile, so that the products do not compare.
+    """
+
+    framework: str = ""
+    products: tuple[Product, ...] = ()
+    memory_bandwidth_gbps: float | None = None
+    notes: tuple[str, ...] = ()
+    date: str = ""
+    disturbed: bool = False
+
+    def product(self, dtype: DType) -> Product | None:
+        """Return the product measured in `dtype`, if one was."""
+        return next((p for p in self.products if p.dtype is dtype), None)
+
+
+def merge_repeated_products(measured: Measurements) -> Measurements:
+    """Keep the faster of two products of a dtype; where they differ, mark all as disturbed."""
+    found: dict[DType, Product] = {}
+    notes = list(measured.notes)
+    for product in measured.products:
+        first = found.setdefault(product.dtype, product)
+        low, high = sorted((first.gflops or 0.0, product.gflops or 0.0))
+        if first is product or not low:
+            continue
+        found[product.dtype] = product if product.gflops == high else first
+        if high > _DISTURBED_RATIO * low:
+            notes.append(
+                f"{product.dtype} products ran at {low:.3g} and at {high:.3g} GFLOP/s within "
+                "seconds: another process uses this device, so the numbers are not comparable; "
+                "measure again when it is idle"
+            )
+    return replace(
+        measured,
+        products=tuple(found.values()),
+        notes=tuple(notes),
+        disturbed=len(notes) > len(measured.notes),
+    )

@@ -1,0 +1,267 @@
+"""Finds failures that show late: long runs that diverge, error floors, and growing gradients.
+
+A long run is judged by where it ends, over the seeds, against what noise in the initial weights
+does to float32 by then. A rounding error that stays constant while the loss falls is extrapolated
+along the loss curve. Nothing here trains.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoprec.core.dtypes import DType
+from autoprec.core.numerics.loss_curves import SeedRun, seed_spread
+from autoprec.core.numerics.proof_steps import FALLING_LOSS_SHARE, loss_fall
+from autoprec.core.numerics.tolerance import (
+    SMALLEST_LOSS_SHARE,
+    Check,
+    Tolerance,
+    finite_or_none,
+    mean,
+    or_infinity,
+    percent,
+    relative_deviation,
+    root_mean_square,
+)
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
+
+SMALLEST_LATE_LOSS_SHARE = 1e-4
+"""Losses below this share of the first one count as this much when a long run is judged."""
+
+LONG_RUN_FACTOR = 2.0
+"""How many times `Tolerance.trajectory` a long run may deviate at its end: it varies more."""
+
+SECOND_SEED_SHARE = 0.5
+"""The share of that from which a second seed and noisy runs are needed."""
+
+FOLLOW_UP_SHARE = 0.5
+"""The share of `Tolerance.loss` from which a growing deviation at the same weights is followed
+further. One in ten of the zoo's healthy pairs exceeds it, four in five of the broken ones do."""
+
+FOLLOW_UP_GROWTH = 1.5
+"""Growth of float16 magnitudes between the last two checkpoints from which a run is extended."""
+
+NOISE_FACTOR = 3.0
+"""How many times as far as noise drives float32 a run may deviate."""
+
+MIN_CHECKPOINTS, ERROR_FLOOR_GROWTH, ERROR_FLOOR_SHARE = 3, 1.5, 0.25
+"""An error floor shows at this many checkpoints in a row, its share of the loss growing by this
+factor each time, and is finally no less than `ERROR_FLOOR_SHARE` times `Tolerance.loss`."""
+
+STANDARD_ERRORS = 2.0
+"""How many standard errors of a mean over further batches are attributed to chance."""
+
+EXTRAPOLATION_FACTOR = 4
+"""A loss that still falls is extrapolated to this many times the steps that were observed."""
+
+SKIPPED_STEPS_SHARE = 0.02
+"""The share of a long run's steps that the loss scaler may skip."""
+
+
+def check_long_runs(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
+    """Check where long runs end: the mean loss of their last fifth against float32's.
+
+    It fails where the seeds agree that it is further away than `LONG_RUN_FACTOR` times
+    `tolerance.trajectory`, and than `NOISE_FACTOR` times what noise does.
+    """
+    if not runs or not all(run.reference.finite for run in runs):
+        return Check(judged=False)
+    for run in runs:
+        broken = check_long_run_stability(run.candidate, tolerance)
+        if not broken.passed:
+            return broken
+    away = [_end_deviation(run.candidate, run.reference) for run in runs]
+    nulls = [_end_deviation(run.noisy, run.reference) for run in runs if run.noisy]
+    null = root_mean_square(nulls)
+    numbers = Check(deviation=finite_or_none(abs(mean(away))), noise=finite_or_none(null))
+    references = [[or_infinity(loss) for loss in run.reference.losses] for run in runs]
+    limit = max(
+        LONG_RUN_FACTOR * tolerance.trajectory, NOISE_FACTOR * null, seed_spread(references)
+    )
+    agree = all(each > 0 for each in away) or all(each < 0 for each in away)
+    if not agree or abs(mean(away)) <= limit:
+        return numbers
+    steps = len(runs[0].reference.losses)
+    problem = (
+        f"after {steps} steps its loss is {percent(abs(mean(away)))} away from float32's over "
+        f"{len(runs)} seeds; noise in the weights moves it by {percent(null)}"
+    )
+    return replace(numbers, problem=problem, step=steps)
+
+
+def needs_second_seed(run: SeedRun, tolerance: Tolerance) -> bool:
+    """Return whether one seed's long run ends so far away that a second seed is needed."""
+    if not check_long_run_stability(run.candidate, tolerance).passed:
+        return False
+    away = abs(_end_deviation(run.candidate, run.reference))
+    return away > SECOND_SEED_SHARE * LONG_RUN_FACTOR * tolerance.trajectory
+
+
+def needs_more_steps(runs: Sequence[SeedRun], tolerance: Tolerance) -> bool:
+    """Return whether the seeds deviate in the same direction, but by too little to reject."""
+    stricter = replace(tolerance, trajectory=SECOND_SEED_SHARE * tolerance.trajectory)
+    return check_long_runs(runs, tolerance).passed and not check_long_runs(runs, stricter).passed
+
+
+def deviation_grows(points: Sequence[StepComparison], tolerance: Tolerance) -> bool:
+    """Return whether the loss at the same weights moves away from float32's between checkpoints.
+
+    It does where the last deviation is larger than the one before and at least `FOLLOW_UP_SHARE` of
+    what is allowed. Then further steps are worth running even if float32's loss has stopped
+    falling.
+    """
+    if len(points) < 2:
+        return False
+    least = SMALLEST_LOSS_SHARE * abs(points[0].reference)
+    before, last = (relative_deviation(p.loss, p.reference, least) for p in points[-2:])
+    return last > before and last >= FOLLOW_UP_SHARE * tolerance.loss
+
+
+def magnitudes_grow(points: Sequence[StepComparison]) -> bool:
+    """Return whether forward or backward float16 magnitudes grew by half between checkpoints.
+
+    Then the float16 run alone is extended: an overflow needs no float32 run to compare with.
+    """
+    if len(points) < 2:
+        return False
+    before, last = points[-2:]
+    pairs = ((before.largest, last.largest), (before.backward, last.backward))
+    return any(b and a and a >= FOLLOW_UP_GROWTH * b for b, a in pairs)
+
+
+def check_long_run_stability(run: Trajectory | None, tolerance: Tolerance) -> Check:
+    """Check that a long run stays finite and skips few steps."""
+    if run is None:
+        return Check(judged=False)
+    for step, loss in enumerate(run.losses):
+        if loss is None or not math.isfinite(loss):
+            return Check(problem=f"the loss is not finite at step {step}", step=step)
+    allowed = max(tolerance.skipped, SKIPPED_STEPS_SHARE * len(run.losses))
+    if len(run.skipped) <= allowed:
+        return Check()
+    problem = (
+        f"{len(run.skipped)} of {len(run.losses)} steps were skipped because gradients overflowed, "
+        f"the first of them step {run.skipped[0]}"
+    )
+    return Check(problem=problem, step=run.skipped[0], skipped=len(run.skipped))
+
+
+def _end_deviation(run: Trajectory, reference: Trajectory) -> float:
+    """Return the signed deviation of the mean loss of a run's last fifth from float32's."""
+    ours, theirs = _end_losses(run, reference)
+    away = relative_deviation(
+        ours, theirs, SMALLEST_LATE_LOSS_SHARE * abs(or_infinity(reference.losses[0]))
+    )
+    return -away if ours < theirs else away
+
+
+def _end_losses(run: Trajectory, reference: Trajectory) -> tuple[float, float]:
+    """Return the mean loss of the last fifth of a run, cut to float32's length, and float32's."""
+    steps = len(reference.losses)
+    tail = max(1, steps // 5)
+    ours, theirs = run.losses[:steps][-tail:], reference.losses[-tail:]
+    return mean(map(or_infinity, ours)), mean(map(or_infinity, theirs))
+
+
+# Extrapolation from the checkpoints of a run -----------------------------------------------------
+
+
+def check_error_floor(
+    points: Sequence[StepComparison],
+    noise: Sequence[NoisyStep],
+    run: SeedRun,
+    tolerance: Tolerance,
+) -> Check:
+    """Check that the rounding error shrinks with the loss.
+
+    At the same weights, an excess over float32's loss that is no smaller at the last checkpoints
+    than before is an error floor: its share grows as the loss falls. Where it is a mean over
+    batches, up to `STANDARD_ERRORS` standard errors are attributed to chance. Where the float32
+    loss was still falling when the proof's steps ended, it is extrapolated to
+    `EXTRAPOLATION_FACTOR` times the steps; by then the floor must not exceed what a long run may
+    deviate. Training must confirm it: an error made anew in every step also shows in the loss of
+    the trained candidate.
+    """
+    reference = run.reference
+    falling = loss_fall(reference.losses)
+    if falling < FALLING_LOSS_SHARE or len(points) < MIN_CHECKPOINTS:
+        return Check(judged=False)
+    last = points[-MIN_CHECKPOINTS:]
+    pairs = [point.losses for point in last]
+    excesses = [ours - theirs for ours, theirs in pairs]
+    errors = [STANDARD_ERRORS * point.mean_error for point in last]
+    floor = SMALLEST_LATE_LOSS_SHARE * abs(or_infinity(reference.losses[0])) or 1.0
+    levels = [max(abs(theirs), floor) for _, theirs in pairs]
+    shares = [excess / level for excess, level in zip(excesses, levels, strict=True)]
+    largest_shares = [
+        (e + error) / level for e, error, level in zip(excesses, errors, levels, strict=True)
+    ]
+    certain = (excesses[-1] - errors[-1]) / levels[-1]
+    allowed = max(
+        ERROR_FLOOR_SHARE * tolerance.loss, NOISE_FACTOR * _noise_at(last[-1].step, noise)
+    )
+    above = all(e + error > 0 for e, error in zip(excesses, errors, strict=True))
+    stays = all(
+        2 * later >= earlier - error
+        for (earlier, later), error in zip(itertools.pairwise(excesses), errors, strict=False)
+    )
+    grows = all(
+        shares[-1] > ERROR_FLOOR_GROWTH ** (MIN_CHECKPOINTS - 1 - at) * share
+        for at, share in enumerate(largest_shares[:-1])
+    )
+    trained, plain = _end_losses(run.candidate, reference)
+    confirmed = 2 * (trained - plain) >= excesses[-1] - errors[-1]
+    if not (above and stays and grows and confirmed and certain > allowed):
+        return Check()
+    expected = certain / (1 - falling) ** math.log2(EXTRAPOLATION_FACTOR)
+    if expected <= LONG_RUN_FACTOR * tolerance.trajectory:
+        return Check(deviation=finite_or_none(expected))
+    listed = ", ".join(percent(share) for share in shares)
+    problem = (
+        f"at the same weights of steps {', '.join(str(p.step) for p in last)} its loss is {listed} "
+        f"above float32's: an error that stays constant while the loss falls; it will be "
+        f"{percent(expected)} of the loss by step {EXTRAPOLATION_FACTOR * len(reference.losses)}, "
+        "if that keeps falling"
+    )
+    return Check(problem=problem, step=last[-1].step, deviation=finite_or_none(expected))
+
+
+def _noise_at(step: int, noise: Sequence[NoisyStep]) -> float:
+    """Return how far noise in the weights moves float32's loss at a step, as a share of it."""
+    moved = [abs(or_infinity(p.loss) - p.reference) / (abs(p.reference) or 1.0) for p in noise]
+    return max((m for m, p in zip(moved, noise, strict=True) if p.step == step), default=0.0)
+
+
+def check_gradient_growth(points: Sequence[StepComparison]) -> Check:
+    """Check that the backward pass's float16 magnitudes will not overflow at every loss scale.
+
+    Magnitudes, as at loss scale 1, that doubled between checkpoints are extrapolated by as many
+    octaves for each doubling of the steps; no scale helps once they pass the format's largest
+    number. They must not do so within `EXTRAPOLATION_FACTOR` times the steps observed.
+    """
+    magnitudes = [(p.step + 1, math.log2(p.backward)) for p in points if p.backward]
+    if len(magnitudes) < MIN_CHECKPOINTS:
+        return Check(judged=False)
+    last = magnitudes[-MIN_CHECKPOINTS:]
+    grew = [after - before for (_, before), (_, after) in itertools.pairwise(last)]
+    if min(grew) < 1.0:
+        return Check()
+    (before, _), (step, octaves) = last[-2:]
+    octaves_per_doubling = grew[-1] / math.log2(step / before)
+    left = DType.FLOAT16.limits.max_exponent + 1 - octaves
+    overflow_step = (
+        step * 2 ** max(0.0, left / octaves_per_doubling)
+        if left / octaves_per_doubling < 64
+        else math.inf
+    )
+    if overflow_step > EXTRAPOLATION_FACTOR * step:
+        return Check()
+    largest = " to ".join(f"{2**each:.3g} at step {made - 1}" for made, each in last)
+    problem = (
+        f"the largest float16 number of its backward pass grows from {largest}; so it will "
+        f"overflow at about step {overflow_step:.0f}, whatever the loss scale"
+    )
+    return Check(problem=problem, step=step - 1)

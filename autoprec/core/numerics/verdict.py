@@ -1,0 +1,81 @@
+"""The evidence that a proof records of a candidate, and the verdict on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.numerics.single_step import NOISE_ROUNDOFF
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A candidate judged against float32, with the numbers it rests on.
+
+    "equal": trains like float32. "drift": trains, but not like float32. "rejected": does not.
+    "equal at single steps": nothing was trained, so no more can be said. "unproven": the machine
+    stalled.
+    `loss_deviation` and `gradient_error` are the largest relative ones of the single-step test,
+    `loss_null` and `gradient_null` what noise does there; `trajectory_deviation` is that of the
+    mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the
+    noisy one's.
+    `steps` is how far training was followed, from `first_loss` to `last_loss` in float32, and
+    `most_steps` how far it might have been, so that a repeated proof takes the same steps.
+    A number that was not finite or not measured is None.
+    """
+
+    verdict: Literal["equal", "drift", "rejected", "equal at single steps", "unproven"]
+    reason: str
+    step: int | None = None
+    loss_deviation: float | None = None
+    gradient_error: float | None = None
+    loss_null: float | None = None
+    gradient_null: float | None = None
+    trajectory_deviation: float | None = None
+    trajectory_ratio: float | None = None
+    metric: float | None = None
+    metric_reference: float | None = None
+    skipped_steps: int = 0
+    steps: int = 0
+    most_steps: int = 0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    seconds: float = 0.0
+    covered: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        """Return whether the candidate trains like float32 as far as was tested."""
+        return self.verdict == "equal"
+
+
+@dataclass(frozen=True)
+class ProofEvidence:
+    """All that was recorded of one candidate; `roundoff` is that of the format it computes in.
+
+    `comparisons` are the checkpoints of the first steps, with `noise`; `headroom_comparisons` are
+    later ones, inspected for the head-room only. `late_comparisons` are those of a long float32 run
+    after its first steps, with `late_noise`, and `long_runs` the runs of that length. `start` names
+    the weights that training began with, where they were trained already. `candidate_run` is the
+    candidate's own run, which may be longer than float32's. `max_steps` might have been made.
+    `stalled` says that the machine stalled before the proof was done.
+    """
+
+    comparisons: tuple[StepComparison, ...] = ()
+    headroom_comparisons: tuple[StepComparison, ...] = ()
+    noise: tuple[NoisyStep, ...] = ()
+    runs: tuple[SeedRun, ...] = ()
+    late_comparisons: tuple[StepComparison, ...] = ()
+    late_noise: tuple[NoisyStep, ...] = ()
+    long_runs: tuple[SeedRun, ...] = ()
+    max_steps: int = 0
+    start: str = ""
+    candidate_run: Trajectory | None = None
+    stalled: bool = False
+    seconds: float = 0.0
+    not_covered: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    roundoff: float = NOISE_ROUNDOFF

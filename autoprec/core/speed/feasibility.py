@@ -1,0 +1,112 @@
+"""Rules out points that cannot run, or cannot fit, given what was measured before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoprec.core.speed.cost_model import MeasuredMemory, predict_memory
+from autoprec.core.speed.space import ALIGNMENT, BATCH, Point, Space, point_key
+from autoprec.core.speed.trial_results import Outcome, Status
+
+#: Trials that end so do so at every larger batch of the same arm, too, however it is padded.
+_FAILS_AT_LARGER_BATCHES = (
+    Status.OUT_OF_MEMORY,
+    Status.WOULD_NOT_FIT,
+    Status.TIMEOUT,
+    Status.KILLED,
+)
+
+#: Trials that end so mean that the batch is too large for this machine.
+_BATCH_TOO_LARGE = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.KILLED)
+
+#: How many times larger a batch may be than the largest that ran.
+_MAX_BATCH_GROWTH = 8
+
+
+def fitting_baseline(space: Space, baseline: Point, history: Sequence[Outcome]) -> Point | None:
+    """Return the baseline, or the largest smaller batch that fits where it does not.
+
+    None where plain float32 fails in another way, or at every batch. A point that was not tried yet
+    is assumed to run.
+    """
+    ended = {point_key(outcome.point): outcome for outcome in history}
+    sizes = sorted((s for s in space.batch_sizes if s <= int(baseline[BATCH])), reverse=True)
+    for size in sizes:
+        point = {**baseline, BATCH: size}
+        outcome = ended.get(point_key(point))
+        if outcome is None or outcome.rate > 0:
+            return point
+        if outcome.status not in _BATCH_TOO_LARGE:
+            return None
+    return None
+
+
+def why_ruled_out(point: Point, history: Sequence[Outcome], memory_bytes: float | None) -> str:
+    """Say why `point` need not be measured: it cannot run or cannot fit; empty where it may."""
+    batch = int(point[BATCH])
+    for outcome in history:
+        at = int(outcome.point[BATCH])
+        if outcome.status is Status.SHORT_DATA and batch >= at:
+            return f"the data hold fewer than {at} samples a batch"
+        if (
+            _failed(outcome)
+            and same_arm(point, outcome.point)
+            and _failure_applies(point, outcome, history)
+        ):
+            return outcome.reason or str(outcome.status)
+        if (
+            outcome.status in _FAILS_AT_LARGER_BATCHES
+            and batch >= at
+            and _is_padded_more(point, outcome.point)
+        ):
+            return f"batch {at} ended with {outcome.status}"
+    if memory_bytes is None:
+        return ""
+    peaks = [
+        MeasuredMemory(outcome.point, outcome.measurement.peak_memory_bytes)
+        for outcome in history
+        if outcome.measurement is not None and outcome.measurement.peak_memory_bytes > 0
+    ]
+    expected = predict_memory(point, peaks)
+    if expected is not None and expected > memory_bytes:
+        return (
+            f"would need about {expected / 2**30:.1f} GiB of the "
+            f"{memory_bytes / 2**30:.1f} GiB available"
+        )
+    return ""
+
+
+def is_within_reach(point: Point, history: Sequence[Outcome]) -> bool:
+    """Return whether a batch is at most eight times one that ran, if possible of its policy."""
+    good = [outcome.point for outcome in history if outcome.rate > 0]
+    own = [other for other in good if other["policy"] == point["policy"]]
+    largest = max((int(other[BATCH]) for other in own or good), default=int(point[BATCH]))
+    return int(point[BATCH]) <= _MAX_BATCH_GROWTH * largest
+
+
+def _failed(outcome: Outcome) -> bool:
+    return outcome.status in (Status.UNSUPPORTED, Status.CRASHED)
+
+
+def _failure_applies(point: Point, failed: Outcome, history: Sequence[Outcome]) -> bool:
+    """Return whether a failure counts at `point`: everywhere, unless the arm ran at some batch.
+
+    Then it counts at its own batch and at those further from where the arm ran.
+    """
+    at, batch = int(failed.point[BATCH]), int(point[BATCH])
+    ran = [int(o.point[BATCH]) for o in history if o.rate > 0 and same_arm(point, o.point)]
+    return all(batch >= at if other < at else batch <= at for other in ran)
+
+
+def same_arm(left: Point, right: Point) -> bool:
+    """Return whether two points differ at most in their batches."""
+    return all(right[name] == value for name, value in left.items() if name != BATCH)
+
+
+def _is_padded_more(point: Point, other: Point) -> bool:
+    """Return whether `point` differs from `other` at most in its batch and a larger padding."""
+    return all(
+        value == other[name] or (name == ALIGNMENT and int(value) > int(other[name]))
+        for name, value in point.items()
+        if name != BATCH
+    )

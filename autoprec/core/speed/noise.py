@@ -1,0 +1,71 @@
+"""Decides what counts as faster or slower where machines are noisy.
+
+Recipes are compared in rounds, so that drift meets all of them alike. Ratios of two recipes in the
+same rounds err to either side alike, whichever of the two was disturbed; their intervals come from
+the signed ranks (Hodges and Lehmann, "Estimates of location based on rank tests", 1963), which need
+a third fewer rounds than the median where errors are normal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+from autoprec.core.codec import bounded
+from autoprec.core.statistics import CONFIDENCE, median, signed_rank
+
+MIN_GAIN = 0.02
+"""A recipe that gains less than this share over the baseline is not worth recommending."""
+
+#: How much longer than expected a disturbed step takes. Other processes on a shared machine take a
+#: fifth or more; beyond the upper bound it is the recipe that is slow.
+_DISTURBED_RATIO_RANGE = (1.2, 1.65)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio measured in alternating rounds: its pseudomedian over them and the 95 % interval."""
+
+    ratio: float = bounded(low=0.0, high=1e9)
+    low: float = bounded(low=0.0, high=1e9)
+    high: float = bounded(low=0.0, high=1e9)
+    rounds: int = bounded(low=0, high=10**6)
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """Return the pseudomedian of the rounds' ratios with its interval; round i pairs i-th values.
+
+    It is the median of the geometric means of every two rounds' ratios. Fewer than 6 rounds cannot
+    give 95 %: then the range is the honest answer.
+    """
+    if len(numerators) != len(denominators) or not numerators:
+        raise ValueError("a paired ratio needs as many numerators as denominators, at least one")
+    ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
+    means = sorted(math.sqrt(a * b) for a, b in combinations_with_replacement(ratios, 2))
+    rank = signed_rank(len(ratios), CONFIDENCE)
+    return Ratio(median(means), means[rank], means[-1 - rank], len(ratios))
+
+
+def is_faster(ratio: Ratio) -> bool:
+    """Return whether a ratio shows a gain: beyond the noise, and worth recommending."""
+    return ratio.low > 1.0 and ratio.ratio > 1.0 + MIN_GAIN
+
+
+def seems_disturbed(step_seconds: float, expected_seconds: float | None) -> bool:
+    """Return whether a timing is slower than expected as if the machine had been disturbed.
+
+    Or the expectation was wrong: only timing it again tells. Then the faster of the two counts,
+    because no disturbance makes a machine faster.
+    """
+    if not expected_seconds:
+        return False
+    least, most = _DISTURBED_RATIO_RANGE
+    return least < step_seconds / expected_seconds < most
+
+
+def relative_spread(values: Sequence[float]) -> float:
+    """Return how far repeated measurements of one thing lie apart: (max - min) / median."""
+    centre = median(values) if values else 0.0
+    return (max(values) - min(values)) / centre if centre else 0.0

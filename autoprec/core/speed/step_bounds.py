@@ -1,0 +1,296 @@
+"""Estimates what a tuning would try on a device and could gain there, without measuring.
+
+Every kernel of a step takes at least as long as its operations at the device's peak, and as the
+bytes it reads and writes at the memory's bandwidth (the roofline model: Williams, Waterman and
+Patterson, CACM 52/4, 2009); the step takes at least the sum, and at least as long as launching its
+kernels one by one. Sixteen bits make products faster and activations smaller, and leave launches as
+they are. The gain by these bounds is the most that can be expected, because whatever else a step
+does takes its time under every policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autoprec.core.device.facts import GIB, DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.device.policies import Proposal
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.measurement import Dimension, Kernel, TaskFacts
+from autoprec.core.speed.space import Space
+
+#: Launching a kernel takes a GPU's driver some 4 microseconds from a bare loop, and a framework
+#: that runs one operator after another 5 to 25. Sources: NVIDIA Technical Blog, "Getting Started
+#: with CUDA Graphs" (3.8 microseconds); Jiahuang Lin, "From PyTorch op to kernel launch".
+LAUNCH_SECONDS = 4e-6
+FRAMEWORK_LAUNCH_SECONDS = 10e-6
+
+#: Sizes of memory that accelerators are sold with, in GiB.
+COMMON_MEMORY_GIB = (8, 16, 24, 32, 48, 80)
+
+#: A gain below this is small: the search's own errors and what was left out are as large.
+SMALL_GAIN = 1.3
+NO_GAIN = 1.05
+_CLEARLY_SMALLER_RATIO = 0.95
+
+#: Of a backward kernel's operands (an output kept, its gradient, the input's gradient) the share
+#: that is not among what the forward pass keeps.
+_UNSAVED_OPERANDS_SHARE = 2 / 3
+
+#: An update of all weights at once makes this many copies of them: Adam's are the denominators.
+_UPDATE_COPIES = 2
+
+_KERNEL_LAUNCHING_KINDS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU, DeviceKind.MPS)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The least time of a policy's step at one batch, in seconds.
+
+    `arithmetic_seconds` are spent in kernels that their operations bound, `memory_seconds` in those
+    that reading and writing bounds; meanwhile all are launched, in `launch_seconds`. `at_most` is
+    how many times faster than float32's the step can be by these bounds, `likely` where a framework
+    launches its operators one by one.
+    """
+
+    policy: Policy
+    batch: int
+    arithmetic_seconds: float
+    memory_seconds: float
+    launch_seconds: float
+    at_most: float = 1.0
+    likely: float = 1.0
+
+    @property
+    def computing_seconds(self) -> float:
+        """Return the seconds its kernels take, however they are launched."""
+        return self.arithmetic_seconds + self.memory_seconds
+
+    @property
+    def likely_seconds(self) -> float:
+        """Return the longer of computing and a framework's launching."""
+        factor = FRAMEWORK_LAUNCH_SECONDS / LAUNCH_SECONDS
+        return max(self.computing_seconds, self.launch_seconds * factor)
+
+    @property
+    def least_seconds(self) -> float:
+        """Return the longer of computing and launching."""
+        return max(self.computing_seconds, self.launch_seconds)
+
+    @property
+    def bound(self) -> str:
+        """Return what bounds most of the step: "arithmetic", "memory" or "launches"."""
+        if self.launch_seconds >= self.computing_seconds:
+            return "launches"
+        return "arithmetic" if self.arithmetic_seconds >= self.memory_seconds else "memory"
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """The largest batch whose predicted memory fits into `memory_bytes`; 0: not even one sample."""
+
+    memory_bytes: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The predicted memory of a float32 step: what it needs at any batch, and for each sample.
+
+    `fixed_bytes` are weights, gradients and the optimizer's state; `update_bytes` what the update
+    needs in addition, when nothing is kept of the samples any more; `bytes_per_sample` what the
+    forward pass keeps, and what the largest kernel of the backward pass needs in addition. A
+    library's workspaces and the framework's own memory are not included.
+    """
+
+    fixed_bytes: int
+    update_bytes: int
+    bytes_per_sample: float
+    batch: int
+    fits: tuple[Fitting, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the prediction at `batch`."""
+        return self.fixed_bytes + max(int(self.bytes_per_sample * self.batch), self.update_bytes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `tune` would do on a device, which need not be present.
+
+    `explain_expectation` summarizes the estimates, a sentence for each batch; `figures` names the
+    source of their peaks and bandwidth, empty where none are known. `recipes` is the size of the
+    search's space, `off_alignment` the dimensions that are no multiple of `alignment`. `refusal`
+    says why it would not begin at all: the rest is then what the hardware alone makes plausible.
+    """
+
+    task: str
+    device: DeviceFacts
+    facts: TaskFacts
+    proposal: Proposal
+    space: Space
+    recipes: int
+    figures: str
+    estimates: tuple[Estimate, ...]
+    expectation: tuple[str, ...]
+    alignment: int
+    off_alignment: tuple[Dimension, ...]
+    memory: MemoryPlan | None
+    refusal: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def estimate_steps(
+    task: TaskFacts, peaks: DeviceFacts, policies: Sequence[Policy], batches: Sequence[int]
+) -> tuple[Estimate, ...]:
+    """Estimate the steps of float32 and of `policies` on a device with these peaks, by batch.
+
+    Empty where the task's kernels, or the device's bandwidth or its peak in float32, are not known;
+    a policy whose peak is not known is left out.
+    """
+    found = []
+    for batch in batches:
+        base = _estimate(task, peaks, Policy.FLOAT32, batch)
+        if base is None:
+            return ()
+        found.append(base)
+        for policy in policies:
+            own = _estimate(task, peaks, policy, batch)
+            if policy is not Policy.FLOAT32 and own is not None:
+                most = max(1.0, base.least_seconds / own.least_seconds)
+                likely = min(most, max(1.0, base.likely_seconds / own.likely_seconds))
+                found.append(replace(own, at_most=most, likely=likely))
+    return tuple(found)
+
+
+def _estimate(task: TaskFacts, peaks: DeviceFacts, policy: Policy, batch: int) -> Estimate | None:
+    speed, bandwidth = _operations_per_second(peaks, policy), _bytes_per_second(peaks)
+    if not speed or not bandwidth or not task.kernels:
+        return None
+    arithmetic = memory = 0.0
+    for kernel in (*task.kernels, *_update_kernels(task, policy)):
+        computing = kernel.count * kernel.flops_per_sample * batch / speed
+        moving = kernel.count * _bytes_moved(kernel, policy, batch) / bandwidth
+        if computing > moving:
+            arithmetic += computing
+        else:
+            memory += moving
+    launched = sum(kernel.count for kernel in task.kernels)
+    launching = LAUNCH_SECONDS * launched if peaks.kind in _KERNEL_LAUNCHING_KINDS else 0.0
+    return Estimate(policy, batch, arithmetic, memory, launching)
+
+
+def _update_kernels(task: TaskFacts, policy: Policy) -> tuple[Kernel, ...]:
+    """Return the update, and under a mixed policy the weights' casts: 4 bytes read, 2 written."""
+    update = Kernel(0.0, 0.0, 3 * task.trainable_bytes + 2 * task.optimizer_bytes)
+    casts = Kernel(0.0, 0.0, 3 * task.parameter_bytes // 2)
+    return (update, casts) if policy.mixed else (update,)
+
+
+def _bytes_moved(kernel: Kernel, policy: Policy, batch: int) -> float:
+    """Return the bytes a kernel moves; a product's weights, too, are half as large in 16 bits."""
+    growing = kernel.bytes_per_sample * batch
+    if not policy.mixed:
+        return growing + kernel.fixed_bytes
+    return growing / 2 + kernel.fixed_bytes / (2 if kernel.flops_per_sample else 1)
+
+
+def _operations_per_second(peaks: DeviceFacts, policy: Policy) -> float:
+    """Return floating-point operations per second, measured or the vendor's; 0 if not known."""
+    fact = peaks.fact(policy.compute_dtype)
+    return 1e9 * (fact.measured_gflops or 0.0) or 1e12 * (fact.peak_dense_tflops or 0.0)
+
+
+def _bytes_per_second(peaks: DeviceFacts) -> float:
+    """Return bytes per second; 0 where not known."""
+    return 1e9 * (peaks.measured_memory_bandwidth_gbps or peaks.memory_bandwidth_gbps or 0.0)
+
+
+def explain_expectation(
+    estimated: Sequence[Estimate], peaks: DeviceFacts, task: TaskFacts, policies: Sequence[Policy]
+) -> tuple[str, ...]:
+    """Say what may be expected of the policies on this task, and why, for each batch."""
+    if set(policies) <= {Policy.FLOAT32}:
+        return (f"nothing is to be expected: {_why_no_faster_dtype(peaks)}",)
+    gains = [each for each in estimated if each.policy is not Policy.FLOAT32]
+    if not gains:
+        return (f"how much cannot be said without measuring: {_what_is_missing(peaks, task)}",)
+    return tuple(
+        _expect_at_batch(batch, [each for each in estimated if each.batch == batch], task)
+        for batch in sorted({each.batch for each in gains})
+    )
+
+
+def _expect_at_batch(batch: int, estimated: Sequence[Estimate], task: TaskFacts) -> str:
+    """Say what may be expected at one batch; `estimated` begins with float32's."""
+    base, best = estimated[0], max(estimated, key=lambda each: (each.likely, each.at_most))
+    kernels = sum(kernel.count for kernel in task.kernels)
+    why = f"float32 takes at least {_milliseconds(base.least_seconds)}, "
+    if base.bound == "launches":
+        why += (
+            f"launching {kernels} kernels that compute for {_milliseconds(base.computing_seconds)}"
+        )
+    else:
+        share = base.memory_seconds / base.computing_seconds
+        why += f"{share:.0%} of it in kernels bound by memory, which 16 bits at most halve"
+    if best.at_most < NO_GAIN:
+        return f"batch {batch}: nothing is to be expected: {why}"
+    most = f"at most {best.at_most:.2g}x by {best.policy}"
+    if best.likely < _CLEARLY_SMALLER_RATIO * best.at_most:
+        launching = f"{FRAMEWORK_LAUNCH_SECONDS * 1e6:.0f} us each, as frameworks do it"
+        why += f"; launching {kernels} kernels at {launching}, leaves {best.likely:.2g}x"
+    elif best.bound != base.bound:
+        why += f"; faster, it would be bound by {best.bound}"
+    if best.likely < SMALL_GAIN:
+        return f"batch {batch}: little is to be expected, {most}: {why}"
+    if base.bound == "memory":
+        return f"batch {batch}: little of the products' speed is to be expected, {most}: {why}"
+    return f"batch {batch}: {most}: {why}"
+
+
+def _milliseconds(seconds: float) -> str:
+    value = seconds * 1e3
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.2g} ms"
+
+
+def _why_no_faster_dtype(device: DeviceFacts) -> str:
+    """Say why no 16-bit dtype is tried, in the catalogue's words."""
+    reasons = []
+    for dtype in (DType.FLOAT16, DType.BFLOAT16):
+        fact = device.fact(dtype)
+        if fact.support is not Support.NATIVE:
+            reasons.append(f"{dtype} is {fact.support}{f' ({fact.reason})' if fact.reason else ''}")
+    return "; ".join(reasons) or "only float32 was requested"
+
+
+def _what_is_missing(peaks: DeviceFacts, task: TaskFacts) -> str:
+    if not task.kernels:
+        return "what the task computes could not be counted"
+    if not _bytes_per_second(peaks):
+        return "the catalogue has no memory bandwidth of this device"
+    if not _operations_per_second(peaks, Policy.FLOAT32):
+        why = peaks.fact(DType.FLOAT32).reason
+        return f"the catalogue has no peak of this device in float32{f': {why}' if why else ''}"
+    return "the catalogue has no peak of this device in 16 bits"
+
+
+def plan_memory(task: TaskFacts, batch: int, available: int | None) -> MemoryPlan | None:
+    """Predict the memory of a float32 step; None where what it keeps was not counted.
+
+    `available` are the bytes that may be used, None for the sizes that accelerators are sold with.
+    """
+    if not task.saved_bytes_per_sample:
+        return None
+    fixed = task.parameter_bytes + task.trainable_bytes + task.optimizer_bytes
+    update = _UPDATE_COPIES * task.trainable_bytes
+    largest = max((kernel.bytes_per_sample for kernel in task.kernels), default=0.0)
+    growing = task.saved_bytes_per_sample + _UNSAVED_OPERANDS_SHARE * largest
+    limits = [available] if available else [size * GIB for size in COMMON_MEMORY_GIB]
+    fits = tuple(
+        Fitting(limit, int((limit - fixed) / growing) if limit > fixed + update else 0)
+        for limit in limits
+    )
+    return MemoryPlan(fixed, update, growing, batch, fits)

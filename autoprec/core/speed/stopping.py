@@ -1,0 +1,68 @@
+"""Decides when the search stops.
+
+It ends at the limit of trials, when every point that fits was measured, or when no untried point is
+likely to be faster by more than one per cent, or by enough for the seconds that its trial takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoprec.core.speed.cost_model import (
+    Prediction,
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the search: memory in bytes, trials, and when a gain is too small to look for.
+
+    `optimism` is how many standard deviations above its prediction a point is hoped to be.
+    `setup_seconds` is the cost of a trial in addition to its steps, which it times for
+    `timed_seconds` and for at least `steps` steps with the warm-up. A trial must promise an
+    expected gain of `gain_per_second` for every second that it takes. If `explore_neighbours`,
+    trials of up to `cheap_seconds` are spent next to the fastest recipe on what the model cannot
+    know.
+    """
+
+    memory_bytes: float | None = None
+    trials: int | None = None
+    gain: float = 0.01
+    optimism: float = 1.3
+    setup_seconds: float = 0.5
+    timed_seconds: float = 0.5
+    steps: int = 4
+    gain_per_second: float = 5e-4
+    cheap_seconds: float = 3.0
+    explore_neighbours: bool = True
+
+
+@dataclass(frozen=True)
+class Stop:
+    """No further point is worth its time, and why."""
+
+    reason: str
+
+
+ALL_MEASURED = Stop("every point that fits has been measured")
+
+
+def trial_limit_reached(trials: int, limits: Limits) -> Stop | None:
+    """Return why to stop if as many trials have run as are allowed; else None."""
+    if limits.trials is None or trials < limits.trials:
+        return None
+    return Stop(f"the limit of {limits.trials} trials is reached")
+
+
+def is_worth_a_trial(
+    prediction: Prediction, cost_seconds: float, best_log_rate: float, limits: Limits
+) -> bool:
+    """Return whether a point is likely to be faster by more than `limits.gain`, for its seconds."""
+    hoped = prediction.mean + limits.optimism * prediction.deviation
+    gain = prediction.expected_gain(best_log_rate)
+    return hoped > best_log_rate + limits.gain and gain > limits.gain_per_second * cost_seconds
+
+
+def nothing_worth_a_trial(limits: Limits) -> Stop:
+    """Return why to stop where `is_worth_a_trial` holds for no untried point."""
+    return Stop(f"no untried point is likely to be more than {limits.gain:.0%} faster")

@@ -1,0 +1,84 @@
+"""The sentence that ends a tuning: how much faster than what, and why."""
+
+from __future__ import annotations
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Profile
+from autoprec.core.recipe import describe_batch
+from autoprec.core.speed.attribution import PRECISION
+from autoprec.core.speed.noise import MIN_GAIN
+from autoprec.reporting.text import dtype_text, percent_text, ratio_text, recipe_text
+
+#: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
+_NOTABLE_BANDWIDTH_SHARE = 0.01
+
+
+def closing_sentence(profile: Profile) -> str:
+    """Return one sentence with the result and its numbers."""
+    recipe, evidence = profile.recipe, profile.evidence
+    if profile.device.fingerprint.rehearsal:
+        return f"result: {recipe_text(recipe)}: {evidence.reason}"
+    if evidence.inconclusive:
+        return (
+            f"{evidence.reason}. Run the same command with --fresh when this machine is idle; "
+            "without --fresh it returns this result again"
+        )
+    if recipe.policy is Policy.FLOAT32 and evidence.speedup.rounds == 0:
+        return f"result: {evidence.reason}"
+    text = f"result: {headline(profile)}"
+    if evidence.parity.loss_deviation is not None:
+        text += f"; loss within {percent_text(evidence.parity.loss_deviation)}"
+    share = evidence.chosen.peak_share
+    if share is not None:
+        text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
+    share = evidence.chosen.memory_share
+    if share is not None and share >= _NOTABLE_BANDWIDTH_SHARE:
+        text += f"; at least {share:.0%} of its memory bandwidth"
+    if evidence.chosen.break_even_steps is not None:
+        text += f"; compilation pays off after {evidence.chosen.break_even_steps} steps"
+    return text
+
+
+def headline(profile: Profile) -> str:
+    """Summarize the recipe, its speed-up over the baseline, and the parts of that.
+
+    What is easily overlooked comes first: a recipe slower than float32, or a gain that is not
+    due to precision.
+    """
+    recipe, evidence = profile.recipe, profile.evidence
+    name, gain = recipe_text(recipe), evidence.speedup
+    if gain.ratio < 1.0 and recipe.forced:
+        return f"{gain.ratio:.2g}x: slower than {baseline_text(profile)}; only {name} was requested"
+    first = "" if _precision_pays(profile) else "lower precision brings no gain here; "
+    text = f"{first}{name}: {ratio_text(gain)} over {baseline_text(profile)}"
+    if len(evidence.waterfall) == 1 and " and " in evidence.waterfall[0].what:
+        text += f"; {evidence.waterfall[0].what} together, not measured separately for lack of time"
+    if len(evidence.waterfall) > 1:
+        parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)
+        text += f" = {parts}"
+    return text
+
+
+def _precision_pays(profile: Profile) -> bool:
+    if profile.recipe.policy is Policy.FLOAT32:
+        return False
+    own = [part.speedup for part in profile.evidence.waterfall if part.what == PRECISION]
+    return not own or (own[0].low > 1.0 and own[0].ratio >= 1.0 + MIN_GAIN)
+
+
+def baseline_text(profile: Profile) -> str:
+    """Name the baseline in full: "float32, batch 32"."""
+    base = profile.evidence.baseline
+    return f"{base.policy}, {describe_batch(base.batch_size, base.accumulation_steps)}"
+
+
+def part_lines(profile: Profile) -> list[str]:
+    """List each part of the gain with its interval and both sides; nothing if there is only one."""
+    evidence = profile.evidence
+    if len(evidence.waterfall) < 2 or evidence.inconclusive:
+        return []
+    lines, side = [], recipe_text(profile.recipe)
+    for part in evidence.waterfall:
+        lines.append(f"  {part.what}: {ratio_text(part.speedup)}: {side} over {part.against}")
+        side = part.against
+    return lines

@@ -1,0 +1,1 @@
+"""Times the proven recipes against the baseline and chooses among them."""

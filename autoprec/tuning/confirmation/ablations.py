@@ -1,0 +1,93 @@
+"""Ablations: recipes that are timed next to the winner, with one of its settings switched off.
+
+Some of them attribute the winner's speedup to its parts; others are simpler recipes that may be
+chosen instead, because a setting is kept only where it wins by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.speed.attribution import PRECISION, switch_off_in_turn
+from autoprec.core.speed.best_arm import TURN_SECONDS
+from autoprec.core.speed.keep_memory import clearly_pays
+from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.stage_results import ProvenRecipe, SearchResult
+
+#: Recipes that are timed only for comparison may take this many seconds, or as many as winner and
+#: baseline take themselves.
+COMPARISON_SECONDS = 5.0
+
+#: Making a recipe ready costs as much as this many turns.
+_SETUP_TURNS = 3
+
+
+@dataclass(frozen=True)
+class Ablations:
+    """Chooses the ablations of one tuning's winner, within the time and memory there is."""
+
+    job: TuningJob
+    search: SearchResult
+
+    def simpler(self, winner: Recipe) -> list[Recipe]:
+        """Return the winner without each of its knobs, and without all of them.
+
+        They need no proof of their own: no knob makes a recipe more exact. Kept memory stays where
+        it is known to pay. Policies, layouts, compilation and padding are left alone, because the
+        search has compared those one by one already.
+        """
+        search = self.search
+        known = winner.keeps_memory and clearly_pays(
+            search.trials.space, search.baseline_point, search.trials.history, winner.batch_size
+        )
+        knobs = [name for name in winner.knobs if name != KEEP_MEMORY]
+        switched_off = [{name} for name in knobs]
+        switched_off += [{KEEP_MEMORY}] * (winner.keeps_memory and not known)
+        switched_off += [set(knobs)] * (len(knobs) > 1)
+        without = [
+            replace(winner, knobs={k: v for k, v in winner.knobs.items() if k not in names})
+            for names in switched_off
+        ]
+        return [recipe for recipe in without if recipe.key() != search.baseline.key()]
+
+    def compared(self, winner: ProvenRecipe, simpler: Sequence[Recipe]) -> list[Recipe]:
+        """Return the recipes to time next to baseline and winner, as far as time and memory allow.
+
+        Float32 at the winner's batch comes first: it shows what precision brings, and runs even
+        where the memory does not suffice for all sessions at once.
+        """
+        baseline = self.search.baseline
+        rivals = [winner.recipe, *simpler]
+        steps = [step for rival in rivals for step in switch_off_in_turn(rival, baseline)]
+        steps.sort(key=lambda step: step.what != PRECISION)
+        found = {recipe.key(): recipe for recipe in (baseline, *rivals)}
+        own = self._turns_seconds(winner.step_seconds) + self.seconds(baseline)
+        left = max(COMPARISON_SECONDS, own)
+        for recipe in (step.recipe for step in steps):
+            needed = self.seconds(recipe)
+            fits = recipe == steps[0].recipe or fit_in_memory_together(
+                self.job, [*found.values(), recipe], self.search.trials
+            )
+            if recipe.key() not in found and needed <= left and fits:
+                found[recipe.key()] = recipe
+                left -= needed
+        return [recipe for recipe in found.values() if recipe not in (baseline, winner.recipe)]
+
+    def seconds(self, recipe: Recipe) -> float:
+        """Return the seconds that timing a recipe in all rounds takes."""
+        return self._turns_seconds(self._step_seconds(recipe))
+
+    def _turns_seconds(self, step_seconds: float) -> float:
+        return (self.job.options.rounds + _SETUP_TURNS) * max(TURN_SECONDS, step_seconds)
+
+    def _step_seconds(self, recipe: Recipe) -> float:
+        """Return a recipe's step time, estimated from the baseline's where it was not measured."""
+        trials, baseline = self.search.trials, self.search.baseline
+        measured, base = map(trials.measurement_of, (recipe, baseline))
+        if measured is not None:
+            return measured.step_seconds
+        larger = recipe.effective_batch / baseline.effective_batch
+        return 0.0 if base is None else larger * base.step_seconds

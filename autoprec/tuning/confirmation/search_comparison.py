@@ -1,0 +1,64 @@
+"""Compares the confirmation's rounds with the search: results that contradict are not believed."""
+
+from __future__ import annotations
+
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.attribution import describe_recipe
+from autoprec.core.speed.consistency import RATE_CHANGE_FACTOR, RecipeRates, find_inconsistencies
+from autoprec.core.speed.noise import Ratio, paired_ratio
+from autoprec.core.speed.selection import Finalist
+from autoprec.tuning.search.trials import Trials
+
+
+def searched_ratio(trials: Trials, recipe: Recipe, baseline: Recipe) -> Ratio | None:
+    """Return the speedup over the baseline that the search saw; None where it saw none."""
+    one, other = trials.outcome_of(recipe), trials.outcome_of(baseline)
+    if one is None or other is None or one.measurement is None or other.measurement is None:
+        return None
+    if one.rate <= 0 or other.rate <= 0:
+        return None
+    ratio = one.rate / other.rate
+    own, base = one.measurement, other.measurement
+    low = own.step_seconds / own.high * base.low / base.step_seconds
+    high = own.step_seconds / own.low * base.high / base.step_seconds
+    return Ratio(ratio, ratio * low, ratio * high, 1)
+
+
+def inconsistencies(trials: Trials, baseline: Finalist, best: Finalist | None) -> str:
+    """Say why the final rounds cannot be believed, "" where they can; `best` may be chosen."""
+    if trials.rehearsed:
+        return ""
+    if best is None:
+        return "; ".join(find_inconsistencies(None, None, [_rates(trials, baseline)]))
+    ratio = paired_ratio(best.rates, baseline.rates)
+    searched = searched_ratio(trials, best.recipe, baseline.recipe)
+    both = [_rates(trials, each) for each in (baseline, best)]
+    return "; ".join(find_inconsistencies(ratio, searched, both))
+
+
+def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:
+    """Return the best other recipe where it measured an order of magnitude below the baseline."""
+    own = trials.outcome_of(baseline)
+    others = (outcome for outcome in trials.history if outcome is not own)
+    best = max(others, key=lambda outcome: outcome.rate, default=None)
+    if own is None or best is None or trials.rehearsed:
+        return None
+    slower = 0 < best.rate * RATE_CHANGE_FACTOR < own.rate
+    return trials.space.recipe(best.point) if slower else None
+
+
+def why_baseline(trials: Trials, baseline: Recipe) -> str:
+    """Say why the baseline is the answer where no other recipe is left to be confirmed."""
+    own = trials.outcome_of(baseline)
+    best = max((outcome.rate for outcome in trials.history if outcome is not own), default=0.0)
+    if not best:
+        return "nothing else was measured"
+    passed = " that passed" if own is not None and best > own.rate else ""
+    return f"the baseline is the fastest recipe{passed}"
+
+
+def _rates(trials: Trials, finalist: Finalist) -> RecipeRates:
+    trial = trials.outcome_of(finalist.recipe)
+    measured = None if trial is None else trial.measurement
+    before = 0.0 if measured is None else measured.samples_per_second
+    return RecipeRates(describe_recipe(finalist.recipe), before, finalist.rates)

@@ -1,0 +1,112 @@
+"""One tuning's job: what every stage needs to know, fixed before the first one starts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.device.placement import expose_only
+from autoprec.core.dtypes import Policy
+from autoprec.core.probe_result import Unusable
+from autoprec.core.profile import CheckpointRecord
+from autoprec.tuning.events import Listener, Note, Progress
+from autoprec.tuning.options import Options
+from autoprec.tuning.time_limit import Deadline
+from autoprec.workers.client import Worker, WorkerSettings
+from autoprec.workers.cpu_contention import ContentionMonitor
+from autoprec.workers.memory_limit import memory_budget
+from autoprec.workers.runner import Runner
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a tuning is for: the device and the software, as known before anything is measured.
+
+    `measure` times the device's matrix products. `unusable` holds the accelerators that would have
+    been preferred but cannot be used.
+    """
+
+    facts: DeviceFacts
+    software: Mapping[str, str]
+    measure: Callable[[DeviceFacts], DeviceFacts]
+    unusable: tuple[Unusable, ...] = ()
+
+
+@dataclass(frozen=True)
+class TuningJob:
+    """The task, the target, the options, and how workers are started.
+
+    `memory` is the accelerator's memory as the first worker finds it; by `deadline` the whole
+    tuning must have ended.
+    """
+
+    task: Path
+    target: Target
+    options: Options
+    listener: Listener
+    start: Callable[[WorkerSettings], Worker] = Worker
+    memory: DeviceMemory | None = None
+    deadline: Deadline = field(default_factory=Deadline)
+
+    @cached_property
+    def memory_bytes(self) -> int | None:
+        """Return a worker's memory limit in bytes: of main memory on a CPU, else of free memory.
+
+        Where the free memory is not known, it is taken of all the device's memory.
+        """
+        if self.options.memory_bytes is not None:
+            return self.options.memory_bytes
+        seen = self.target.facts.observation
+        if self.on_cpu:
+            return memory_budget(seen.memory_bytes)
+        free = seen.memory_bytes if self.memory is None else self.memory.free
+        return None if free is None else int(USABLE_FREE_MEMORY_SHARE * free)
+
+    @cached_property
+    def checkpoint(self) -> CheckpointRecord | None:
+        """Return the record of the weights that training starts from; None: `build_model`'s own."""
+        path = self.options.checkpoint
+        if path is None:
+            return None
+        with path.open("rb") as file:
+            return CheckpointRecord(path.name, hashlib.file_digest(file, "sha256").hexdigest())
+
+    @cached_property
+    def contention_monitor(self) -> ContentionMonitor:
+        """Return what watches for other processes during measurements."""
+        return ContentionMonitor(lambda text: self.listener(Note(text, warning=True)))
+
+    @property
+    def on_cpu(self) -> bool:
+        """Say whether the device's memory is main memory."""
+        return self.target.facts.kind is DeviceKind.CPU
+
+    @property
+    def float32_allowed(self) -> bool:
+        """Say whether float32 may be chosen."""
+        return not self.options.policies or Policy.FLOAT32 in self.options.policies
+
+    def settings(self) -> WorkerSettings:
+        """Return how this job's workers are started."""
+        placement = expose_only(self.target.facts.observation)
+        return WorkerSettings(
+            task=self.task,
+            device=placement.device,
+            checkpoint=self.options.checkpoint,
+            memory_bytes=self.memory_bytes if self.on_cpu else None,
+            environment=placement.environment,
+        )
+
+    def runner(self) -> Runner:
+        """Return a runner with a worker of its own."""
+        return Runner(self.settings(), self.on_progress, self.start)
+
+    def on_progress(self, phase: str, step: int) -> None:
+        """Report a worker's progress to the listener."""
+        self.listener(Progress(phase, step))

@@ -1,0 +1,1 @@
+"""Makes the profile from what the stages of a tuning found."""

@@ -1,0 +1,161 @@
+"""Builds the profile from what the stages found: every claim with its number."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from autoprec.core.device.roofline import Bound, find_bound, min_traffic_bytes
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement
+from autoprec.core.profile import (
+    NOT_COMPARED,
+    Baseline,
+    Chosen,
+    DeviceRecord,
+    Evidence,
+    Profile,
+    TaskRecord,
+    without_speeds,
+)
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.selection import Choice
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.profile.padding_evidence import padding_evidence
+from autoprec.tuning.profile.significant_digits import rounded, significant
+from autoprec.tuning.profile.warnings import warnings_for
+from autoprec.tuning.stage_results import REFERENCE, TuningResult
+from autoprec.version import __version__
+
+
+def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds: float) -> Profile:
+    """Write the profile of a finished tuning; `digest` is the task's, `seconds` what it cost."""
+    confirmation, plain = result.confirmation, result.search.baseline
+    choice, proven = confirmation.choice, confirmation.proven
+    recipe = proven.recipe if proven is not None else choice.recipe
+    recipe = replace(recipe, forced=not job.float32_allowed)
+    base, chosen = result.measurement_of(plain), result.measurement_of(choice.recipe)
+    bound = _bound(result, choice.recipe, chosen)
+    verdict = proven.verdict if proven is not None else REFERENCE
+    gain = result.confirmation.speedup if proven is not None else None
+    same = result.confirmation.speedup_same_batch if proven is not None else None
+    evidence = Evidence(
+        baseline=Baseline(
+            policy=Policy.FLOAT32,
+            batch_size=plain.batch_size,
+            samples_per_second=significant(base.samples_per_second),
+            step_seconds=significant(base.step_seconds),
+            peak_memory_bytes=base.peak_memory_bytes,
+            accumulation_steps=plain.accumulation_steps,
+        ),
+        chosen=Chosen(
+            samples_per_second=significant(chosen.samples_per_second),
+            step_seconds=significant(chosen.step_seconds),
+            peak_memory_bytes=chosen.peak_memory_bytes,
+            peak_share=None if bound.peak_share is None else significant(bound.peak_share),
+            memory_share=None if bound.memory_share is None else significant(bound.memory_share),
+            bound=bound.name,
+            data_seconds=significant(chosen.data_seconds),
+            warmup_seconds=significant(chosen.warmup_seconds),
+            break_even_steps=_break_even(result, choice.recipe),
+        ),
+        speedup=rounded(gain) if gain is not None else NOT_COMPARED,
+        speedup_same_batch=None if same is None else rounded(same),
+        parity=verdict,
+        checkpoint=job.checkpoint,
+        trials=len(result.trials.history),
+        tuning_seconds=round(seconds, 1),
+        proof_seconds=round(result.proof.seconds, 1),
+        reason=_reason(result, choice, bound, recipe),
+        refusals=result.refusals,
+        memory_budget_bytes=job.memory_bytes,
+        loss_scale=None if proven is None else proven.loss_scale,
+        islands=None if proven is None else proven.islands,
+        padding=padding_evidence(result, recipe),
+        warnings=warnings_for(result, recipe, plain, chosen),
+        waterfall=tuple(
+            replace(p, speedup=rounded(p.speedup)) for p in result.confirmation.waterfall
+        ),
+        inconclusive=result.confirmation.inconclusive,
+        not_covered=result.not_covered,
+    )
+    facts = result.preflight.facts
+    if result.preflight.rehearsed:
+        evidence = without_speeds(evidence)
+    return Profile(
+        schema=1,
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        autoprec=__version__,
+        task=TaskRecord(job.task.name, digest, result.preflight.task.framework),
+        device=DeviceRecord(facts.kind, facts.name, facts.family, facts.fingerprint),
+        software=dict(result.preflight.task.software),
+        recipe=recipe,
+        evidence=evidence,
+    )
+
+
+def _bound(result: TuningResult, recipe: Recipe, measured: Measurement) -> Bound:
+    fact = result.preflight.facts.fact(recipe.policy.compute_dtype)
+    curve = [
+        (o.measurement.samples_per_step, o.measurement.step_seconds)
+        for o in result.trials.history
+        if o.measurement is not None
+        and o.rate > 0
+        and o.point["policy"] == recipe.policy.value
+        and o.point["memory_format"] == recipe.memory_format
+        and o.point["compile"] == recipe.compile
+    ]
+    task = result.preflight.task
+    width = recipe.policy.compute_dtype.limits.bits / 32
+    saved = task.saved_bytes_per_sample * measured.samples_per_step * width
+    return find_bound(
+        step_seconds=measured.step_seconds,
+        samples=measured.samples_per_step,
+        flops_per_sample=task.flops_per_sample,
+        peak_gflops=fact.measured_gflops,
+        traffic=min_traffic_bytes(task.trainable_bytes, saved),
+        bandwidth_gbps=result.preflight.facts.measured_memory_bandwidth_gbps,
+        data_seconds=measured.data_seconds,
+        curve=[] if recipe.accumulation_steps > 1 else curve,
+    )
+
+
+def _break_even(result: TuningResult, recipe: Recipe) -> int | None:
+    """Return the steps after which a compiled recipe is ahead of the fastest uncompiled one."""
+    if not recipe.compile:
+        return None
+    point = dict(result.preflight.space.point(recipe))
+    own = next((o for o in result.trials.history if dict(o.point) == point), None)
+    plain = [o for o in result.trials.history if o.rate > 0 and not o.point["compile"]]
+    if own is None or own.measurement is None or not plain:
+        return None
+    rival = max(plain, key=lambda o: o.rate)
+    if rival.measurement is None or rival.rate >= own.rate:
+        return None
+    spent = max(0.0, own.measurement.warmup_seconds - rival.measurement.warmup_seconds)
+    samples = spent / (1 / rival.rate - 1 / own.rate)
+    return math.ceil(samples / own.measurement.samples_per_step)
+
+
+def _reason(result: TuningResult, choice: Choice, bound: Bound, recipe: Recipe) -> str:
+    said = _why_chosen(result, choice, bound, recipe)
+    if not result.confirmation.inconclusive:
+        return said
+    kept = "float32 is kept" if result.confirmation.proven is None else said
+    return f"inconclusive: {result.confirmation.inconclusive}; {kept}"
+
+
+def _why_chosen(result: TuningResult, choice: Choice, bound: Bound, recipe: Recipe) -> str:
+    if result.confirmation.proven is not None and result.confirmation.speedup is not None:
+        gain = result.confirmation.speedup
+        name = recipe.policy.value + (", compiled" if recipe.compile else "")
+        return (
+            f"{name} at batch {recipe.batch_size} is {gain.ratio:.2f}x float32 as it was run "
+            f"({gain.low:.2f}-{gain.high:.2f}, {gain.rounds} rounds) and "
+            f"{result.confirmation.proven.verdict.reason}; {bound.sentence}"
+        )
+    refused = [r for r in result.refusals if r.reason != "not requested"]
+    first = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:2])
+    parts = [part for part in (choice.reason, first, bound.sentence) if part]
+    return f"float32 at batch {recipe.batch_size}: " + "; ".join(parts)

@@ -1,0 +1,51 @@
+"""What a profile says of dimensions that are not multiples of what the device wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.space import point_key
+from autoprec.tuning.profile.significant_digits import significant
+from autoprec.tuning.stage_results import TuningResult
+
+
+def padding_evidence(result: TuningResult, recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
+    """Return every misaligned dimension, and the speed with and without padding, if measured."""
+    multiple = recipe.alignment.multiple if recipe.alignment.modules else result.preflight.alignment
+    gain = padding_gain(result)
+    return tuple(
+        {
+            "module": d.module,
+            "kind": d.kind,
+            "dimension": d.name,
+            "size": d.size,
+            "padded_to": -(-d.size // multiple) * multiple,
+            "speed_with_over_without": gain,
+        }
+        for d in result.preflight.task.dimensions
+        if d.size % multiple
+    )
+
+
+def padding_gain(result: TuningResult) -> float | None:
+    """Return the best speedup among trials that differ in the padding alone, None without any."""
+    rates = {point_key(o.point): o.rate for o in result.trials.history if o.rate > 0}
+    ratios = [
+        o.rate / plain
+        for o in result.trials.history
+        if o.rate > 0
+        and o.point.get("alignment", 1) != 1
+        and (plain := rates.get(point_key({**o.point, "alignment": 1})))
+    ]
+    return significant(max(ratios)) if ratios else None
+
+
+def describe_padding_trials(result: TuningResult) -> str:
+    """Say what came of padding: measured, tried or not worth a trial."""
+    gain = padding_gain(result)
+    if gain is not None and not result.preflight.rehearsed:
+        return f"was measured at {gain:.2f}x and not chosen"
+    tried = any(o.point.get("alignment", 1) != 1 for o in result.trials.history)
+    return "was tried and not chosen" if tried else "was not worth a trial"

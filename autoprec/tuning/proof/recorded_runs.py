@@ -1,0 +1,281 @@
+"""The training runs of a proof: float32 and one candidate, recorded through a tracer and kept.
+
+`RunRecorder` keeps what is the same for every recipe at one batch (the float32 runs and what noise
+does to them), so that a second recipe costs less. It decides nothing: `recipe_proof` does.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autoprec.backends.protocol import Tracer
+from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.verdict import ProofEvidence
+from autoprec.core.recipe import Recipe, describe_batch
+from autoprec.errors import TaskError
+
+SEEDS = (0, 1)
+
+#: Perturbed float32 computations per checkpoint.
+NOISE_DRAWS = 3
+
+#: Steps at which a candidate whose magnitudes grow is compared with float32 once more.
+LATE_CHECK_STEPS = (34, 39, 44, 49, 54, 59)
+
+
+class ProofTimeout(Exception):
+    """A proof ran out of time, or the machine stalls: the rest is not covered."""
+
+    def __init__(self, what: str, steps: int) -> None:
+        super().__init__(f"{what} (no time was left at step {steps})")
+
+
+@dataclass
+class RecordedRuns:
+    """The runs recorded at one batch: float32's, plain and perturbed, and one candidate's.
+
+    Runs are kept by seed, the longest of each; `comparisons` and `noise` are at the checkpoints of
+    `reference`.
+    """
+
+    reference: Trajectory
+    noise: tuple[NoisyStep, ...] | None = None
+    plain: dict[int, Trajectory] = field(default_factory=dict)
+    noisy: dict[int, Trajectory] = field(default_factory=dict)
+    comparisons: tuple[StepComparison, ...] = ()
+    candidate: Recipe | None = None
+    candidate_runs: dict[int, Trajectory] = field(default_factory=dict)
+
+    def stopping_step(self, max_steps: int) -> int:
+        """Return the step at which float32's loss no longer falls.
+
+        The reference may be longer, for an earlier candidate: that must not change a verdict.
+        """
+        return proof_steps.stopping_step(self.reference.losses, max_steps)
+
+    def compared(self, evidence: ProofEvidence, steps: int) -> ProofEvidence:
+        """Return the evidence with the comparisons at the checkpoints below `steps`."""
+        comparisons = [each for each in self.comparisons if each.step < steps]
+        noise = [each for each in self.noise or () if each.step < steps]
+        missing = _missing_checkpoints(comparisons, steps)
+        if comparisons and not any(each.gradient_seen for each in comparisons):
+            missing.append("gradients (the training step shows none)")
+        short = proof_steps.SHORT_STEPS
+        return replace(
+            evidence,
+            comparisons=tuple(each for each in comparisons if each.step < short),
+            late_comparisons=tuple(each for each in comparisons if each.step >= short),
+            noise=tuple(each for each in noise if each.step < short),
+            late_noise=tuple(each for each in noise if each.step >= short),
+            not_covered=tuple(missing),
+            notes=_notes(self.reference),
+        )
+
+
+class RunRecorder:
+    """Trains float32 and candidates through a tracer; keeps the runs of the last batch.
+
+    `deadline` is the clock reading (`time.monotonic`) at which a run is cut off.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._batch: tuple[int, int] | None = None
+        self._runs: RecordedRuns | None = None
+        self.deadline = math.inf
+
+    def forget(self) -> None:
+        """Forget all runs: the tracer lost its checkpoints."""
+        self._batch = self._runs = None
+
+    def reference(self, recipe: Recipe, max_steps: int) -> RecordedRuns:
+        """Return the float32 run at the recipe's batch, with its checkpoints in the tracer.
+
+        The tracer keeps the checkpoints of the last call only.
+        """
+        batch = (recipe.batch_size, recipe.accumulation_steps)
+        if self._runs is None or self._batch != batch:
+            self.forget()
+            reference = self._record(recipe, min(proof_steps.FIRST_STEPS, max_steps))
+            _check_finite(reference, recipe)
+            self._batch = batch
+            self._runs = RecordedRuns(reference, plain={SEEDS[0]: reference})
+        return self._runs
+
+    def compare(self, recipe: Recipe, runs: RecordedRuns) -> None:
+        """Compare the recipe with float32 at every checkpoint; measure what noise does there."""
+        runs.comparisons = self._tracer.shadow(recipe=recipe)
+        if runs.noise is None and not any(each.loss is None for each in runs.comparisons):
+            runs.noise = self._tracer.noise(draws=NOISE_DRAWS)
+
+    def extend(
+        self, recipe: Recipe, runs: RecordedRuns, max_steps: int, *, stop_at_plateau: bool
+    ) -> None:
+        """Train float32 to `max_steps`, or while its loss falls, and compare there as well.
+
+        Where float32 itself stops being finite, the comparisons before that are all there are.
+        """
+        reference = self._record(recipe, max_steps, stop_at_plateau=stop_at_plateau)
+        if not reference.finite:
+            self.forget()
+            return
+        runs.reference = runs.plain[SEEDS[0]] = reference
+        runs.noise = None
+        self.compare(recipe, runs)
+
+    def _record(self, recipe: Recipe, steps: int, *, stop_at_plateau: bool = True) -> Trajectory:
+        """Train float32 for `steps`, or while its loss falls; keep weights at the checkpoints."""
+        reference = self._tracer.reference(
+            batch_size=recipe.batch_size,
+            accumulation_steps=recipe.accumulation_steps,
+            steps=steps,
+            checkpoints=proof_steps.checkpoint_steps(steps),
+            seconds=self._seconds_left(),
+            stop_at_plateau=stop_at_plateau,
+        )
+        done = len(reference.losses)
+        if not (
+            proof_steps.has_ended(reference.losses, steps) if stop_at_plateau else done == steps
+        ):
+            raise ProofTimeout("everything", done)
+        return reference
+
+    def compare_late(self, recipe: Recipe) -> tuple[StepComparison, ...]:
+        """Compare at later steps: magnitudes that grow may stop growing before they overflow."""
+        self.forget()
+        steps = LATE_CHECK_STEPS[-1] + 1
+        run = self._tracer.reference(
+            batch_size=recipe.batch_size,
+            accumulation_steps=recipe.accumulation_steps,
+            steps=steps,
+            checkpoints=LATE_CHECK_STEPS,
+            seconds=self._seconds_left(),
+        )
+        _require_complete(run, steps)
+        return self._tracer.shadow(recipe=recipe)
+
+    def seed_run(
+        self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int, longest: int
+    ) -> SeedRun:
+        """Return one seed's first `steps`; the candidate trains for its `longest` run at once."""
+        # Noise does much the same to the loss of every seed, but a metric of few samples jumps.
+        calibrating = not runs.noisy or seed in runs.noisy
+        calibrating = runs.reference.metric is not None or (
+            calibrating and steps <= proof_steps.SHORT_STEPS
+        )
+        run = self.candidate_run(recipe, runs, seed, max(steps, longest))
+        return self._paired(recipe, runs, run, seed, steps, noisy=calibrating)
+
+    def long_run(
+        self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int, *, noisy: bool
+    ) -> SeedRun:
+        """Return one seed's run of `steps`, with a perturbed float32 run if `noisy`."""
+        run = self.candidate_run(recipe, runs, seed, steps)
+        return self._paired(recipe, runs, run, seed, steps, noisy=noisy)
+
+    def _paired(
+        self,
+        recipe: Recipe,
+        runs: RecordedRuns,
+        run: Trajectory,
+        seed: int,
+        steps: int,
+        *,
+        noisy: bool,
+    ) -> SeedRun:
+        plain = self._float32(runs.plain, recipe, seed, steps, noisy=False)
+        noise = self._float32(runs.noisy, recipe, seed, steps, noisy=True) if noisy else None
+        return SeedRun(
+            _truncated(plain, steps),
+            _truncated(run, steps),
+            None if noise is None else _truncated(noise, steps),
+        )
+
+    def candidate_run(
+        self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int
+    ) -> Trajectory:
+        """Return the recipe's run of at least `steps`, the one recorded if it is long enough."""
+        if runs.candidate != recipe:
+            runs.candidate, runs.candidate_runs = recipe, {}
+        if _is_shorter(runs.candidate_runs, seed, steps):
+            runs.candidate_runs[seed] = self._train(recipe, seed, steps)
+        return runs.candidate_runs[seed]
+
+    def _float32(
+        self, kept: dict[int, Trajectory], recipe: Recipe, seed: int, steps: int, *, noisy: bool
+    ) -> Trajectory:
+        if _is_shorter(kept, seed, steps):
+            kept[seed] = self._train(float32_of(recipe), seed, steps, noisy=noisy)
+        return kept[seed]
+
+    def _train(self, recipe: Recipe, seed: int, steps: int, *, noisy: bool = False) -> Trajectory:
+        run = self._tracer.trajectory(
+            recipe=recipe, seed=seed, steps=steps, noisy=noisy, seconds=self._seconds_left()
+        )
+        _require_complete(run, steps)
+        return run
+
+    def _seconds_left(self) -> float | None:
+        """Return the seconds until the deadline; None where there is none."""
+        if math.isinf(self.deadline):
+            return None
+        return max(0.0, self.deadline - time.monotonic())
+
+
+def float32_of(recipe: Recipe) -> Recipe:
+    """Return plain float32 at the recipe's batch."""
+    return replace(
+        Recipe(batch_size=recipe.batch_size), accumulation_steps=recipe.accumulation_steps
+    )
+
+
+def _is_shorter(kept: Mapping[int, Trajectory], seed: int, steps: int) -> bool:
+    """Say whether the kept run of the seed is shorter than `steps`, or there is none."""
+    return seed not in kept or len(kept[seed].losses) < steps
+
+
+def _truncated(run: Trajectory, steps: int) -> Trajectory:
+    """Return the first steps of a run, without its metric, which belongs to its end."""
+    if len(run.losses) <= steps:
+        return run
+    return replace(run, losses=run.losses[:steps], metric=None)
+
+
+def _require_complete(run: Trajectory, steps: int) -> None:
+    """Raise `ProofTimeout` where a run was cut off: such a run is not judged at all."""
+    if len(run.losses) < steps:
+        raise ProofTimeout(f"a training of {steps} steps", len(run.losses))
+
+
+def _check_finite(reference: Trajectory, recipe: Recipe) -> None:
+    """Raise `TaskError` where float32's own loss does not stay finite."""
+    if reference.finite:
+        return
+    step = reference.losses.index(None)
+    raise TaskError(
+        f"in float32 the loss is inf or NaN at step {step} (counted from 0) at "
+        f"{describe_batch(recipe.batch_size, recipe.accumulation_steps)}, so nothing can be proven "
+        "against it. "
+        "Look for inf or NaN in that batch of build_data, or lower the learning rate"
+    )
+
+
+def _missing_checkpoints(comparisons: Sequence[StepComparison], steps: int) -> list[str]:
+    """Say which checkpoints the tracer had no memory for."""
+    kept = {each.step for each in comparisons}
+    missing = [str(step) for step in proof_steps.checkpoint_steps(steps) if step not in kept]
+    if not missing:
+        return []
+    return [f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(missing)} (no memory to keep the weights)"]
+
+
+def _notes(reference: Trajectory) -> tuple[str, ...]:
+    if reference.reproducible:
+        return ()
+    return ("build_data gives other data each time: the first ones were kept and replayed",)

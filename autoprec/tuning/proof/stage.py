@@ -1,0 +1,121 @@
+"""The proof stage: which recipes are worth a proof, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoprec.core.device.policies import Refusal
+from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.reference_recipe import is_reference, keeps_arithmetic
+from autoprec.core.speed.space import BATCH
+from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE, Outcome, Status, shortlist
+from autoprec.errors import NoFeasibleRecipe
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.proof.stored_verdicts import Prover
+from autoprec.tuning.stage_results import FinalistLost, PreflightResult, ProofResult, SearchResult
+from autoprec.tuning.time_limit import PROOF_SHARE
+
+#: A recipe below this share of the fastest proven recipe's speed is not proven: the search's own
+#: errors are a few per cent.
+_MIN_SPEED_SHARE = 0.85
+
+
+def run_proofs(
+    job: TuningJob, preflight: PreflightResult, search: SearchResult, prover: Prover
+) -> ProofResult:
+    """Prove the fastest recipe of every policy that may be chosen and could win, fastest first.
+
+    A proof costs as much as the search, so a recipe clearly slower than one that passed is not
+    proven. Raises `NoFeasibleRecipe` where nothing passes.
+    """
+    result = ProofResult()
+    allowed = job.options.policies or preflight.space.policies
+    for policy in sorted(preflight.space.policies, key=lambda each: -_best_rate(search, each)):
+        if policy in allowed:
+            result = _prove_policy(job, policy, search, prover, result)
+    if not result.proven:
+        refusals = (*preflight.refusals, *search.refusals, *result.refusals)
+        reasons = "; ".join(f"{each.candidate}: {each.reason}" for each in refusals)
+        raise NoFeasibleRecipe(
+            f"no policy that was asked for passes ({reasons}). Add float32 to `policies`, or "
+            "accept what trains differently with `accept_drift`"
+        )
+    prover.forget()
+    return result
+
+
+def replace_finalist(
+    proof: ProofResult, lost: FinalistLost, search: SearchResult, prover: Prover
+) -> ProofResult:
+    """Prove the fastest recipe of the same policy at a smaller batch than the finalist lost."""
+    result = proof.without(lost.recipe, lost.reason)
+    smaller = [
+        outcome
+        for outcome in search.of_policy(lost.recipe.policy.value)
+        if int(outcome.point[BATCH]) < lost.recipe.batch_size
+    ]
+    proved = _prove_all(shortlist(smaller, search.trials.space, count=1), prover, result)
+    prover.forget()
+    known = {each.recipe.key() for each in result.proven}
+    new = [each for each in proved.proven if each.recipe.key() not in known]
+    return replace(proved, proven=(*result.proven, *new))
+
+
+def _prove_policy(
+    job: TuningJob, policy: Policy, search: SearchResult, prover: Prover, result: ProofResult
+) -> ProofResult:
+    """Prove the fastest recipes of one policy; add them, or why there are none, to the result."""
+    space, own = search.trials.space, search.of_policy(policy.value)
+    best = shortlist(own, space, count=1)
+    if not best:
+        return _refused(result, policy, _why_none_measured(own))
+    floor = _best_rate(search, Policy.FLOAT32) if job.float32_allowed else 0.0
+    if policy is not Policy.FLOAT32 and best[0].rate < MAY_BE_FASTEST_SHARE * floor:
+        share = f"{best[0].rate / floor:.2g}x the speed of"
+        measured = "slower than" if search.trials.rehearsed else share
+        return _refused(result, policy, f"measured {measured} the best float32 recipe")
+    if job.deadline.passed(PROOF_SHARE) and not is_reference(space.recipe(best[0].point)):
+        result = _refused(result, policy, "no time was left to prove it")
+        return replace(result, not_covered=(*result.not_covered, f"the proof of {policy}"))
+    floor = _MIN_SPEED_SHARE * max((each.rate for each in result.proven), default=0.0)
+    # Where the re-ranking decided which recipe is the fastest, one is proven, else the best two.
+    leaders = shortlist(own, space, count=1 if search.ranking != search.trials.history else 2)
+    near = [each for each in leaders if each.rate >= MAY_BE_FASTEST_SHARE * best[0].rate]
+    proved = _prove_all([each for each in near if each.rate >= floor], prover, result)
+    if len(proved.proven) > len(result.proven):
+        return proved
+    # The compiler or a knob may have broken it: try the policy by itself.
+    plain = shortlist([o for o in own if keeps_arithmetic(space.recipe(o.point))], space, count=1)
+    others = [each for each in plain if each not in near and each.rate >= floor]
+    return _prove_all(others, prover, proved)
+
+
+def _prove_all(outcomes: Sequence[Outcome], prover: Prover, result: ProofResult) -> ProofResult:
+    """Prove recipes one after the other; add what came of it to the result."""
+    for outcome in outcomes:
+        attempt = prover.prove(outcome)
+        proven = () if attempt.proven is None else (attempt.proven,)
+        refusals = () if attempt.refusal is None else (attempt.refusal,)
+        result = replace(
+            result,
+            proven=(*result.proven, *proven),
+            refusals=(*result.refusals, *refusals),
+            seconds=result.seconds + attempt.seconds,
+        )
+    return result
+
+
+def _refused(result: ProofResult, policy: Policy, reason: str) -> ProofResult:
+    return replace(result, refusals=(*result.refusals, Refusal(policy.value, reason)))
+
+
+def _best_rate(search: SearchResult, policy: Policy) -> float:
+    return max((outcome.rate for outcome in search.of_policy(policy.value)), default=0.0)
+
+
+def _why_none_measured(own: Sequence[Outcome]) -> str:
+    failed = [outcome for outcome in own if outcome.status is not Status.OK]
+    if not failed:
+        return "the search ended before it was tried"
+    return f"{failed[0].status}: {failed[0].reason}"

@@ -1,0 +1,240 @@
+"""Proves each recipe once, in a worker: retries after faults, and stores the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autoprec.core.codec import to_plain
+from autoprec.core.device.policies import Refusal
+from autoprec.core.numerics.reference_recipe import is_reference, rounds_float32
+from autoprec.core.numerics.tolerance import Tolerance
+from autoprec.core.numerics.verdict import Verdict
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.core.speed.trial_results import Outcome
+from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.options import Options
+from autoprec.tuning.proof.island_search import IslandSearchResult
+from autoprec.tuning.proof.recipe_proof import Proof
+from autoprec.tuning.stage_results import REFERENCE, PreflightResult, ProvenRecipe
+from autoprec.tuning.study.study import Study
+from autoprec.tuning.time_limit import PROOF_SHARE
+from autoprec.workers.failures import WorkerFailure
+from autoprec.workers.runner import (
+    RETRIED_FAILURES,
+    RemoteTracer,
+    Runner,
+    raise_device_lost,
+    run_trial,
+)
+
+
+class StoredProofSteps(MutableMapping[str, int]):
+    """The steps of a study's proofs, by batch, so that a resumed tuning takes as many."""
+
+    def __init__(self, study: Study, options: Options) -> None:
+        self._study = study
+        self._name = f"proof steps:{options.proof_seconds!r}:{options.time_limit!r}"
+
+    def _all(self) -> dict[str, int]:
+        return dict(self._study.notes().get(self._name, {}))
+
+    def __getitem__(self, batch: str) -> int:
+        return self._all()[batch]
+
+    def __setitem__(self, batch: str, steps: int) -> None:
+        self._study.remember(self._name, self._all() | {batch: steps})
+
+    def __delitem__(self, batch: str) -> None:
+        self._study.remember(self._name, {b: n for b, n in self._all().items() if b != batch})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+@dataclass(frozen=True)
+class ProofAttempt:
+    """A recipe's proof: the proven recipe, or why it was refused; `seconds` is what it cost.
+
+    Neither is set for a recipe that an earlier run of the tuning refused.
+    """
+
+    proven: ProvenRecipe | None = None
+    refusal: Refusal | None = None
+    seconds: float = 0.0
+
+
+class Prover:
+    """Proves recipes of one task in the tuner's worker: loss scale, judgement, float32 islands.
+
+    Verdicts are kept in the study, so that a resumed tuning need not prove a recipe again.
+    """
+
+    def __init__(
+        self, job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
+    ) -> None:
+        self._options, self._listener = job.options, job.listener
+        self._deadline = job.deadline
+        self._study, self._runner = study, runner
+        self._space, self._units = preflight.space, preflight.task.units
+        self._seconds = 0.0
+        self._proof = Proof(
+            RemoteTracer(runner),
+            tolerance=Tolerance().scaled(job.options.tolerance),
+            steps=job.options.proof_steps,
+            seconds=job.options.proof_seconds,
+            chosen=StoredProofSteps(study, job.options),
+            start="" if job.checkpoint is None else job.checkpoint.file,
+            until=job.deadline.end_of(PROOF_SHARE),
+            on_event=self._report_progress,
+        )
+
+    def prove(self, outcome: Outcome) -> ProofAttempt:
+        """Prove the recipe of a trial, with islands where it does not train like float32 alone."""
+        recipe = self._space.recipe(outcome.point)
+        seconds = outcome.measurement.step_seconds if outcome.measurement else 1.0
+        if is_reference(recipe):
+            return ProofAttempt(ProvenRecipe(recipe, REFERENCE, outcome.rate, seconds))
+        self._listener(Stage("proof", f"{recipe.policy} at batch {recipe.batch_size}"))
+        known = self._recall(recipe)
+        if known is not None:
+            accepted = known.verdict.accepted or self._drifts(known.verdict)
+            return ProofAttempt(_at_rate(known, outcome.rate, seconds) if accepted else None)
+        self._seconds = 0.0
+        try:
+            attempt = self._prove_retrying(recipe, outcome.rate, seconds)
+        except WorkerFailure as failure:
+            raise_device_lost(failure)
+            self._proof.forget()
+            reason = f"the proof ended with {failure.kind}: {failure.message[:200]}"
+            return replace(self._refuse(recipe, reason), seconds=self._seconds)
+        self._keep(recipe, attempt.proven)
+        self._explain(recipe if attempt.proven is None else attempt.proven.recipe)
+        return replace(attempt, seconds=self._seconds)
+
+    def forget(self) -> None:
+        """Release the memory that proofs hold in the worker."""
+        self._proof.forget()
+        if self._runner.pids:
+            self._runner.call("discard_traces")
+
+    def _explain(self, recipe: Recipe) -> None:
+        """Report how large each module's numbers are, if `explain` is set."""
+        if not self._options.explain or not recipe.policy.mixed:
+            return
+        try:
+            units = self._runner.call("unit_magnitudes", recipe=recipe)
+        except WorkerFailure as failure:
+            self._listener(Note(f"the magnitudes could not be measured: {failure.message[:200]}"))
+        else:
+            self._listener(Explained(recipe, units))
+
+    def _prove_retrying(self, recipe: Recipe, rate: float, seconds: float) -> ProofAttempt:
+        """Prove; once more where the worker was killed or the device faulted."""
+        try:
+            return self._prove(recipe, rate, seconds)
+        except WorkerFailure as failure:
+            if failure.kind not in RETRIED_FAILURES:
+                raise
+        self._proof.forget()
+        return self._prove(recipe, rate, seconds)
+
+    def _prove(self, recipe: Recipe, rate: float, seconds: float) -> ProofAttempt:
+        scale_evidence: Mapping[str, Any] | None = None
+        if recipe.policy.needs_loss_scale:
+            scale, evidence = self._proof.tune_loss_scale(recipe)
+            recipe = replace(recipe, loss_scale=scale)
+            scale_evidence = to_plain(evidence)
+        verdict = self._judge(recipe)
+        if verdict.accepted or self._drifts(verdict):
+            return ProofAttempt(ProvenRecipe(recipe, verdict, rate, seconds, scale_evidence))
+        no_islands = not recipe.policy.mixed or rounds_float32(recipe)
+        if no_islands or self._deadline.passed(PROOF_SHARE):
+            return self._refuse(recipe, verdict.reason)
+        return self._prove_with_islands(recipe, verdict, rate, scale_evidence)
+
+    def _judge(self, recipe: Recipe) -> Verdict:
+        verdict = self._proof.prove(recipe)
+        self._seconds += verdict.seconds
+        left = f" (not covered: {'; '.join(verdict.not_covered)})" if verdict.not_covered else ""
+        self._listener(Judged(recipe, verdict.verdict, verdict.reason + left))
+        return verdict
+
+    def _drifts(self, verdict: Verdict) -> bool:
+        return verdict.verdict == "drift" and self._options.accept_drift
+
+    def _prove_with_islands(
+        self,
+        recipe: Recipe,
+        verdict: Verdict,
+        rate: float,
+        scale_evidence: Mapping[str, Any] | None,
+    ) -> ProofAttempt:
+        self._listener(Stage("islands", f"which modules must stay in float32: {verdict.reason}"))
+        found = self._proof.find_islands(recipe, self._units)
+        if found.recipe is None or found.verdict is None:
+            units = ", ".join(path or "the root" for path in found.tried[:12]) or "none"
+            reason = f"{verdict.reason}; {found.reason}. Kept in float32: {units}"
+            return self._refuse(recipe, reason)
+        worker = self._runner.pids
+        timed = run_trial(
+            self._runner,
+            self._space.point(found.recipe),
+            found.recipe,
+            seed=self._options.seed,
+            budget=TimingBudget(),
+        )
+        if self._runner.pids != worker:
+            self._proof.forget()
+        if timed.measurement is None or timed.rate <= 0:
+            return self._refuse(recipe, f"with islands it does not run: {timed.reason}")
+        self._listener(Judged(found.recipe, found.verdict.verdict, found.reason))
+        return ProofAttempt(
+            ProvenRecipe(
+                found.recipe,
+                found.verdict,
+                timed.rate,
+                timed.measurement.step_seconds,
+                scale_evidence,
+                _islands_evidence(found, timed.rate / rate),
+            )
+        )
+
+    def _refuse(self, recipe: Recipe, reason: str) -> ProofAttempt:
+        self._listener(Judged(recipe, "rejected", reason))
+        return ProofAttempt(refusal=Refusal(recipe.policy.value, reason))
+
+    def _report_progress(self, phase: str, step: int) -> None:
+        self._listener(Progress(phase, step))
+
+    def _name(self, recipe: Recipe) -> str:
+        return f"proof:{self._options.limits()!r}:{recipe.key()}"
+
+    def _recall(self, recipe: Recipe) -> ProvenRecipe | None:
+        return self._study.recall(self._name(recipe), ProvenRecipe)
+
+    def _keep(self, recipe: Recipe, proven: ProvenRecipe | None) -> None:
+        if proven is not None:
+            self._study.remember(self._name(recipe), proven)
+
+
+def _at_rate(known: ProvenRecipe, rate: float, seconds: float) -> ProvenRecipe:
+    """Return a recipe proven earlier, at its present speed; islands slow it down as before."""
+    kept = float((known.islands or {}).get("speed_kept", 1.0)) or 1.0
+    return replace(known, rate=rate * kept, step_seconds=seconds / kept)
+
+
+def _islands_evidence(found: IslandSearchResult, speed: float) -> Mapping[str, Any]:
+    """Return the profile's evidence on islands; `speed_kept` is relative to the plain policy."""
+    return {
+        "trials": found.trials,
+        "share_of_products_in_float32": round(found.products, 4),
+        "speed_kept": round(speed, 4),
+        "reason": found.reason,
+    }

@@ -1,0 +1,1 @@
+"""Searches the space of recipes and re-ranks the fastest by interleaved timing."""

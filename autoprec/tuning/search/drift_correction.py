@@ -1,0 +1,127 @@
+"""Corrects trials for machine drift: the baseline is timed again between them.
+
+A machine that slows down during a search (its clock drops, another process starts) would make late
+recipes look worse than early ones. On shared machines, though, most disturbances last seconds, and
+correcting for one of those would be an error of its own. So a change counts only when two
+consecutive timings show it, beyond their intervals, with a trial between them. While a large change
+counts, the baseline is timed after every trial, and a trial is not corrected for a disturbance that
+has ended by then: the recipe that ran just after a disturbance must not come out fastest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from autoprec.core.measurement import Measurement
+from autoprec.core.speed.space import Space
+from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.core.speed.trial_results import Outcome
+from autoprec.tuning.job import TuningJob
+from autoprec.workers.runner import Runner, run_trial
+
+#: Seconds until the baseline's first timing is repeated; later ones are due after this many
+#: seconds, or this many times what the last timing cost.
+_FIRST_CHECK_SECONDS, _CHECK_SECONDS, _CHECK_COST_MULTIPLE = 6.0, 20.0, 20.0
+
+#: A larger change (natural logarithm of the ratio) is confirmed by another timing; while a larger
+#: drift lasts, the baseline is timed after each trial.
+_LOG_THRESHOLD = 0.1
+
+_BUDGET = TimingBudget(seconds=0.5, min_steps=4, max_steps=40)
+
+
+class DriftMonitor:
+    """Tracks how fast the baseline runs now, relative to its first timings."""
+
+    def __init__(
+        self, job: TuningJob, space: Space, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._job, self._space, self._clock = job, space, clock
+        self._next_check: float | None = None
+        self._first_check = False
+        self._reference: Measurement | None = None
+        self._last_observed = 1.0
+        self.drift = 1.0
+
+    def check(self, runner: Runner, first: Outcome | None) -> float:
+        """Return the drift; time the baseline again where its last timing is old.
+
+        `first` is the baseline's trial; None where it is about to be timed for the first time. Soon
+        after that it is timed once more, and the faster of the two becomes the reference. Later a
+        timing is old after 20 s or twenty times its own cost, and after the next trial where it
+        showed an unconfirmed change.
+        """
+        if first is None:
+            self._next_check, self._first_check = self._clock() + _FIRST_CHECK_SECONDS, True
+            return 1.0
+        if first.measurement is None or first.rate <= 0:
+            return 1.0
+        if self._next_check is None:
+            return self.measure_since_resume(runner, first)
+        if self._clock() >= self._next_check:
+            self._check_now(runner, first)
+        return self.drift
+
+    def measure_since_resume(self, runner: Runner, first: Outcome) -> float:
+        """Return the drift since the earlier tuning that this one resumes.
+
+        The baseline is timed before any other trial, and twice where the first timing differs.
+        """
+        self._check_now(runner, first)
+        if self._next_check is not None and self._clock() >= self._next_check:
+            self._check_now(runner, first)
+        return self.drift
+
+    def drift_of_trial(self, runner: Runner, first: Outcome | None) -> float:
+        """Return the drift for the trial that just ran; a large one is measured again first."""
+        before = self.drift
+        if first is None or abs(math.log(before)) <= _LOG_THRESHOLD:
+            return before
+        after = self._check_now(runner, first)
+        # While the drift is large, the baseline is timed after each trial and not before the next.
+        self._next_check = self._clock() + _CHECK_SECONDS
+        return min(before, after, key=lambda drift: abs(math.log(drift)))
+
+    def _check_now(self, runner: Runner, first: Outcome) -> float:
+        """Time the baseline, accept a change that this confirms, and return the observed drift."""
+        began = self._clock()
+        assert first.measurement is not None
+        reference = self._reference or first.measurement
+        again = self._time_baseline(runner, first)
+        if again is not None and self._first_check:
+            reference = min(reference, again, key=lambda m: m.step_seconds)
+        self._first_check, self._reference = False, reference
+        observed = self.drift if again is None else drift_between(reference, again)
+        unconfirmed = self._confirm_change(observed)
+        ended = self._clock()
+        self._next_check = (
+            ended
+            if unconfirmed
+            else ended + max(_CHECK_SECONDS, _CHECK_COST_MULTIPLE * (ended - began))
+        )
+        return observed
+
+    def _time_baseline(self, runner: Runner, first: Outcome) -> Measurement | None:
+        recipe = self._space.recipe(first.point)
+        with self._job.contention_monitor.over(lambda: runner.pids):
+            again = run_trial(
+                runner, first.point, recipe, seed=self._job.options.seed, budget=_BUDGET
+            )
+        return again.measurement if again.rate > 0 else None
+
+    def _confirm_change(self, observed: float) -> bool:
+        """Accept the smaller of two consecutive changes; say whether one alone is unconfirmed."""
+        both, self._last_observed = (self._last_observed, observed), observed
+        if not min(both) <= self.drift <= max(both):
+            self.drift = min(both, key=lambda drift: abs(math.log(drift / self.drift)))
+            return False
+        return abs(math.log(observed / self.drift)) > _LOG_THRESHOLD
+
+
+def drift_between(first: Measurement, again: Measurement) -> float:
+    """Return how fast a recipe ran the second time, relative to the first; 1 within their noise."""
+    if again.low <= first.high and first.low <= again.high:
+        return 1.0
+    return again.samples_per_second / first.samples_per_second

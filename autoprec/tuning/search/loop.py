@@ -1,0 +1,261 @@
+"""The search loop: ask for a point, measure it, tell the study, until acquisition says stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.speed.acquisition import Next, next_point
+from autoprec.core.speed.consistency import rate_changed
+from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out
+from autoprec.core.speed.keep_memory import describe_gain, start_point
+from autoprec.core.speed.reranking import Reranking
+from autoprec.core.speed.space import BATCH, Point, Space, point_key
+from autoprec.core.speed.stopping import Limits, Stop
+from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.search.drift_correction import DriftMonitor
+from autoprec.tuning.study.study import Study
+from autoprec.tuning.time_limit import SEARCH_SHARE
+from autoprec.workers.runner import Runner, run_trial
+
+#: A sampler that proposes known points this many times in a row proposes nothing new.
+_MAX_REPEATS = 20
+
+#: Share of a worker's memory limit that a trial may be expected to need.
+_MEMORY_SHARE = 0.95
+
+#: Trials of Optuna's samplers where `trials` is not set.
+_DEFAULT_SAMPLER_TRIALS = 40
+
+
+def outcome_at(history: tuple[Outcome, ...], point: Point) -> Outcome | None:
+    """Return the outcome at a point, None where it was not tried."""
+    return next(
+        (outcome for outcome in history if point_key(outcome.point) == point_key(point)), None
+    )
+
+
+class Search:
+    """The search of one tuning; each `run` continues from the state of its study.
+
+    Where plain float32 does not fit in memory at the baseline's batch, the largest batch at which
+    it does becomes the baseline (`fitting_baseline` of the history tells which).
+    """
+
+    def __init__(
+        self,
+        job: TuningJob,
+        study: Study,
+        space: Space,
+        baseline: Point,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job, self._study, self._space = job, study, space
+        self._baseline = baseline
+        self._clock, self._began = clock, clock()
+        self._drift_monitor = DriftMonitor(job, space)
+        self._ended = False
+        self.time_limit_reached = False
+
+    def measure_since_resume(self, runner: Runner) -> None:
+        """Time the baseline of a resumed study, before any new trial.
+
+        New trials are compared with the earlier ones by it. Where the machine's speed has changed
+        by an order of magnitude, the earlier trials are not comparable and are measured again. So
+        is a lone baseline, where the speed has changed at all.
+        """
+        study, space, history = self._study, self._space, self._study.history()
+        settled = fitting_baseline(space, self._baseline, history)
+        plain = None if settled is None else outcome_at(history, settled)
+        if settled is None or plain is None or plain.rate <= 0:
+            return
+        first = outcome_at(history, start_point(space, settled, history))
+        self._job.listener(Stage("search", "the baseline again, to compare earlier trials by"))
+        runner.load()
+        monitor = DriftMonitor(self._job, space)
+        drift = monitor.measure_since_resume(runner, first or plain)
+        alone = first is None and self._job.options.sampler == "cost"
+        if rate_changed(1.0, drift) or (alone and drift != 1.0):
+            study.forget_trials()
+            study.remember("heats", Reranking())
+        elif first is not None:
+            self._drift_monitor = monitor
+        if drift != 1.0:
+            self._job.listener(Note(_pace_change_note(drift), warning=rate_changed(1.0, drift)))
+
+    def run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
+        """Measure recipes until none is worth its time; return every outcome, oldest first.
+
+        For recipes that were re-ranked in `reranking` the rates measured there count. Run again
+        after a re-ranking, the search tries only recipes that are expected to be faster;
+        exploration is over.
+        """
+        job, study, space = self._job, self._study, self._space
+        if self._ended and job.options.sampler != "cost":
+            return study.history()  # the other samplers do not learn from corrected rates
+        stage = Stage("search", f"{len(space.points())} recipes")
+        if not self._ended:
+            job.listener(stage)
+        repeats, resumed = 0, False
+        while True:
+            measured = study.history()
+            history = reranking.corrected(measured)
+            settled = fitting_baseline(space, self._baseline, history)
+            if settled is None:
+                return measured
+            elapsed = self._clock() - self._began
+            over = bool(history) and job.deadline.passed(SEARCH_SHARE)
+            self.time_limit_reached = self.time_limit_reached or (over and not self._ended)
+            decision = (
+                Stop(f"its share of the time limit of {job.options.time_limit:g} s is used up")
+                if over
+                else _decide(job, space, settled, history, repeats, elapsed, not self._ended)
+            )
+            if isinstance(decision, Stop):
+                self._ended = True
+                if resumed or not reranking.trials:
+                    job.listener(Note(f"the search ends: {decision.reason}"))
+                return measured
+            trial, point = study.ask(decision.point)
+            known = outcome_at(measured, point)
+            if known is not None:
+                study.tell(trial, known)
+                repeats += 1
+                continue
+            repeats = 0
+            if reranking.trials and not resumed:
+                job.listener(Note("the search continues, with the rates of the comparison"))
+                if self._ended:
+                    job.listener(stage)
+            resumed = True
+            outcome = self._measure(runner, history, settled, point, decision)
+            study.tell(trial, outcome)
+            self._report_trial(history, settled, outcome)
+
+    def _measure(
+        self,
+        runner: Runner,
+        history: tuple[Outcome, ...],
+        baseline: Point,
+        point: Point,
+        decision: Next,
+    ) -> Outcome:
+        job, space = self._job, self._space
+        recipe = space.recipe(point)
+        job.listener(TrialStarted(len(history), recipe, decision.reason))
+        outcome = _outcome_if_too_large(job, history, point)
+        if outcome is not None:
+            return outcome
+        runner.load()
+        first = outcome_at(history, start_point(space, baseline, history))
+        drift = self._drift_monitor.check(runner, first)
+        budget = _timing_budget(recipe, history, decision.expected_rate, drift)
+        with job.contention_monitor.over(lambda: runner.pids):
+            outcome = run_trial(
+                runner,
+                point,
+                recipe,
+                seed=job.options.seed,
+                budget=budget,
+                baseline=point_key(point) == point_key(baseline),
+            )
+        return replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
+
+    def _report_trial(
+        self, history: tuple[Outcome, ...], baseline: Point, outcome: Outcome
+    ) -> None:
+        recipe = self._space.recipe(outcome.point)
+        base = outcome_at((*history, outcome), baseline)
+        best = max(each.rate for each in (*history, outcome))
+        baseline_rate = base.rate if base is not None else 0.0
+        self._job.listener(TrialFinished(len(history), recipe, outcome, best, baseline_rate))
+        if recipe.keeps_memory and point_key(outcome.point) == point_key(
+            {**baseline, KEEP_MEMORY: True}
+        ):
+            said = describe_gain(baseline, (*history, outcome))
+            if said:
+                self._job.listener(Note(said))
+
+
+def _pace_change_note(drift: float) -> str:
+    taken = "they are measured again" if rate_changed(1.0, drift) else "this is taken into account"
+    return f"this machine now runs at {drift:.2g}x the speed of the earlier trials: {taken}"
+
+
+def _decide(
+    job: TuningJob,
+    space: Space,
+    baseline: Point,
+    history: tuple[Outcome, ...],
+    repeats: int,
+    elapsed: float,
+    explore_neighbours: bool,
+) -> Next | Stop:
+    options = job.options
+    if options.search_limit is not None and elapsed >= options.search_limit and history:
+        return Stop(f"the search's limit of {options.search_limit:g} s is reached")
+    if options.sampler == "cost" or outcome_at(history, baseline) is None:
+        limits = Limits(
+            memory_bytes=_memory_limit(job),
+            trials=options.trials,
+            explore_neighbours=explore_neighbours,
+        )
+        return next_point(space, baseline, history, limits)
+    points = len(space.points())
+    count = options.trials or (points if options.sampler == "grid" else _DEFAULT_SAMPLER_TRIALS)
+    if options.sampler == "grid":
+        return _next_of_grid(space, history, count)
+    if len(history) >= count:
+        return Stop(f"the limit of {count} trials is reached")
+    if repeats > _MAX_REPEATS or len(history) >= points:
+        return Stop(f"{options.sampler} proposes nothing new")
+    return Next(None, f"proposed by {options.sampler}")
+
+
+def _memory_limit(job: TuningJob) -> float | None:
+    """Return the memory a trial may be expected to need, a little below a worker's limit."""
+    return None if job.memory_bytes is None else _MEMORY_SHARE * job.memory_bytes
+
+
+def _outcome_if_too_large(
+    job: TuningJob, history: tuple[Outcome, ...], point: Point
+) -> Outcome | None:
+    """Return the outcome of a recipe known not to fit (Optuna's samplers may propose one)."""
+    why = why_ruled_out(point, history, _memory_limit(job))
+    return Outcome(point, Status.WOULD_NOT_FIT, reason=why) if why else None
+
+
+def _timing_budget(
+    recipe: Recipe, history: tuple[Outcome, ...], foreseen: float, drift: float
+) -> TimingBudget:
+    """Return half a second of steps, less for a recipe that is far slower than the best so far.
+
+    That tells recipes apart that differ by more than a few per cent; the re-ranking does the rest.
+    `foreseen` is the expected rate in samples a second (0: unknown).
+    """
+
+    def step(rate: float) -> float | None:
+        return recipe.effective_batch / (rate * drift) if rate > 0 else None
+
+    best = max((outcome.rate for outcome in history), default=0.0)
+    return TimingBudget(
+        seconds=0.5,
+        min_steps=2,
+        max_steps=100,
+        too_slow_seconds=step(best / 1.25),
+        expected_seconds=step(foreseen),
+    )
+
+
+def _next_of_grid(space: Space, history: tuple[Outcome, ...], count: int) -> Next | Stop:
+    """Return the grid's next recipe, small batches first, to learn what does not fit in memory."""
+    points = sorted(space.points(), key=lambda point: int(point[BATCH]))
+    left = [point for point in points if outcome_at(history, point) is None]
+    if not left or len(history) >= count:
+        return Stop("the grid is measured" if not left else f"the limit of {count} is reached")
+    return Next(left[0], f"{len(left)} recipes of the grid are left")

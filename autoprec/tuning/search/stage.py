@@ -1,0 +1,80 @@
+"""The search stage: search and re-rank in turns, until re-ranking brings nothing new."""
+
+from __future__ import annotations
+
+from autoprec.core.device.policies import Refusal
+from autoprec.core.speed.feasibility import fitting_baseline
+from autoprec.core.speed.space import BATCH, Point
+from autoprec.core.speed.trial_results import Outcome
+from autoprec.errors import NoFeasibleRecipe, TaskError
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.search.loop import Search, outcome_at
+from autoprec.tuning.search.reranking_rounds import recall_reranking, rerank
+from autoprec.tuning.search.task_space import baseline_point
+from autoprec.tuning.search.trials import Measured, Trials
+from autoprec.tuning.stage_results import PreflightResult, SearchResult
+from autoprec.tuning.study.study import Study
+from autoprec.workers.runner import Runner
+
+
+def run_search(
+    job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
+) -> SearchResult:
+    """Search the space and re-rank the fastest recipes.
+
+    Raises `NoFeasibleRecipe` where plain float32 does not run, and `TaskError` where its loss is
+    not finite.
+    """
+    space = preflight.space
+    requested = baseline_point(space)
+    search = Search(job, study, space, requested)
+    if not preflight.rehearsed:
+        search.measure_since_resume(runner)
+    reranking = recall_reranking(study)
+    measured: Measured = {}
+    refusals: tuple[Refusal, ...] = ()
+    while True:
+        history = search.run(runner, reranking)
+        baseline = fitting_baseline(space, requested, history) or requested
+        _check_baseline(job, baseline, outcome_at(history, baseline))
+        trials = Trials(preflight.task, space, history, preflight.rehearsed)
+        reranked = rerank(job, study, baseline, trials, reranking, runner)
+        measured = {**measured, **reranked.measured}
+        refusals = (*refusals, *reranked.refusals)
+        if reranked.reranking == reranking:
+            break
+        reranking = reranked.reranking
+    return SearchResult(
+        trials=trials,
+        baseline_point=baseline,
+        ranking=reranking.ranking(history),
+        measured=measured,
+        refusals=refusals,
+        notes=_notes(requested, baseline),
+        not_covered=("recipes the search had no time to try",) if search.time_limit_reached else (),
+    )
+
+
+def _notes(requested: Point, baseline: Point) -> tuple[str, ...]:
+    if baseline == requested:
+        return ()
+    return (
+        f"plain float32 does not fit at batch {requested[BATCH]}: the baseline is batch "
+        f"{baseline[BATCH]}",
+    )
+
+
+def _check_baseline(job: TuningJob, baseline: Point, outcome: Outcome | None) -> None:
+    """Raise where the baseline did not run, or where its loss is not finite."""
+    if outcome is None or outcome.rate <= 0:
+        why = f"{outcome.status}: {outcome.reason}" if outcome is not None else "no trial ran"
+        raise NoFeasibleRecipe(
+            f"plain float32 does not run at its baseline ({why}); give a smaller BATCH_SIZE or "
+            "smaller `batch_sizes`"
+        )
+    if outcome.measurement is not None and not outcome.measurement.finite:
+        raise TaskError(
+            f"{job.task.name}: in float32 the loss became inf or NaN within the first steps at "
+            f"batch {baseline[BATCH]}, so nothing can be proven against it. Look for inf or NaN in "
+            "the data after the first batch, or lower the learning rate"
+        )

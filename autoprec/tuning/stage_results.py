@@ -1,0 +1,160 @@
+"""What each stage of a tuning hands to the next: frozen values, which no later stage changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.policies import Refusal
+from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.numerics.verdict import Verdict
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.attribution import Part
+from autoprec.core.speed.noise import Ratio
+from autoprec.core.speed.selection import Choice
+from autoprec.core.speed.space import Point, Space
+from autoprec.core.speed.trial_results import Outcome
+from autoprec.tuning.search.trials import Measured, Trials, typical_measurement
+
+REFERENCE = Verdict(verdict="equal", reason="float32 is the reference itself")
+
+
+@dataclass(frozen=True)
+class PreflightResult:
+    """The task and the device as described, and the search space that follows from them.
+
+    `alignment` is the smallest multiple that the device wants dimensions to be of.
+    """
+
+    task: TaskFacts
+    facts: DeviceFacts
+    space: Space
+    alignment: int = 1
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def rehearsed(self) -> bool:
+        """Say whether the device is only pretended, so that times mean nothing."""
+        return self.facts.observation.rehearsal
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The trials, and the ranking that re-ranking the fastest of them gave.
+
+    `baseline_point` is the baseline that fits in memory; `measured` holds the rounds of the
+    re-ranking, `notes` what the profile should warn of.
+    """
+
+    trials: Trials
+    baseline_point: Point
+    ranking: tuple[Outcome, ...] = ()
+    measured: Measured = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+
+    @property
+    def baseline(self) -> Recipe:
+        """Return the baseline's recipe."""
+        return self.trials.space.recipe(self.baseline_point)
+
+    def of_policy(self, policy: str) -> list[Outcome]:
+        """Return the outcomes of one policy, as the re-ranking ranked them."""
+        ranked = self.ranking or self.trials.history
+        return [outcome for outcome in ranked if outcome.point["policy"] == policy]
+
+
+@dataclass(frozen=True)
+class ProvenRecipe:
+    """A recipe that may be chosen, with its verdict and its measured speed."""
+
+    recipe: Recipe
+    verdict: Verdict
+    rate: float
+    step_seconds: float
+    loss_scale: Mapping[str, Any] | None = None
+    islands: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ProofResult:
+    """The recipes that may be chosen, and why others may not; `seconds` is what proving cost."""
+
+    proven: tuple[ProvenRecipe, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    not_covered: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def without(self, recipe: Recipe, reason: str) -> ProofResult:
+        """Return the result without a recipe that can no longer be chosen."""
+        return replace(
+            self,
+            proven=tuple(each for each in self.proven if each.recipe.key() != recipe.key()),
+            refusals=(*self.refusals, Refusal(recipe.policy.value, reason)),
+        )
+
+
+@dataclass(frozen=True)
+class FinalistLost:
+    """A confirmation that was abandoned because a finalist failed; another may take its place.
+
+    `measured` holds the rounds that were complete before.
+    """
+
+    recipe: Recipe
+    reason: str
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class ConfirmationResult:
+    """The choice, and its speed over the baseline where another recipe than that was chosen.
+
+    `inconclusive` says why the measurements cannot be believed; `measured` holds all rounds.
+    """
+
+    choice: Choice
+    proven: ProvenRecipe | None = None
+    speedup: Ratio | None = None
+    speedup_same_batch: Ratio | None = None
+    waterfall: tuple[Part, ...] = ()
+    inconclusive: str = ""
+    not_covered: tuple[str, ...] = ()
+    measured: Measured = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """What all the stages of one tuning found.
+
+    `cpu_contention` is the largest share of the processors that other processes used meanwhile.
+    """
+
+    preflight: PreflightResult
+    search: SearchResult
+    proof: ProofResult
+    confirmation: ConfirmationResult
+    cpu_contention: float = 0.0
+
+    @property
+    def trials(self) -> Trials:
+        """Return the search's trials."""
+        return self.search.trials
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """Return everything that was ruled out, in the order of the stages."""
+        return (*self.preflight.refusals, *self.search.refusals, *self.proof.refusals)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Return what the time limit left out, in the order of the stages."""
+        stages = (self.search, self.proof, self.confirmation)
+        return tuple(text for stage in stages for text in stage.not_covered)
+
+    def measurement_of(self, recipe: Recipe) -> Measurement:
+        """Return a recipe's typical measurement: of interleaved timing, else the search's."""
+        return typical_measurement(self.trials, self.confirmation.measured, recipe)

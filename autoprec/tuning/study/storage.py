@@ -1,0 +1,223 @@
+"""Where a study lives: a journal file by default, any Optuna storage URL on request.
+
+A journal is a text file of JSON lines. A tuning that was killed can leave its last line incomplete,
+which Optuna skips but the next append would make unreadable for good: such a tail is cut off before
+the file is opened. The lock is the kernel's (flock), so a dead process never keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from autoprec.errors import TaskError, UsageError
+from autoprec.measurement_cache import cache_folder
+
+JOURNAL_SUFFIX = ".study.journal"
+_LOCK_SUFFIX = ".lock"
+
+
+def default_journal(task: Path) -> Path:
+    """Return the default path of a task's study: next to the task file.
+
+    Where nothing can be written there, it is in the user's cache directory.
+    """
+    journal = task.with_name(task.stem + JOURNAL_SUFFIX)
+    folder = cache_folder()
+    if folder is None or is_writable(journal):
+        return journal
+    name = hashlib.sha256(os.fsencode(task)).hexdigest()[:12]
+    return folder / "studies" / f"{task.stem}-{name}{JOURNAL_SUFFIX}"
+
+
+def is_writable(path: Path) -> bool:
+    """Say whether a file, and others next to it, can be created or written, without trying it."""
+    folder = next((each for each in path.parents if each.exists()), path.parent)
+    return os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+
+
+@contextlib.contextmanager
+def discard_new_journal_on_task_error(storage: str | Path) -> Iterator[None]:
+    """Remove a journal that was created inside the block if the task file turns out to be wrong.
+
+    A corrected task file is a different task, whose study needs nothing from this one.
+    """
+    path = _journal_path(str(storage))
+    known = path is None or path.exists()
+    try:
+        yield
+    except TaskError:
+        if path is not None and not known:
+            for file in (path, Path(f"{path}{_LOCK_SUFFIX}")):
+                with contextlib.suppress(OSError):
+                    file.unlink()
+        raise
+
+
+def _journal_path(name: str) -> Path | None:
+    """Return the file that a storage's name stands for; None where it is a database."""
+    name = name.removeprefix("journal://")
+    return None if "://" in name else Path(name).expanduser()
+
+
+def repair_journal(path: Path) -> int:
+    """Cut incomplete lines off the end of a journal; return how many bytes were cut.
+
+    A line is incomplete if it has no newline or is not JSON (a power cut can leave zeros). The
+    journal's lock must be held: another process's line is incomplete while it is being written.
+    """
+    try:
+        with path.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            keep = size
+            while keep > 0:
+                start = _line_start(file, keep)
+                file.seek(start)
+                if _is_complete(file.read(keep - start)):
+                    break
+                keep = start
+            if keep < size:
+                file.truncate(keep)
+                file.flush()
+                os.fsync(file.fileno())
+            return size - keep
+    except FileNotFoundError:
+        return 0
+
+
+def _line_start(file: IO[bytes], end: int) -> int:
+    """Return the offset of the line that ends before `end`."""
+    at = end - 1  # the line's own newline does not count
+    while at > 0:
+        start = max(0, at - 65536)
+        file.seek(start)
+        newline = file.read(at - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        at = start
+    return 0
+
+
+def _is_complete(line: bytes) -> bool:
+    if not line.endswith(b"\n"):
+        return False
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def open_storage(text: str | Path) -> Any:
+    """Open an Optuna storage by a journal file's path, `journal://PATH`, or a storage URL."""
+    name = str(text)
+    path = _journal_path(name)
+    if path is None:
+        return _open_url(name)
+    if path.is_dir():
+        raise UsageError(f"`storage` {name}: this is a folder; give the path of a journal file")
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    lock = _KernelLock(path) if os.name == "posix" else None  # None: Optuna's own
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with lock or contextlib.nullcontext():
+            repair_journal(path)
+        backend = JournalFileBackend(str(path), lock_obj=lock)  # type: ignore[arg-type]
+        return JournalStorage(backend)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    except (ValueError, KeyError, AssertionError) as error:
+        raise UsageError(
+            f"{path} is not a study's journal, or it is damaged: {error}. Move it away, or choose "
+            "another place with `storage`"
+        ) from error
+
+
+def storage_error(location: str | Path, error: BaseException) -> UsageError:
+    """Make the error of a study that cannot be written: disk full, folder read-only."""
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error).split("\n")[0]
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    fix = "free some space and run the same command again, or " if full else ""
+    return UsageError(
+        f"the study cannot be kept in {_without_password(str(location))}: {why}; {fix}choose "
+        "another place with `storage`. Finished trials are kept"
+    )
+
+
+def _open_url(url: str) -> Any:
+    from optuna.storages import RDBStorage
+
+    try:
+        return RDBStorage(url)
+    except ImportError as error:
+        raise UsageError(
+            f"`storage` {_without_password(url)}: {error}; install that driver"
+        ) from error
+    except Exception as error:
+        raise UsageError(
+            f"`storage` {_without_password(url)} cannot be opened: {str(error).splitlines()[0]}; "
+            "expected a journal file's path or a URL such as sqlite:///study.db"
+        ) from error
+
+
+def _without_password(url: str) -> str:
+    """Return the URL without its password; a path as it is."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+class _KernelLock:
+    """An flock on a file next to the journal, with the methods that Optuna expects of a lock.
+
+    It is held for milliseconds. A holder that was suspended (Ctrl-Z) could hold it for ever, so
+    waiting times out.
+    """
+
+    _TIMEOUT_SECONDS = 30.0
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._handle = f"{path}{_LOCK_SUFFIX}", -1
+
+    def acquire(self) -> bool:
+        import fcntl
+
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        deadline = time.monotonic() + self._TIMEOUT_SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(handle)
+                    raise TimeoutError(
+                        errno.ETIMEDOUT,
+                        f"another process has held {self._path} for {self._TIMEOUT_SECONDS:.0f} s "
+                        "(is it suspended?)",
+                    ) from None
+                time.sleep(0.002)
+            except BaseException:
+                os.close(handle)
+                raise
+            else:
+                self._handle = handle
+                return True
+
+    def release(self) -> None:
+        handle, self._handle = self._handle, -1
+        os.close(handle)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()

@@ -1,0 +1,25 @@
+"""Where things lie in this checkout, and the environment in which its programs start each other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parent
+ROOT = BENCHMARKS.parent
+TESTS = ROOT / "tests"
+
+TASKS = BENCHMARKS / "tasks"
+HOLDOUT = BENCHMARKS / "holdout"
+ISLANDS = BENCHMARKS / "islands"
+CURVES = BENCHMARKS / "curves"
+RESULTS = BENCHMARKS / "results"
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment with these variables, for a child that imports from here.
+
+    This checkout comes first on PYTHONPATH.
+    """
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}

@@ -1,0 +1,278 @@
+"""The pieces of `evidence`, one to a process: each prints what it saw, a JSON row a line.
+
+    python -m benchmarks.gpu.pieces grid-mlp ROWS --device cuda [--quick]
+
+A row is in the file ROWS as soon as it is known. What a piece could not do ends it with code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import torch  # noqa: F401  # in this thread: a pretended device is that of who imports it
+
+from autoprec.api import probe
+from autoprec.backends.shared.matmul_timing import measure_products
+from autoprec.core.codec import to_plain
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.family import Support
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.device.placement import expose_only
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.speed.noise import paired_ratio
+from autoprec.hardware.record import record
+from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
+from autoprec.tuning.job import Target, TuningJob
+from autoprec.tuning.options import Options
+from benchmarks.checkout import ROOT, TASKS
+from benchmarks.interleaving import contest_of
+from benchmarks.search.oracle import tune_from_scratch
+
+#: The tasks of which a GPU is busy, at these batches; and one for a dry run.
+BATCHES: Mapping[str, int] = {"mlp": 4096, "encoder": 1024, "gpt": 256, "unet": 512}
+DRY = "tiny"
+POLICIES = (Policy.FLOAT32, Policy.TF32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
+
+TUNING = {"search_limit": 12.0, "proof_seconds": 10.0, "rounds": 3, "extras": True, "knobs": {}}
+DRY_TUNING = {"trials": 2, "rounds": 1, "proof_seconds": 2.0, "extras": False, "knobs": {}}
+ROUNDS = 6
+
+#: pytest's options where the plugin is not there whose setting pyproject.toml has.
+WITHOUT_TIMEOUTS = ["-o", "addopts=-q", "-W", "ignore::pytest.PytestConfigWarning"]
+WITHOUT_TIMEOUTS += ["-W", "ignore::pytest.PytestUnknownMarkWarning"]
+
+#: How long the zoo is judged: what is not reached is left out, and said.
+ZOO_SECONDS = 40.0
+ZOO_SEEDS = (1000,)
+DRY_ZOO = ["binary_logits"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a piece runs, and whether it is cut down to a dry run."""
+
+    device: str
+    quick: bool = False
+
+    @cached_property
+    def facts(self) -> DeviceFacts:
+        """What is known of the device."""
+        return probe(device=self.device).devices[0].facts
+
+    @property
+    def where(self) -> str:
+        """The device as torch names it, in this process that is shown it alone."""
+        return expose_only(self.facts.observation).device
+
+
+Rows = Iterator[dict[str, Any]]
+
+
+class PieceFailed(Exception):
+    """A piece that did not do all it should."""
+
+
+def device(setting: Setting) -> Rows:
+    """What the probe makes of the device, and the machine's recording."""
+    _, recording = record(f"{setting.facts.name}, recorded by benchmarks/gpu/evidence.py")
+    yield {"facts": to_plain(setting.facts), "recording": to_plain(recording)}
+
+
+def products(setting: Setting) -> Rows:
+    """Matrix products per dtype, and a large copy."""
+    wanted = [DType.FLOAT32] if setting.quick else None
+    facts = measure_products(setting.facts, ["torch"], wanted)
+    for dtype, fact in facts.dtypes.items():
+        yield {"dtype": dtype.value, **to_plain(fact)}
+    yield {"memory_bandwidth_gbps": facts.measured_memory_bandwidth_gbps, "notes": facts.notes}
+    if not facts.measured_with:
+        raise PieceFailed("; ".join(facts.notes) or "nothing was measured")
+
+
+def tests(setting: Setting) -> Rows:
+    """The gpu tests; they are only collected where the device is not theirs."""
+    words = ["-m", "gpu and not keras", "-p", "no:cacheprovider"]
+    words += ["--continue-on-collection-errors"]  # of files that want what is not installed
+    if find_spec("pytest") is None:
+        raise PieceFailed(f"pytest is not installed for {sys.executable}")
+    if find_spec("pytest_timeout") is None:
+        words += WITHOUT_TIMEOUTS
+    if setting.facts.kind is not DeviceKind.CUDA:
+        words += ["--collect-only", "tests/backends/torch"]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "junit.xml"
+        command = [sys.executable, "-m", "pytest", *words, f"--junitxml={report}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    for case in cases:
+        ended = [e for e in case if e.tag in ("failure", "error", "skipped")]
+        yield {
+            "test": f"{case.get('classname')}.{case.get('name')}",
+            "outcome": ended[0].tag if ended else "passed",
+            "seconds": float(case.get("time", "0")),
+            **({"message": (ended[0].get("message") or "")[:500]} if ended else {}),
+        }
+    last = done.stdout.strip().splitlines()[-1:]
+    yield {"summary": "".join(last), "code": done.returncode}
+    if done.returncode:
+        raise PieceFailed(f"pytest ended with {done.returncode}: {''.join(last)}\n{done.stderr}")
+
+
+def tuning(task: str, setting: Setting) -> Rows:
+    """One tuning from scratch."""
+    asked = DRY_TUNING if setting.quick else TUNING
+    with tempfile.TemporaryDirectory() as folder:
+        profile, clock = tune_from_scratch(
+            TASKS / f"{task}.py", Path(folder), seed=0, device=setting.device, **asked
+        )
+    yield {
+        "task": task,
+        "recipe": to_plain(profile.recipe),
+        "evidence": to_plain(profile.evidence),
+        "stages": clock.seconds,
+        "trials": clock.trials,
+        "killed": clock.killed,
+        "peak_memory_bytes": clock.peak,
+    }
+
+
+def grid(task: str, setting: Setting) -> Rows:
+    """Every policy in alternation, plain and compiled, at one batch and the tuned loss scale."""
+    facts = setting.facts
+    target = Target(facts, {}, lambda known: known)
+    job = TuningJob(TASKS / f"{task}.py", target, Options(), lambda event: None)
+    recipes = list(grid_recipes(task, setting, facts))
+    running, failed, rates, peaks = list(recipes), {}, {}, {}
+    while running:
+        try:
+            with contest_of(job, running, together=True, concurrently=True) as contest:
+                finals = contest.run(1 if setting.quick else ROUNDS)
+            rates = {final.recipe.key(): list(final.rates) for final in finals}
+            peaks = {
+                recipe.key(): max(m.peak_memory_bytes for m in measured)
+                for recipe, measured in zip(running, contest.measured, strict=True)
+            }
+            break
+        except FinalistFailed as failure:
+            failed[failure.recipe.key()] = str(failure).splitlines()[0][:300]
+            running.remove(failure.recipe)
+    plain = rates.get(recipes[0].key())
+    for recipe in recipes:
+        row = {"task": task, "recipe": to_plain(recipe)}
+        own = rates.get(recipe.key())
+        if own is None:
+            yield {**row, "failed": failed[recipe.key()]}
+            continue
+        over = to_plain(paired_ratio(own, plain)) if plain else None
+        rate, peak = statistics.median(own), peaks[recipe.key()]
+        yield {**row, "samples_per_second": rate, "over_float32": over, "peak_memory_bytes": peak}
+    if not rates:
+        raise PieceFailed(f"no recipe of {task} ran: {next(iter(failed.values()))}")
+
+
+def grid_recipes(task: str, setting: Setting, facts: DeviceFacts) -> Iterator[Recipe]:
+    """Plain float32 first; a dry run compiles nothing, for that alone takes minutes on a CPU."""
+    size = 8 if setting.quick else BATCHES.get(task, 32)
+    for policy in POLICIES:
+        if policy is Policy.TF32 and facts.fact(DType.TF32).support is Support.ABSENT:
+            continue
+        recipe = Recipe(policy=policy, batch_size=size)
+        if policy.needs_loss_scale:
+            recipe = scaled(task, replace(recipe, loss_scale=LossScale()), setting.where)
+        yield recipe
+        if not setting.quick:
+            yield replace(recipe, compile=True)
+
+
+def scaled(task: str, recipe: Recipe, where: str) -> Recipe:
+    """The recipe at the loss scale that the tuner would choose."""
+    from autoprec.tuning.proof.recipe_proof import Proof
+    from autoprec.workers.task_file import load_task
+    from benchmarks.numerics.labels import at_tuned_scale
+    from benchmarks.numerics.truth_torch import tracer
+
+    return at_tuned_scale(Proof(tracer(load_task(TASKS / f"{task}.py"), device=where)), recipe)
+
+
+def overhead(setting: Setting) -> Rows:
+    """What a step costs more through `apply_profile` than written by hand."""
+    from benchmarks.overhead.torch_steps import WIDTHS, measure
+
+    target, rounds, budget = (0.0002, 1, 0.002) if setting.quick else (0.005, 5, 0.5)
+    for policy in WIDTHS:
+        found = measure(policy, target, rounds=rounds, budget=budget, device=setting.where)
+        yield asdict(found)
+
+
+def numerics(setting: Setting) -> Rows:
+    """What the tuner decides of the zoo's tasks in bfloat16 and float16, beside what is known."""
+    from benchmarks.numerics.zoo import ZOO, jobs_of, judged
+
+    only = DRY_ZOO if setting.quick else []
+    jobs = jobs_of(ZOO, only, ZOO_SEEDS, ("confusion",), setting.where)
+    random.Random(0).shuffle(jobs)  # those that are reached stand for the whole
+    reached = 0
+    for found in judged(jobs, min(8, os.cpu_count() or 1), ZOO_SECONDS, verdicts_or_why):
+        reached += 1
+        yield from found["confusion"]
+    yield {"tasks": reached, "of": len(jobs)}
+
+
+def verdicts_or_why(job: Any) -> dict[str, list[dict[str, Any]]]:
+    """A zoo task's rows; where it does not run on the device, why."""
+    from benchmarks.numerics.zoo import run
+
+    try:
+        return run(job)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return {table: [{"task": job.path.stem, "failed": why}] for table in job.tables}
+
+
+PIECES: Mapping[str, Callable[[Setting], Rows]] = {
+    "device": device,
+    "products": products,
+    "tests": tests,
+    **{f"tune-{task}": partial(tuning, task) for task in (*BATCHES, DRY)},
+    **{f"grid-{task}": partial(grid, task) for task in (*BATCHES, DRY)},
+    "overhead": overhead,
+    "numerics": numerics,
+}
+
+
+def main() -> int:
+    """Run one piece."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("piece", choices=PIECES)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    setting = Setting(arguments.device, arguments.quick)
+    try:
+        with arguments.rows.open("w", encoding="utf-8", buffering=1) as file:
+            for row in PIECES[arguments.piece](setting):
+                file.write(f"{json.dumps(row)}\n")
+    except PieceFailed as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

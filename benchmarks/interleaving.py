@@ -1,0 +1,84 @@
+"""Recipes measured against each other as the benchmarks do: in alternation, over many processes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import paired_ratio
+from autoprec.tuning.confirmation.interleaved_timing import InterleavedTiming
+from autoprec.tuning.job import TuningJob
+from autoprec.workers.cpu_contention import ContentionMonitor
+
+#: Processes of each recipe, at least.
+PROCESSES = 6
+
+
+def contest_of(
+    job: TuningJob, recipes: Sequence[Recipe], together: bool, concurrently: bool | None = None
+) -> InterleavedTiming:
+    """Recipes in alternation, each in a process of its own.
+
+    `concurrently` opens the sessions side by side; by default not on an accelerator.
+    """
+    return InterleavedTiming(
+        recipes,
+        job.runner(),
+        job.runner,
+        shares=lambda recipe: False,
+        seed=0,
+        together=together,
+        concurrently=job.on_cpu if concurrently is None else concurrently,
+        listener=lambda event: None,
+        contention_monitor=ContentionMonitor(print),
+    )
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """How far an alternation goes on.
+
+    Until the 95 % intervals of these recipes' ratios to the first of them are all narrower than
+    `width`, as a share of the ratio, or `seconds` are over.
+    """
+
+    recipes: tuple[Recipe, ...] = ()
+    width: float = 0.04
+    seconds: float = 300.0
+
+    def reached(self, rates: Mapping[str, Sequence[float]], seconds: float) -> bool:
+        """Whether it may end after so many seconds with these rates by the recipes' keys."""
+        own = [rates[recipe.key()] for recipe in self.recipes]
+        ratios = [paired_ratio(each, own[0]) for each in own]
+        sharp = all(r.high - r.low <= self.width * r.ratio for r in ratios)
+        return sharp or seconds >= self.seconds
+
+
+def alternate(
+    job: TuningJob,
+    recipes: Sequence[Recipe],
+    peaks: Mapping[str, int],
+    rounds: int,
+    sharpness: Sharpness | None = None,
+) -> dict[str, list[float]]:
+    """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once.
+
+    Each has `PROCESSES` processes, one after the other: where a process lies in memory moves a step
+    by a few per cent, which no number of rounds in one process shows. Further ones follow for as
+    long as `sharpness` wants them. `peaks` are the recipes' bytes by the same keys, where known.
+    """
+    sharpness = sharpness or Sharpness()
+    unique = list({recipe.key(): recipe for recipe in recipes}.values())
+    room = job.memory_bytes or 0
+    rates: dict[str, list[float]] = {recipe.key(): [] for recipe in unique}
+    began, processes = time.monotonic(), 0
+    while processes < PROCESSES or not sharpness.reached(rates, time.monotonic() - began):
+        together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
+        with contest_of(job, unique, together) as contest:
+            for final in contest.run(math.ceil(rounds / PROCESSES)):
+                rates[final.recipe.key()] += final.rates
+        processes += 1
+    return rates

@@ -1,0 +1,133 @@
+"""What the overhead's numbers mean: intervals over processes, the fixed cost, what is promised.
+
+Where a process lies in memory moves its steps by more than a step's overhead, and no number of
+rounds in one process shows that. So a process gives one value, and intervals are over processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.speed.noise import paired_ratio
+from autoprec.core.statistics import median_interval
+
+#: What a step of at least so many seconds may cost through a profile, and by which ways.
+PROMISED_RATIO, PROMISED_FROM = 1.01, 0.0045
+TORCH, FIT = "torch loop", "Keras fit"
+PROMISED_WAYS = (TORCH, FIT)
+
+#: The most microseconds that a step of PyTorch's may cost whatever its length, by policy.
+PROMISED_MICROSECONDS: Mapping[str, float] = {
+    Policy.FLOAT32.value: 10.0,
+    Policy.MIXED_BFLOAT16.value: 30.0,
+    Policy.MIXED_FLOAT16.value: 30.0,
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One process's median seconds at one length of steps: through the profile, and by hand."""
+
+    target: float
+    ours: float
+    theirs: float
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median over processes with its 95 % interval; with fewer than six their whole range."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The median and its interval."""
+    return Interval(median(values), *median_interval(values))
+
+
+def fixed_cost(pairs: Sequence[Pair]) -> float:
+    """The seconds that any step costs more: where a line through the costs meets a step of none.
+
+    Long steps scatter by more, in proportion to their length, and count for less by that much.
+    `ValueError` with fewer than two lengths: they make no line.
+    """
+    if len({pair.theirs for pair in pairs}) < 2:
+        raise ValueError(
+            f"{len(pairs)} lengths of steps given, expected two different ones or more"
+        )
+    weights = [pair.theirs**-2 for pair in pairs]
+    steps = [pair.theirs for pair in pairs]
+    costs = [pair.ours - pair.theirs for pair in pairs]
+    total = sum(weights)
+    step = sum(w * x for w, x in zip(weights, steps, strict=True)) / total
+    cost = sum(w * y for w, y in zip(weights, costs, strict=True)) / total
+    rows = list(zip(weights, steps, costs, strict=True))
+    slope = sum(w * (x - step) * (y - cost) for w, x, y in rows)
+    slope /= sum(w * (x - step) ** 2 for w, x, _ in rows)
+    return cost - slope * step
+
+
+def within(high: float, promised: float | None) -> bool | None:
+    """Whether the upper end of an interval keeps what is promised; None where nothing is."""
+    return None if promised is None else high <= promised
+
+
+def case(way: str, policy: str, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """One length of steps: a pair from each process."""
+    ratio = paired_ratio([pair.ours for pair in pairs], [pair.theirs for pair in pairs])
+    step = median(pair.theirs for pair in pairs)
+    promised = PROMISED_RATIO if way in PROMISED_WAYS and step >= PROMISED_FROM else None
+    return {
+        "way": way,
+        "policy": policy,
+        "batch_size": int(median(pair.batch_size for pair in pairs)),
+        "step_milliseconds": 1e3 * step,
+        "ratio": vars(ratio),
+        "cost": vars(interval([pair.ours - pair.theirs for pair in pairs])),
+        "promised_ratio": promised,
+        "kept": within(ratio.high, promised),
+    }
+
+
+def fixed(way: str, policy: str, processes: Sequence[Sequence[Pair]]) -> dict[str, Any]:
+    """The fixed cost: a fit for each process, and their interval."""
+    found = interval([fixed_cost(pairs) for pairs in processes])
+    promised = PROMISED_MICROSECONDS.get(policy) if way == TORCH else None
+    return {
+        "way": way,
+        "policy": policy,
+        "fixed": vars(found),
+        "promised_microseconds": promised,
+        "kept": within(1e6 * found.high, promised),
+    }
+
+
+def by_target(processes: Sequence[Sequence[Pair]]) -> list[list[Pair]]:
+    """The pairs of each length of steps; only lengths that every process measured."""
+    targets = [pair.target for pair in processes[0]]
+    found = [[p for pairs in processes for p in pairs if p.target == target] for target in targets]
+    return [pairs for pairs in found if len(pairs) == len(processes)]
+
+
+def missed(result: Mapping[str, Any]) -> list[str]:
+    """What was promised and is not kept, in words."""
+    lines = [
+        f"{r['way']}, {r['policy']}, step {r['step_milliseconds']:.1f} ms: upper end "
+        f"{r['ratio']['high']:.4f}x, promised {r['promised_ratio']:.2f}x"
+        for r in result["cases"]
+        if r["kept"] is False
+    ]
+    lines += [
+        f"{r['way']}, {r['policy']}: fixed cost's upper end {1e6 * r['fixed']['high']:.0f} us, "
+        f"promised {r['promised_microseconds']:.0f} us"
+        for r in result["fixed"]
+        if r["kept"] is False
+    ]
+    return lines

@@ -1,0 +1,155 @@
+"""Does a profile keep its word in a process of its own? Its speed there, beside float32's.
+
+Every task is tuned; then fresh processes train it in alternation: in README's loop with the
+profile, and in a plain float32 loop at the baseline's batch. Their ratio stands beside the one that
+the profile claims. What the tuning did to its own processes (memory, threads) is not there.
+
+    python -m benchmarks.profiles.fresh_process --tasks mlp lstm
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autoprec.api import tune
+from autoprec.core.codec import to_plain
+from autoprec.core.speed.noise import paired_ratio
+from autoprec.profiles import load_profile
+from benchmarks.checkout import RESULTS, TASKS, child_environment
+from benchmarks.provenance import machine
+
+TASK_NAMES = ("mlp", "lstm", "resnet", "encoder")
+ROUNDS = 6
+
+#: Trains for some seconds after a warm-up and prints samples per second.
+LOOP = """
+import itertools, sys, time
+import torch
+sys.path.insert(0, sys.argv[1])
+task = __import__(sys.argv[2])
+path, batch, warm, seconds = sys.argv[3], int(sys.argv[4]), float(sys.argv[5]), float(sys.argv[6])
+dtype = getattr(torch, sys.argv[7])
+
+torch.manual_seed(0)
+model = task.build_model()
+build = getattr(task, "build_optimizer", lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3))
+optimizer = build(model)
+precision = None
+if path:
+    from autoprec import apply_profile
+    precision = apply_profile(path, model=model, optimizer=optimizer)
+    batch = precision.batch_size
+batches = itertools.cycle(list(itertools.islice(task.build_data(batch), 4)))
+
+def step():
+    inputs, targets = next(batches)
+    if precision is None:
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            outputs = model(inputs)
+        task.loss_fn(outputs.float(), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    else:
+        with precision.autocast():
+            outputs = model(inputs)
+        precision.backward(task.loss_fn(outputs, targets))
+        precision.step()
+
+def run(limit):
+    began, steps = time.perf_counter(), 0
+    while (spent := time.perf_counter() - began) < limit:
+        step()
+        steps += 1
+    return steps * batch / spent
+
+run(warm)
+print(run(seconds))
+"""
+
+
+def rate(
+    task: Path,
+    profile: Path | None,
+    batch: int,
+    seconds: float,
+    *,
+    dtype: str = "float32",
+    variables: Mapping[str, str] | None = None,
+) -> float:
+    """Samples per second of one fresh process, with these environment variables from its start.
+
+    Without a profile the loop is written by hand: autocast in `dtype`, none in float32.
+    """
+    words = [str(task.parent), task.stem, str(profile or ""), str(batch), "2", str(seconds), dtype]
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP, *words],
+        env=child_environment(**(variables or {})),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
+
+
+def compare(name: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """Tune a task, then train it with the profile and in plain float32, in alternation."""
+    task = TASKS / f"{name}.py"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.yaml"
+        tune(task, device="cpu", output=path, storage=str(Path(folder) / "study.journal"))
+        profile = load_profile(path)
+        batch = profile.evidence.baseline.batch_size
+        both: list[list[float]] = [[], []]
+        for number in range(rounds):
+            order = (0, 1) if number % 2 == 0 else (1, 0)
+            for which in order:
+                both[which].append(rate(task, (path, None)[which], batch, seconds))
+    return {
+        "task": name,
+        "recipe": to_plain(profile.recipe),
+        "inconclusive": profile.evidence.inconclusive,
+        "claimed": to_plain(profile.evidence.speedup),
+        "applied": to_plain(paired_ratio(*both)),
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A line of the table."""
+    claimed, applied = (
+        f"{r['ratio']:.2f}x ({r['low']:.2f}-{r['high']:.2f})"
+        for r in (row["claimed"], row["applied"])
+    )
+    recipe = row["recipe"]
+    return (
+        f"{row['task']:10s} {recipe['policy']:15s} {recipe['batch_size']:5d}  "
+        f"{claimed:20s} {applied}"
+    )
+
+
+def main() -> None:
+    """Run, print, and store."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", nargs="+", default=TASK_NAMES, choices=TASK_NAMES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    head = machine()
+    output = arguments.output or RESULTS / f"applied-{head['date']}.json"
+    print("task       policy          batch  claimed              in fresh processes")
+    rows = []
+    for name in arguments.tasks:
+        rows.append(compare(name, arguments.rounds, arguments.seconds))
+        print(line(rows[-1]), flush=True)
+        output.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""docs/results.md and the README's tables, as text, from what is in benchmarks/results/.
+
+Nothing is measured here and nothing is rounded up: every table names the command that prints it,
+and a benchmark without a result says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.report import gpu
+from benchmarks.report.latest import latest
+from benchmarks.report.proof import fuzz, islands, numerics, soak
+from benchmarks.report.search import SHOWN, holdout, machines, oracle, oracle_summary, peers
+from benchmarks.report.speed import (
+    ablation,
+    applied,
+    compiled,
+    growth,
+    keep_memory,
+    null,
+    overhead,
+    regret,
+    replay,
+    startup,
+)
+
+PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+
+HEAD = """\
+# Results
+
+Made by `python -m benchmarks.report` from the data in `benchmarks/results/`; every table names the
+command that prints it, and earlier runs stay in that folder under their date. The machines, all
+virtual with 2 cores and no accelerator:
+
+- **Xeon with AMX**: an Intel Xeon that has AMX and AVX512_BF16 (`intel-amx` in the catalogue).
+- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). When its grids were recorded (all but gpt's
+  and keras_mlp's), many recipes' rates differed from one process to the next; it was quieter when
+  the tables were made.
+- **Zen 4**: an AMD EPYC with AVX512_BF16 (`amd-zen4`), whose speed came and went while it was
+  measured.
+- **Zen 3**: an AMD EPYC without 16-bit arithmetic (`amd-zen3`): its probe was recorded, nothing was
+  tuned on it.
+
+No TPU was measured; what was of GPUs is in the last section. Tables that name no machine are from
+the Xeon.
+"""
+
+GPUS = (
+    "`make gpu-evidence`, data: `benchmarks/results/gpu_*.jsonl`. Each policy's throughput over "
+    "plain float32's at the same batch, in alternation, as it is and under torch.compile; and what "
+    "one tuning chose, over float32 as it was run.",
+)
+
+Section = Callable[[Path], Iterator[str]]
+
+#: Title, the result file's prefix and ending, the program that writes it, what makes the lines.
+SECTIONS: tuple[tuple[str, str, str, str, Section], ...] = (
+    ("What apply_profile costs a step", "overhead", "json", "overhead.compare", overhead),
+    ("Start-up", "startup", "json", "overhead.startup", startup),
+    ("Against an exhaustive search", "oracle", "jsonl", "search.oracle", oracle),
+    ("Tasks held out", "holdout", "json", "profiles.holdout", holdout),
+    ("Profiles in fresh processes", "applied", "json", "profiles.fresh_process", applied),
+    ("What an LSTM's settings bring", "ablation", "json", "ablations.lstm_settings", ablation),
+    ("While other processes come and go", "regret", "json", "search.regret", regret),
+    ("Speed-ups claimed between identical recipes", "null", "json", "search.false_speedups", null),
+    ("Freed memory kept", "keep_memory", "json", "ablations.keep_memory", keep_memory),
+    ("torch.compile", "compiled", "json", "ablations.compiled", compiled),
+    ("Compared with other tools", "peers", "jsonl", "peers.compare", peers),
+    ("Samplers replayed", "replay", "json", "search.replay", replay),
+    ("How tuning time grows", "growth", "json", "search.growth", growth),
+    ("Numerics: the zoo", "numerics", "json", "numerics.zoo", numerics),
+    ("Numerics: Keras", "numerics_keras", "json", "numerics.zoo", numerics),
+    ("Speed kept by islands", "islands", "json", "numerics.islands_speed", islands),
+    ("Faults: the soak", "soak", "json", "faults.soak", soak),
+    ("Malformed files: the fuzzers", "fuzz", "json", "faults.fuzz", fuzz),
+)
+
+
+def page() -> str:
+    """The whole of docs/results.md."""
+    lines = [HEAD, f"## One task on every machine: {SHOWN}", "", *machines(), ""]
+    for title, name, suffix, module, section in SECTIONS:
+        command = f"python -m benchmarks.{module}"
+        paths = latest(name, suffix)
+        lines += [f"## {title}", ""]
+        if not paths:
+            lines += [f"No result yet: `{command}` prints it.", ""]
+        for path in paths:
+            lines += [f"`{command}`, data: `benchmarks/results/{path.name}`.", ""]
+            lines += [*section(path), ""]
+    found = gpu.read(RESULTS)
+    lines += ["## GPUs", "", *GPUS, "", *gpu.section(found), ""]
+    return "\n".join(lines)
+
+
+def readme(text: str) -> str:
+    """The README with its tables made anew."""
+    text = with_table(text, "machines", machines())
+    text = with_table(text, "gpus", gpu.speed(gpu.read(RESULTS)))
+    return with_table(text, "oracle", oracle_summary())
+
+
+def with_table(text: str, name: str, table: Iterable[str]) -> str:
+    """The README with this table between its marks."""
+    begin, end = f"<!-- {name}: made by benchmarks.report -->", f"<!-- end of {name} -->"
+    if begin not in text or end not in text:
+        raise SystemExit(f"no place for the table {name!r}: expected {begin} and {end}")
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return "\n".join([before + begin, *table, end + after])

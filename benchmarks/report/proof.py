@@ -1,0 +1,170 @@
+"""The report's tables of numerics and faults: the zoo, islands, the soak, the fuzzers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.numerics.zoo_tables import share
+from benchmarks.report.latest import machine_name, where
+from benchmarks.search.oracle_rows import ratio_text
+
+
+def numerics(path: Path) -> Iterator[str]:
+    """Who is caught and flagged, folder by folder, and what is wrong, task by task."""
+    found = json.loads(path.read_text())
+    if "cost_by_zoo" not in found["confusion"]:
+        yield from _numerics_until_november_22(found)
+        return
+    versions = ", ".join(f"{name} {version}" for name, version in found["software"].items())
+    place = f"{found['machine']}; {versions}; commit {found['commit']}"
+    if "family" in found:
+        place = f"{machine_name(found['family'])}, {place}"
+    yield f"{found['date']}, {found['tasks']} tasks; {place}."
+    yield ""
+    yield "| tasks | seeds | policy | broken caught | healthy flagged |"
+    yield "|---|---|---|---|---|"
+    for zoo, counts in found["confusion"]["by_zoo"].items():
+        for policy, row in counts.items():
+            caught, flagged = share(row["broken_caught"]), share(row["healthy_flagged"])
+            yield f"| {zoo} | {len(found['seeds'][zoo])} | {policy} | {caught} | {flagged} |"
+    yield ""
+    yield "What a proof takes, in float32 steps (of a pair, the median over its seeds):"
+    yield ""
+    yield "| tasks | median | where the verdict is right | at most |"
+    yield "|---|---|---|---|"
+    for zoo, cost in found["confusion"]["cost_by_zoo"].items():
+        steps = (200 * cost[name] for name in ("median", "median_where_right", "largest"))
+        yield f"| {zoo} | {' | '.join(f'{each:.0f}' for each in steps)} |"
+    yield ""
+    yield "Judged wrong:"
+    yield ""
+    for said, seeds in _wrong(found["confusion"]["wrong"]).items():
+        yield f"- {said} (seeds {', '.join(seeds)})"
+    if "scales" in found:
+        yield ""
+        yield _skips(found["scales"])
+
+
+def _wrong(lines: Sequence[str]) -> dict[str, list[str]]:
+    """The seeds of each pair that was judged wrong, with what it is in truth."""
+    pairs: dict[str, list[str]] = {}
+    for line in lines:
+        zoo, task, policy, _, seed, verdict = [*line.partition(": ")[0].split(), line]
+        truth = re.search(r"truth (\w+) \(([^)]*)\)", verdict)
+        label = f"{truth[1]} ({truth[2]})" if truth else ""
+        pairs.setdefault(f"{zoo} {task} {policy}, in truth {label}", []).append(seed)
+    return pairs
+
+
+def _skips(scales: Mapping[str, Any]) -> str:
+    """How many steps each initial loss scale throws away."""
+    counts = ", ".join(f"{name}: {count}" for name, count in scales["skipped"].items())
+    return f"Skipped steps in 100 over {len(scales['tasks'])} float16-healthy tasks: {counts}."
+
+
+def _numerics_until_november_22(found: Mapping[str, Any]) -> Iterator[str]:
+    """The first form: one folder, and the islands found for its broken pairs."""
+    scope = f"{found['tasks']} tasks, {len(found['seeds'])} seeds"
+    yield f"{found['date']}, {found['machine']}, {scope}, with the proof of that time."
+    yield ""
+    yield "| policy | broken caught | healthy flagged |"
+    yield "|---|---|---|"
+    for policy, r in found["confusion"]["table"].items():
+        caught, flagged = r["broken_caught"], r["healthy_flagged"]
+        yield f"| {policy} | {share(caught)} | {share(flagged)} |"
+    for unseen in found.get("unseen", ()):
+        caught, flagged = unseen["table"]["both"].values()
+        yield ""
+        yield f"Unseen: {share(caught)} caught, {share(flagged)} flagged: {unseen['note']}."
+    cost = found["confusion"]["proof_over_200_float32_steps"]
+    yield ""
+    yield (
+        f"A proof took {200 * cost['median']:.0f} float32 steps in the median, at most "
+        f"{200 * cost['largest']:.0f} (the median over a pair's seeds)."
+    )
+    yield ""
+    yield _skips(found["scales"])
+    islands = [r for r in found["islands"].values() if r["mendable"]]
+    mended = [r for r in islands if r["mended"]]
+    products = sum(r["products"] for r in mended) / len(mended)
+    yield ""
+    yield (
+        f"Islands: {len(mended)} of {len(islands)} broken pairs mended, "
+        f"{sum(r['minimal'] for r in mended)} with a minimal set, at most "
+        f"{max(r['trials'] for r in mended)} trials, {products:.1%} of the matrix-product work "
+        "left in float32 in the mean (aimed at: 10 %)."
+    )
+
+
+def islands(path: Path) -> Iterator[str]:
+    found = json.loads(path.read_text())
+    yield (
+        f"{where(found)}, torch {found['torch']}. Models large enough to gain from "
+        "bfloat16 and broken by it: what they gain with the islands that the tuner found."
+    )
+    yield ""
+    yield "| task | islands | products in float32 | with islands | plain (wrong) | gain kept |"
+    yield "|---|---|---|---|---|---|"
+    for r in found["rows"]:
+        share, names = r["share_of_products"], ", ".join(r["islands"]) or "none"
+        yield (
+            f"| {r['task']} | {names} | {'-' if share is None else f'{share:.1%}'} | "
+            f"{ratio_text(r['mended_over_float32'])} | "
+            f"{ratio_text(r['plain_over_float32'])} | {r['speed_up_kept']:.0%} |"
+        )
+
+
+def soak(path: Path) -> Iterator[str]:
+    """Every framework's counts, and what was not survived, as it was printed."""
+    found = json.loads(path.read_text())
+    soaks = found["soaks"]
+    checked = all("missing" in kind for row in soaks for kind in row["faults"].values())
+    if not checked:
+        yield (
+            "This run looked for trials that ran again, not for those missing at the end, and not "
+            "for processes left when a tuning had ended by itself."
+        )
+        yield ""
+    names = {
+        "faults": "injected",
+        "survived": "survived",
+        "trials run again": "trials_lost",
+        "trials missing": "missing",
+        "half-written files": "half_written",
+        "processes left": "survivors",
+    }
+    yield f"| framework | seed | {' | '.join(names)} |"
+    yield "|---" * (len(names) + 2) + "|"
+    for row in soaks:
+        sums = [_sum_of(row["faults"], name) for name in names.values()]
+        seed = row.get("seed", found.get("seed", "-"))
+        yield f"| {row['framework']} | {seed} | {' | '.join(sums)} |"
+    problems = [(row["framework"], text) for row in soaks for text in row["problems"]]
+    for framework, text in problems:
+        yield ""
+        yield f"Not survived, {framework}: {text.split(':')[0]}."
+
+
+def _sum_of(faults: Mapping[str, Mapping[str, int]], name: str) -> str:
+    """A count summed over the kinds of fault; runs of before it was counted have none."""
+    if any(name not in kind for kind in faults.values()):
+        return "not looked for"
+    return str(sum(kind[name] for kind in faults.values()))
+
+
+def fuzz(path: Path) -> Iterator[str]:
+    """What the loaders did with mutated files."""
+    found = json.loads(path.read_text())
+    yield f"{found['date']}, commit {found['commit']}, seed {found['seed']}."
+    yield ""
+    yield "| files | inputs | accepted | failures | most calls | most memory |"
+    yield "|---|---|---|---|---|---|"
+    for r in found["rows"]:
+        yield (
+            f"| {r['name']} | {r['inputs']} | {r['accepted']} | {len(r['failures'])} | "
+            f"{r['most_calls']} | {r['most_bytes'] / 1e6:.1f} MB |"
+        )

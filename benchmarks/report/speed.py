@@ -1,0 +1,204 @@
+"""The report's tables of speed: a step's overhead, start-up, memory, compiling, replays, growth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.provenance import staleness_in_words
+from benchmarks.report.latest import where
+from benchmarks.search.oracle_rows import contests, mean, proof, ratio_text, words
+
+
+def overhead(path: Path) -> Iterator[str]:
+    """What a step costs, and the fixed part of it where that was fitted."""
+    found = json.loads(path.read_text())
+    yield staleness_in_words("overhead", found)
+    yield ""
+    if isinstance(found, list):
+        yield (
+            "One process a case; the fixed cost was not fitted, and the upper ends of the "
+            "intervals were not what was promised."
+        )
+        yield ""
+        yield "| policy | step by hand | with apply_profile | cost |"
+        yield "|---|---|---|---|"
+        for r in found:
+            yield (
+                f"| {r['policy']} | {r['step_milliseconds']:.2f} ms | {r['ratio']:.4f}x "
+                f"({r['low']:.4f}-{r['high']:.4f}) | {r['overhead_microseconds']:+.0f} us |"
+            )
+        return
+    yield (
+        f"{where(found)}. {found['processes']} processes a case; the intervals are over processes. "
+        "The fixed cost is that of a line through the costs at all steps of a process, each "
+        "weighted by its step; promised are upper ends."
+    )
+    yield ""
+    yield "| way | policy | step by hand | with apply_profile | cost | kept |"
+    yield "|---|---|---|---|---|---|"
+    for r in found["cases"]:
+        kept = {True: "yes", False: "no", None: "nothing promised"}[r["kept"]]
+        yield (
+            f"| {r['way']} | {r['policy']} | {r['step_milliseconds']:.2f} ms | "
+            f"{ratio_text(r['ratio'], 4)} | {microseconds(r['cost'])} | {kept} |"
+        )
+    yield ""
+    yield "| way | policy | fixed cost of a step | promised | kept |"
+    yield "|---|---|---|---|---|"
+    for r in found["fixed"]:
+        promised = r["promised_microseconds"]
+        said = "nothing" if promised is None else f"at most {promised:.0f} us"
+        kept = {True: "yes", False: "no", None: "-"}[r["kept"]]
+        yield f"| {r['way']} | {r['policy']} | {microseconds(r['fixed'])} | {said} | {kept} |"
+
+
+def microseconds(interval: Mapping[str, float]) -> str:
+    """A cost of seconds with its interval."""
+    values = (1e6 * interval[name] for name in ("middle", "low", "high"))
+    return "{:+.0f} us ({:+.0f} to {:+.0f})".format(*values)
+
+
+def ablation(path: Path) -> Iterator[str]:
+    """What each setting of the LSTM's profile brings."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield (
+        f"{where(found)}, torch {found['torch']}. An LSTM language model was tuned to "
+        f"{words(found['recipe'])}, said to be {ratio_text(found['claimed'], 2)} the float32 as it "
+        f"was run; each row trained for {found['seconds']:g} s in a fresh process, "
+        f"{found['rounds']} times in alternation."
+    )
+    yield ""
+    yield "| way | its throughput over the profile's |"
+    yield "|---|---|"
+    for row in found["rows"][1:]:
+        yield f"| {row['way']} | {ratio_text(row['over_profile'])} |"
+
+
+def applied(path: Path) -> Iterator[str]:
+    """What a profile claims, and what it brings in processes of its own."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield (
+        f"{where(found)}, torch {found['torch']}: each profile's speed-up as the tuning measured "
+        "it, and in fresh processes, README's loop with the profile over the plain loop."
+    )
+    yield ""
+    yield "| task | chosen | claimed | in fresh processes |"
+    yield "|---|---|---|---|"
+    for row in found["rows"]:
+        claimed, seen = (ratio_text(row[name], 2) for name in ("claimed", "applied"))
+        yield f"| {row['task']} | {words(row['recipe'])} | {claimed} | {seen} |"
+
+
+def regret(path: Path) -> Iterator[str]:
+    """What a tuning loses when other processes come and go."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield (
+        f"{where(found)}, torch {found['torch']}: what a tuning chose while a process kept a core "
+        "busy now and then, over what it chose on the idle machine; both measured there, in "
+        "alternation."
+    )
+    yield ""
+    yield "| task | idle choice | disturbed choice | a core was busy | disturbed/idle |"
+    yield "|---|---|---|---|---|"
+    for row in found["rows"]:
+        busy = f"{row['busy_seconds']:.0f} of {row['tuning_seconds']:.0f} s"
+        unsure = " (inconclusive)" if row["inconclusive"] else ""
+        yield (
+            f"| {row['task']} | {words(row['idle'])} | {words(row['disturbed'])}{unsure} | {busy} "
+            f"| {ratio_text(row['disturbed_over_idle'])} |"
+        )
+
+
+def null(path: Path) -> Iterator[str]:
+    """How often a speed-up is claimed between recipes that are the same."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield f"{where(found)}."
+    yield ""
+    for kind, run in found["runs"].items():
+        yield f"- {kind}: {run['summary']}."
+
+
+def startup(path: Path) -> Iterator[str]:
+    yield "| command | median | quartiles |"
+    yield "|---|---|---|"
+    for name, r in json.loads(path.read_text()).items():
+        quartiles = f"{r['low'] * 1e3:.0f}-{r['high'] * 1e3:.0f} ms"
+        yield f"| `{name}` | {r['median'] * 1e3:.0f} ms | {quartiles} |"
+
+
+def keep_memory(path: Path) -> Iterator[str]:
+    found = json.loads(path.read_text())
+    yield (
+        f"{where(found)}, torch {found['torch']}: the throughput of a training "
+        "that keeps its freed memory over one that leaves it to glibc, in alternation."
+    )
+    yield ""
+    yield "| task | policy | batch | kept/plain | peak plain | peak kept |"
+    yield "|---|---|---|---|---|---|"
+    for r in found["rows"]:
+        plain, kept = (f"{peak / 2**30:.2f} GiB" for peak in r["peak_bytes"])
+        ratio = ratio_text(r["kept_over_plain"])
+        yield f"| {r['task']} | {r['policy']} | {r['batch']} | {ratio} | {plain} | {kept} |"
+    yield ""
+    gains = [r["kept_over_plain"]["ratio"] for r in found["rows"]]
+    yield f"In the geometric mean {mean(gains):.2f}x, at worst {min(gains):.2f}x."
+
+
+def compiled(path: Path) -> Iterator[str]:
+    found = json.loads(path.read_text())
+    yield (
+        f"{where(found)}, torch {found['torch']}: torch.compile against eager at "
+        "the same batch and policy, in alternation."
+    )
+    yield ""
+    yield "| task | policy | batch | compiled/eager | compiling | won back after |"
+    yield "|---|---|---|---|---|---|"
+    for r in found["rows"]:
+        start = f"| {r['task']} | {r['policy']} | {r['batch']} |"
+        if "failed" in r:
+            yield f"{start} fails: {r['failed'].replace('|', '/')} | - | - |"
+            continue
+        steps = r["break_even_steps"]
+        yield (
+            f"{start} {ratio_text(r['compiled_over_eager'])} | {r['compile_seconds']:.0f} s | "
+            f"{'never' if steps is None else f'{steps} steps'} |"
+        )
+
+
+def replay(path: Path) -> Iterator[str]:
+    found = json.loads(path.read_text())
+    rows = found if isinstance(found, list) else found["rows"]
+    yield (
+        "Recorded grids (benchmarks/curves/), 3 % noise on every trial; no model trains. gpt's "
+        "grids hold padding to 2, which was tried on CPUs then and is no longer: a tuning there "
+        f"now has half of their points. {staleness_in_words('replay', found)}"
+    )
+    yield ""
+    yield "| grid | sampler | points | mean regret | worst | trials | share of the points |"
+    yield "|---|---|---|---|---|---|---|"
+    for r in rows:
+        yield (
+            f"| {r['grid']} | {r['sampler']} | {r['points']} | {r['mean_regret']:.2%} | "
+            f"{r['worst_regret']:.2%} | {r['mean_trials']:.1f} | {r['share_of_points']:.0%} |"
+        )
+
+
+def growth(path: Path) -> Iterator[str]:
+    found = json.loads(path.read_text())
+    yield f"{where(found)}, a multilayer perceptron; one tuning from scratch a row."
+    yield ""
+    yield "| varied | parameters | knobs | batches | trials | search | proof | contests | total |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for r in found["rows"]:
+        stages: Mapping[str, Any] = r["stages"]
+        yield (
+            f"| {r['what']} | {r['parameters'] / 1e6:.2f} M | {r['knobs']} | {r['batches']} | "
+            f"{r['trials']} of {r['points']} | {stages.get('search', 0.0):.0f} s | "
+            f"{proof(stages):.0f} s | {contests(stages):.0f} s | {r['seconds']:.0f} s |"
+        )
+    if "note" in found:
+        yield ""
+        yield f"{found['note']}."

@@ -1,0 +1,128 @@
+"""What a tuning loses when other processes come and go while it measures.
+
+    python -m benchmarks.search.regret [--tasks mlp lstm] [--seeds 3]
+
+Each task is tuned on the idle machine, and once for each seed beside a process that keeps a core
+busy for half a second to four seconds at a time, as long apart. Then what was chosen each time runs
+in alternation on the idle machine. The regret is what a disturbed choice falls short of the
+undisturbed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from autoprec.api import tune
+from autoprec.core.codec import to_plain
+from autoprec.core.profile import Profile
+from autoprec.core.speed.noise import paired_ratio
+from autoprec.yaml_files import write_text
+from benchmarks.checkout import RESULTS, TASKS
+from benchmarks.interleaving import alternate
+from benchmarks.provenance import machine
+from benchmarks.search.grids import make_job
+
+SPIN = "while True: sum(range(10**6))"
+SHORTEST, LONGEST = 0.5, 4.0
+
+
+@contextlib.contextmanager
+def neighbours(seed: int) -> Iterator[list[float]]:
+    """Keep a core busy now and then; yields how many seconds it was each time."""
+    draw, over, spent = random.Random(seed), threading.Event(), []
+
+    def come_and_go() -> None:
+        while not over.wait(draw.uniform(SHORTEST, LONGEST)):
+            seconds = draw.uniform(SHORTEST, LONGEST)
+            busy = subprocess.Popen([sys.executable, "-c", SPIN])
+            over.wait(seconds)
+            busy.kill()
+            busy.wait()
+            spent.append(seconds)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        yield spent
+    finally:
+        over.set()
+        thread.join()
+
+
+def tuned(task: str, folder: Path, name: str) -> Profile:
+    """A profile from a study of its own."""
+    return tune(
+        TASKS / f"{task}.py",
+        device="cpu",
+        output=folder / f"{name}.yaml",
+        storage=str(folder / f"{name}.journal"),
+    )
+
+
+def compare(task: str, seeds: int, rounds: int) -> list[dict[str, Any]]:
+    """The undisturbed tuning of a task, the disturbed ones, and all that they chose measured."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        idle = tuned(task, folder, "idle")
+        disturbed, spent = [], []
+        for seed in range(seeds):
+            with neighbours(seed) as seconds:
+                disturbed.append(tuned(task, folder, str(seed)))
+            spent.append(sum(seconds))
+        job, _ = make_job(TASKS / f"{task}.py", folder, wide=True)
+        found = [idle, *disturbed]
+        peaks = {p.recipe.key(): p.evidence.chosen.peak_memory_bytes for p in found}
+        rates = alternate(job, [p.recipe for p in found], peaks, rounds)
+    own = rates[idle.recipe.key()]
+    return [
+        {
+            "task": task,
+            "seed": seed,
+            "idle": to_plain(idle.recipe),
+            "disturbed": to_plain(profile.recipe),
+            "busy_seconds": round(seconds, 1),
+            "tuning_seconds": profile.evidence.tuning_seconds,
+            "inconclusive": profile.evidence.inconclusive,
+            "disturbed_over_idle": to_plain(paired_ratio(rates[profile.recipe.key()], own)),
+        }
+        for seed, profile, seconds in zip(range(seeds), disturbed, spent, strict=True)
+    ]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run, print, and store."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    known = sorted(path.stem for path in TASKS.glob("*.py"))
+    parser.add_argument("--tasks", nargs="+", default=["mlp", "lstm"], choices=known)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args(words)
+    head = machine()
+    output = arguments.output or RESULTS / f"regret-{head['date']}-{head['family']}.json"
+    rows: list[dict[str, Any]] = []
+    for task in arguments.tasks:
+        for row in compare(task, arguments.seeds, arguments.rounds):
+            rows.append(row)
+            ratio = row["disturbed_over_idle"]
+            print(
+                f"{task} seed {row['seed']}: {ratio['ratio']:.3f} "
+                f"({ratio['low']:.3f}-{ratio['high']:.3f}) of the undisturbed choice; busy for "
+                f"{row['busy_seconds']:.0f} of {row['tuning_seconds']:.0f} s",
+                flush=True,
+            )
+        write_text(output, json.dumps({**head, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

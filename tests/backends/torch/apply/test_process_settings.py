@@ -1,0 +1,145 @@
+"""Settings of the whole process: what a recipe sets, and that all of it is undone."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoprec.backends.torch.apply.process_settings import (
+    _WRITERS,
+    process_settings_restored,
+    set_process_settings,
+)
+from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Recipe
+from tests.backends.torch.operated import (
+    FLOAT32,
+    apply,
+    mlp,
+    process_readings,
+)
+
+pytestmark = pytest.mark.torch
+
+GLOBAL = [
+    ("cuda:0", Recipe(policy=Policy.TF32, knobs={"cudnn_benchmark": True})),
+    ("cpu", Recipe(knobs={"implicit_bfloat16": True, "threads": 1})),
+]
+
+
+@pytest.mark.parametrize(("device", "recipe"), GLOBAL)
+def test_process_settings_are_restored_even_after_an_error(device: str, recipe: Recipe) -> None:
+    before = process_readings()
+
+    def fail_inside() -> None:
+        with process_settings_restored():
+            assert set_process_settings(recipe, device)
+            assert process_readings() != before
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert process_readings() == before
+
+
+def test_tf32_is_set_for_products_and_convolutions() -> None:
+    with process_settings_restored():
+        set_process_settings(Recipe(policy=Policy.TF32), "cuda")
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_apply_sets_threads_for_the_process_and_says_so() -> None:
+    with process_settings_restored():
+        precision = apply(Recipe(knobs={"threads": 1}), mlp())
+        assert torch.get_num_threads() == 1
+        assert precision.report.globals_set == ("threads=1",)
+
+
+@pytest.mark.parametrize(("device", "recipe"), GLOBAL)
+def test_what_a_recipe_set_for_the_process_is_taken_back_with_it(
+    device: str, recipe: Recipe
+) -> None:
+    before, surgeon = process_readings(), TorchSurgeon()
+    with process_settings_restored():
+        with surgeon.apply(recipe, model=mlp(), device=device) as precision:
+            assert process_readings() != before
+        assert process_readings() == before
+        precision.restore()
+        assert process_readings() == before
+
+
+@pytest.mark.parametrize(("device", "recipe"), GLOBAL)
+def test_applying_another_recipe_takes_back_what_the_first_set(device: str, recipe: Recipe) -> None:
+    before, surgeon, model = process_readings(), TorchSurgeon(), mlp()
+    with process_settings_restored():
+        surgeon.apply(recipe, model=model, device=device)
+        surgeon.apply(FLOAT32, model=model, device=device)
+        assert process_readings() == before
+
+
+def test_what_the_user_set_since_stays_theirs() -> None:
+    with process_settings_restored():
+        precision = TorchSurgeon().apply(Recipe(policy=Policy.TF32), model=mlp(), device="cuda:0")
+        torch.backends.cudnn.allow_tf32 = False
+        torch.set_float32_matmul_precision("medium")
+        precision.restore()
+        assert not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "medium"
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_two_models_may_need_the_same_setting(first_out: int) -> None:
+    before, surgeon = process_readings(), TorchSurgeon()
+    models = [mlp(), mlp()]
+    with process_settings_restored():
+        both = [surgeon.apply(GLOBAL[0][1], model=m, device="cuda:0") for m in models]
+        set_by_both = process_readings()
+        both.pop(first_out).restore()
+        assert process_readings() == set_by_both
+        both.pop().restore()
+        assert process_readings() == before
+
+
+def test_settings_of_a_model_that_is_gone_are_taken_back_by_the_next() -> None:
+    before, surgeon = process_readings(), TorchSurgeon()
+    with process_settings_restored():
+        surgeon.apply(Recipe(knobs={"threads": 1}), model=mlp())
+        gc.collect()
+        surgeon.apply(FLOAT32, model=mlp())
+        assert process_readings() == before
+
+
+NAMED = {
+    "matmul_precision": "set_float32_matmul_precision",
+    "matmul_tf32": "backends.cuda.matmul.allow_tf32",
+    "cudnn_tf32": "backends.cudnn.allow_tf32",
+    "onednn_tf32": "backends.mkldnn.allow_tf32",
+    "cudnn_benchmark": "backends.cudnn.benchmark",
+    "threads": "set_num_threads",
+}
+
+
+def test_the_readme_names_every_setting_of_the_process() -> None:
+    readme = Path(__file__).parents[4].joinpath("README.md").read_text()
+    assert set(NAMED) == set(_WRITERS)
+    assert [name for name in NAMED.values() if f"`torch.{name}" not in readme] == []
+
+
+def test_a_float32_recipe_changes_nothing_of_the_process() -> None:
+    before = process_readings()
+    apply(FLOAT32, mlp())
+    assert process_readings() == before
+
+
+def test_settings_made_through_the_newer_api_are_restored_too() -> None:
+    with process_settings_restored():
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"

@@ -1,0 +1,69 @@
+"""Settings that round float32 products are part of what a task is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from autoprec.backends.torch.apply.process_settings import process_settings_restored
+from tests.backends.torch.described import facts
+
+pytestmark = pytest.mark.torch
+
+
+ROUNDED = [
+    ("cpu", "torch.set_float32_matmul_precision('medium')", "bfloat16"),
+    ("cpu", "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'", "bfloat16"),
+    ("cpu", "torch.backends.fp32_precision = 'bf16'", "bfloat16"),
+    ("cuda", "torch.set_float32_matmul_precision('high')", "TF32"),
+    ("cuda", "torch.set_float32_matmul_precision('medium')", "TF32"),
+    ("cuda", "torch.backends.cuda.matmul.allow_tf32 = True", "TF32"),
+    ("cuda", "torch.backends.cuda.matmul.fp32_precision = 'tf32'", "TF32"),
+    ("cuda", "torch.backends.fp32_precision = 'tf32'", "TF32"),
+]
+PLAIN = [
+    ("cpu", "torch.backends.cuda.matmul.allow_tf32 = True"),
+    ("cuda", "torch.backends.cudnn.allow_tf32 = True"),
+    ("cuda", "torch.backends.cuda.matmul.fp32_precision = 'ieee'"),
+    ("mps", "torch.set_float32_matmul_precision('high')"),
+    ("xpu", "torch.set_float32_matmul_precision('high')"),
+    ("cuda", "pass"),
+]
+
+
+def test_settings_that_round_float32_products_are_told() -> None:
+    """Each in a process of its own: what the newer settings change, nothing puts back exactly."""
+    script = """
+import os, torch
+from autoprec.backends.torch.train.task_precision import low_precision
+for device_type, statement in %r:
+    child = os.fork()
+    if not child:
+        exec(statement)
+        print(low_precision(torch.nn.Linear(1, 1), set(), device_type), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    cases = [case[:2] for case in (*ROUNDED, *PLAIN)]
+    ran = subprocess.run(
+        [sys.executable, "-c", script % cases],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    said = ran.stdout.splitlines()
+    assert len(said) == len(cases)
+    for (_, statement, rounded), line in zip(ROUNDED, said, strict=False):
+        assert f"rounded to {rounded} " in line, statement
+    assert said[len(ROUNDED) :] == [""] * len(PLAIN)
+
+
+def test_a_rounded_baseline_is_part_of_the_facts() -> None:
+    with process_settings_restored():
+        torch.set_float32_matmul_precision("medium")
+        assert "apply_profile leaves the setting" in facts().low_precision
+    assert facts().low_precision == ""

@@ -1,0 +1,131 @@
+"""What the toy framework does for a trace: the rest is the shared `ComparisonTracer`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from autoprec.backends.protocol import Task
+from autoprec.backends.shared.gradient_exponents import ExponentCounts, exponent_of, weighted_shares
+from autoprec.backends.shared.repeatable_batches import BatchStream
+from autoprec.backends.shared.tracer import Float16Magnitudes, InitialStates
+from autoprec.core.numerics.traces import UnitTrace
+from autoprec.core.recipe import Recipe
+from tests.backends.toy.framework import Batch, Gradient, Linear
+
+
+class BatchesInMemory:
+    """A batch is plain lists: see `BatchOperations`."""
+
+    def store(self, batch: Batch) -> Batch:
+        return copy.deepcopy(batch)
+
+    def hand_out(self, stored: Batch) -> Batch:
+        return copy.deepcopy(stored)
+
+    def digest(self, stored: Batch) -> str:
+        return hashlib.sha256(repr(stored).encode()).hexdigest()
+
+    def size_in_bytes(self, stored: Batch) -> int:
+        return 8 * sum(len(row) + 1 for row in stored[0])
+
+
+class ToyTrainee:
+    """A model under a recipe; see `autoprec.backends.shared.tracer.Trainee`."""
+
+    def __init__(self, task: Task, recipe: Recipe, seed: int) -> None:
+        random.seed(seed)
+        self.model: Linear = task.build_model()
+        self.model.dtype = str(recipe.policy.compute_dtype)
+        self.scale = recipe.loss_scale.initial if recipe.loss_scale is not None else 1.0
+        self._task = task
+
+    def take_state(self) -> list[float]:
+        return list(self.model.values)
+
+    def put_back(self, state: list[float]) -> None:
+        self.model.values = list(state)
+
+    def state_bytes(self) -> int:
+        return 8 * len(self.model.values)
+
+    def add_noise(self, draw: int) -> None:
+        noise = random.Random(draw)
+        self.model.values = [v * (1 + noise.uniform(-(2**-9), 2**-9)) for v in self.model.values]
+
+    def train_step(self, batches: Iterator[tuple[Batch, int]]) -> tuple[float, bool]:
+        losses, gradients = zip(
+            *(self.model.loss_and_gradient(batch) for batch, _ in batches), strict=True
+        )
+        parts = zip(*(gradient.values for gradient in gradients), strict=True)
+        self.model.step(Gradient(tuple(sum(part) / len(part) for part in parts)))
+        return sum(losses) / len(losses), False
+
+    def loss(self, batch: Batch, seed: int) -> float:
+        return self.model.loss_and_gradient(batch)[0]
+
+    def loss_and_gradient(self, batch: Batch, seed: int) -> tuple[float, Gradient]:
+        return self.model.loss_and_gradient(batch)
+
+    def loss_and_gradient_watched(
+        self, batch: Batch, seed: int
+    ) -> tuple[float, Gradient, Float16Magnitudes]:
+        return *self.model.loss_and_gradient(batch), Float16Magnitudes()
+
+    def evaluate(self) -> float:
+        assert self._task.evaluate is not None
+        return float(self._task.evaluate(self.model))
+
+
+class ToyTrace:
+    """See `autoprec.backends.shared.tracer.TraceFramework`."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._initial = InitialStates()
+        self.has_evaluate = task.evaluate is not None
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def stream(self, batch_size: int, seed: int) -> BatchStream:
+        def draw() -> Iterator[Batch]:
+            random.seed(seed)
+            return iter(self._task.build_data(batch_size))
+
+        return BatchStream(draw, BatchesInMemory())
+
+    @contextlib.contextmanager
+    def trainee(
+        self, recipe: Recipe, seed: int, batch: Batch, *, reference: bool
+    ) -> Iterator[ToyTrainee]:
+        trainee = ToyTrainee(self._task, recipe, seed)
+        self._initial.start_alike(seed, trainee.take_state, trainee.put_back)
+        yield trainee
+
+    def gradient_error(self, candidate: Gradient, reference: Gradient) -> float | None:
+        difference = Gradient(
+            tuple(a - b for a, b in zip(candidate.values, reference.values, strict=True))
+        )
+        error = difference.norm() / reference.norm()
+        return error if math.isfinite(error) else None
+
+    def count_exponents(
+        self, counts: ExponentCounts, trainee: ToyTrainee, batch: Batch, seed: int
+    ) -> None:
+        _, gradient = trainee.model.loss_and_gradient(batch)
+        exponents = Counter(exponent_of(abs(value)) for value in gradient.values if value)
+        largest = max(abs(value) for value in gradient.values)
+        counts.add([largest], weighted_shares([(gradient.norm(), exponents)]))
+
+    def unit_magnitudes(
+        self, trainee: ToyTrainee, batch: Batch, seed: int, scale: float
+    ) -> tuple[UnitTrace, ...]:
+        _, gradient = trainee.model.loss_and_gradient(batch)
+        return (UnitTrace("linear", 2, exponent_of(gradient.norm()), 0.0),)

@@ -1,0 +1,53 @@
+"""The overhead's fixed cost, and the gates that are upper ends of intervals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.overhead import fit
+
+
+def test_the_fixed_cost_is_where_the_line_meets_a_step_of_none() -> None:
+    steps = (0.0003, 0.001, 0.005, 0.1)
+    pairs = [fit.Pair(s, s * 1.02 + 20e-6, s, 8) for s in steps]
+    assert fit.fixed_cost(pairs) == pytest.approx(20e-6)
+    with pytest.raises(ValueError, match="expected two different ones or more"):
+        fit.fixed_cost(pairs[:1] * 3)
+
+
+def test_a_long_step_that_is_off_moves_the_fixed_cost_little() -> None:
+    pairs = [fit.Pair(s, s + 20e-6, s, 8) for s in (0.0003, 0.001, 0.002, 0.005, 0.02)]
+    pairs.append(fit.Pair(0.1, 0.103, 0.1, 8))  # 3 % of 100 ms are 3000 us
+    assert fit.fixed_cost(pairs) == pytest.approx(20e-6, abs=10e-6)
+
+
+def test_the_gate_is_the_upper_end() -> None:
+    near = [fit.Pair(0.005, 0.005 * r, 0.005, 8) for r in (1.0, 1.001, 1.002, 1.003, 1.004, 1.012)]
+    row = fit.case(fit.TORCH, "float32", near)
+    assert row["ratio"]["ratio"] < fit.PROMISED_RATIO < row["ratio"]["high"]
+    assert row["kept"] is False
+    assert fit.case(fit.TORCH, "float32", near[:5] + near[:1])["kept"] is True
+    short = [replace(pair, ours=pair.ours / 10, theirs=pair.theirs / 10) for pair in near]
+    assert fit.case(fit.TORCH, "float32", short)["kept"] is None  # nothing is promised of 0.5 ms
+    assert fit.case("Keras train_on_batch", "float32", near)["kept"] is None
+
+
+def test_the_fixed_costs_gate_is_the_upper_end_over_processes() -> None:
+
+    def process(cost: float) -> list[Any]:
+        return [fit.Pair(s, s + cost, s, 8) for s in (0.001, 0.01)]
+
+    found = fit.fixed(fit.TORCH, "float32", [process(c * 1e-6) for c in (1, 2, 3, 4, 5, 11)])
+    assert found["fixed"]["middle"] == pytest.approx(3.5e-6)
+    assert found["kept"] is False
+    assert fit.fixed(fit.TORCH, "float32", [process(9e-6)] * 6)["kept"] is True
+    said = fit.missed({"cases": [], "fixed": [found]})
+    assert said == ["torch loop, float32: fixed cost's upper end 11 us, promised 10 us"]
+
+
+def test_lengths_that_one_process_lacks_are_left_out() -> None:
+    both = [fit.Pair(0.001, 1, 1, 4), fit.Pair(0.005, 1, 1, 8)]
+    assert fit.by_target([both, both[:1]]) == [[both[0], both[0]]]

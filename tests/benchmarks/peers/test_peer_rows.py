@@ -1,0 +1,58 @@
+"""The peers' tables: three ratios for each rival, and their geometric means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmark_rows import BF16, ratio
+
+from autoprec.core.codec import to_plain
+from benchmarks.peers import rows
+
+
+def side(value: float) -> dict[str, Any]:
+    return {"ours": to_plain(BF16), "theirs": to_plain(BF16), "ours_over": ratio(value)}
+
+
+def peers_row(**comparisons: Any) -> dict[str, Any]:
+    found = {"note": "first", "recipe": to_plain(BF16), "seconds": 3.0}
+    return {
+        "task": "mlp",
+        "peers": {"lightning": found, "accelerate": found, "autoprec": found},
+        "comparisons": comparisons,
+    }
+
+
+def test_each_of_the_three_ratios_has_its_geometric_mean() -> None:
+    first = peers_row(
+        chosen={"lightning": side(4.0), "accelerate": side(2.0), rows.ALIKE: side(1.5)},
+        fixed={"lightning": side(1.2)},
+        knobs={"lightning": side(1.0)},
+    )
+    second = peers_row(
+        chosen={"lightning": side(1.0), "accelerate": {**side(1.0), "failed": "theirs"}},
+        fixed={"lightning": side(1.2)},
+        knobs={"lightning": side(1.0)},
+    )
+    del second["comparisons"]["chosen"]["accelerate"]["ours_over"]
+    found = rows.means([first, second])
+    assert found["chosen"]["lightning"] == pytest.approx(2.0)
+    assert found["chosen"]["accelerate"] == pytest.approx(2.0)
+    assert found["chosen"][rows.BEST] == pytest.approx(2**0.5)  # 2 and 1; alike is no rival
+    assert found["fixed"]["lightning"] == pytest.approx(1.2)
+    text = "\n".join(rows.peer_table([first, second]))
+    assert "| geometric mean of autoprec over | as chosen | batch fixed | knobs apart |" in text
+    assert "| lightning | 2.00x | 1.20x | 1.00x |" in text
+    assert (
+        "| mlp | accelerate | mixed_bfloat16, batch 64 | 3 s | - | theirs | - | - | first |" in text
+    )
+
+
+def test_a_peers_row_of_before_has_one_ratio_and_says_what_it_mixes() -> None:
+    older = peers_row()
+    del older["comparisons"]
+    older["peers"]["lightning"] = {**older["peers"]["lightning"], "ours_over": ratio(3.0)}
+    text = "\n".join(rows.peer_table([older]))
+    assert "mixes policy, batch and allocator" in text
+    assert "| 3.00 (2.99-3.01) | not measured | not measured |" in text

@@ -1,0 +1,21 @@
+"""The report's table of a soak."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.report import proof
+
+
+def test_the_report_of_a_soak_names_no_cause(tmp_path: Path) -> None:
+    counts = {"injected": 2, "survived": 1, "trials_lost": 0, "half_written": 0, "survivors": 0}
+    older = {"framework": "torch", "faults": {"SIGINT": counts}, "problems": ["SIGINT: exit -2"]}
+    path = tmp_path / "soak.json"
+    path.write_text(json.dumps({"seed": 1, "soaks": [older]}))
+    lines = list(proof.soak(path))
+    assert "| torch | 1 | 2 | 1 | 0 | not looked for | 0 | 0 |" in lines
+    assert lines[-1] == "Not survived, torch: SIGINT."
+    now = {**older, "seed": 3, "faults": {"SIGINT": {**counts, "missing": 1}}, "problems": []}
+    path.write_text(json.dumps({"soaks": [now]}))
+    assert list(proof.soak(path))[-1] == "| torch | 3 | 2 | 1 | 0 | 1 | 0 | 0 |"

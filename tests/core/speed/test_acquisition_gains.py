@@ -1,0 +1,71 @@
+"""Which expected gain is looked for first, and which is too small."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.speed.acquisition import Next, _fit_model, next_point
+from autoprec.core.speed.space import Space
+from autoprec.core.speed.stopping import Limits
+from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed
+from tests.core.speed.machines import (
+    BASELINE,
+    LIMITS,
+    ONE,
+    SPACE,
+    TWO,
+    at,
+    measured,
+    ran,
+)
+
+EAGER = Limits(explore_neighbours=False)
+
+
+@pytest.mark.parametrize("speed", [1000.0, 1.0])
+def test_what_failed_brings_no_larger_batch_within_reach(speed):
+    """Eightfold from what ran, be that less than a sample per second."""
+    space = Space((Policy.FLOAT32,), (8, 64, 512), memory_formats=("contiguous", "channels_last"))
+    failed = Outcome(at(64, memory_format="channels_last"), Status.UNSUPPORTED, reason="no kernel")
+    patient = replace(EAGER, setup_seconds=1e6, cheap_seconds=1e9, gain_per_second=0.0)
+    decision = next_point(space, at(8), [*ran([8], speed=speed), failed], patient)
+    assert decision.point == at(64)
+
+
+def test_where_memory_can_be_kept_the_baseline_runs_so_next():
+    space = replace(ONE, knobs={"keep_memory": (False, True)})
+    plain = at(32, keep_memory=False)
+    kept = Next({**plain, "keep_memory": True}, "the baseline with its freed memory kept")
+    assert next_point(space, plain, [measured(plain, 500)], LIMITS) == kept
+
+
+def test_where_nothing_has_run_the_reason_says_so():
+    decision = next_point(SPACE, BASELINE, [Outcome(BASELINE, Status.TIMEOUT)], LIMITS)
+    assert decision.reason == "nothing has run yet; the smallest batch next"
+
+
+def test_a_policy_is_foreseen_at_the_rate_of_the_baseline_with_its_memory_kept_or_not_at_all():
+    space = replace(TWO, batch_sizes=(32, 64))
+    history = [Outcome(at(64), Status.TIMEOUT), *ran([32])]
+    decision = next_point(space, at(64), history, LIMITS)
+    assert (decision.point, decision.expected_rate) == (at(64, "mixed_bfloat16"), 0.0)
+
+
+def test_of_a_larger_gain_and_a_quicker_trial_the_one_that_gains_more_per_second_is_first():
+    history = ran([8, 16], speed=50.0)
+    for setup, size in ((0.5, 64), (60.0, 128)):
+        limits = replace(EAGER, setup_seconds=setup, cheap_seconds=1e3)
+        assert next_point(ONE, at(8), history, limits).point == at(size)
+
+
+def test_a_measurement_in_doubt_weighs_little():
+    """Batch 256 ran at three quarters of what the others foresee."""
+    rates = {size: size / (4e-3 + 1e-4 * size) for size in (32, 64, 128, 256)}
+    slowed = [measured(at(s), rate * (0.75 if s == 256 else 1)) for s, rate in rates.items()]
+    assert possibly_disturbed(slowed) == (slowed[-1],)
+    mean = _fit_model(slowed).predict(at(256)).mean
+    assert mean > math.log(rates[256]) - 0.1

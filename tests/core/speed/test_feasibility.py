@@ -1,0 +1,130 @@
+"""What outcomes rule out, and where the baseline settles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out
+from autoprec.core.speed.space import BATCH, Space
+from autoprec.core.speed.trial_results import (
+    Outcome,
+    Status,
+)
+from tests.core.speed.machines import (
+    SPACE,
+    at,
+    machines,
+    measured,
+)
+
+GROWING = [Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT, Status.TIMEOUT, Status.KILLED]
+
+
+@pytest.mark.parametrize("status", GROWING)
+def test_what_grows_worse_rules_out_the_same_and_larger_batches_of_its_arm(status):
+    history = [Outcome(at(64), status)]
+    assert why_ruled_out(at(64), history, None) == f"batch 64 ended with {status}"
+    assert why_ruled_out(at(128), history, None)
+    assert not why_ruled_out(at(32), history, None)
+    assert not why_ruled_out(at(128, "mixed_bfloat16"), history, None)
+    assert not why_ruled_out(at(128, memory_format="channels_last"), history, None)
+
+
+@pytest.mark.parametrize("status", GROWING)
+def test_what_is_padded_needs_no_less(status):
+    plain, padded = {**at(64), "alignment": 1}, {**at(64), "alignment": 8}
+    assert why_ruled_out(padded, [Outcome(plain, status)], None)
+    assert not why_ruled_out(plain, [Outcome(padded, status)], None)
+    assert not why_ruled_out({**padded, BATCH: 32}, [Outcome(plain, status)], None)
+
+
+@pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.CRASHED])
+def test_what_cannot_run_rules_out_its_whole_arm(status):
+    history = [Outcome(at(64), status, reason="no such kernel"), Outcome(at(32), Status.TIMEOUT)]
+    assert why_ruled_out(at(8), history, None) == "no such kernel"
+    assert why_ruled_out(at(8), [Outcome(at(64), status)], None) == status
+    assert not why_ruled_out(at(64, "mixed_float16"), history, None)
+
+
+@pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.CRASHED])
+@pytest.mark.parametrize(
+    ("failed", "out", "open_"), [(64, [64, 128], [8, 16]), (8, [8], [16, 64, 128])]
+)
+def test_where_an_arm_has_run_a_failure_counts_further_from_there(status, failed, out, open_):
+    history = [measured(at(32), 1000), Outcome(at(failed), status, reason="why")]
+    assert [why_ruled_out(at(batch), history, None) for batch in out] == ["why"] * len(out)
+    assert [why_ruled_out(at(batch), history, None) for batch in open_] == [""] * len(open_)
+    assert why_ruled_out(at(failed, "mixed_float16"), history, None) == ""
+
+
+def test_a_failure_between_batches_that_ran_counts_there_alone():
+    history = [measured(at(8), 500), measured(at(128), 2000), Outcome(at(32), Status.UNSUPPORTED)]
+    assert [bool(why_ruled_out(at(b), history, None)) for b in (16, 32, 64)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_recipe_of_less_than_a_sample_per_second_ran_too():
+    history = [measured(at(32), 0.5), Outcome(at(64), Status.UNSUPPORTED)]
+    assert not why_ruled_out(at(16), history, None)
+
+
+def test_data_that_are_too_short_rule_out_larger_batches_everywhere():
+    history = [Outcome(at(64), Status.SHORT_DATA)]
+    assert why_ruled_out(at(64, "tf32"), history, None) == (
+        "the data hold fewer than 64 samples a batch"
+    )
+    assert not why_ruled_out(at(32, "tf32"), history, None)
+
+
+def test_what_would_not_fit_is_ruled_out_with_the_numbers():
+    gib = 2**30
+    history = [measured(at(32), 100, peak=4 * gib), measured(at(64), 100, peak=8 * gib)]
+    budget = 10 * gib
+    assert why_ruled_out(at(128), history, budget) == (
+        "would need about 17.6 GiB of the 10.0 GiB available"
+    )
+    assert not why_ruled_out(at(64), history, budget)
+    assert not why_ruled_out(at(128), history, None)
+    assert not why_ruled_out(at(128), [measured(at(32), 100)], budget)
+    assert not why_ruled_out(at(64), history, 8 * gib)  # just so much
+    unknown = [history[0], measured(at(64), 100, peak=0)]
+    assert why_ruled_out(at(128), unknown, budget) == why_ruled_out(at(128), history, budget)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(SPACE.points()), machines, st.integers(1, 10**4))
+def test_less_memory_never_lets_more_run(point, machine, memory):
+    history = [machine.run(at(batch)) for batch in (8, 16)]
+    if why_ruled_out(point, history, memory):
+        assert why_ruled_out(point, history, memory / 2)
+
+
+def test_the_baseline_settles_at_the_largest_batch_that_fits() -> None:
+    space = Space((Policy.FLOAT32,), (8, 16, 32, 64))
+    start = space.point(Recipe(batch_size=32))
+
+    def ended(batch: int, status: Status) -> Outcome:
+        return Outcome({**start, BATCH: batch}, status)
+
+    assert fitting_baseline(space, start, []) == start
+    full = ended(32, Status.OUT_OF_MEMORY)
+    assert fitting_baseline(space, start, [full]) == {**start, BATCH: 16}
+    fits = replace(
+        ended(16, Status.OK), measurement=Measurement(1.0, 1.0, 1.0, 5, samples_per_step=16)
+    )
+    assert fitting_baseline(space, start, [full, fits]) == {**start, BATCH: 16}
+    slow = replace(fits, measurement=Measurement(99.0, 99.0, 99.0, 5, samples_per_step=16))
+    assert fitting_baseline(space, start, [full, slow]) == {**start, BATCH: 16}
+    everywhere = [ended(batch, Status.KILLED) for batch in (32, 16, 8)]
+    assert fitting_baseline(space, start, everywhere) is None
+    assert fitting_baseline(space, start, [ended(32, Status.CRASHED)]) is None

@@ -1,0 +1,92 @@
+"""The closing lines of a tuning: what was gained, over what, by what, and whether it is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Baseline, Profile
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.speed.attribution import Part
+from autoprec.core.speed.noise import Ratio
+from autoprec.reporting.closing_sentence import closing_sentence, headline, part_lines
+from tests.fuzz.example import FULL
+
+KEPT = {KEEP_MEMORY: True}
+WINNER = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64, knobs=KEPT)
+
+
+def made(recipe: Recipe, whole: float, **parts: float) -> Profile:
+    waterfall = tuple(
+        Part(
+            what.replace("_", " "), Ratio(ratio, ratio - 0.01, ratio + 0.01, 6), "float32, batch 8"
+        )
+        for what, ratio in parts.items()
+    )
+    evidence = replace(
+        FULL.evidence,
+        baseline=Baseline(Policy.FLOAT32, 32, 100.0, 0.32, 2**30),
+        speedup=Ratio(whole, whole - 0.1, whole + 0.1, 6),
+        waterfall=waterfall,
+        inconclusive="",
+    )
+    return replace(FULL, recipe=recipe, evidence=evidence)
+
+
+def test_a_gain_names_both_sides_and_its_parts() -> None:
+    profile = made(WINNER, 3.3, precision=1.5, batch=2.0, kept_memory=1.1)
+    assert headline(profile) == (
+        "mixed_bfloat16, batch 64, memory kept: 3.30x (3.20-3.40, 6 rounds) over float32, "
+        "batch 32 = precision 1.50x, batch 2.00x, kept memory 1.10x"
+    )
+    first, second, third = part_lines(profile)
+    assert first == (
+        "  precision: 1.50x (1.49-1.51, 6 rounds): mixed_bfloat16, batch 64, memory kept over "
+        "float32, batch 8"
+    )
+    assert second.startswith("  batch: 2.00x")
+    assert third.startswith("  kept memory: 1.10x")
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        (made(WINNER, 6.8, precision=1.0, batch=6.2, kept_memory=1.1), True),
+        (made(WINNER, 6.8, precision=1.005, batch=6.8), True),
+        (made(replace(WINNER, policy=Policy.FLOAT32), 3.5, batch=3.2, kept_memory=1.1), True),
+        (made(WINNER, 6.8, precision=1.1, batch=6.2), False),
+        (made(replace(WINNER, knobs={}), 1.5), False),
+    ],
+)
+def test_that_precision_brings_nothing_is_said_first(profile: Profile, said: bool) -> None:
+    assert headline(profile).startswith("lower precision brings no gain here; ") is said
+
+
+def test_one_part_needs_no_lines_of_its_own() -> None:
+    assert part_lines(made(WINNER, 1.5, precision=1.5)) == []
+    assert "=" not in headline(made(replace(WINNER, knobs={}), 1.5, precision=1.5))
+
+
+def test_parts_that_were_not_told_apart_are_said_to_be() -> None:
+    said = headline(made(WINNER, 1.4, precision_and_kept_memory=1.4))
+    end = "; precision and kept memory together, not measured separately for lack of time"
+    assert said.endswith(end)
+
+
+def test_what_was_asked_for_and_is_slower_is_said_so_first() -> None:
+    slow = made(replace(WINNER, forced=True), 0.81)
+    assert closing_sentence(slow).startswith(
+        "result: 0.81x: slower than float32, batch 32; only mixed_"
+    )
+    slower = replace(slow.evidence, speedup=Ratio(0.012, 0.011, 0.013, 1))
+    assert headline(replace(slow, evidence=slower)).startswith("0.012x: slower than float32")
+
+
+def test_an_inconclusive_tuning_says_that_word_first_and_how_to_measure_again() -> None:
+    why = "inconclusive: the search saw 13.76x, the final rounds 0.44x; float32 is kept"
+    evidence = replace(FULL.evidence, inconclusive="the search saw 13.76x", reason=why)
+    said = closing_sentence(replace(FULL, evidence=evidence))
+    assert said.startswith("inconclusive: the search saw 13.76x")
+    assert "--fresh" in said

@@ -1,0 +1,176 @@
+"""What is timed next to the winner: simpler recipes, and the parts of its speedup."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+from factories import steady
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.speed.space import point_key
+from autoprec.tuning.confirmation import ablations, interleaved_timing
+from autoprec.tuning.stage_results import (
+    SearchResult,
+)
+from tests.tuning.fake_timing import (
+    FAST,
+    JOB,
+    KEPT,
+    PLAIN,
+    SPACE,
+    FakeTiming,
+    Several,
+    at,
+    confirmed,
+    proven,
+    search_of,
+)
+
+
+class Keeping(FakeTiming):
+    """Keeping memory is worth `gain`."""
+
+    gain = 1.0
+
+    @classmethod
+    def rate(cls, recipe: Recipe) -> float:  # type: ignore[override]
+        return FakeTiming.rate(recipe) * (cls.gain if recipe.keeps_memory else 1.0)
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(1.3, True), (1.01, False)])
+def test_memory_is_kept_only_where_it_pays_at_the_winner(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch, gain: float, kept: bool
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Keeping)
+    monkeypatch.setattr(Keeping, "gain", gain)
+    monkeypatch.setattr(ablations, "clearly_pays", lambda *_: False)
+    result = confirmed(search, [proven(KEPT)])
+    assert result.proven is not None
+    assert result.proven.recipe.keeps_memory is kept
+    assert result.speedup is not None
+    assert result.speedup.ratio == pytest.approx(4.0 * (gain if kept else 1.0))
+
+
+def test_where_the_baseline_left_no_doubt_the_winner_is_not_run_without_it(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Keeping)
+    result = confirmed(search, [proven(KEPT)])
+    assert result.proven is not None
+    assert result.proven.recipe == KEPT
+    assert FAST[64].key() not in result.measured
+
+
+class Knobs(FakeTiming):
+    """A contest in which the knobs have a worth of their own each."""
+
+    worth: ClassVar[dict[str, float]] = {}
+
+    @classmethod
+    def rate(cls, recipe: Recipe) -> float:  # type: ignore[override]
+        gains = [cls.worth.get(name, 1.0) for name, value in recipe.knobs.items() if value]
+        return FakeTiming.rate(recipe) * math.prod(gains)
+
+
+@pytest.mark.parametrize(
+    ("fused", "implicit", "kept"),
+    [
+        (1.1, 1.1, {"fused_optimizer", "implicit_bfloat16"}),
+        (0.95, 1.1, {"implicit_bfloat16"}),  # the search had taken it for faster
+        (1.1, 0.8, {"fused_optimizer"}),
+        (1.005, 1.1, {"implicit_bfloat16"}),  # it brings nothing
+        (0.95, 0.95, set()),
+    ],
+)
+@pytest.mark.parametrize("policy", [Policy.MIXED_BFLOAT16, Policy.FLOAT32])
+def test_a_knob_is_kept_only_where_it_wins_by_itself(
+    search: SearchResult,
+    monkeypatch: pytest.MonkeyPatch,
+    fused: float,
+    implicit: float,
+    kept: set[str],
+    policy: Policy,
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Knobs)
+    monkeypatch.setattr(Knobs, "worth", {"fused_optimizer": fused, "implicit_bfloat16": implicit})
+    knobs = {"fused_optimizer": True, "implicit_bfloat16": True}
+    result = confirmed(search, [proven(Recipe(policy, 64, knobs=knobs))])
+    assert result.proven is not None
+    assert set(result.proven.recipe.knobs) == kept
+    assert result.speedup is not None
+    worth = math.prod({"fused_optimizer": fused, "implicit_bfloat16": implicit}[k] for k in kept)
+    assert result.speedup.ratio == pytest.approx(FakeTiming.rate(Recipe(policy, 64)) / 32 * worth)
+
+
+@pytest.mark.parametrize("size", [64, 32])
+def test_a_comparison_that_would_take_long_is_left_out(search: SearchResult, size: int) -> None:
+    """Known from its own trial, or else from the baseline's."""
+    step = 0.8 * size / 32
+    slow = steady(step, step * size)
+    search = search_of(
+        tuple(
+            replace(o, measurement=slow)
+            for o in search.trials.history
+            if (o.point["policy"], o.point["batch_size"]) == ("float32", size)
+        )
+    )
+    result = confirmed(search, [proven(FAST[64])])
+    assert result.speedup is not None
+    assert result.speedup_same_batch is None
+
+
+def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Several)
+    search = at(Several)
+    result = confirmed(search, [proven(KEPT)])
+    assert result.speedup is not None
+    assert result.speedup.ratio == pytest.approx(3.3)
+    assert [(p.what, round(p.speedup.ratio, 6), p.against) for p in result.waterfall] == [
+        ("precision", 1.5, "float32, batch 64, memory kept"),
+        ("batch", 2.0, "float32, batch 32, memory kept"),
+        ("kept memory", 1.1, "float32, batch 32"),
+    ]
+
+
+def test_parts_that_would_take_long_are_one(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may take as long as winner and baseline; what precision brings is asked first."""
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Several)
+    between = replace(PLAIN, knobs={KEEP_MEMORY: True})
+    steps = {point_key(SPACE.point(between)): 0.7}
+    search = search_of(
+        tuple(
+            replace(o, measurement=steady(step, o.rate * step))
+            for o in at(Several).trials.history
+            for step in (steps.get(point_key(o.point), 0.5),)
+        )
+    )
+    result = confirmed(search, [proven(KEPT)])
+    assert [(p.what, round(p.speedup.ratio, 6)) for p in result.waterfall] == [
+        ("precision", 1.5),
+        ("batch and kept memory", 2.2),
+    ]
+
+
+def test_what_does_not_fit_beside_the_others_is_left_out(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three fit; what precision brings is asked first."""
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Several)
+    monkeypatch.setattr(JOB, "memory_bytes", 350)
+    search = search_of(
+        tuple(
+            replace(o, measurement=replace(o.measurement, peak_memory_bytes=100))
+            for o in at(Several).trials.history
+            if o.measurement is not None
+        )
+    )
+    result = confirmed(search, [proven(KEPT)])
+    assert [part.what for part in result.waterfall] == ["precision", "batch and kept memory"]

@@ -1,0 +1,240 @@
+"""The choice among proven finalists, and the winner's speed over the baseline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import Ratio
+from autoprec.core.speed.selection import Finalist
+from autoprec.errors import TaskError
+from autoprec.tuning.confirmation import interleaved_timing
+from autoprec.tuning.confirmation.interleaved_timing import SelectRemaining, keep_all
+from autoprec.tuning.stage_results import (
+    REFERENCE,
+    ConfirmationResult,
+    FinalistLost,
+    SearchResult,
+)
+from autoprec.tuning.time_limit import Deadline
+from tests.tuning.fake_timing import (
+    COMPILED,
+    FAST,
+    JOB,
+    PLAIN,
+    FakeTiming,
+    at,
+    attempt,
+    confirmed,
+    loaded,
+    proven,
+    searched,
+)
+
+
+def test_another_recipe_takes_the_place_of_one_that_fails(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeTiming, "failing", (FAST[64].key(),))
+    lost = attempt(search, [proven(FAST[64])])
+    assert isinstance(lost, FinalistLost)
+    assert lost.recipe == FAST[64]
+    assert "failed in the confirmation" in lost.reason
+    result = attempt(search, [proven(FAST[32])], lost)
+    assert isinstance(result, ConfirmationResult)
+    assert result.choice.recipe == FAST[32]
+
+
+def test_the_rounds_before_a_failure_are_kept(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The winner among the finalists fails against the baseline, and then the time is over."""
+
+    class Failing(FakeTiming):
+        def run(self, rounds: int, running: SelectRemaining = keep_all) -> tuple[Finalist, ...]:
+            self.failing = () if FAST[32] in self.recipes else (FAST[64].key(),)
+            return super().run(rounds, running)
+
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Failing)
+    finalists = [proven(FAST[64]), replace(proven(FAST[32]), rate=620.0)]
+    lost = attempt(search, finalists)
+    assert isinstance(lost, FinalistLost)
+    assert lost.measured.keys() == {recipe.key() for recipe in (PLAIN, *FAST.values())}
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1.0, lambda: 2.0))
+    late = attempt(search, finalists[1:], lost)
+    assert isinstance(late, ConfirmationResult)
+    assert late.measured == lost.measured
+
+
+def test_where_nothing_takes_its_place_the_baseline_is_the_answer(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeTiming, "failing", (FAST[64].key(),))
+    lost = attempt(search, [proven(FAST[64])])
+    assert isinstance(lost, FinalistLost)
+    result = attempt(search, [], lost)
+    assert isinstance(result, ConfirmationResult)
+    assert result.choice.recipe == PLAIN
+
+
+def test_a_baseline_that_fails_now_ends_the_tuning(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeTiming, "failing", (PLAIN.key(),))
+    with pytest.raises(TaskError, match="baseline ran before but failed"):
+        confirmed(search, [proven(FAST[32])])
+
+
+def test_a_float32_winner_with_other_settings_is_compared_at_its_own_batch(
+    search: SearchResult,
+) -> None:
+    """Otherwise nobody could tell whether the larger batch or the compiler helped."""
+    result = confirmed(search, [proven(COMPILED)])
+    assert result.speedup is not None
+    assert result.speedup.ratio == pytest.approx(2.4)
+    assert result.speedup_same_batch is not None
+    assert result.speedup_same_batch.ratio == pytest.approx(1.2)
+    assert [(p.what, round(p.speedup.ratio, 6)) for p in result.waterfall] == [
+        ("compiled", 1.2),
+        ("batch", 2.0),
+    ]
+
+
+def test_a_larger_batch_alone_has_no_other_float32_to_be_compared_with(
+    search: SearchResult,
+) -> None:
+    result = confirmed(search, [proven(replace(PLAIN, batch_size=64))])
+    assert result.speedup is not None
+    assert result.speedup_same_batch is None
+
+
+class Disturbed(FakeTiming):
+    """In the first round a neighbour slows all but the baseline."""
+
+    def finals(self, rounds: int) -> tuple[Finalist, ...]:
+        return tuple(
+            replace(f, rates=(f.rates[0] / 4, *f.rates[1:])) if f.recipe != PLAIN else f
+            for f in super().finals(rounds)
+        )
+
+
+def test_one_disturbed_round_does_not_make_a_fast_recipe_lose(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Disturbed)
+    result = confirmed(search, [proven(FAST[64]), replace(proven(FAST[32]), rate=620.0)])
+    assert result.choice.recipe == FAST[64]
+    assert result.speedup is not None
+    assert result.speedup.rounds == 10  # five were not enough to tell
+
+
+def test_who_loses_the_lead_in_further_rounds_is_not_measured_to_the_end(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rounds of five were faster by 20 %, then none."""
+
+    class Fading(FakeTiming):
+        def finals(self, rounds: int) -> tuple[Finalist, ...]:
+            luck = (1.2, 1.2, 0.9, 1.2, 1.2, *(0.8,) * rounds)[:rounds]
+            return tuple(Finalist(r, (1.0,) * rounds if r == PLAIN else luck) for r in self.recipes)
+
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Fading)
+    search = searched((PLAIN, 1.0), (FAST[64], 1.2))
+    result = confirmed(search, [proven(FAST[64])])
+    assert result.choice.recipe == PLAIN
+    assert result.choice.ratio.rounds == 7
+
+
+def test_finalists_that_are_all_slower_are_not_measured_again(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeTiming, "rate", staticmethod(lambda r: 1.0 if r.policy.mixed else 2.0))
+    asked: list[int] = []
+    plainly = FakeTiming.run
+
+    def run(self: FakeTiming, rounds: int, running: SelectRemaining) -> tuple[Finalist, ...]:
+        asked.append(rounds)
+        return plainly(self, rounds, running)
+
+    monkeypatch.setattr(FakeTiming, "run", run)
+    result = confirmed(search, [proven(FAST[64]), proven(FAST[32])])
+    assert result.choice.recipe == PLAIN
+    assert len(asked) == 1
+
+
+class Useless(FakeTiming):
+    """Precision brings nothing, and another setting less than that."""
+
+    @staticmethod
+    def rate(recipe: Recipe) -> float:
+        return recipe.batch_size * (0.91 if recipe.policy.mixed or recipe.compile else 1.0)
+
+
+@pytest.mark.parametrize("winner", [FAST[64], COMPILED])
+def test_what_plain_float32_beats_at_its_own_batch_is_not_the_result(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch, winner: Recipe
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Useless)
+    search = at(Useless)
+    result = confirmed(search, [proven(winner)])
+    assert result.proven is not None
+    assert result.proven.recipe == replace(PLAIN, batch_size=64)
+    assert result.proven.verdict == REFERENCE
+    assert [(p.what, p.speedup.ratio) for p in result.waterfall] == [("batch", 2.0)]
+    assert result.speedup_same_batch is None
+
+
+@pytest.mark.usefixtures("forced")
+def test_a_forced_recipe_that_is_slower_by_far_is_not_measured_again(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeTiming, "__enter__", None)  # no contest may begin
+    search = searched((PLAIN, 320.0), (FAST[32], 3.2))
+    result = confirmed(search, [proven(FAST[32])])
+    assert result.proven is not None
+    assert result.speedup is not None
+    assert (result.speedup.ratio, result.speedup.rounds) == (pytest.approx(0.01), 1)
+
+
+@pytest.mark.usefixtures("forced")
+def test_a_forced_recipe_that_is_surely_slower_takes_three_rounds(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", loaded(0.81, 0.8, 0.82))
+    search = searched((PLAIN, 320.0), (FAST[32], 260.0))
+    result = confirmed(search, [proven(FAST[32])])
+    assert result.proven is not None
+    assert result.speedup is not None
+    assert (result.speedup.ratio, result.speedup.rounds) == (pytest.approx(0.81, abs=0.01), 3)
+
+
+@pytest.mark.usefixtures("forced")
+@pytest.mark.parametrize("islands", [(), ("head",)])
+def test_a_forced_recipe_that_cannot_be_confirmed_in_time_is_taken_as_the_search_saw_it(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch, islands: tuple[str, ...]
+) -> None:
+    """One with islands has no trial of the search's own, but was timed with them."""
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1.0, lambda: 2.0))
+    search = searched((PLAIN, 320.0), (FAST[32], 400.0))
+    recipe = replace(FAST[32], float32_modules=islands)
+    result = confirmed(search, [replace(proven(recipe), rate=400.0)])
+    assert result.proven is not None
+    assert result.proven.recipe == recipe
+    assert result.speedup == Ratio(1.25, 1.25, 1.25, 1)
+    assert result.not_covered
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.5, 0), (1.5, 1), (3.5, 3)])
+def test_what_there_was_no_time_to_confirm_is_not_chosen(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
+) -> None:
+    """A second passes in each round; three tell something, fewer nothing."""
+    ticks = iter(range(1, 100))
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, seconds, lambda: float(next(ticks))))
+    result = confirmed(search, [proven(FAST[32])])
+    in_time = rounds >= 3
+    assert result.choice.recipe == (FAST[32] if in_time else PLAIN)
+    assert bool(result.not_covered) is not in_time
+    assert in_time or "no time left to confirm" in result.choice.reason

@@ -1,0 +1,160 @@
+"""The proof, with a tracer whose training is a formula: what it runs, keeps, covers and costs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import replace
+
+import pytest
+
+from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.tolerance import Tolerance
+from autoprec.errors import Interrupted
+from autoprec.tuning.proof import recipe_proof as proving
+from autoprec.tuning.proof.recipe_proof import Proof
+from autoprec.workers.failures import FailureKind, WorkerFailure
+from tests.tuning.proof.fake_tracer import BFLOAT16, FakeTracer, falls
+
+
+def test_a_good_recipe_is_equal_and_everything_was_covered():
+    verdict = Proof(FakeTracer()).prove(BFLOAT16)
+    assert verdict.accepted
+    assert verdict.steps == proof_steps.FIRST_STEPS
+    assert verdict.not_covered == ()
+
+
+@pytest.mark.parametrize(("most", "cost"), [(30, 140), (480, 190)])
+def test_a_proof_against_a_loss_that_rests_costs_few_steps(most, cost):
+    tracer = FakeTracer()
+    Proof(tracer, steps=most).prove(BFLOAT16)
+    assert tracer.steps <= cost
+
+
+@pytest.mark.parametrize(
+    ("known", "seeds"),
+    [
+        ({"error": 0.0001}, 1),  # a quarter of a per cent by step 29
+        ({"error": 0.0005}, 2),
+        ({"shadow": 0.009, "error": 0.0001}, 1),
+        ({"shadow": 0.03, "error": 0.0001}, 2),  # training settles what failed there
+        ({"metric": 0.9}, 2),
+    ],
+)
+def test_another_seed_is_asked_unless_training_stays_close_to_float32(known, seeds):
+    tracer = FakeTracer(**known)
+    Proof(tracer, steps=30).prove(BFLOAT16)
+    assert ("mixed_bfloat16 1" in tracer.calls) is (seeds == 2)
+    assert ("float32 1" in tracer.calls) is (seeds == 2)
+
+
+def test_a_trajectory_that_leaves_float32_is_rejected():
+    assert Proof(FakeTracer(error=0.01)).prove(BFLOAT16).verdict == "rejected"
+
+
+def test_a_shadow_that_fails_alone_is_drift_unless_the_tolerance_is_wider():
+    off = {"shadow": 0.03, "error": 0.0005}
+    assert Proof(FakeTracer(**off)).prove(BFLOAT16).verdict == "drift"
+    wide = Tolerance().scaled(4)
+    assert Proof(FakeTracer(**off), tolerance=wide).prove(BFLOAT16).accepted
+
+
+def test_a_shadow_that_is_not_finite_ends_the_proof_at_once():
+    tracer = FakeTracer(shadow=None)
+    verdict = Proof(tracer).prove(BFLOAT16)
+    assert verdict.verdict == "rejected"
+    assert "noise" not in tracer.calls
+    assert "not finite" in verdict.not_covered[0]
+
+
+def test_until_failure_leaves_the_trajectories_out():
+    tracer = FakeTracer(shadow=0.3)
+    verdict = Proof(tracer).prove(BFLOAT16, until_failure=True)
+    assert not verdict.accepted
+    assert tracer.calls[-1] == "noise"
+
+
+def test_a_stalled_proof_says_what_it_did_not_cover_and_is_no_other_verdict():
+    stalled = Proof(FakeTracer(stalls_after=12)).prove(BFLOAT16)
+    assert stalled.verdict == "unproven"
+    assert "no time was left at step 12" in stalled.not_covered[0]
+    later = Proof(FakeTracer(stalls_after=30, curve=falls), steps=30).prove(BFLOAT16)
+    assert later.accepted
+
+
+class Stalls(FakeTracer):
+    """A machine that stalls when the candidate trains."""
+
+    def trajectory(self, *, recipe, **kwargs):
+        self.stalls_after = 3 if recipe.policy.mixed else math.inf
+        return super().trajectory(recipe=recipe, **kwargs)
+
+
+def test_what_stalls_after_the_shadow_is_equal_at_single_steps_only():
+    verdict = Proof(Stalls(error=0.01)).prove(BFLOAT16)
+    assert verdict.verdict == "equal at single steps"
+    assert not verdict.accepted
+    assert any("training of 60 steps" in text for text in verdict.not_covered)
+
+
+def test_the_verdict_is_the_same_however_slow_the_machine_is(monkeypatch):
+    def verdict(pause):
+        now = itertools.count(0.0, pause)
+        monkeypatch.setattr(proving.time, "monotonic", lambda: next(now))
+        return replace(Proof(FakeTracer(curve=falls), steps=480).prove(BFLOAT16), seconds=0.0)
+
+    assert verdict(20.0) == verdict(0.001)
+    assert verdict(0.001).accepted
+
+
+def test_the_number_of_steps_is_chosen_once_and_kept():
+    chosen: dict[str, int] = {}
+    first = Proof(FakeTracer(curve=falls, step_seconds=0.1), chosen=chosen).prove(BFLOAT16)
+    assert (first.most_steps, chosen) == (120, {"8x1": 120})
+    again = Proof(FakeTracer(curve=falls, step_seconds=0.001), chosen=chosen).prove(BFLOAT16)
+    assert (again.most_steps, again.steps) == (120, 120)
+    told = Proof(FakeTracer(curve=falls), chosen=chosen, steps=60).prove(BFLOAT16)
+    assert (told.most_steps, told.steps) == (60, 60)
+    assert Proof(FakeTracer(step_seconds=0.1), seconds=20).prove(BFLOAT16).most_steps == 30
+
+
+def test_a_followed_proof_costs_no_more_than_the_ladder_says():
+    for steps in (30, 120, 480):
+        tracer = FakeTracer(curve=falls)
+        Proof(tracer, steps=steps).prove(BFLOAT16)
+        assert tracer.steps <= proof_steps.cost_in_steps(steps)
+
+
+def test_the_time_of_the_whole_tuning_bounds_a_proof_however_long_it_may_take():
+    limited = Proof(FakeTracer(step_seconds=1.0), seconds=600, until=time.monotonic() + 10)
+    assert limited.prove(BFLOAT16).most_steps == 8
+    assert Proof(FakeTracer(step_seconds=1.0), seconds=600).prove(BFLOAT16).most_steps == 120
+    over = Proof(FakeTracer(stalls_after=3), steps=30, until=time.monotonic())
+    assert over.prove(BFLOAT16).verdict == "unproven"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("value cannot be converted to type at::Half without overflow\nat line 3"),
+        WorkerFailure(FailureKind.USER_ERROR, "value cannot be converted"),
+        WorkerFailure(FailureKind.UNSUPPORTED, "value cannot be converted"),
+    ],
+)
+def test_code_that_raises_under_the_recipe_is_a_rejection(error):
+    tracer = FakeTracer(raises=error)
+    proof = Proof(tracer)
+    verdict = proof.prove(BFLOAT16)
+    assert verdict.verdict == "rejected"
+    assert verdict.reason.startswith("the task's own code raises under it: value cannot")
+    proof.prove(BFLOAT16)
+    assert tracer.calls.count("reference 8x1") == 2
+
+
+@pytest.mark.parametrize(
+    "error", [Interrupted("stop"), MemoryError(), WorkerFailure(FailureKind.OUT_OF_MEMORY, "")]
+)
+def test_what_is_not_the_recipes_fault_goes_on_up(error):
+    with pytest.raises(type(error)):
+        Proof(FakeTracer(raises=error)).prove(BFLOAT16)

@@ -1,0 +1,223 @@
+"""Which recipes the tuner has proven, in which order, and why the others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from factories import ran_at
+
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import TaskFacts
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.space import Point, Space
+from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.errors import NoFeasibleRecipe
+from autoprec.tuning.options import Options
+from autoprec.tuning.proof.stage import replace_finalist, run_proofs
+from autoprec.tuning.proof.stored_verdicts import ProofAttempt
+from autoprec.tuning.search.trials import Trials
+from autoprec.tuning.stage_results import (
+    REFERENCE,
+    FinalistLost,
+    PreflightResult,
+    ProofResult,
+    ProvenRecipe,
+    SearchResult,
+)
+from autoprec.tuning.time_limit import PROOF_SHARE, Deadline
+from tests.core.device.test_policies import facts as device
+
+F32, BF16, F16 = Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16
+SPACE = Space((F32, BF16, F16), (16, 32, 64), compile=(False, True))
+TASK = TaskFacts("torch", {}, 32, 32, 1000)
+
+
+def at(policy: Policy, batch: int = 32, compiled: bool = False) -> Point:
+    recipe = Recipe(batch_size=batch, compile=compiled).with_policy(policy)
+    return SPACE.point(recipe)
+
+
+def ran(rate: float, policy: Policy, batch: int = 32, compiled: bool = False) -> Outcome:
+    return ran_at(at(policy, batch, compiled), rate)
+
+
+class Prover:
+    """Passes all but what `broken` says."""
+
+    def __init__(self, broken: Sequence[tuple[str, bool]] = ()) -> None:
+        self.broken = broken
+        self.asked: list[tuple[Policy, int, bool]] = []
+        self.forgot = 0
+
+    def prove(self, outcome: Outcome) -> ProofAttempt:
+        recipe = SPACE.recipe(outcome.point)
+        self.asked.append((recipe.policy, recipe.batch_size, recipe.compile))
+        if (recipe.policy.value, recipe.compile) in self.broken:
+            return ProofAttempt(seconds=1.0)
+        return ProofAttempt(ProvenRecipe(recipe, REFERENCE, outcome.rate, 0.1), seconds=1.0)
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
+def searched(*history: Outcome, decided: bool = True) -> SearchResult:
+    """A search; `decided`: whether the re-ranking decided the order."""
+    ranking = tuple(replace(o) for o in history[::-1]) if decided else history
+    return SearchResult(Trials(TASK, SPACE, history), at(F32), ranking)
+
+
+def prove(
+    *history: Outcome,
+    policies: tuple[Policy, ...] = (),
+    broken: Sequence[tuple[str, bool]] = (),
+    decided: bool = True,
+    deadline: Deadline | None = None,
+) -> tuple[list[tuple[Policy, int, bool]], ProofResult]:
+    """What was proven, and the result."""
+    job = SimpleNamespace(
+        options=Options(policies=policies),
+        float32_allowed=not policies or F32 in policies,
+        deadline=deadline or Deadline(),
+    )
+    preflight = PreflightResult(TASK, device(DeviceKind.CPU), SPACE)
+    prover = Prover(broken)
+    search = searched(*history, decided=decided)
+    result = run_proofs(cast(Any, job), preflight, search, cast(Any, prover))
+    assert result.seconds == len(prover.asked)
+    assert prover.forgot == 1
+    return prover.asked, result
+
+
+def said(result: ProofResult) -> dict[str, str]:
+    return {refusal.candidate: refusal.reason for refusal in result.refusals}
+
+
+def test_the_fastest_recipe_of_every_policy_that_may_win_is_proven_fastest_first() -> None:
+    asked, result = prove(
+        ran(100, F32), ran(120, F32, 64), ran(150, F16), ran(200, BF16), ran(180, BF16, 16)
+    )
+    assert asked == [(BF16, 32, False)]
+    assert [proven.recipe.policy for proven in result.proven] == [BF16]
+    assert result.refusals == ()
+    asked, result = prove(ran(190, F32), ran(175, F16), ran(200, BF16))
+    assert [policy for policy, *_ in asked] == [BF16, F32]
+    assert [proven.rate for proven in result.proven] == [200, 190]
+
+
+@pytest.mark.parametrize(("rate", "proven"), [(95.0, True), (94.9, False)])
+def test_what_is_slower_than_the_fastest_float32_recipe_is_refused_with_its_number(
+    rate: float, proven: bool
+) -> None:
+    """Within the error of the search it may be faster yet."""
+    asked, result = prove(ran(50, F32), ran(100, F32, 64), ran(rate, BF16))
+    assert [policy for policy, *_ in asked] == ([F32, BF16] if proven else [F32])
+    slower = {"mixed_bfloat16": "measured 0.95x the speed of the best float32 recipe"}
+    nothing = {"mixed_float16": "the search ended before it was tried"}
+    assert said(result) == nothing | ({} if proven else slower)
+
+
+def test_where_float32_may_not_be_chosen_it_is_not_proven_and_refuses_nothing() -> None:
+    asked, result = prove(ran(100, F32), ran(10, BF16), policies=(BF16,))
+    assert asked == [(BF16, 32, False)]
+    assert result.refusals == ()
+
+
+def test_a_policy_that_failed_everywhere_is_refused_with_its_first_failure() -> None:
+    failed = Outcome(at(F16), Status.UNSUPPORTED, reason="no kernel")
+    other = Outcome(at(F16, 64), Status.TIMEOUT, reason="slow")
+    _, result = prove(ran(100, F32), failed, other, decided=False)
+    assert said(result)["mixed_float16"] == "unsupported: no kernel"
+
+
+@pytest.mark.parametrize(("rate", "proven"), [(85.0, True), (84.9, False)])
+def test_what_is_clearly_slower_than_what_passed_is_not_proven(rate: float, proven: bool) -> None:
+    asked, _ = prove(ran(100, BF16), ran(rate, F16), policies=(BF16, F16))
+    assert (F16 in [policy for policy, *_ in asked]) is proven
+
+
+def test_what_is_slower_than_what_did_not_pass_is_proven() -> None:
+    asked, result = prove(
+        ran(100, BF16), ran(20, F16), policies=(BF16, F16), broken=[("mixed_bfloat16", False)]
+    )
+    assert [policy for policy, *_ in asked] == [BF16, F16]
+    assert [proven.recipe.policy for proven in result.proven] == [F16]
+
+
+@pytest.mark.parametrize(
+    ("decided", "second", "batches"),
+    [(True, 99.0, [64]), (False, 99.0, [64, 32]), (False, 94.0, [64])],
+)
+def test_two_recipes_of_a_policy_are_proven_where_the_re_ranking_left_it_open(
+    decided: bool, second: float, batches: list[int]
+) -> None:
+    asked, _ = prove(
+        ran(100, BF16, 64), ran(second, BF16), ran(40, BF16, 16), policies=(BF16,), decided=decided
+    )
+    assert [batch for _, batch, _ in asked] == batches
+
+
+def test_where_a_compiler_breaks_a_policy_the_policy_by_itself_is_proven() -> None:
+    history = [ran(200, BF16, compiled=True), ran(120, BF16), ran(110, BF16, 16)]
+    asked, result = prove(*history, policies=(BF16,), broken=[("mixed_bfloat16", True)])
+    assert asked == [(BF16, 32, True), (BF16, 32, False)]
+    assert [proven.recipe.compile for proven in result.proven] == [False]
+    asked, _ = prove(*history, policies=(BF16,))
+    assert asked == [(BF16, 32, True)]
+
+
+def test_a_plain_recipe_that_failed_itself_is_not_proven_twice() -> None:
+    with pytest.raises(NoFeasibleRecipe):
+        prove(ran(200, BF16), policies=(BF16,), broken=[("mixed_bfloat16", False)])
+    history = (ran(100, F32), ran(200, BF16), ran(120, BF16, compiled=True))
+    asked, _ = prove(*history, broken=[("mixed_bfloat16", False)])
+    assert asked == [(BF16, 32, False), (F32, 32, False)]
+
+
+def test_without_time_only_the_reference_itself_may_be_chosen() -> None:
+    late = Deadline(0.0, 1.0, lambda: PROOF_SHARE)
+    history = (ran(100, F32), ran(200, BF16))
+    asked, result = prove(*history, deadline=late)
+    assert asked == [(F32, 32, False)]
+    assert [proven.recipe.policy for proven in result.proven] == [F32]
+    assert said(result)["mixed_bfloat16"] == "no time was left to prove it"
+    assert result.not_covered == ("the proof of mixed_bfloat16",)
+    compiled = (ran(100, F32), ran(120, F32, compiled=True))
+    with pytest.raises(NoFeasibleRecipe, match="no time was left to prove it"):
+        prove(*compiled, deadline=late)
+
+
+def test_where_nothing_passes_every_reason_is_told() -> None:
+    failed = Outcome(at(F16), Status.CRASHED, reason="died")
+    with pytest.raises(NoFeasibleRecipe) as caught:
+        prove(
+            ran(200, BF16),
+            failed,
+            policies=(F16, BF16),
+            broken=[("mixed_bfloat16", False)],
+        )
+    assert str(caught.value) == (
+        "no policy that was asked for passes (mixed_float16: crashed: died). Add float32 to "
+        "`policies`, or accept what trains differently with `accept_drift`"
+    )
+
+
+def test_a_finalist_that_is_lost_is_replaced_by_the_fastest_at_a_smaller_batch() -> None:
+    search = searched(ran(400, BF16, 64), ran(200, BF16), ran(150, BF16, 16), ran(390, F16))
+    large, small = (Recipe(BF16, batch) for batch in (64, 32))
+    proof = ProofResult((ProvenRecipe(large, REFERENCE, 400.0, 0.1),), seconds=2.0)
+    prover = Prover()
+    lost = FinalistLost(large, "no room", {})
+    result = replace_finalist(proof, lost, search, cast(Any, prover))
+    assert [each.recipe for each in result.proven] == [small]
+    assert said(result) == {"mixed_bfloat16": "no room"}
+    assert (result.seconds, prover.forgot) == (3.0, 1)
+    known = replace(proof, proven=(*proof.proven, ProvenRecipe(small, REFERENCE, 200.0, 0.1)))
+    again = replace_finalist(known, lost, search, cast(Any, prover))
+    assert [each.recipe for each in again.proven] == [small]
+    smallest = FinalistLost(Recipe(BF16, 16), "no room", {})
+    assert replace_finalist(result, smallest, search, cast(Any, prover)).proven == result.proven

@@ -1,0 +1,153 @@
+"""One recipe's proof: retried after faults, refused with its reason, recalled from the study."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from factories import steady
+
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.measurement import TaskFacts
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.space import Space
+from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.errors import TrialFailure
+from autoprec.tuning.events import silent
+from autoprec.tuning.options import Options
+from autoprec.tuning.proof import stored_verdicts as module
+from autoprec.tuning.proof.stored_verdicts import ProofAttempt, Prover
+from autoprec.tuning.stage_results import REFERENCE, PreflightResult, ProvenRecipe
+from autoprec.tuning.time_limit import Deadline
+from autoprec.workers.failures import FailureKind, WorkerFailure
+from tests.core.device.test_policies import facts as device
+from tests.tuning.proof.fake_tracer import BFLOAT16, FakeTracer
+
+TASK = TaskFacts("torch", {}, 32, 32, 1000)
+OUTCOME = Outcome({}, Status.OK, steady(0.1, 1.0))
+STUDY = SimpleNamespace(recall=lambda *_: None, remember=lambda *_: None, notes=dict)
+JOB = SimpleNamespace(options=Options(), listener=silent, deadline=Deadline(), checkpoint=None)
+
+
+class Tracer(FakeTracer):
+    """Fails at the calls of one name that come first, in float32 or under the recipe."""
+
+    def __init__(self, name: str, *failures: FailureKind) -> None:
+        super().__init__()
+        self.name, self.failures = name, list(failures)
+
+    def _note(self, name: str, recipe: Any = None) -> None:
+        super()._note(name, recipe)
+        if name.startswith(self.name) and self.failures:
+            raise WorkerFailure(self.failures.pop(0), "why")
+
+
+class Implicit(FakeTracer):
+    """A recipe that lets oneDNN round products trains as if they were."""
+
+    def __init__(self, error: float) -> None:
+        super().__init__(error=error, shadow=error)
+
+    def _off(self, recipe: Recipe) -> bool:
+        return bool(recipe.knobs.get("implicit_bfloat16"))
+
+
+def prove(
+    tracer: FakeTracer, monkeypatch: pytest.MonkeyPatch, recipe: Recipe = BFLOAT16
+) -> ProofAttempt:
+    monkeypatch.setattr(module, "RemoteTracer", lambda runner: tracer)
+    space = cast(Space, SimpleNamespace(recipe=lambda point: recipe))
+    preflight = PreflightResult(TASK, device(DeviceKind.CUDA), space)
+    prover = Prover(cast(Any, JOB), cast(Any, STUDY), preflight, cast(Any, None))
+    return prover.prove(OUTCOME)
+
+
+@pytest.mark.parametrize("name", ["reference", "shadow", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "kind", [FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE]
+)
+def test_what_is_not_the_recipes_doing_is_proven_once_more_from_the_start(
+    name: str, kind: FailureKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer = Tracer(name, kind)
+    attempt = prove(tracer, monkeypatch)
+    assert attempt.proven is not None
+    assert attempt.proven.verdict.verdict == "equal"
+    assert attempt.refusal is None
+    assert tracer.calls.count("reference 8x1") == 2
+
+
+IMPLICIT = Recipe(batch_size=8, knobs={"implicit_bfloat16": True})
+
+
+def test_the_reference_needs_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = Tracer("nothing")
+    attempt = prove(tracer, monkeypatch, Recipe(knobs={"fused_optimizer": True}))
+    assert attempt.proven == ProvenRecipe(
+        Recipe(knobs={"fused_optimizer": True}), REFERENCE, 10.0, 0.1
+    )
+    assert tracer.calls == []
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5])
+def test_float32_whose_products_are_bfloat16_is_proven_against_float32(
+    error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer = Implicit(error)
+    attempt = prove(tracer, monkeypatch, IMPLICIT)
+    assert tracer.calls.count("shadow") == 1
+    assert any(call.startswith("reference") for call in tracer.calls)
+    assert (attempt.proven is not None) is (error == 0.0)
+    assert attempt.proven is None or attempt.proven.verdict != REFERENCE
+    assert (attempt.refusal is not None) is (error > 0)
+    assert attempt.refusal is None or attempt.refusal.candidate == "float32"
+
+
+def test_no_islands_are_sought_where_their_own_products_would_be_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The policy by itself is proven next, and islands are sought for that."""
+    tracer = FakeTracer(error=0.5, shadow=0.5)
+    rounded = replace(BFLOAT16, knobs={"implicit_bfloat16": True})
+    attempt = prove(tracer, monkeypatch, rounded)
+    assert attempt.proven is None
+    assert tracer.calls.count("shadow") == 1
+    assert attempt.refusal is not None
+    assert "Kept in float32" not in attempt.refusal.reason
+
+
+def test_a_second_fault_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FailureKind.DEVICE_FAULT
+    attempt = prove(Tracer("shadow", fault, fault), monkeypatch)
+    assert attempt.proven is None
+    assert attempt.refusal is not None
+    assert "the proof ended with device_fault" in attempt.refusal.reason
+
+
+def test_a_device_that_is_lost_twice_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = FailureKind.LOST_DEVICE
+    with pytest.raises(TrialFailure, match="the device was lost"):
+        prove(Tracer("shadow", lost, lost), monkeypatch)
+
+
+def test_what_is_the_recipes_doing_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = prove(Tracer("shadow", FailureKind.OUT_OF_MEMORY), monkeypatch)
+    assert attempt.proven is None
+    assert attempt.refusal is not None
+    assert "the proof ended with out_of_memory" in attempt.refusal.reason
+
+
+@pytest.mark.parametrize(("islands", "rate"), [(None, 10.0), ({"speed_kept": 0.8}, 8.0)])
+def test_what_was_proven_before_runs_at_the_speed_it_has_now(
+    islands: dict[str, float] | None, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier tuning may have run at another pace; the verdict holds at any."""
+    earlier = ProvenRecipe(BFLOAT16, REFERENCE, 700.0, 0.001, islands=islands)
+    monkeypatch.setattr(STUDY, "recall", lambda *_: earlier)
+    attempt = prove(Tracer("nothing"), monkeypatch)
+    assert attempt.proven is not None
+    assert (attempt.proven.verdict, attempt.proven.islands) == (REFERENCE, islands)
+    assert attempt.proven.rate == pytest.approx(rate)
+    assert attempt.proven.step_seconds == pytest.approx(0.1 * 10.0 / rate)

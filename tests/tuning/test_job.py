@@ -1,0 +1,53 @@
+"""How much memory a worker may use, by what is known of the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
+from autoprec.core.device.observation import DeviceKind, Observation
+from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_together
+from autoprec.tuning.events import Event, Note
+from autoprec.tuning.job import Target, TuningJob
+from autoprec.tuning.options import Options
+from autoprec.tuning.tuner import with_memory
+
+GIB = 2**30
+
+
+def job(events: list[Event], kind: DeviceKind = DeviceKind.CUDA, **options: Any) -> TuningJob:
+    seen = Observation(kind=kind, memory_bytes=80 * GIB)
+    facts = cast(Any, SimpleNamespace(kind=kind, observation=seen))
+    target = cast(Target, SimpleNamespace(facts=facts))
+    return TuningJob(Path("task.py"), target, Options(**options), events.append)
+
+
+def test_an_accelerators_budget_is_of_what_is_free_and_of_all_where_nobody_tells() -> None:
+    before = job([])
+    assert before.memory_bytes == int(USABLE_FREE_MEMORY_SHARE * 80 * GIB)
+    assert with_memory(before, None).memory_bytes == int(USABLE_FREE_MEMORY_SHARE * 80 * GIB)
+    free = DeviceMemory(free=20 * GIB, others=0)
+    assert with_memory(before, free).memory_bytes == int(USABLE_FREE_MEMORY_SHARE * 20 * GIB)
+    asked = job([], memory_bytes=GIB)
+    assert with_memory(asked, free).memory_bytes == GIB
+
+
+@pytest.mark.parametrize(("others", "notes"), [(0, 0), (30 * GIB, 1)])
+def test_others_on_the_device_are_told_of_once(others: int, notes: int) -> None:
+    events: list[Event] = []
+    with_memory(job(events), DeviceMemory(free=50 * GIB, others=others))
+    assert len([e for e in events if isinstance(e, Note) and e.warning]) == len(events) == notes
+
+
+@pytest.mark.parametrize(("kind", "fit"), [(DeviceKind.CUDA, False), (DeviceKind.CPU, True)])
+def test_on_an_accelerator_each_worker_has_a_context_of_its_own(
+    kind: DeviceKind, fit: bool
+) -> None:
+    findings = cast(Any, SimpleNamespace(peak_memory_of=lambda recipe: GIB // 4))
+    two = cast(Any, [object(), object()])
+    assert fit_in_memory_together(job([], kind, memory_bytes=GIB), two, findings) is fit
+    assert fit_in_memory_together(job([], kind, memory_bytes=2 * GIB), two, findings)
