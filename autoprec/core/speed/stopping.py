@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoprec.core.speed.cost_model import (
-    Prediction,
-)
+from autoprec.core.speed.cost_model import Prediction
 
 
 @dataclass(frozen=True)
