@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from autoprec.cli import check, probe, tune
-from autoprec.cli.flags import with_flags
+from autoprec.reporting.flags import with_flags
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.version import __version__
 

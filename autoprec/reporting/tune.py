@@ -20,6 +20,7 @@ from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.closing_sentence import closing_sentence, part_lines
 from autoprec.reporting.explain import explain_table
+from autoprec.reporting.flags import with_flags
 from autoprec.reporting.grid import grid_table
 from autoprec.reporting.status_line import StatusLine
 from autoprec.reporting.text import (
@@ -127,7 +128,7 @@ class Terminal:
                 self._console.print(explain_table(event.units, event.recipe))
             case Note():
                 self._say(
-                    f"{'warning: ' if event.warning else ''}{event.text}",
+                    f"{'warning: ' if event.warning else ''}{with_flags(event.text)}",
                     "yellow" if event.warning else "",
                 )
             case Finished():
@@ -172,7 +173,7 @@ class Terminal:
                 continue  # said at the start
             self._say(f"refused: {refusal.candidate}: {refusal.reason}", "dim")
         for warning in event.profile.evidence.warnings:
-            self._say(f"warning: {warning}", "yellow")
+            self._say(f"warning: {with_flags(warning)}", "yellow")
         if not event.from_study:
             self._say(_costs(event), "dim")
         self._say(closing_sentence(event.profile), "bold")

@@ -85,6 +85,10 @@ def test_text_from_elsewhere_cannot_drive_the_terminal() -> None:
     assert printable("ok\nnext") == "ok\nnext"
 
 
+def test_a_note_names_flags_where_the_library_names_settings() -> None:
+    assert "tune again later with --fresh" in shown(Note("tune again later with `fresh`"))
+
+
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with Quiet() as listener:
         listener(Note("anything"))

@@ -141,8 +141,8 @@ def test_knobs_that_mean_nothing_here_are_left_out_with_a_note() -> None:
     found, said = built(Options(knobs=asked, extras=False))
     assert found.knobs == {"threads": (2, 1)}
     assert said == [
-        "--knob steps_per_execution does not apply to torch and is left out",
-        "--knob keep_memory needs glibc's malloc on a CPU and is left out",
+        "knob steps_per_execution does not apply to torch and is left out",
+        "knob keep_memory needs glibc's malloc on a CPU and is left out",
     ]
     found, said = built(Options(knobs=asked, extras=False), CPU, keepable_memory=True)
     assert found.knobs == {"keep_memory": (False, True), "threads": (2, 1)}
@@ -171,7 +171,7 @@ def test_no_knob_rounds_the_products_of_islands_that_were_asked_for() -> None:
     found, said = built(asked, native, units=units)
     assert found.knobs == {}
     assert said == [
-        "--knob implicit_bfloat16 rounds every float32 product, even those of --float32-modules, "
+        "knob implicit_bfloat16 rounds every float32 product, even those of `float32_modules`, "
         "and is left out"
     ]
 

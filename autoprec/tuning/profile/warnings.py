@@ -94,7 +94,7 @@ def _slower_warning(result: TuningResult, recipe: Recipe) -> list[str]:
         return []
     return [
         f"{recipe.policy} is slower than float32 here ({gain.ratio:.2g}x) and was taken because "
-        "nothing else was asked for: add float32 to --policies, or leave --policies out"
+        "nothing else was asked for: add float32 to `policies`, or leave `policies` out"
     ]
 
 
@@ -113,5 +113,5 @@ def _batch_range_warning(space: Space, recipe: Recipe) -> list[str]:
     return [
         f"batch {recipe.batch_size} is the {end} of those that were to be tried "
         f"({smallest}-{largest}): a {beyond} one may be faster still; widen the range with "
-        "--batch-sizes"
+        "`batch_sizes`"
     ]

@@ -69,13 +69,13 @@ def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobVal
     found = {}
     for name, levels in job.options.knobs.items():
         if name not in known:
-            job.listener(Note(f"--knob {name} does not apply to {task.framework} and is left out"))
+            job.listener(Note(f"knob {name} does not apply to {task.framework} and is left out"))
         elif name == KEEP_MEMORY and not task.keepable_memory:
-            job.listener(Note(f"--knob {name} needs glibc's malloc on a CPU and is left out"))
+            job.listener(Note(f"knob {name} needs glibc's malloc on a CPU and is left out"))
         elif name == _ROUNDING_KNOB and job.options.float32_modules:
             job.listener(
                 Note(
-                    f"--knob {name} rounds every float32 product, even those of --float32-modules, "
+                    f"knob {name} rounds every float32 product, even those of `float32_modules`, "
                     "and is left out"
                 )
             )

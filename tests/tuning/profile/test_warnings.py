@@ -135,7 +135,7 @@ def test_what_was_asked_for_and_is_slower_is_told_of(
     result = with_confirmation(found(), speedup=Ratio(ratio, ratio, ratio, 6), proven=chosen)
     text = (
         "mixed_bfloat16 is slower than float32 here (0.5x) and was taken because nothing else was "
-        "asked for: add float32 to --policies, or leave --policies out"
+        "asked for: add float32 to `policies`, or leave `policies` out"
     )
     assert warnings(result) == ((text,) if warned else ())
 

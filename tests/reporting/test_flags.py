@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoprec.cli.flags import with_flags
+from autoprec.reporting.flags import with_flags
 
 
 @pytest.mark.parametrize(
