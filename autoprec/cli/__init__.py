@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from autoprec.cli import check, probe, tune
-from autoprec.reporting.flags import with_flags
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
+from autoprec.reporting.flags import with_flags
 from autoprec.version import __version__
 
 COMMANDS = (probe, tune, check)
