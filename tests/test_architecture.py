@@ -41,7 +41,7 @@ LAYERS = {
     "profiles": {"profile_comments", "yaml_files", "core", "errors"},
     "hardware": {"yaml_files", "core", "errors"},
     "backends": {"core", "errors"},
-    "workers": {"backends", "core", "errors"},
+    "workers": {"backends", "hardware", "core", "errors"},
     "tuning": {"workers", "backends", "hardware", "core", "errors", *FILES},
     "reporting": {"tuning", "core", "errors"},
     "profile_selection": {"backends", "hardware", "core", "errors", *FILES},

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
+from autoprec.hardware.control_groups import memory_limits, parse_number, read_number
+from autoprec.hardware.machine import LocalMachine, Machine
 from autoprec.workers.supervisor import available_bytes
 
 RESERVE_SHARE = 0.10
 RESERVE_BYTES = 512 * 2**20
-
-_ROOT = Path("/")
 
 
 def memory_budget(limit_bytes: int | None, *, used_bytes: int = 0) -> int | None:
@@ -26,7 +25,7 @@ def memory_budget(limit_bytes: int | None, *, used_bytes: int = 0) -> int | None
     free = (
         available_bytes(),
         _headroom(limit_bytes, used_bytes),
-        *control_group_headroom(),
+        *control_group_headroom(LocalMachine()),
         *_resource_limits(),
     )
     known = [value for value in free if value]
@@ -40,58 +39,24 @@ def _headroom(limit: int | None, used: int) -> int | None:
     return None if limit is None else max(limit - used, 1)
 
 
-def control_group_headroom(root: Path = _ROOT) -> Iterator[int]:
+def control_group_headroom(machine: Machine) -> Iterator[int]:
     """Yield the headroom of every control group of this process: its limit minus its usage.
 
-    File pages that the kernel would give back (inactive_file) count as free. Version 2 and version
-    1; Linux kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    File pages that the kernel would give back (inactive_file) count as free.
     """
-    for folder, limit_name, used_name in _control_groups(root):
-        limit, used = _read_limit(folder / limit_name), _read_limit(folder / used_name)
-        if limit is not None and used is not None:
-            yield max(limit - used + _inactive_file_bytes(folder), 1)
+    for folder, version, limit in memory_limits(machine):
+        name = "memory.current" if version == 2 else "memory.usage_in_bytes"
+        used = read_number(machine, f"{folder}/{name}")
+        if used is not None:
+            yield max(limit - used + _inactive_file_bytes(machine, folder), 1)
 
 
-def _control_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """Yield (folder, limit file, usage file) of this process's groups and their ancestors."""
-    top = root / "sys/fs/cgroup"
-    for line in _read_lines(root / "proc/self/cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        if controllers == "":
-            mount, names = top, ("memory.max", "memory.current")
-            if (top / "unified").is_dir():
-                mount = top / "unified"
-        elif "memory" in controllers.split(","):
-            mount, names = top / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        for end in range(len(parts), -1, -1):
-            yield mount.joinpath(*parts[:end]), *names
-
-
-def _inactive_file_bytes(folder: Path) -> int:
-    for line in _read_lines(folder / "memory.stat"):
+def _inactive_file_bytes(machine: Machine, folder: str) -> int:
+    for line in (machine.read(f"{folder}/memory.stat") or "").splitlines():
         name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file") and value.strip().isdigit():
-            return int(value)
+        if name in ("inactive_file", "total_inactive_file"):
+            return parse_number(value.strip()) or 0
     return 0
-
-
-def _read_limit(path: Path) -> int | None:
-    """Read the number in a file; None for "max", and for the huge number version 1 has instead."""
-    text = "".join(_read_lines(path)).strip()
-    if not text.isascii() or not text.isdigit():
-        return None
-    return int(text) if int(text) < 2**60 else None
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
 
 
 def _resource_limits() -> list[int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoprec.hardware.machine_replay import synthetic_machine
 from autoprec.workers import memory_limit
 from autoprec.workers.memory_limit import (
     RESERVE_BYTES,
@@ -25,7 +25,7 @@ GIB = 2**30
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with 100 GiB free and no limits."""
     monkeypatch.setattr(memory_limit, "available_bytes", lambda: 100 * GIB)
-    monkeypatch.setattr(memory_limit, "control_group_headroom", lambda: ())
+    monkeypatch.setattr(memory_limit, "control_group_headroom", lambda machine: ())
     monkeypatch.setattr(memory_limit, "_resource_limits", list)
 
 
@@ -48,7 +48,7 @@ def test_a_little_memory_is_not_all_reserved() -> None:
 
 def test_nothing_known_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limit, "available_bytes", lambda: None)
-    monkeypatch.setattr(memory_limit, "control_group_headroom", lambda: ())
+    monkeypatch.setattr(memory_limit, "control_group_headroom", lambda machine: ())
     monkeypatch.setattr(memory_limit, "_resource_limits", list)
     assert memory_budget(None) is None
 
@@ -72,48 +72,47 @@ def test_a_resource_limit_of_this_process_counts() -> None:
     assert found <= 3 * GIB - RESERVE_BYTES
 
 
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
+V1_MEMORY = "31 24 0:27 / /cg/memory rw - cgroup cgroup rw,memory\n"
 
 
-def test_version_2_groups_and_those_above_count(tmp_path: Path) -> None:
-    root = tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/a/b\n",
-            "sys/fs/cgroup/a/memory.max": f"{8 * GIB}\n",
-            "sys/fs/cgroup/a/memory.current": f"{6 * GIB}\n",
-            "sys/fs/cgroup/a/memory.stat": f"anon 1\ninactive_file {GIB}\n",
-            "sys/fs/cgroup/a/b/memory.max": "max\n",
-            "sys/fs/cgroup/a/b/memory.current": f"{GIB}\n",
+def test_version_2_groups_and_those_above_count() -> None:
+    machine = synthetic_machine(
+        files={
+            "/proc/self/cgroup": "0::/a/b\n",
+            "/sys/fs/cgroup/a/memory.max": f"{8 * GIB}\n",
+            "/sys/fs/cgroup/a/memory.current": f"{6 * GIB}\n",
+            "/sys/fs/cgroup/a/memory.stat": f"anon 1\ninactive_file {GIB}\n",
+            "/sys/fs/cgroup/a/b/memory.max": "max\n",
+            "/sys/fs/cgroup/a/b/memory.current": f"{GIB}\n",
         },
     )
-    assert list(control_group_headroom(root)) == [3 * GIB]
+    assert list(control_group_headroom(machine)) == [3 * GIB]
 
 
-def test_version_1_groups_count(tmp_path: Path) -> None:
-    root = tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
-            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
-            "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{3 * GIB}\n",
+def test_version_1_groups_count() -> None:
+    machine = synthetic_machine(
+        files={
+            "/proc/self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n",
+            "/proc/self/mountinfo": V1_MEMORY,
+            "/cg/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "/cg/memory/memory.usage_in_bytes": f"{GIB}\n",
+            "/cg/memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
+            "/cg/memory/job/memory.usage_in_bytes": f"{3 * GIB}\n",
         },
     )
-    assert list(control_group_headroom(root)) == [1]
+    assert list(control_group_headroom(machine)) == [1]
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "0::", "0::/../../etc", "::::", "1:memory:"])
-def test_what_cannot_be_read_limits_nothing(tmp_path: Path, text: str) -> None:
-    root = tree(tmp_path, {"proc/self/cgroup": text, "sys/fs/cgroup/memory.max": "garbage"})
-    assert list(control_group_headroom(root)) == []
+def test_what_cannot_be_read_limits_nothing(text: str) -> None:
+    files = {"/proc/self/cgroup": text, "/sys/fs/cgroup/memory.max": "garbage"}
+    assert list(control_group_headroom(synthetic_machine(files=files))) == []
 
 
-def test_no_proc_limits_nothing(tmp_path: Path) -> None:
-    assert list(control_group_headroom(tmp_path)) == []
+def test_a_limit_without_its_usage_limits_nothing() -> None:
+    files = {"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/memory.max": f"{GIB}\n"}
+    assert list(control_group_headroom(synthetic_machine(files=files))) == []
+
+
+def test_no_proc_limits_nothing() -> None:
+    assert list(control_group_headroom(synthetic_machine())) == []

@@ -9,6 +9,7 @@ from typing import Any
 from benchmark_rows import row
 
 from benchmarks.report import search
+from benchmarks.report.latest import latest
 
 
 def write_rows(folder: Path, name: str, rows: list[Any]) -> None:
@@ -37,3 +38,16 @@ def test_every_machine_has_a_row_and_a_new_one_adds_its_own(tmp_path: Path) -> N
     write_rows(tmp_path, "oracle-2026-12-01-b.jsonl", [row(search.SHOWN, "new-cpu")])
     assert len(list(search.machines(tmp_path))) == 4
     assert "| new-cpu | 2026-12-01 |" in "\n".join(search.machines(tmp_path))
+
+
+def test_a_newer_run_of_few_tasks_replaces_those_rows_alone(tmp_path: Path) -> None:
+    write_rows(tmp_path, "oracle-2026-11-01-a.jsonl", [row(best=0.9), row("lstm", best=0.8)])
+    write_rows(tmp_path, "oracle-2026-12-01-a.jsonl", [row(best=0.99)])
+    found = [(r["task"], r["chosen_over_best"]["ratio"]) for r in search.best_and_worst(tmp_path)]
+    assert found == [("lstm", 0.8), ("mlp", 0.99)]
+    files = [path.name for path in latest("oracle", "jsonl", tmp_path)]
+    assert files == ["oracle-2026-12-01-a.jsonl", "oracle-2026-11-01-a.jsonl"]
+    write_rows(tmp_path, "oracle-2026-12-02-a.jsonl", [row(), row("lstm")])
+    assert [path.name for path in latest("oracle", "jsonl", tmp_path)] == [
+        "oracle-2026-12-02-a.jsonl"
+    ]

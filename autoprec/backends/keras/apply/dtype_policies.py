@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -194,14 +193,3 @@ def _sixteen_bit(dtype: Any) -> bool:
 
 def _first_few(paths: Sequence[str]) -> str:
     return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
-
-
-@contextmanager
-def global_policy_set(policy: Policy) -> Iterator[None]:
-    """Hold `policy` as Keras's global one, and put the former one back."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(keras_name(policy))
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
