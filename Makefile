@@ -89,11 +89,11 @@ gpu-evidence:  ## Measure what a CUDA GPU brings, in ten minutes; installs nothi
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu.evidence $(EVIDENCE)
 
 .PHONY: bench
-bench: $(VENV)/.all-installed  ## Measure start-up, replays, one task against an exhaustive search, and the overhead of a step (40 minutes).
+bench: $(VENV)/.all-installed  ## Measure start-up, replays, one task against an exhaustive search, and the overhead of a PyTorch step (half an hour).
 	$(BIN)/python -m benchmarks.overhead.startup
 	$(BIN)/python -m benchmarks.search.replay
 	$(BIN)/python -m benchmarks.search.oracle --tasks encoder
-	$(BIN)/python -m benchmarks.overhead.compare --rounds 2 --seconds 0.7
+	$(BIN)/python -m benchmarks.overhead.compare --ways torch --rounds 2 --seconds 0.7
 
 .PHONY: oracle
 oracle: $(VENV)/.all-installed  ## Compare the tuner with an exhaustive search at this commit (hours).

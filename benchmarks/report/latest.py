@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkout import RESULTS
+from benchmarks.provenance import lines_of
 
 MACHINES = {
     "intel-amx": "Xeon with AMX",
@@ -18,15 +19,32 @@ MACHINES = {
 
 
 def latest(name: str, suffix: str = "json", folder: Path = RESULTS) -> list[Path]:
-    """The newest result of a benchmark on each machine: the newest first, of a day the fullest."""
-    newest: dict[str, Path] = {}
-    for path in sorted(folder.glob(f"{name}-*.{suffix}")):
-        family = re.search(r'"family": "([^"]+)"', path.read_text())
-        newest[family[1] if family else ""] = path
+    """The newest result of a benchmark on each machine: the newest first, of a day the fullest.
+
+    Of files with a row for each task, an earlier one counts as well where it has tasks that the
+    later ones do not have.
+    """
+    kept: list[Path] = []
+    known: dict[str, set[str]] = {}
+    for path in sorted(folder.glob(f"{name}-*.{suffix}"), reverse=True):
+        text = path.read_text()
+        family = re.search(r'"family": "([^"]+)"', text)
+        machine = family[1] if family else ""
+        tasks = set(re.findall(r'^{.*?"task": "([^"]+)"', text, re.MULTILINE))
+        if machine not in known or tasks - known[machine]:
+            kept.append(path)
+        known.setdefault(machine, set()).update(tasks)
     day = len("-2026-11-22")
-    return sorted(
-        newest.values(), key=lambda p: (p.stem[: len(name) + day], p.stat().st_size), reverse=True
-    )
+    return sorted(kept, key=lambda p: (p.stem[: len(name) + day], p.stat().st_size), reverse=True)
+
+
+def newest_rows(name: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """The newest row of each task on each machine."""
+    rows = [row for path in latest(name, "jsonl", folder) for row in lines_of(path)]
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault((row.get("family", ""), row["task"]), row)
+    return list(found.values())
 
 
 def machine_name(family: str) -> str:

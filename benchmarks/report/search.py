@@ -11,7 +11,7 @@ from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.peers.rows import peer_table
 from benchmarks.provenance import lines_of
 from benchmarks.report import gpu
-from benchmarks.report.latest import latest, machine_name, where
+from benchmarks.report.latest import latest, machine_name, newest_rows, where
 from benchmarks.search.oracle_rows import (
     NOT_MEASURED,
     Row,
@@ -33,7 +33,7 @@ MEASURED = ("oracle-*.jsonl", "peers-*.jsonl", "growth-*.json", "holdout-*.json"
 
 
 def oracle(path: Path) -> Iterator[str]:
-    """One machine's newest run, whole."""
+    """One of a machine's runs: its newest, or an earlier one with tasks that the newest lacks."""
     rows = lines_of(path)
     first = rows[0]
     yield (
@@ -44,7 +44,9 @@ def oracle(path: Path) -> Iterator[str]:
     yield from table(rows)
     yield ""
     yield summary(rows)
-    missing = {path.stem for path in TASKS.glob("*.py")} - {r["task"] for r in rows}
+    newest = newest_rows("oracle", path.parent)
+    measured = {r["task"] for r in newest if r.get("family") == first.get("family")}
+    missing = {path.stem for path in TASKS.glob("*.py")} - measured
     if missing:
         yield ""
         yield f"Not measured on this machine: {', '.join(sorted(missing))}."
@@ -70,7 +72,7 @@ def best_and_worst(folder: Path = RESULTS) -> list[Row]:
 
     Rows that are marked as older than the rest of their file are left out.
     """
-    newest = [row for path in latest("oracle", "jsonl", folder) for row in lines_of(path)]
+    newest = newest_rows("oracle", folder)
     found: list[Row] = []
     for task in sorted({row["task"] for row in newest if not row.get("older")}):
         own = [row for row in newest if row["task"] == task and not row.get("older")]
@@ -123,10 +125,9 @@ def machines(folder: Path = RESULTS) -> Iterator[str]:
 def tuned(folder: Path = RESULTS) -> dict[str, Row | None]:
     """By machine the newest tuning of the task shown; None where others only were measured."""
     found: dict[str, Row | None] = {}
-    for path in latest("oracle", "jsonl", folder):
-        for row in lines_of(path):
-            if row["task"] == SHOWN:
-                found[machine_name(row["family"])] = row
+    for row in newest_rows("oracle", folder):
+        if row["task"] == SHOWN:
+            found[machine_name(row["family"])] = row
     for pattern in MEASURED:
         for path in sorted(folder.glob(pattern)):
             text = path.read_text(encoding="utf-8")
