@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autoprec.core.statistics import median_interval
 from benchmarks.overhead import fit
 
 
@@ -51,3 +52,9 @@ def test_the_fixed_costs_gate_is_the_upper_end_over_processes() -> None:
 def test_lengths_that_one_process_lacks_are_left_out() -> None:
     both = [fit.Pair(0.001, 1, 1, 4), fit.Pair(0.005, 1, 1, 8)]
     assert fit.by_target([both, both[:1]]) == [[both[0], both[0]]]
+
+
+def test_one_disturbed_process_of_nine_is_outside_the_interval() -> None:
+    calm = [10.0, 10.1, 10.2, 10.3, 10.4, 10.5, 10.6, 10.7]
+    assert median_interval([*calm, 90.0])[1] == 10.7
+    assert median_interval([*calm[:5], 90.0])[1] == 90.0
