@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from autoprec.core.codec import DecodeError, abbreviate, from_plain, to_plain, without_empty
-from autoprec.core.profile import SCHEMA, Profile
+from autoprec.core.profile import SCHEMAS, Profile, schema_of
+from autoprec.core.recipe import plain_recipe
 from autoprec.errors import ProfileError
 from autoprec.profile_comments import HEADER, with_comments
 from autoprec.yaml_files import read_yaml, write_text
@@ -55,18 +56,25 @@ def parse_profile(document: object, where: str) -> Profile:
     if not {"schema", "recipe"} & document.keys():
         raise ProfileError(f"{where} is no profile: it has no recipe; {_EXPECTED}")
     schema = document.get("schema")
-    if schema != SCHEMA or isinstance(schema, bool):
+    if schema not in SCHEMAS or isinstance(schema, bool):
         given = "no schema" if schema is None else f"schema {abbreviate(schema)}"
+        known = " and ".join(map(str, SCHEMAS))
         raise ProfileError(
-            f"{where}: {given} given, this autoprec reads schema {SCHEMA}; tune again, or "
+            f"{where}: {given} given, this autoprec reads schema {known}; tune again, or "
             "install the version that wrote it"
         )
     try:
-        return from_plain(Profile, document)
+        profile = from_plain(Profile, document)
     except DecodeError as error:
         raise ProfileError(
             f"{where}: {error} (correct the file, or write a new one with `autoprec tune`)"
         ) from error
+    if profile.schema < schema_of(profile.recipe):
+        raise ProfileError(
+            f"{where}: schema {profile.schema} has no section recipe.distributed; write schema "
+            f"{schema_of(profile.recipe)}"
+        )
+    return profile
 
 
 def load_folder(folder: Path) -> dict[str, Profile]:
@@ -86,7 +94,11 @@ def to_mapping(profile: Profile) -> dict[str, Any]:
     Empty evidence (nulls, zeros, empty lists) is left out.
     """
     plain: dict[str, Any] = to_plain(profile)
-    return {**plain, "evidence": without_empty(profile.evidence)}
+    return {
+        **plain,
+        "recipe": plain_recipe(profile.recipe),
+        "evidence": without_empty(profile.evidence),
+    }
 
 
 class _Dumper(yaml.SafeDumper):

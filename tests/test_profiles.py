@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from autoprec import profile_comments, yaml_files
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import Fingerprint
-from autoprec.core.dtypes import Policy
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
@@ -28,8 +28,9 @@ from autoprec.core.profile import (
     Evidence,
     Profile,
     TaskRecord,
+    schema_of,
 )
-from autoprec.core.recipe import KNOBS, LossScale, Recipe
+from autoprec.core.recipe import KNOBS, Distributed, LossScale, Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.errors import ProfileError
 from autoprec.profiles import (
@@ -54,6 +55,27 @@ def test_a_saved_profile_loads_as_it_was(tmp_path_factory, profile):
     path = tmp_path_factory.getbasetemp() / "a.profile.yaml"
     save_profile(profile, path)
     assert load_profile(path) == profile
+
+
+def test_a_recipe_for_one_process_is_written_in_schema_1_without_a_section_for_several():
+    text = dump_profile(PROFILE)
+    assert "schema: 1\n" in text
+    assert "distributed" not in text
+
+
+def test_a_recipe_for_several_ranks_is_schema_2_and_reads_back(tmp_path):
+    recipe = replace(
+        PROFILE.recipe,
+        distributed=Distributed(engine="fsdp2", world_size=4, reduce_dtype=DType.BFLOAT16),
+    )
+    several = replace(PROFILE, schema=schema_of(recipe), recipe=recipe)
+    path = tmp_path / "a.profile.yaml"
+    save_profile(several, path)
+    assert "schema: 2\n" in path.read_text()
+    assert load_profile(path) == several
+    path.write_text(path.read_text().replace("schema: 2", "schema: 1"))
+    with pytest.raises(ProfileError, match=r"schema 1 has no section recipe\.distributed"):
+        load_profile(path)
 
 
 @given(st.dictionaries(TEXT, TEXT), TEXT, st.dictionaries(TEXT, PLAIN) | st.none())
@@ -111,7 +133,8 @@ def test_what_there_is_nothing_of_is_left_out_and_read_as_before():
     }
     assert set(read["evidence"]["parity"]) == {"verdict", "reason"}
     assert None not in read["evidence"]["chosen"].values()
-    assert set(read["recipe"]) == {f.name for f in fields(Recipe)}  # the contract is whole
+    contract = {f.name for f in fields(Recipe)} - {"distributed"}
+    assert set(read["recipe"]) == contract  # whole, for one process
     assert parse_profile(read, "a") == plain
     old = to_plain(plain)  # as it was written before
     assert old["evidence"]["speedup"]["rounds"] == 0
@@ -238,10 +261,16 @@ def edited(**changes):
             "recipe.policy: 'mixed_floa' given, .*; did you mean",
         ),
         (SEED + "schema: 1\n", "line [0-9]+: the key 'schema' is given twice"),
-        (SEED.replace("schema: 1", "schema: 2"), "schema 2 given, this autoprec reads schema 1"),
+        (
+            SEED.replace("schema: 1", "schema: 3"),
+            "schema 3 given, this autoprec reads schema 1 and 2",
+        ),
         (SEED.replace("schema: 1", "schema: true"), "schema True given, this autoprec reads"),
         (SEED.replace("schema: 1", "schema: 1.0"), "schema: 1.0 given, expected one of 1"),
-        (SEED.replace("schema: 1\n", ""), "no schema given, this autoprec reads schema 1; tune"),
+        (
+            SEED.replace("schema: 1\n", ""),
+            "no schema given, this autoprec reads schema 1 and 2; tune",
+        ),
         (SEED.replace("schema: 1", "schema: [" + "1," * 500 + "]"), "schema list given, this"),
         (SEED.replace("recipe:", "recipe: ]"), "line [0-9]+: not valid YAML"),
         (SEED.replace("recipe:", "recpe:"), r"recpe: unknown key; did you mean 'recipe'\?"),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
@@ -33,12 +33,29 @@ ProgressCallback = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
+class RankPlace:
+    """A process's place among the ranks that train one model together, one process a device.
+
+    `address` and `port` are where rank 0 lets the others meet. `engine` is how float32's reference
+    and baseline share a step, too.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    engine: Literal["ddp", "fsdp2"] = "ddp"
+    address: str = "127.0.0.1"
+    port: int = 0
+
+
+@dataclass(frozen=True)
 class Task:
     """The user's task file, loaded: what to build, what to train it on, and how.
 
     Optional functions are None where the file does not define them. `count_samples(batch)` is for
     batches whose samples no dimension counts, such as graphs joined into one. `checkpoint` is a
-    file with the weights that every model it builds begins with.
+    file with the weights that every model it builds begins with. `place` is this process's among
+    the ranks that train together; None where it trains alone.
     """
 
     name: str
@@ -52,6 +69,7 @@ class Task:
     batch_size: int | None = None
     clip_grad_norm: float | None = None
     checkpoint: Path | None = None
+    place: RankPlace | None = None
 
 
 #: The share of an accelerator's free memory that a process may use: the framework's context, its

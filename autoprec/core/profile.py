@@ -1,7 +1,9 @@
 """The profile: the chosen recipe, what it holds for, and the evidence behind it.
 
-These dataclasses are the file format (schema version 1): the field names are the keys people read
-and review. Reading and writing files is `autoprec.profiles`' work; here are only values.
+These dataclasses are the file format: the field names are the keys people read and review. Schema
+1 is the format for one process; a recipe with a section `distributed` makes it schema 2, so that an
+autoprec that does not know the section refuses the file instead of training without it. Reading and
+writing files is `autoprec.profiles`' work; here are only values.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part, describe_recipe
 from autoprec.core.speed.noise import Ratio
 
-SCHEMA = 1
+SCHEMAS = (1, 2)
 
 #: The ratio of what was not compared, because it is the baseline itself.
 NOT_COMPARED = Ratio(1.0, 1.0, 1.0, 0)
@@ -125,6 +127,11 @@ class Evidence:
     tuning_seconds: float = bounded(low=0.0, high=_MAX_SECONDS)
 
 
+def schema_of(recipe: Recipe) -> Literal[1, 2]:
+    """Return the schema version that a profile with this recipe is written in."""
+    return 1 if recipe.distributed is None else 2
+
+
 @dataclass(frozen=True, repr=False)
 class Profile:
     """A tuned recipe with what it holds for and why it is believed.
@@ -132,7 +139,7 @@ class Profile:
     Its `repr` is a line, and in a notebook a small table; `evidence` has every number.
     """
 
-    schema: Literal[1]
+    schema: Literal[1, 2]
     created: str
     autoprec: str
     task: TaskRecord

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from autoprec.core.codec import abbreviate, bounded, did_you_mean, to_plain
-from autoprec.core.dtypes import Policy
+from autoprec.core.dtypes import DType, Policy
 from autoprec.errors import UsageError
 
 KnobValue = bool | int | str
@@ -47,13 +47,36 @@ class Alignment:
 
 
 @dataclass(frozen=True)
+class Distributed:
+    """How the processes of one training job share a step: one process (rank) a device.
+
+    `engine` is DistributedDataParallel or FSDP2's `fully_shard`; replicas of a Keras strategy are
+    "mirrored". Gradients are reduced over the ranks in `reduce_dtype`, in buckets of `bucket_mb`
+    MiB (torch's default is 25). With FSDP2, `param_dtype` is what `MixedPrecisionPolicy` gathers
+    and computes in (None: as stored, so that autocast alone casts), and `reshard_after_forward`
+    frees gathered parameters between forward and backward. `sync_each_microbatch` reduces in every
+    micro-batch, not only on the accumulation boundary: it saves FSDP2 the memory of whole
+    gradients.
+    """
+
+    engine: Literal["ddp", "fsdp2", "mirrored"] = "ddp"
+    world_size: int = bounded(default=1, low=1, high=2**20)
+    param_dtype: DType | None = None
+    reduce_dtype: DType = DType.FLOAT32
+    bucket_mb: int = bounded(default=25, low=1, high=2**20)
+    reshard_after_forward: bool = True
+    sync_each_microbatch: bool = False
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Everything `apply_profile` needs.
 
     `policy` may be given by any name that `--policies` understands. `batch_size` is the samples of
-    one step on one device (the micro-batch); `batch_size * accumulation_steps` is the effective
-    batch. `float32_modules` are the islands, by module path. `knobs` holds whatever else was
-    measured to pay, from the closed list `KNOBS`.
+    one step on one device (the micro-batch); `batch_size * accumulation_steps`, times the ranks of
+    `distributed`, is the effective batch. `distributed` is None for training in one process.
+    `float32_modules` are the islands, by module path. `knobs` holds whatever else was measured to
+    pay, from the closed list `KNOBS`.
     """
 
     policy: Policy = Policy.FLOAT32
@@ -66,6 +89,7 @@ class Recipe:
     compile: bool = False
     knobs: Mapping[str, KnobValue] = field(default_factory=dict)
     forced: bool = False
+    distributed: Distributed | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policy", Policy.parse(str(self.policy)))
@@ -74,8 +98,13 @@ class Recipe:
 
     @property
     def effective_batch(self) -> int:
-        """Return the samples the optimizer sees in one update."""
-        return self.batch_size * self.accumulation_steps
+        """Return the samples the optimizer sees in one update, over all ranks."""
+        return self.batch_size * self.accumulation_steps * self.world_size
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks that train together."""
+        return 1 if self.distributed is None else self.distributed.world_size
 
     @property
     def keeps_memory(self) -> bool:
@@ -84,12 +113,23 @@ class Recipe:
 
     def key(self) -> str:
         """Return a canonical text: equal recipes have equal keys."""
-        return json.dumps(to_plain(self), sort_keys=True)
+        return json.dumps(plain_recipe(self), sort_keys=True)
 
     def with_policy(self, policy: Policy) -> Recipe:
         """Return this recipe under another policy: its default loss scale, no islands."""
         scale = untuned_loss_scale(policy)
         return replace(self, policy=policy, loss_scale=scale, float32_modules=())
+
+
+def plain_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as plain values, without `distributed` where it is for one process.
+
+    So recipes of one process read, and are named in studies, as before there were others.
+    """
+    plain: dict[str, Any] = to_plain(recipe)
+    if recipe.distributed is None:
+        del plain["distributed"]
+    return plain
 
 
 def describe_batch(batch_size: int, accumulation_steps: int) -> str:

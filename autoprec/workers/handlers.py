@@ -18,6 +18,7 @@ from autoprec.backends.protocol import (
     Backend,
     DeviceMemory,
     ProgressCallback,
+    RankPlace,
     Session,
     Task,
     Tracer,
@@ -65,11 +66,18 @@ class Service:
         self._sessions: dict[str, Session] = {}
         self._tracers: dict[int, Tracer] = {}
 
-    def load(self, *, path: str, device: str, checkpoint: str | None = None) -> LoadedTask:
+    def load(
+        self,
+        *,
+        path: str,
+        device: str,
+        checkpoint: str | None = None,
+        place: RankPlace | None = None,
+    ) -> LoadedTask:
         """Run the task file and find its framework by what build_model returns."""
         self._report("load", 0)
         weights = None if checkpoint is None else Path(checkpoint)
-        task = replace(load_task(Path(path)), checkpoint=weights)
+        task = replace(load_task(Path(path)), checkpoint=weights, place=place)
         self._report("build", 0)
         name = registry.owner(task.build_model())
         backend = registry.load(name)

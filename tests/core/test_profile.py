@@ -54,7 +54,7 @@ def test_its_parts_read_back_as_they_were_written(kind):
         (("evidence", "chosen", "peak_memory_bytes"), 2**61, "chosen.peak_memory_bytes: "),
         (("evidence", "chosen", "peak_share"), -0.5, "chosen.peak_share: -0.5 given"),
         (("evidence", "speedup", "rounds"), -1, "evidence.speedup.rounds: -1 given"),
-        (("schema",), 2, "schema: 2 given, expected one of 1"),
+        (("schema",), 3, "schema: 3 given, expected one of 1, 2"),
         (("recipe", "polcy"), 1, "recipe.polcy: unknown key; did you mean 'policy'"),
     ],
 )

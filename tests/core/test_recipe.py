@@ -41,7 +41,8 @@ def test_the_order_of_the_knobs_is_no_part_of_the_key():
 
 @given(recipes)
 def test_the_effective_batch_is_what_the_optimizer_sees(recipe):
-    assert recipe.effective_batch == recipe.batch_size * recipe.accumulation_steps
+    ranks = 1 if recipe.distributed is None else recipe.distributed.world_size
+    assert recipe.effective_batch == recipe.batch_size * recipe.accumulation_steps * ranks
 
 
 @given(recipes, st.sampled_from(Policy))

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from autoprec.core import codec
-from autoprec.core.profile import Profile
+from autoprec.core.profile import Profile, schema_of
 from autoprec.core.recipe import KNOBS, Recipe
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -77,5 +77,7 @@ def dataclasses_of(kind: type) -> st.SearchStrategy[Any]:
     return st.builds(kind, **fields)
 
 
-profiles: st.SearchStrategy[Profile] = values_of(Profile)
+profiles: st.SearchStrategy[Profile] = values_of(Profile).map(
+    lambda profile: dataclasses.replace(profile, schema=schema_of(profile.recipe))
+)
 recipes: st.SearchStrategy[Recipe] = values_of(Recipe)

@@ -17,6 +17,7 @@ from autoprec.core.profile import (
     Evidence,
     Profile,
     TaskRecord,
+    schema_of,
     without_speeds,
 )
 from autoprec.core.recipe import Recipe
@@ -84,7 +85,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     if result.preflight.rehearsed:
         evidence = without_speeds(evidence)
     return Profile(
-        schema=1,
+        schema=schema_of(recipe),
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         autoprec=__version__,
         task=TaskRecord(job.task.name, digest, result.preflight.task.framework),
