@@ -364,7 +364,7 @@ def test_one_wrong_profile_in_a_folder_is_named(tmp_path):
 
 
 @settings(max_examples=30)
-@given(values_of(Profile))
+@given(profiles)
 def test_no_text_in_a_profile_is_used_as_a_path(tmp_path_factory, profile):
     """Loading opens the one file it was given, whatever the profile holds."""
     folder = tmp_path_factory.getbasetemp() / "alone"
