@@ -37,6 +37,7 @@ from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
+    from autoprec.backends.protocol import Engine
     from autoprec.core.speed.step_bounds import Plan
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options, Settings
@@ -85,6 +86,8 @@ def tune(
     wait: bool = False,
     rounds: int = 6,
     memory_bytes: int | None = None,
+    nproc: int = 1,
+    engine: Engine = "ddp",
 ) -> Profile:
     """Measure, prove and choose the recipe for a task file; write its profile and return it.
 
@@ -129,6 +132,8 @@ def tune(
         wait=wait,
         rounds=rounds,
         memory_bytes=memory_bytes,
+        nproc=nproc,
+        engine=engine,
     )
     chosen = options_from(options, settings)
     path = check_task_path(task)
@@ -137,6 +142,7 @@ def tune(
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
     for note in machine.notes:
         listen(Note(note))
+    _check_choice_for_ranks(device, chosen.nproc)
     unusable = () if device else machine.unusable
     for each in unusable:
         listen(Note(each.text, warning=True))
@@ -148,6 +154,7 @@ def tune(
             software=installed | {"python": machine.python},
             measure=lambda known: probing.measure_device(known, installed),
             unusable=unusable,
+            peers=_peers_of(facts, devices),
         )
         return tuner.tune(TuningJob(path, target, chosen, listen))
 
@@ -225,6 +232,23 @@ def _tune_on_first_usable(
         except DeviceUnusable as error:
             listen(Note(f"skipped: {error}", warning=True))
     return tune_on(devices[-1])
+
+
+def _check_choice_for_ranks(device: str | None, nproc: int) -> None:
+    """Raise `UsageError` where one device is named and several are needed."""
+    kind, colon, _ = (device or "").partition(":")
+    if nproc > 1 and colon and kind.strip().lower() != DeviceKind.CPU:
+        raise UsageError(
+            f"`device={device}` names one device and `nproc={nproc}` needs {nproc}: give "
+            f"`device={kind}`; where those are not to be the first ones, set its variable, such as "
+            "CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _peers_of(facts: DeviceFacts, devices: Sequence[DeviceFacts]) -> tuple[DeviceFacts, ...]:
+    """Return the other devices here that a profile could not tell from this one."""
+    same = (each for each in devices if each.fingerprint == facts.fingerprint)
+    return tuple(each for each in same if each.address != facts.address)
 
 
 def check_output(path: Path, task: Path | None = None) -> Path:
