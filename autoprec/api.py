@@ -37,6 +37,7 @@ from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
+    from autoprec.core.fleet.status import FleetStatus
     from autoprec.core.speed.step_bounds import Plan
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options, Settings
@@ -46,6 +47,7 @@ __all__ = [
     "check_output",
     "check_profile",
     "device_fingerprint",
+    "fleet_status",
     "load_profile",
     "plan",
     "probe",
@@ -225,6 +227,18 @@ def _tune_on_first_usable(
         except DeviceUnusable as error:
             listen(Note(f"skipped: {error}", warning=True))
     return tune_on(devices[-1])
+
+
+def fleet_status(folder: str | Path, *, prices: Mapping[str, float] | None = None) -> FleetStatus:
+    """Say how the profiles of a folder, one for each device type, compare with each other and here.
+
+    `prices` maps names to costs per hour; a name is matched against the words of a device's name
+    and family. Raises `ProfileError` where the folder holds no profiles, `UsageError` for a name
+    that matches none of them.
+    """
+    from autoprec.fleet.folder_status import folder_status
+
+    return folder_status(Path(folder), prices or {})
 
 
 def check_output(path: Path, task: Path | None = None) -> Path:
