@@ -38,6 +38,7 @@ from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
     from autoprec.backends.protocol import Engine
+    from autoprec.core.fleet.status import FleetStatus
     from autoprec.core.speed.step_bounds import Plan
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options, Settings
@@ -47,6 +48,7 @@ __all__ = [
     "check_output",
     "check_profile",
     "device_fingerprint",
+    "fleet_status",
     "load_profile",
     "plan",
     "probe",
@@ -104,6 +106,7 @@ def tune(
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.options import Settings, options_from
+    from autoprec.tuning.ranks import check_device_choice, peers_of
     from autoprec.tuning.study.storage import default_journal, discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
@@ -136,13 +139,13 @@ def tune(
         engine=engine,
     )
     chosen = options_from(options, settings)
+    check_device_choice(device, chosen.nproc)
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
     listen = listener or (Notebook() if in_notebook() else silent)
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
     for note in machine.notes:
         listen(Note(note))
-    _check_choice_for_ranks(device, chosen.nproc)
     unusable = () if device else machine.unusable
     for each in unusable:
         listen(Note(each.text, warning=True))
@@ -154,7 +157,7 @@ def tune(
             software=installed | {"python": machine.python},
             measure=lambda known: probing.measure_device(known, installed),
             unusable=unusable,
-            peers=_peers_of(facts, devices),
+            peers=peers_of(facts, devices),
         )
         return tuner.tune(TuningJob(path, target, chosen, listen))
 
@@ -234,21 +237,16 @@ def _tune_on_first_usable(
     return tune_on(devices[-1])
 
 
-def _check_choice_for_ranks(device: str | None, nproc: int) -> None:
-    """Raise `UsageError` where one device is named and several are needed."""
-    kind, colon, _ = (device or "").partition(":")
-    if nproc > 1 and colon and kind.strip().lower() != DeviceKind.CPU:
-        raise UsageError(
-            f"`device={device}` names one device and `nproc={nproc}` needs {nproc}: give "
-            f"`device={kind}`; where those are not to be the first ones, set its variable, such as "
-            "CUDA_VISIBLE_DEVICES"
-        )
+def fleet_status(folder: str | Path, *, prices: Mapping[str, float] | None = None) -> FleetStatus:
+    """Say how the profiles of a folder, one for each device type, compare with each other and here.
 
+    `prices` maps names to costs per hour; a name is matched against the words of a device's name
+    and family. Raises `ProfileError` where the folder holds no profiles, `UsageError` for a name
+    that matches none of them.
+    """
+    from autoprec.fleet.folder_status import folder_status
 
-def _peers_of(facts: DeviceFacts, devices: Sequence[DeviceFacts]) -> tuple[DeviceFacts, ...]:
-    """Return the other devices here that a profile could not tell from this one."""
-    same = (each for each in devices if each.fingerprint == facts.fingerprint)
-    return tuple(each for each in same if each.address != facts.address)
+    return folder_status(Path(folder), prices or {})
 
 
 def check_output(path: Path, task: Path | None = None) -> Path:

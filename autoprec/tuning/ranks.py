@@ -6,7 +6,7 @@ A rank is a process with one device of its own; on a CPU the ranks share the pro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autoprec.backends import registry
 from autoprec.core.device.facts import DeviceFacts
@@ -100,3 +100,20 @@ def batch_of_rank(batch_size: int, nproc: int) -> int:
             f"among {nproc}: give `nproc` a divisor of it, or change BATCH_SIZE"
         )
     return batch_size // nproc
+
+
+def check_device_choice(device: str | None, nproc: int) -> None:
+    """Raise `UsageError` where one device is named and several are needed."""
+    kind, colon, _ = (device or "").partition(":")
+    if nproc > 1 and colon and kind.strip().lower() != DeviceKind.CPU:
+        raise UsageError(
+            f"`device={device}` names one device and `nproc={nproc}` needs {nproc}: give "
+            f"`device={kind}`; to leave out the first ones, set a variable such as "
+            "CUDA_VISIBLE_DEVICES"
+        )
+
+
+def peers_of(facts: DeviceFacts, devices: Sequence[DeviceFacts]) -> tuple[DeviceFacts, ...]:
+    """Return the other devices here that a profile could not tell from this one."""
+    same = (each for each in devices if each.fingerprint == facts.fingerprint)
+    return tuple(each for each in same if each.address != facts.address)

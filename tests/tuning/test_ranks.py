@@ -12,8 +12,10 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.errors import TaskError, UsageError
 from autoprec.tuning.ranks import (
     batch_of_rank,
+    check_device_choice,
     check_engine,
     devices_of_ranks,
+    peers_of,
     rank_threads,
     usable_cores,
 )
@@ -104,3 +106,17 @@ def test_the_batch_is_divided_among_the_ranks_or_refused() -> None:
     assert batch_of_rank(64, 4) == 16
     with pytest.raises(TaskError, match=r"BATCH_SIZE = 33 .* cannot be divided among 2"):
         batch_of_rank(33, 2)
+
+
+def test_one_named_device_is_not_enough_for_ranks() -> None:
+    with pytest.raises(UsageError, match=r"`device=cuda:1` names one device .* `device=cuda`"):
+        check_device_choice("cuda:1", 2)
+    for device, nproc in (("cuda:1", 1), ("cuda", 2), (None, 2), ("cpu:0", 2)):
+        check_device_choice(device, nproc)
+
+
+def test_peers_are_devices_of_one_profile() -> None:
+    first, second = gpus(2)
+    other = facts(DeviceKind.CUDA, 2, name="another GPU")
+    assert peers_of(second, (first, second, other)) == (first,)
+    assert peers_of(other, (first, second, other)) == ()
