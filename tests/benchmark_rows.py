@@ -48,7 +48,7 @@ def row(task: str = "mlp", family: str = "amd-zen4", best: float = 1.0, **more: 
         "grid_seconds": 200.0,
         "knobs_of_the_fastest": ["fused_optimizer"],
         "fastest": [],
-        "stages": {"preflight": 2.0, "search": 10.0, "heats": 4.0, "proof": 30.0, "finish": 4.0},
+        "stages": {"preflight": 2.0, "search": 10.0, "reranking": 4.0, "proof": 30.0, "confirmation": 4.0},
         "recipes": {"chosen": to_plain(replace(BF16, knobs={"fused_optimizer": True}))},
         "chosen_over_best": ratio(best),
         "chosen_over_float32": ratio(3.0),
