@@ -1,4 +1,4 @@
-"""Compares two nulls for the comparison at single steps: noise in the weights, and noise in the products.
+"""Compares two nulls for single steps: noise in the weights, and noise in the products.
 
     python -m benchmarks.numerics.noise_placement [--output FILE]
 

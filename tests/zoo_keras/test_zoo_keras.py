@@ -73,7 +73,9 @@ def test_single_steps_tell_broken_from_healthy(name):
     traced.reference(batch_size=16, steps=9, checkpoints=(0, 2, 8))
     noise = traced.noise(draws=3)
     for policy in POLICIES:
-        check = check_single_steps(traced.compare_steps(recipe=tuned(policy, traced)), noise, Tolerance())
+        check = check_single_steps(
+            traced.compare_steps(recipe=tuned(policy, traced)), noise, Tolerance()
+        )
         label = measured(HERE)[name][policy]["label"]
         assert check.passed is (label == "healthy"), (policy, check)
 

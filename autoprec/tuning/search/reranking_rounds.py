@@ -28,7 +28,6 @@ from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, raise_device_lost
 
-
 #: The re-ranking's name in the files of studies; another one would lose those there are.
 _STUDY_KEY = "heats"
 

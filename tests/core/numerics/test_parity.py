@@ -103,9 +103,7 @@ def test_losses_off_in_both_directions_are_noise_where_a_longer_run_agrees(steps
     found = judge(ProofEvidence(comparisons=steps_, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
     assert found.trajectory_deviation == pytest.approx(after)
-    assert found.loss_deviation == pytest.approx(
-        max(abs(p.loss / p.reference - 1) for p in steps_)
-    )
+    assert found.loss_deviation == pytest.approx(max(abs(p.loss / p.reference - 1) for p in steps_))
     assert found.gradient_error == max(p.gradient_error for p in steps_)
     assert (found.steps, found.step) == (LONG_STEPS, None if verdict == "equal" else 0)
     assert ("after 60 steps" in found.reason) is (verdict == "equal" or after == 0.06)
@@ -310,5 +308,5 @@ def test_no_rejection_rests_on_a_loss_curve_where_float32s_seeds_spread_by_half(
     assert judge(ProofEvidence(comparisons=points(), runs=(near, apart)), DEFAULT).accepted
     compared = points(0.2)
     assert (
-        judge(ProofEvidence(comparisons=compareded, runs=(near, apart)), DEFAULT).verdict == "drift"
+        judge(ProofEvidence(comparisons=compared, runs=(near, apart)), DEFAULT).verdict == "drift"
     )

@@ -32,7 +32,7 @@ SPACE = Space(
 )
 
 #: Samples per second of a recorded tuning of a U-Net, by policy, layout and batch. Its trial of
-#: batch 512 was disturbed, and 1024 was never tried; re-ranking timed its contenders at `CORRECTED`.
+#: batch 512 was disturbed, and 1024 was never tried; re-ranking timed them at `CORRECTED`.
 RECORDED = {
     ("float32", "contiguous"): {32: 1223, 256: 1223},
     ("mixed_bfloat16", "channels_last"): {8: 807, 128: 1354, 256: 1428},

@@ -137,7 +137,9 @@ def test_float16_steps_say_how_large_the_backward_pass_gets_without_its_scale(ex
     traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
     for scale in (-4.0, 2.0):
         initial = LossScale(initial=2.0**scale)
-        for point in traced.compare_steps(recipe=Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=initial)):
+        for point in traced.compare_steps(
+            recipe=Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=initial)
+        ):
             assert point.backward == 2.0 ** (exponent - 2)  # as in the bfloat16 pass below
     beyond = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**40))
     if exponent > -12:
