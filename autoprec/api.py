@@ -37,6 +37,7 @@ from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
+    from autoprec.backends.protocol import Engine
     from autoprec.core.fleet.node_types import FleetResult
     from autoprec.core.fleet.status import FleetStatus
     from autoprec.core.speed.step_bounds import Plan
@@ -90,6 +91,8 @@ def tune(
     wait: bool = False,
     rounds: int = 6,
     memory_bytes: int | None = None,
+    nproc: int = 1,
+    engine: Engine = "ddp",
 ) -> Profile:
     """Measure, prove and choose the recipe for a task file; write its profile and return it.
 
@@ -106,6 +109,7 @@ def tune(
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.options import Settings, options_from
+    from autoprec.tuning.ranks import check_device_choice, peers_of
     from autoprec.tuning.study.storage import default_journal, discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
@@ -134,8 +138,11 @@ def tune(
         wait=wait,
         rounds=rounds,
         memory_bytes=memory_bytes,
+        nproc=nproc,
+        engine=engine,
     )
     chosen = options_from(options, settings)
+    check_device_choice(device, chosen.nproc)
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
     listen = listener or (Notebook() if in_notebook() else silent)
@@ -153,6 +160,7 @@ def tune(
             software=installed | {"python": machine.python},
             measure=lambda known: probing.measure_device(known, installed),
             unusable=unusable,
+            peers=peers_of(facts, devices),
         )
         return tuner.tune(TuningJob(path, target, chosen, listen))
 
@@ -253,9 +261,11 @@ def tune_fleet(
     from autoprec.fleet.driver import tune_fleet as tune_with
     from autoprec.fleet.journals import default_output
     from autoprec.tuning.options import options_from
+    from autoprec.tuning.ranks import check_device_choice
     from autoprec.workers.task_file import check_task_path
 
     path, chosen = check_task_path(task), options_from(options, {})
+    check_device_choice(device, chosen.nproc)
     if (ray is None) == (not submitit):
         raise UsageError("give either `ray`, an address, or `submitit`, names of partitions")
     job = FleetJob(

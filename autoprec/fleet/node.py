@@ -27,6 +27,7 @@ from autoprec.fleet.messages import Ended, Message, Request, TaskPlace, Update
 from autoprec.tuning import tuner
 from autoprec.tuning.events import Event, Progress
 from autoprec.tuning.job import Target, TuningJob
+from autoprec.tuning.ranks import peers_of
 from autoprec.tuning.study.study import record_out_of_memory
 from autoprec.version import __version__
 from autoprec.workers.task_file import task_digest
@@ -90,7 +91,8 @@ def _tune(request: Request, send: Send) -> Profile:
     with contextlib.suppress(OSError):  # relative paths in a task start where the command was given
         os.chdir(request.place.folder)
     machine = probing.probe_here(device=request.device)
-    facts = _facts_of_type(machine, request)
+    found = machine.devices[0].facts
+    facts = _facts_of_type(found, request)
     with tempfile.TemporaryDirectory(prefix="autoprec-study-") as folder:
         journal = JournalTail(Path(folder) / "study.journal", request.journal)
         listen = _Listener(journal, send)
@@ -102,6 +104,7 @@ def _tune(request: Request, send: Send) -> Profile:
             software=_software(machine),
             measure=lambda known: probing.measure_device(known, _frameworks(machine)),
             unusable=() if request.device else machine.unusable,
+            peers=peers_of(found, [each.facts for each in machine.devices]),
         )
         options = replace(request.options, storage=storage)
         try:
@@ -114,9 +117,8 @@ def _frameworks(machine: ProbeResult) -> dict[str, str]:
     return {each.name: each.version for each in machine.frameworks}
 
 
-def _facts_of_type(machine: ProbeResult, request: Request) -> DeviceFacts:
+def _facts_of_type(facts: DeviceFacts, request: Request) -> DeviceFacts:
     """Return this machine's device as one of its type: with the least memory of the type."""
-    facts = machine.devices[0].facts
     if not is_of_type(facts, request.fingerprint):
         raise TrialFailure(
             f"the device here is {facts.name}, the type to be tuned is "
