@@ -76,6 +76,8 @@ def tune_fleet(job: FleetJob, scheduler: Scheduler) -> FleetResult:
             )
         tunings = [_TypeTuning(job, place, each, scheduler, journals) for each in types]
         try:
+            for each in tunings:
+                each.begin()
             while any(each.running for each in tunings):
                 arrived = [each.advance() for each in tunings]
                 if not any(arrived):
@@ -157,7 +159,6 @@ class _TypeTuning:
         self._profile: Profile | None = None
         self._file, self._reason = "", ""
         self.error: AutoprecError | None = None
-        self._begin()
 
     @property
     def running(self) -> bool:
@@ -197,7 +198,7 @@ class _TypeTuning:
                 self._update(message)
         return bool(messages)
 
-    def _begin(self, out_of_memory: str = "") -> None:
+    def begin(self, out_of_memory: str = "") -> None:
         """Start on the first node that is left."""
         node, kind = self._nodes[0], self._type
         request = Request(
@@ -235,7 +236,7 @@ class _TypeTuning:
         node = self._nodes.pop(0)
         self._asked.append(f"{node.name} has no room: {reason}")
         if self._nodes and len(self._asked) < _MAX_NODES_ASKED:
-            self._begin()
+            self.begin()
         else:
             self._reason = "; ".join(self._asked)
             self._tell(Note(self._reason, warning=True))
@@ -252,7 +253,7 @@ class _TypeTuning:
             self._fail(TrialFailure(f"{said}: run the same command again"))
             return
         self._tell(Note(f"lost on {node.name}: {lost}; finished trials are kept", warning=True))
-        self._begin(str(lost) if lost.out_of_memory else "")
+        self.begin(str(lost) if lost.out_of_memory else "")
 
     def _fail(self, error: AutoprecError) -> None:
         self.error, self._reason = error, str(error)

@@ -30,6 +30,7 @@ def parent_of(process):
 def build_model():
     line = {
         "node": os.environ.get("NODE", ""),
+        "worker": os.getpid(),
         "tuner": parent_of(os.getppid()),
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "folder": os.getcwd(),

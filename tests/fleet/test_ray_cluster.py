@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from processes import MARK, survivors
 
 from autoprec.profiles import load_folder
 from tests.fleet.commands import QUICK, Command, built, wait_until, write_task
@@ -104,8 +103,8 @@ def test_a_killed_driver_loses_no_finished_trial_and_leaves_no_process(
     command.wait_for(rf"{ZEN4}\S*:   trial", count=2)
     command.kill()
     known = command.trials(ZEN4)
-    tuners = {line["tuner"] for line in built(task)}
-    wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in tuners))
+    started = {line[each] for line in built(task) for each in ("tuner", "worker")}
+    wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in started))
     again = tune(task)
     code, _ = again.end()
     assert code == 0, again.text
@@ -151,21 +150,21 @@ def test_where_the_last_node_of_a_type_is_lost_the_others_go_on_and_the_same_com
     assert families(task.with_name("model.profiles")) == {"amd-zen4", "intel-sapphire-rapids"}
 
 
-def test_two_tunings_share_no_device_and_no_journal(tune: Tune, tmp_path: Path) -> None:
+def test_two_tunings_share_no_device_and_no_journal(
+    cluster: LocalCluster, tune: Tune, tmp_path: Path
+) -> None:
     task = write_task(tmp_path / "f", step_seconds=0.01)
-    mark = f"two-{os.getpid()}"
-    first = tune(task, **{MARK: mark})
+    first = tune(task)
     first.wait_for("tuning on")
     second = tune(task)
     assert second.end()[0] == 1
     assert "another tuning on a cluster writes to" in second.text
-    waiting = tune(task, "--wait", "--output", tmp_path / "other", **{MARK: mark})
+    waiting = tune(task, "--wait", "--output", tmp_path / "other")
     assert first.end()[0] == 0, first.text
     assert waiting.end()[0] == 0, waiting.text
     for node in (*cluster.nodes("amd-zen4"), *cluster.nodes("intel-sapphire-rapids")):
         turns = [key for key, _ in groupby(_tuners(task, node))]
         assert len(turns) == len(set(turns)) == 2  # one after the other, never in turns
-    assert survivors(mark) == []
 
 
 def _tuners(task: Path, node: str) -> list[int]:
