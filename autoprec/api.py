@@ -37,6 +37,8 @@ from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
+    from autoprec.backends.protocol import Engine
+    from autoprec.core.fleet.status import FleetStatus
     from autoprec.core.speed.step_bounds import Plan
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options, Settings
@@ -46,6 +48,7 @@ __all__ = [
     "check_output",
     "check_profile",
     "device_fingerprint",
+    "fleet_status",
     "load_profile",
     "plan",
     "probe",
@@ -85,6 +88,8 @@ def tune(
     wait: bool = False,
     rounds: int = 6,
     memory_bytes: int | None = None,
+    nproc: int = 1,
+    engine: Engine = "ddp",
 ) -> Profile:
     """Measure, prove and choose the recipe for a task file; write its profile and return it.
 
@@ -101,6 +106,7 @@ def tune(
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.options import Settings, options_from
+    from autoprec.tuning.ranks import check_device_choice, peers_of
     from autoprec.tuning.study.storage import default_journal, discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
@@ -129,8 +135,11 @@ def tune(
         wait=wait,
         rounds=rounds,
         memory_bytes=memory_bytes,
+        nproc=nproc,
+        engine=engine,
     )
     chosen = options_from(options, settings)
+    check_device_choice(device, chosen.nproc)
     path = check_task_path(task)
     output = check_output(chosen.output or default_path(path), path)
     listen = listener or (Notebook() if in_notebook() else silent)
@@ -148,6 +157,7 @@ def tune(
             software=installed | {"python": machine.python},
             measure=lambda known: probing.measure_device(known, installed),
             unusable=unusable,
+            peers=peers_of(facts, devices),
         )
         return tuner.tune(TuningJob(path, target, chosen, listen))
 
@@ -225,6 +235,18 @@ def _tune_on_first_usable(
         except DeviceUnusable as error:
             listen(Note(f"skipped: {error}", warning=True))
     return tune_on(devices[-1])
+
+
+def fleet_status(folder: str | Path, *, prices: Mapping[str, float] | None = None) -> FleetStatus:
+    """Say how the profiles of a folder, one for each device type, compare with each other and here.
+
+    `prices` maps names to costs per hour; a name is matched against the words of a device's name
+    and family. Raises `ProfileError` where the folder holds no profiles, `UsageError` for a name
+    that matches none of them.
+    """
+    from autoprec.fleet.folder_status import folder_status
+
+    return folder_status(Path(folder), prices or {})
 
 
 def check_output(path: Path, task: Path | None = None) -> Path:

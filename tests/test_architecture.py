@@ -24,9 +24,9 @@ from autoprec.backends import registry
 
 PACKAGE = Path(autoprec.__file__).parent
 
-# cli -> api -> reporting | tuning -> workers -> backends | hardware -> core -> errors. A layer
-# may import itself and what is listed; "" is the package's own __init__, which nothing inside may
-# import.
+# cli -> api -> reporting | fleet -> tuning -> workers -> backends | hardware -> core -> errors. A
+# layer may import itself and what is listed; "" is the package's own __init__, which nothing inside
+# may import.
 # profile_selection chooses the recipe that applying applies; probing finds devices and times their
 # products. yaml_files, profiles (profile files, with their comments) and measurement_cache do for
 # the layers above what core may not do; version holds one constant.
@@ -44,15 +44,19 @@ LAYERS = {
     "workers": {"backends", "hardware", "core", "errors"},
     "tuning": {"workers", "backends", "hardware", "core", "errors", *FILES},
     "reporting": {"tuning", "core", "errors"},
+    "fleet": {
+        *("probing", "tuning", "workers", "backends", "hardware", "core", "errors"),
+        *FILES,
+    },
     "profile_selection": {"backends", "hardware", "core", "errors", *FILES},
     "applying": {"profile_selection", "backends", "core", "errors", *FILES},
     "probing": {"backends", "hardware", "core", "errors", *FILES},
     "api": {
-        *("applying", "profile_selection", "probing", "reporting", "tuning", "workers", "backends"),
-        *("hardware", "core", "errors"),
+        *("applying", "profile_selection", "probing", "reporting", "fleet", "tuning", "workers"),
+        *("backends", "hardware", "core", "errors"),
         *FILES,
     },
-    "cli": {"api", "reporting", "tuning", "workers", "core", "errors", *FILES},
+    "cli": {"api", "reporting", "fleet", "tuning", "workers", "core", "errors", *FILES},
     "__main__": {"cli"},
     "": {"api", "core", "errors", "version"},
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from fuzz.example import FULL, PLAIN_FLOAT32
-from fuzz.values import PLAIN, TEXT, profiles, values_of
+from fuzz.values import PLAIN, TEXT, profiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -28,6 +28,9 @@ from autoprec.core.numerics.traces import (
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 
+Engine = Literal["ddp", "fsdp2"]
+"""How ranks that we start share a step: DistributedDataParallel, or FSDP2's `fully_shard`."""
+
 ProgressCallback = Callable[[str, int], None]
 """Called with the current phase ("build", "warmup", "steps", ...) and step number."""
 
@@ -43,7 +46,7 @@ class RankPlace:
     rank: int
     local_rank: int
     world_size: int
-    engine: Literal["ddp", "fsdp2"] = "ddp"
+    engine: Engine = "ddp"
     address: str = "127.0.0.1"
     port: int = 0
 
@@ -128,6 +131,9 @@ class Capabilities:
 
     searched_knobs: tuple[str, ...] = ()
     """The knobs that the search tries by itself: a process can set them, and unset all but one."""
+
+    rank_engines: tuple[Engine, ...] = ()
+    """How several processes may train one model together; empty: one process uses all devices."""
 
     loss_in_task: bool = False
     """Whether the task file must define loss_fn or training_step: models carry no loss."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from autoprec.cli.launched import ranks_to_tune
 from autoprec.errors import Interrupted, UsageError
 
 _DESCRIPTION = """\
@@ -33,6 +34,7 @@ examples:
                                                   a table of step times by batch and policy
   autoprec tune model.py --checkpoint last.pt     start from trained weights
   autoprec tune model.py --plan --device v100     what would be tried there, and what to expect
+  autoprec tune model.py --nproc 4                one job on four devices (DistributedDataParallel)
   autoprec tune model.py --storage sqlite:///s.db keep the study in a database
 
 To resume a tuning that was stopped, run the same command again.
@@ -74,6 +76,7 @@ def add_parser(subparsers: Any) -> None:
         help="measure nothing: run one step on the CPU and print what would be tried on the "
         "device, what would be refused, and what to expect",
     )
+    _add_ranks(parser)
     _add_search(parser)
     _add_proof(parser)
     _add_study(parser)
@@ -85,6 +88,23 @@ def add_parser(subparsers: Any) -> None:
         "could be concluded and float32 was kept",
     )
     parser.add_argument("--quiet", "-q", action="store_true", help="print errors only")
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several devices")
+    group.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="train on N devices of this kind, one process (rank) each; BATCH_SIZE is the batch of "
+        "all together (default: 1; under torchrun, as many as it started)",
+    )
+    group.add_argument(
+        "--engine",
+        default="ddp",
+        metavar="NAME",
+        help="how the ranks share a step: ddp (default) or fsdp2",
+    )
 
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
@@ -234,7 +254,10 @@ def run(arguments: argparse.Namespace) -> int:
     from autoprec.reporting.tune import Quiet, Terminal
     from autoprec.workers.task_file import check_task_path
 
-    options = _options(arguments)
+    nproc = ranks_to_tune(arguments.nproc)
+    if nproc is None:
+        return 0
+    options = _options(arguments, nproc)
     if arguments.plan:
         return _plan(arguments, options)
     task = check_task_path(arguments.task)
@@ -314,7 +337,7 @@ def _stop_signals_interrupt() -> Iterator[None]:
             signal.signal(getattr(signal, name), handler)
 
 
-def _options(arguments: argparse.Namespace) -> Any:
+def _options(arguments: argparse.Namespace, nproc: int) -> Any:
     from autoprec.core.dtypes import Policy
     from autoprec.core.speed.space import parse_batch_sizes
     from autoprec.tuning.options import Options
@@ -345,6 +368,8 @@ def _options(arguments: argparse.Namespace) -> Any:
         fresh=arguments.fresh,
         wait=arguments.wait,
         rounds=arguments.rounds,
+        nproc=nproc,
+        engine=arguments.engine,
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autoprec.core.speed.noise import Ratio
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -18,6 +20,8 @@ class Measurement:
     micro-batches), `low` and `high` the 95 % interval of that median. `samples_per_step` is
     counted, not assumed. `data_seconds` is what the user's loader takes for one step, measured
     apart. `warmup_seconds` is everything before the first steady step: compilation, page faults.
+    `exposed_communication` is the share of the step, from 0 to 1, that the slowest rank waits for
+    gradients of others (None: it trains alone, or that was not measured).
     """
 
     step_seconds: float
@@ -31,6 +35,7 @@ class Measurement:
     warmup_steps: int = 0
     finite: bool = True
     notes: tuple[str, ...] = ()
+    exposed_communication: Ratio | None = None
 
     @property
     def samples_per_second(self) -> float:

@@ -61,7 +61,11 @@ class DeviceRecord:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Plain float32 as the user would run it."""
+    """Plain float32 as the user would run it.
+
+    `exposed_communication` is the share of its step that waits for gradients of other ranks (None:
+    one process trains, or that was not measured).
+    """
 
     policy: Policy
     batch_size: int = bounded(low=1, high=2**31)
@@ -69,6 +73,7 @@ class Baseline:
     step_seconds: float = bounded(low=0.0, high=_MAX_SECONDS)
     peak_memory_bytes: int = bounded(low=0, high=_MAX_BYTES)
     accumulation_steps: int = bounded(default=1, low=1, high=2**20)
+    exposed_communication: Ratio | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Chosen:
     traffic of such a step needs (None: not known); `bound` is what limits it. `data_seconds` is the
     loader's own time for one step. `break_even_steps` is after how many steps a compiled recipe has
     recovered its compilation time (None: not compiled, or no uncompiled recipe was measured).
+    `exposed_communication` is as the baseline's.
     """
 
     samples_per_second: float = bounded(low=0.0, high=_MAX_RATE)
@@ -91,6 +97,7 @@ class Chosen:
     warmup_seconds: float = bounded(default=0.0, low=0.0, high=_MAX_SECONDS)
     break_even_steps: int | None = bounded(default=None, low=0, high=_MAX_BYTES)
     memory_share: float | None = bounded(default=None, low=0.0, high=1e6)
+    exposed_communication: Ratio | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,20 @@ class Distributed:
     reshard_after_forward: bool = True
     sync_each_microbatch: bool = False
 
+    def for_policy(self, policy: Policy) -> Distributed:
+        """Return how ranks share a step under a policy; FSDP2 gathers what that computes in."""
+        gathered = self.engine == "fsdp2" and policy is Policy.MIXED_BFLOAT16
+        return replace(self, param_dtype=DType.BFLOAT16 if gathered else None)
+
+    def in_float32(self) -> Distributed:
+        """Return the same without any rounding, and everything else at its default."""
+        return Distributed(self.engine, self.world_size)
+
+    @property
+    def rounds_gradients(self) -> bool:
+        """Return whether gradients are rounded to 16 bits on their way between ranks."""
+        return self.reduce_dtype is not DType.FLOAT32
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -117,8 +131,14 @@ class Recipe:
 
     def with_policy(self, policy: Policy) -> Recipe:
         """Return this recipe under another policy: its default loss scale, no islands."""
-        scale = untuned_loss_scale(policy)
-        return replace(self, policy=policy, loss_scale=scale, float32_modules=())
+        ranks = None if self.distributed is None else self.distributed.for_policy(policy)
+        return replace(
+            self,
+            policy=policy,
+            loss_scale=untuned_loss_scale(policy),
+            float32_modules=(),
+            distributed=ranks,
+        )
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:
@@ -132,12 +152,36 @@ def plain_recipe(recipe: Recipe) -> dict[str, Any]:
     return plain
 
 
-def describe_batch(batch_size: int, accumulation_steps: int) -> str:
+#: What `Distributed` says of how gradients and parameters travel; a tuning tries some of it.
+_COMMUNICATION = ("reduce_dtype", "bucket_mb", "reshard_after_forward", "sync_each_microbatch")
+
+
+def communication_settings(recipe: Recipe) -> dict[str, KnobValue]:
+    """Return how ranks communicate, by field name, as far as it is not the default."""
+    if recipe.distributed is None:
+        return {}
+    plain: dict[str, KnobValue] = to_plain(recipe.distributed)
+    return {
+        name: plain[name]
+        for name in _COMMUNICATION
+        if not is_default_communication(name, plain[name])
+    }
+
+
+def is_default_communication(name: str, value: KnobValue) -> bool:
+    """Return whether `name` is a field of `Distributed` that is searched, and this its default."""
+    return name in _COMMUNICATION and value == to_plain(getattr(Distributed(), name))
+
+
+def describe_batch(batch_size: int, accumulation_steps: int, ranks: int = 1) -> str:
     """Describe the batch of an update and its split: "batch 32 in 4 micro-batches of 8"."""
-    if accumulation_steps == 1:
-        return f"batch {batch_size}"
-    whole = batch_size * accumulation_steps
-    return f"batch {whole} in {accumulation_steps} micro-batches of {batch_size}"
+    text = f"batch {batch_size * accumulation_steps * ranks}"
+    if ranks > 1:
+        text += f" on {ranks} ranks"
+    if accumulation_steps > 1:
+        each = f"{accumulation_steps} micro-batches of {batch_size}"
+        text += f" in {each} each" if ranks > 1 else f" in {each}"
+    return text
 
 
 @dataclass(frozen=True)

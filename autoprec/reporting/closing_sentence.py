@@ -6,7 +6,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import describe_batch
 from autoprec.core.speed.attribution import PRECISION
-from autoprec.core.speed.noise import MIN_GAIN
+from autoprec.core.speed.noise import MIN_GAIN, Ratio
 from autoprec.reporting.text import dtype_text, percent_text, ratio_text, recipe_text
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
@@ -68,8 +68,8 @@ def _precision_pays(profile: Profile) -> bool:
 
 def baseline_text(profile: Profile) -> str:
     """Name the baseline in full: "float32, batch 32"."""
-    base = profile.evidence.baseline
-    return f"{base.policy}, {describe_batch(base.batch_size, base.accumulation_steps)}"
+    base, ranks = profile.evidence.baseline, profile.recipe.world_size
+    return f"{base.policy}, {describe_batch(base.batch_size, base.accumulation_steps, ranks)}"
 
 
 def part_lines(profile: Profile) -> list[str]:
@@ -82,3 +82,20 @@ def part_lines(profile: Profile) -> list[str]:
         lines.append(f"  {part.what}: {ratio_text(part.speedup)}: {side} over {part.against}")
         side = part.against
     return lines
+
+
+def communication_line(profile: Profile) -> str:
+    """Say what share of a step waits for other ranks; empty where that was not measured."""
+    evidence = profile.evidence
+    before, now = evidence.baseline.exposed_communication, evidence.chosen.exposed_communication
+    if now is None or evidence.inconclusive:
+        return ""
+    text = f"  waiting for other ranks: {_share_text(now)} of a step"
+    return f"{text}, {_share_text(before)} in the baseline" if before not in (None, now) else text
+
+
+def _share_text(share: Ratio | None) -> str:
+    """Show a share with its interval: "12% (10-14)"."""
+    if share is None:
+        return "an unknown share"
+    return f"{share.ratio:.0%} ({100 * share.low:.0f}-{100 * share.high:.0f})"

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe, describe_batch
+from autoprec.core.recipe import (
+    KEEP_MEMORY,
+    KnobValue,
+    Recipe,
+    communication_settings,
+    describe_batch,
+    is_default_communication,
+)
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import BATCH, Point
 from autoprec.core.speed.trial_results import Status
@@ -16,7 +23,7 @@ def printable(text: str) -> str:
 
 def recipe_text(recipe: Recipe) -> str:
     """Describe a recipe in a few words: "mixed_bfloat16, batch 64, channels_last, memory kept"."""
-    batch = describe_batch(recipe.batch_size, recipe.accumulation_steps)
+    batch = describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)
     parts = [recipe.policy.value, batch]
     if recipe.memory_format != "contiguous":
         parts.append(recipe.memory_format)
@@ -24,7 +31,8 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append("compiled")
     if recipe.alignment.modules:
         parts.append(f"padded to {recipe.alignment.multiple}")
-    parts += [_knob_text(name, value) for name, value in recipe.knobs.items()]
+    knobs = {**communication_settings(recipe), **recipe.knobs}
+    parts += [_knob_text(name, value) for name, value in knobs.items()]
     if recipe.float32_modules:
         shown = ", ".join(path or "the root" for path in recipe.float32_modules[:3])
         more = len(recipe.float32_modules) - 3
@@ -39,7 +47,11 @@ def settings_text(point: Point) -> str:
     if int(point.get("alignment", 1)) > 1:
         parts.append(f"padded to {point['alignment']}")
     known = ("policy", "memory_format", "compile", "alignment", BATCH)
-    knobs = {name: value for name, value in point.items() if name not in known}
+    knobs = {
+        name: value
+        for name, value in point.items()
+        if name not in known and not is_default_communication(name, value)
+    }
     parts += [_knob_text(name, value) for name, value in knobs.items() if value is not False]
     return ", ".join(parts)
 

@@ -18,7 +18,11 @@ from rich.text import Text
 from autoprec.core.profile import REHEARSAL_NOTE
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.reporting.closing_sentence import closing_sentence, part_lines
+from autoprec.reporting.closing_sentence import (
+    closing_sentence,
+    communication_line,
+    part_lines,
+)
 from autoprec.reporting.explain import explain_table
 from autoprec.reporting.flags import with_flags
 from autoprec.reporting.grid import grid_table
@@ -177,8 +181,9 @@ class Terminal:
         if not event.from_study:
             self._say(_costs(event), "dim")
         self._say(closing_sentence(event.profile), "bold")
-        for line in part_lines(event.profile):
-            self._say(line)
+        for line in (*part_lines(event.profile), communication_line(event.profile)):
+            if line:
+                self._say(line)
         self._say(f"the profile is in {self._output}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,16 +12,18 @@ from pathlib import Path
 from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, DeviceMemory
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind
-from autoprec.core.device.placement import expose_only
+from autoprec.core.device.placement import expose
 from autoprec.core.dtypes import Policy
 from autoprec.core.probe_result import Unusable
 from autoprec.core.profile import CheckpointRecord
 from autoprec.tuning.events import Listener, Note, Progress
 from autoprec.tuning.options import Options
+from autoprec.tuning.ranks import devices_of_ranks, rank_threads
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.memory_limit import memory_budget
+from autoprec.workers.rank_group import RankGroup, start_workers
 from autoprec.workers.runner import Runner
 
 
@@ -29,13 +32,14 @@ class Target:
     """What a tuning is for: the device and the software, as known before anything is measured.
 
     `measure` times the device's matrix products. `unusable` holds the accelerators that would have
-    been preferred but cannot be used.
+    been preferred but cannot be used, `peers` the other devices here that are the same.
     """
 
     facts: DeviceFacts
     software: Mapping[str, str]
     measure: Callable[[DeviceFacts], DeviceFacts]
     unusable: tuple[Unusable, ...] = ()
+    peers: tuple[DeviceFacts, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class TuningJob:
     target: Target
     options: Options
     listener: Listener
-    start: Callable[[WorkerSettings], Worker] = Worker
+    start: Callable[[WorkerSettings], Worker | RankGroup] = start_workers
     memory: DeviceMemory | None = None
     deadline: Deadline = field(default_factory=Deadline)
 
@@ -58,13 +62,16 @@ class TuningJob:
     def memory_bytes(self) -> int | None:
         """Return a worker's memory limit in bytes: of main memory on a CPU, else of free memory.
 
-        Where the free memory is not known, it is taken of all the device's memory.
+        Ranks on a CPU have equal parts of it. Where the free memory is not known, it is taken of
+        all the device's memory.
         """
-        if self.options.memory_bytes is not None:
-            return self.options.memory_bytes
         seen = self.target.facts.observation
+        budget = self.options.memory_bytes
         if self.on_cpu:
-            return memory_budget(seen.memory_bytes)
+            budget = memory_budget(seen.memory_bytes) if budget is None else budget
+            return None if budget is None else budget // self.options.nproc
+        if budget is not None:
+            return budget
         free = seen.memory_bytes if self.memory is None else self.memory.free
         return None if free is None else int(USABLE_FREE_MEMORY_SHARE * free)
 
@@ -82,6 +89,11 @@ class TuningJob:
         """Return what watches for other processes during measurements."""
         return ContentionMonitor(lambda text: self.listener(Note(text, warning=True)))
 
+    @cached_property
+    def devices(self) -> tuple[DeviceFacts, ...]:
+        """Return the devices to train on, the target first; raise where there are too few."""
+        return devices_of_ranks(self.target.facts, self.target.peers, self.options.nproc)
+
     @property
     def on_cpu(self) -> bool:
         """Say whether the device's memory is main memory."""
@@ -94,13 +106,19 @@ class TuningJob:
 
     def settings(self) -> WorkerSettings:
         """Return how this job's workers are started."""
-        placement = expose_only(self.target.facts.observation)
+        options, seen = self.options, self.target.facts.observation
+        placement = expose([each.observation for each in self.devices])
         return WorkerSettings(
             task=self.task,
             device=placement.device,
-            checkpoint=self.options.checkpoint,
+            checkpoint=options.checkpoint,
             memory_bytes=self.memory_bytes if self.on_cpu else None,
-            environment=placement.environment,
+            environment={
+                **placement.environment,
+                **rank_threads(seen, options.nproc, os.environ),
+            },
+            nproc=options.nproc,
+            engine=options.engine,
         )
 
     def runner(self) -> Runner:

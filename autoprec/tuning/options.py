@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
+from autoprec.backends.protocol import Engine
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.loss_curves import MIN_STEPS
 from autoprec.core.recipe import KNOBS, KnobValue, check_knob
@@ -30,6 +31,8 @@ class Options:
     steps of a proof; None means as many as fit `proof_seconds` (None: 60) at the speed of a float32
     step. `tolerance` widens (above 1) or narrows the proof's tolerances. `checkpoint` is a file of
     weights that the model is given wherever it is built, so that the proof starts from them.
+    `nproc` processes (ranks) train together, each on a device of its own, and share a step by
+    `engine`.
     """
 
     output: Path | None = None
@@ -56,6 +59,8 @@ class Options:
     wait: bool = False
     rounds: int = 6
     memory_bytes: int | None = None
+    nproc: int = 1
+    engine: Engine = "ddp"
 
     def __post_init__(self) -> None:
         _positive("trials", self.trials)
@@ -72,6 +77,8 @@ class Options:
         _positive("tolerance", self.tolerance)
         _positive("align", self.align)
         _positive("rounds", self.rounds)
+        _positive("nproc", self.nproc)
+        _check_engine(self.engine, self.nproc)
         if self.sampler not in SAMPLERS:
             raise UsageError(
                 f"`sampler` {self.sampler!r} given, expected one of {', '.join(SAMPLERS)}"
@@ -94,6 +101,7 @@ class Options:
             self.sampler,
             self.seed,
             self.float32_modules,
+            *((f"{self.nproc} ranks", self.engine) if self.nproc > 1 else ()),
         )
 
     def limits(self) -> tuple[object, ...]:
@@ -139,6 +147,8 @@ class Settings(TypedDict, total=False):
     wait: bool
     rounds: int
     memory_bytes: int | None
+    nproc: int
+    engine: Engine
 
 
 def options_from(options: Options | None, settings: Settings) -> Options:
@@ -187,6 +197,16 @@ def _readable(name: str, path: Path) -> Path:
     if not os.access(file, os.R_OK):
         raise UsageError(f"`{name}` {path} cannot be read: permission denied")
     return file.resolve()
+
+
+def _check_engine(engine: str, nproc: int) -> None:
+    engines = get_args(Engine)
+    if engine not in engines:
+        raise UsageError(f"`engine` {engine!r} given, expected one of {', '.join(engines)}")
+    if engine != engines[0] and nproc == 1:
+        raise UsageError(
+            f"`engine={engine}` given, which shares a step among ranks: give `nproc`, too"
+        )
 
 
 def _positive(name: str, value: float | None) -> None:

@@ -24,6 +24,7 @@ from autoprec.tuning.preflight import (
     refuse_cpu_for_missing_accelerator,
     untrainable_reason,
 )
+from autoprec.tuning.ranks import check_engine
 from autoprec.tuning.search.task_space import (
     baseline_point,
     build_space,
@@ -44,13 +45,19 @@ def plan(job: TuningJob, devices: Sequence[DeviceFacts], figures: Figures) -> Pl
     if len(devices) == 1:
         refuse_absent_tf32(job, devices[0])
     job.listener(Stage("preflight", "in float32, on the CPU"))
-    with job.runner() as runner:
-        loaded = load_task(replace(job, target=replace(job.target, unusable=())), runner)
+    alone = replace(
+        job,
+        target=replace(job.target, unusable=()),
+        options=replace(job.options, nproc=1, engine="ddp"),
+    )
+    with alone.runner() as runner:
+        loaded = load_task(alone, runner)
+        check_engine(loaded.framework, job.options.engine, job.options.nproc)
         device = next((each for each in devices[:-1] if _drives(loaded, each)), devices[-1])
         if device.kind is DeviceKind.CPU:
             refuse_cpu_for_missing_accelerator(job.target.unusable, loaded)
         refuse_absent_tf32(job, device)
-        task = describe(job, runner)
+        task = describe(alone, runner)
     made = plan_for(job, task, device, figures(device))
     never = untrainable_reason(loaded, device.kind)
     return replace(made, refusal=never, expectation=()) if never else made

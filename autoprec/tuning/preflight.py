@@ -18,6 +18,7 @@ from autoprec.errors import AutoprecError, DeviceUnusable, TaskError, UsageError
 from autoprec.tuning.events import Described, Note, Stage, Started
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.options import BASELINE_BATCH
+from autoprec.tuning.ranks import batch_of_rank, check_engine
 from autoprec.tuning.search.task_space import build_space, padding_multiples, refusals_for_task
 from autoprec.tuning.stage_results import PreflightResult
 from autoprec.tuning.study.study import Study
@@ -71,10 +72,11 @@ def describe_once(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
 
 
 def describe(job: TuningJob, runner: Runner) -> TaskFacts:
-    """Describe the task by one float32 step, at the user's batch where that fits in memory."""
+    """Describe the task by one float32 step, at a rank's part of the user's batch where it fits."""
     try:
-        batch = runner.load().batch_size or _first_batch(job)
-        return _describe(job, runner, batch)
+        batch = runner.load().batch_size
+        own = batch_of_rank(batch, job.options.nproc) if batch else _first_batch(job)
+        return _describe(job, runner, own)
     except WorkerFailure as failure:
         raise _first_step_error(job, failure, "in the first float32 step: ") from failure
 
@@ -89,6 +91,7 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
         loaded = runner.load()
     except WorkerFailure as failure:
         raise _first_step_error(job, failure) from failure
+    check_engine(loaded.framework, job.options.engine, job.options.nproc)
     never = untrainable_reason(loaded, job.target.facts.kind)
     if never:
         raise DeviceUnusable(f"{never}; tune for another: `device={loaded.usable[-1]}`")

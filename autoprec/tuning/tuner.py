@@ -33,7 +33,7 @@ from autoprec.tuning.stage_results import (
     SearchResult,
     TuningResult,
 )
-from autoprec.tuning.study.device_lock import DeviceLock
+from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.study.storage import default_journal
 from autoprec.tuning.study.study import Study, study_name
 from autoprec.tuning.time_limit import Deadline
@@ -59,8 +59,8 @@ def tune(job: TuningJob) -> Profile:
     """Tune; return the profile. What was learned is kept, however the tuning ends."""
     began = time.monotonic()
     digest = task_digest(job.task)
-    with DeviceLock(
-        job.target.facts.identity,
+    with lock_devices(
+        [each.identity for each in job.devices],
         wait=job.options.wait,
         folder=Path(tempfile.gettempdir()),
         on_wait=lambda text: job.listener(Note(text)),

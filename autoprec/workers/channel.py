@@ -89,6 +89,10 @@ class Channel:
             raise ChannelClosed("the other side closed the channel")
         self._buffer += part
 
+    def fileno(self) -> int:
+        """Return the descriptor of this end; -1 after `close`."""
+        return self._socket.fileno()
+
     def shutdown(self) -> None:
         """Tell the other side that no more messages will follow."""
         self._socket.shutdown(socket.SHUT_RDWR)

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from autoprec.backends import registry
-from autoprec.backends.protocol import ProgressCallback
+from autoprec.backends.protocol import Engine, ProgressCallback, RankPlace
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.errors import UsageError
 from autoprec.workers.channel import TOKEN_BYTES, Channel, ChannelClosed
+from autoprec.workers.environment import worker_environment
 from autoprec.workers.failures import (
     FailureKind,
     WorkerFailure,
@@ -56,6 +56,8 @@ class WorkerSettings:
     `memory_bytes` limits main memory; without it the worker is only kept from taking what the
     machine has left. A device's own memory is the session's to limit. Models begin with the weights
     of `checkpoint`, where one is given.
+    `nproc` ranks train together, sharing each step by `engine`, and `place` is this worker's among
+    them; `memory_bytes` is what each of them may have.
     """
 
     task: Path
@@ -64,6 +66,16 @@ class WorkerSettings:
     memory_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     step_seconds: float = FIRST_STEP_TIMEOUT_SECONDS
+    nproc: int = 1
+    engine: Engine = "ddp"
+    place: RankPlace | None = None
+
+    def guard_bytes(self) -> int | None:
+        """Return the main memory at which the guard ends the worker; None where unknown."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        left = memory_budget(None)
+        return None if left is None else left // self.nproc
 
 
 class Worker:
@@ -75,7 +87,9 @@ class Worker:
         self.settings = settings
         self.loaded: LoadedTask | None = None
         self._patience = patience_factor()
+        self._method = ""
         self._phase = "start"
+        self._since = time.monotonic()
         self._slowest_step = 0.0
         self._log = _open_log()
         with contextlib.ExitStack() as worker_ends:
@@ -94,7 +108,7 @@ class Worker:
                 "token": token.hex(),
                 "tuner": os.getpid(),
                 "memory_bytes": settings.memory_bytes,
-                "watch_bytes": settings.memory_bytes or memory_budget(None),
+                "watch_bytes": settings.guard_bytes(),
             }
             try:
                 # -P: a random.py in the current folder must not take the place of Python's own.
@@ -105,7 +119,7 @@ class Worker:
                     stderr=subprocess.STDOUT,
                     pass_fds=(channel.fileno(), lifeline, status),
                     start_new_session=True,
-                    env={**os.environ, **_worker_environment(), **settings.environment},
+                    env=worker_environment(settings.environment),
                 )
             except BaseException:
                 self._close_descriptors()
@@ -117,6 +131,11 @@ class Worker:
         return self._worker_process() or self._process.pid
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """Return the process ids of all that train: this worker's."""
+        return (self.pid,)
+
+    @property
     def alive(self) -> bool:
         """Return whether the process still runs."""
         return self._process.poll() is None
@@ -124,31 +143,68 @@ class Worker:
     def load(self, on_progress: ProgressCallback | None = None) -> LoadedTask:
         """Load the task file, once."""
         if self.loaded is None:
-            checkpoint = self.settings.checkpoint
-            self.loaded = self.call(
-                "load",
-                on_progress=on_progress,
-                path=str(self.settings.task),
-                device=self.settings.device,
-                checkpoint=None if checkpoint is None else str(checkpoint),
-            )
+            self.loaded = self.call("load", on_progress=on_progress, **self.load_arguments())
         return self.loaded
+
+    def load_arguments(self) -> dict[str, Any]:
+        """Return what this worker's `Service` needs to load the task."""
+        checkpoint = self.settings.checkpoint
+        return {
+            "path": str(self.settings.task),
+            "device": self.settings.device,
+            "checkpoint": None if checkpoint is None else str(checkpoint),
+            "place": self.settings.place,
+        }
 
     def call(
         self, method: str, *, on_progress: ProgressCallback | None = None, **arguments: Any
     ) -> Any:
         """Call a method of `Service` and wait; `WorkerFailure` if it or the worker fails."""
-        self._phase = _FIRST_PHASE_OF.get(method, "start")
+        try:
+            self.begin(method, **arguments)
+            while (answer := self.poll(on_progress, self.seconds_left())) is None:
+                pass
+        except BaseException:
+            self.kill()
+            raise
+        return self.result_of(answer)
+
+    # The parts of a call, for whoever waits for several workers at once
+
+    def begin(self, method: str, **arguments: Any) -> None:
+        """Send a call, whose answer `poll` returns."""
+        self._method, self._phase = method, _FIRST_PHASE_OF.get(method, "start")
         try:
             self._channel.send(
                 {"call": method, "arguments": {k: to_plain(v) for k, v in arguments.items()}},
             )
-            answer = self._wait(on_progress)
         except ChannelClosed:
             raise self._death_failure() from None
-        except BaseException:
-            self.kill()
-            raise
+        self._since = time.monotonic()
+
+    def poll(
+        self, on_progress: ProgressCallback | None, seconds: float = 0.0
+    ) -> dict[str, Any] | None:
+        """Return the answer if it arrives within `seconds` of the last message; None otherwise.
+
+        Raises `WorkerFailure` where the worker has died, or made no progress for too long.
+        """
+        while True:
+            try:
+                message = self._channel.receive(max(0.0, seconds))
+            except TimeoutError:
+                if self.seconds_left() > 0:
+                    return None
+                raise self._timeout_failure(self._allowance()) from None
+            except ChannelClosed:
+                raise self._death_failure() from None
+            if "progress" not in message:
+                return message
+            phase, step = message["progress"]
+            self._note_progress(str(phase), int(step), on_progress)
+
+    def result_of(self, answer: Mapping[str, Any]) -> Any:
+        """Return the result in the answer to the last call; raise the failure that it may hold."""
         if "failure" in answer:
             failure = answer["failure"]
             raise WorkerFailure(
@@ -157,25 +213,23 @@ class Worker:
                 frames=failure.get("frames", ""),
                 phase=self._phase,
             )
-        return from_plain(type_hints_of(method)["return"], answer["result"])
+        return from_plain(type_hints_of(self._method)["return"], answer["result"])
 
-    def _wait(self, on_progress: ProgressCallback | None) -> dict[str, Any]:
-        since = time.monotonic()
-        while True:
-            allowed = self._allowance()
-            try:
-                message = self._channel.receive(allowed)
-            except TimeoutError:
-                raise self._timeout_failure(allowed) from None
-            if "progress" not in message:
-                return message
-            phase, step = message["progress"]
-            now = time.monotonic()
-            if str(phase) == self._phase == "steps":
-                self._slowest_step = max(self._slowest_step, now - since)
-            self._phase, since = str(phase), now
-            if on_progress is not None:
-                on_progress(self._phase, int(step))
+    def fileno(self) -> int:
+        """Return the descriptor that answers arrive on; -1 after the end."""
+        return self._channel.fileno()
+
+    def seconds_left(self) -> float:
+        """Return the seconds that the worker may still go on without progress."""
+        return self._since + self._allowance() - time.monotonic()
+
+    def _note_progress(self, phase: str, step: int, on_progress: ProgressCallback | None) -> None:
+        now = time.monotonic()
+        if phase == self._phase == "steps":
+            self._slowest_step = max(self._slowest_step, now - self._since)
+        self._phase, self._since = phase, now
+        if on_progress is not None:
+            on_progress(phase, step)
 
     def _allowance(self) -> float:
         """Return the seconds that the phase may go on without progress."""
@@ -268,10 +322,15 @@ class Worker:
 
     # The end -------------------------------------------------------------------------------------
 
+    def release(self) -> None:
+        """Tell the guard to end the worker and everything it started; `kill` waits for that."""
+        self._worker_process()  # whose id is not told later
+        self._close_descriptors()
+
     def kill(self) -> None:
         """End the worker and everything it started, at once."""
+        self.release()
         worker = self._worker_process()
-        self._close_descriptors()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_EXIT_WAIT_SECONDS)  # the guard ends all of them
         if self._process.returncode is None:
@@ -295,21 +354,17 @@ class Worker:
             with contextlib.suppress(OSError):
                 self._log.close()
 
-    def close(self) -> None:
-        """Let the worker end by itself, then make sure of it."""
+    def shut_down(self) -> None:
+        """Tell the worker to end by itself; `close` makes sure of it."""
         with contextlib.suppress(OSError):
             self._channel.shutdown()
+
+    def close(self) -> None:
+        """Let the worker end by itself, then make sure of it."""
+        self.shut_down()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2)
         self.kill()
-
-
-def _worker_environment() -> dict[str, str]:
-    """Return the variables that keep workers quiet, and those that frameworks want."""
-    environment = dict(_QUIET_ENVIRONMENT)
-    for known in registry.all_capabilities().values():
-        environment |= known.environment
-    return environment
 
 
 def _open_log() -> IO[bytes] | None:
@@ -341,4 +396,3 @@ def _without_autoprec_frames(printed: str) -> str:
 
 
 _SCRIPT = str(Path(__file__).with_name("server.py"))
-_QUIET_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}

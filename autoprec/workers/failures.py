@@ -26,6 +26,7 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"
     DEVICE_FAULT = "device_fault"
     LOST_DEVICE = "lost_device"
+    LOST_PEER = "lost_peer"
     UNSUPPORTED = "unsupported"
     EXITED = "exited"
     INTERNAL = "internal"
@@ -48,6 +49,7 @@ class FailurePattern:
 _OOM = FailureKind.OUT_OF_MEMORY
 _FAULT = FailureKind.DEVICE_FAULT
 _LOST = FailureKind.LOST_DEVICE
+_PEER = FailureKind.LOST_PEER
 
 _UNSUPPORTED = FailureKind.UNSUPPORTED
 _LOW_DTYPE = r"(Half|BFloat16|Float8\w*)"
@@ -116,6 +118,19 @@ FAILURE_PATTERNS: tuple[FailurePattern, ...] = (
         "CUDA 46: another process holds a GPU whose compute mode lets one use it at a time",
         "Another process holds this GPU, and its compute mode allows one at a time (`nvidia-smi -q "
         "-d COMPUTE`): wait for that process, or set the mode back with `nvidia-smi -c DEFAULT`",
+    ),
+    # Another rank of the job is gone, or the connection to it -------------------------------------
+    FailurePattern(
+        r"gloo/transport/\S+\] .*([Cc]onnection|[Bb]roken pipe|[Tt]im)|Gloo connectFullMesh failed"
+        r"|^Dist(Network|Store)Error\b",
+        _PEER,
+        "Gloo, and the store where PyTorch's ranks meet",
+    ),
+    FailurePattern(
+        r"remote process exited or there was a network error|ncclRemoteError"
+        r"|NCCL communicator was aborted|Watchdog caught collective operation timeout",
+        _PEER,
+        "NCCL, and PyTorch's watchdog of it",
     ),
     FailurePattern(
         r"DataLoader worker .*killed by signal: Killed",
@@ -276,11 +291,11 @@ def classify_exit(returncode: int, printed: str) -> FailureKind:
     """Classify a worker's death by its signal and the last lines it printed."""
     name = _signal_name(returncode)
     found = match_failure(printed)
-    if name in ("SIGABRT", "SIGSEGV", "SIGTRAP") and found in (_OOM, _FAULT, _LOST):
+    if name in ("SIGABRT", "SIGSEGV", "SIGTRAP") and found in (_OOM, _FAULT, _LOST, _PEER):
         return found
     if name is not None:
         return _KIND_OF_SIGNAL.get(name, FailureKind.EXITED)
-    if found in (_OOM, _FAULT, _LOST) and returncode != 0:
+    if found in (_OOM, _FAULT, _LOST, _PEER) and returncode != 0:
         return found
     return FailureKind.EXITED
 

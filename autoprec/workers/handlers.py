@@ -95,7 +95,7 @@ class Service:
             batch_size=task.batch_size,
             clip_grad_norm=task.clip_grad_norm,
             has_evaluate=task.evaluate is not None,
-            memory=backend.memory(device) if device in usable else None,
+            memory=backend.memory(device) if device.partition(":")[0] in usable else None,
             usable=usable,
             trains_on=tuple(backend.trains_on()),
             built_for=tuple(backend.built_for()),

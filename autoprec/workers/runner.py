@@ -16,6 +16,7 @@ from autoprec.errors import TaskError, TrialFailure, UserCodeError
 from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.handlers import LoadedTask
+from autoprec.workers.rank_group import RankGroup, start_workers
 
 _STATUS_OF = {
     FailureKind.OUT_OF_MEMORY: Status.OUT_OF_MEMORY,
@@ -25,6 +26,7 @@ _STATUS_OF = {
     FailureKind.ILLEGAL_INSTRUCTION: Status.CRASHED,
     FailureKind.EXITED: Status.CRASHED,
     FailureKind.DEVICE_FAULT: Status.CRASHED,
+    FailureKind.LOST_PEER: Status.CRASHED,
     FailureKind.UNSUPPORTED: Status.UNSUPPORTED,
     FailureKind.NONFINITE: Status.UNSUPPORTED,
     FailureKind.USER_ERROR: Status.UNSUPPORTED,
@@ -32,7 +34,12 @@ _STATUS_OF = {
 }
 
 #: Failures that the machine or another process may have caused: retried once in a new worker.
-RETRIED_FAILURES = (FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE)
+RETRIED_FAILURES = (
+    FailureKind.KILLED,
+    FailureKind.DEVICE_FAULT,
+    FailureKind.LOST_DEVICE,
+    FailureKind.LOST_PEER,
+)
 
 #: Methods of the service that open a session to time it.
 _TIMING_METHODS = ("measure", "open")
@@ -45,12 +52,12 @@ class Runner:
         self,
         settings: WorkerSettings,
         on_progress: ProgressCallback | None,
-        start: Callable[..., Worker] = Worker,
+        start: Callable[[WorkerSettings], Worker | RankGroup] = start_workers,
     ) -> None:
         self.settings = settings
         self._progress = on_progress
         self._start = start
-        self._worker: Worker | None = None
+        self._worker: Worker | RankGroup | None = None
         self._keeps_memory = False
 
     def __enter__(self) -> Runner:
@@ -71,8 +78,8 @@ class Runner:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Return the worker's process id, if there is a worker."""
-        return () if self._worker is None else (self._worker.pid,)
+        """Return the worker's process ids, one for each rank; none without a worker."""
+        return () if self._worker is None else self._worker.pids
 
     def load(self) -> LoadedTask:
         """Load the task in the worker, starting one if there is none.
@@ -164,7 +171,7 @@ def run_trial(
         raise_device_lost(failure)
         return Outcome(point, _STATUS_OF[failure.kind], reason=failure.message[:500])
     if measured.samples_per_step < recipe.effective_batch:
-        counted = measured.samples_per_step / recipe.accumulation_steps
+        counted = measured.samples_per_step / (recipe.accumulation_steps * recipe.world_size)
         return Outcome(
             point,
             Status.SHORT_DATA,

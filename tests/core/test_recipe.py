@@ -8,8 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.codec import DecodeError, from_plain, to_plain
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KNOBS, Alignment, LossScale, Recipe, check_knob
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.recipe import (
+    KNOBS,
+    Alignment,
+    Distributed,
+    LossScale,
+    Recipe,
+    check_knob,
+    communication_settings,
+    describe_batch,
+    is_default_communication,
+)
 from autoprec.errors import UsageError
 
 
@@ -99,3 +109,48 @@ def test_a_refused_knob_is_told_in_one_short_printable_line(name, value):
     message = refusal_of(name, value)
     assert message.isprintable()
     assert len(message) < 400
+
+
+def test_another_policy_changes_only_what_fsdp2_gathers() -> None:
+    ranks = Distributed("fsdp2", 4, reduce_dtype=DType.BFLOAT16, reshard_after_forward=False)
+    mixed = Recipe(distributed=ranks).with_policy(Policy.MIXED_BFLOAT16)
+    assert mixed.distributed == Distributed(
+        "fsdp2", 4, DType.BFLOAT16, DType.BFLOAT16, reshard_after_forward=False
+    )
+    assert mixed.with_policy(Policy.MIXED_FLOAT16).distributed == ranks
+    assert Distributed("ddp", 4).for_policy(Policy.MIXED_BFLOAT16) == Distributed("ddp", 4)
+
+
+def test_float32_on_ranks_has_no_setting_but_its_engine() -> None:
+    ranks = Distributed("fsdp2", 4, DType.BFLOAT16, DType.BFLOAT16, 100, False, True)
+    assert ranks.rounds_gradients
+    assert ranks.in_float32() == Distributed("fsdp2", 4)
+    assert not ranks.in_float32().rounds_gradients
+
+
+def test_what_differs_in_communication_is_named_by_its_field() -> None:
+    assert communication_settings(Recipe()) == {}
+    assert communication_settings(Recipe(distributed=Distributed("fsdp2", 8, DType.BFLOAT16))) == {}
+    ranks = Distributed("ddp", 2, None, DType.BFLOAT16, 100, False, True)
+    assert communication_settings(Recipe(distributed=ranks)) == {
+        "reduce_dtype": "bfloat16",
+        "bucket_mb": 100,
+        "reshard_after_forward": False,
+        "sync_each_microbatch": True,
+    }
+    assert is_default_communication("bucket_mb", 25)
+    assert not is_default_communication("bucket_mb", 100)
+    assert not is_default_communication("threads", 25)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ((32, 1), "batch 32"),
+        ((8, 4), "batch 32 in 4 micro-batches of 8"),
+        ((16, 1, 2), "batch 32 on 2 ranks"),
+        ((8, 2, 2), "batch 32 on 2 ranks in 2 micro-batches of 8 each"),
+    ],
+)
+def test_a_batch_is_described_whole_and_in_its_parts(numbers: tuple[int, ...], text: str) -> None:
+    assert describe_batch(*numbers) == text

@@ -8,10 +8,15 @@ import pytest
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Baseline, Profile
-from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
-from autoprec.reporting.closing_sentence import closing_sentence, headline, part_lines
+from autoprec.reporting.closing_sentence import (
+    closing_sentence,
+    communication_line,
+    headline,
+    part_lines,
+)
 from tests.fuzz.example import FULL
 
 KEPT = {KEEP_MEMORY: True}
@@ -90,3 +95,20 @@ def test_an_inconclusive_tuning_says_that_word_first_and_how_to_measure_again() 
     said = closing_sentence(replace(FULL, evidence=evidence))
     assert said.startswith("inconclusive: the search saw 13.76x")
     assert "--fresh" in said
+
+
+def test_the_share_that_waits_for_other_ranks_is_told_where_it_was_measured() -> None:
+    profile = made(WINNER, 1.3)
+    assert communication_line(profile) == ""
+    chosen = replace(profile.evidence.chosen, exposed_communication=Ratio(0.12, 0.1, 0.14, 6))
+    evidence = replace(profile.evidence, chosen=chosen)
+    ranks = replace(profile, evidence=evidence)
+    assert communication_line(ranks) == "  waiting for other ranks: 12% (10-14) of a step"
+    base = replace(evidence.baseline, exposed_communication=Ratio(0.3, 0.25, 0.35, 6))
+    both = replace(profile, evidence=replace(evidence, baseline=base))
+    assert communication_line(both).endswith("12% (10-14) of a step, 30% (25-35) in the baseline")
+
+
+def test_the_baseline_of_ranks_is_named_with_their_number() -> None:
+    recipe = replace(WINNER, distributed=Distributed("ddp", 2))
+    assert "over float32, batch 64 on 2 ranks" in headline(made(recipe, 3.3, precision=3.3))

@@ -9,6 +9,7 @@ from autoprec.workers.failures import FailureKind
 OOM = FailureKind.OUT_OF_MEMORY
 FAULT = FailureKind.DEVICE_FAULT
 LOST = FailureKind.LOST_DEVICE
+PEER = FailureKind.LOST_PEER
 UNSUPPORTED = FailureKind.UNSUPPORTED
 NONFINITE = FailureKind.NONFINITE
 USER = FailureKind.USER_ERROR
@@ -123,6 +124,44 @@ RECORDED = [
     (OOM, "RuntimeError: can't start new thread", "CPython, thread_pthread.h"),
     (FAULT, "RuntimeError: CUDA error: unspecified launch failure", "CUDA, cudaErrorLaunchFailure"),
     (FAULT, "AcceleratorError: CUDA error: an illegal memory access was encountered", "CUDA 700"),
+    (
+        PEER,
+        "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read "
+        "error [127.0.0.1]:19158: Connection reset by peer. This is typically caused by a remote "
+        "worker hanging or bugs in the application.",
+        "Gloo, a rank that exited (seen)",
+    ),
+    (
+        PEER,
+        "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+        "Connection closed by peer [127.0.0.1]:20714. This is typically caused by a remote worker "
+        "crashing.",
+        "Gloo, a rank that was killed (seen)",
+    ),
+    (
+        PEER,
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out "
+        "waiting 1800000ms for recv operation to complete",
+        "Gloo, transport/tcp/unbound_buffer.cc",
+    ),
+    (
+        PEER,
+        "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the "
+        "remote server shutdown or crash?",
+        "PyTorch's TCPStore, whose rank 0 ended (seen)",
+    ),
+    (
+        PEER,
+        "DistStoreError: wait timeout after 1000ms, keys: /never",
+        "PyTorch's TCPStore, a rank that never came (seen)",
+    ),
+    (
+        PEER,
+        "DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:78, remote "
+        "process exited or there was a network error, NCCL version 2.27.3\nncclRemoteError: A call "
+        "failed possibly due to a network error or a remote process exiting prematurely.",
+        "NCCL, ncclGetErrorString(ncclRemoteError), and PyTorch's NCCLUtils.hpp",
+    ),
     (LOST, "RuntimeError: CUDA error: uncorrectable ECC error encountered", "CUDA 214"),
     (LOST, "RuntimeError: CUDA error: no CUDA-capable device is detected", "CUDA 100"),
     (

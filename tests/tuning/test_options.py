@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -58,3 +59,25 @@ def test_options_and_single_settings_exclude_each_other() -> None:
         options_from(options, Settings(seed=1))
     with pytest.raises(UsageError, match="unexpected keyword argument 'trial'"):
         options_from(None, {"trial": 3})  # type: ignore[typeddict-unknown-key]
+
+
+def test_a_study_of_ranks_is_another_than_that_of_one_process_or_another_engine() -> None:
+    identities = {
+        repr(Options(nproc=nproc, engine=engine).identity())
+        for nproc, engine in ((1, "ddp"), (2, "ddp"), (4, "ddp"), (2, "fsdp2"))
+    }
+    assert len(identities) == 4
+    assert len(Options().identity()) == 9  # studies from before there were ranks are still found
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"nproc": 0}, "`nproc` 0 given, expected a number above 0"),
+        ({"nproc": 2, "engine": "zero3"}, "`engine` 'zero3' given, expected one of ddp, fsdp2"),
+        ({"engine": "fsdp2"}, "`engine=fsdp2` given, which shares a step among ranks"),
+    ],
+)
+def test_ranks_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Options(**settings)

@@ -29,7 +29,7 @@ class Scripted:
     def __init__(self, answers: list[Any]) -> None:
         self._answers = answers
         self.alive = True
-        self.pid = 0
+        self.pids = (0,)
 
     def load(self, on_progress: object = None) -> None: ...
 

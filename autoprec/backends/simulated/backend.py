@@ -37,6 +37,7 @@ from autoprec.core.numerics.traces import (
     UnitTrace,
 )
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.timing_budget import TimingBudget, summarize, timing_may_stop
 from autoprec.errors import TaskError
 
@@ -170,6 +171,8 @@ class SimulatedSession:
             recipe.policy.value, recipe.batch_size, recipe.memory_format, recipe.compile
         )
         base *= 1.0 + 0.05 * len(recipe.float32_modules)
+        reduction = self._model.reduction(recipe)
+        base += reduction
         if self._model.drift:
             base *= math.exp(self._random.gauss(0.0, self._model.drift))
         times: list[float] = []
@@ -186,13 +189,19 @@ class SimulatedSession:
             low=summary.low,
             high=summary.high,
             steps=summary.steps,
-            samples_per_step=samples * recipe.accumulation_steps,
+            samples_per_step=samples * recipe.accumulation_steps * recipe.world_size,
             peak_memory_bytes=self._model.peak_bytes(recipe.batch_size),
+            exposed_communication=_exposed(reduction / base) if recipe.distributed else None,
         )
 
     def close(self) -> None:
         """Free what was really allocated."""
         self._held = None
+
+
+def _exposed(share: float) -> Ratio:
+    """Return a share as if it had been measured in a few rounds."""
+    return Ratio(share, 0.9 * share, min(1.0, 1.1 * share), 6)
 
 
 def _take(count: int) -> list[bytearray]:
@@ -278,7 +287,9 @@ class SimulatedTracer:
 
     def _breaks(self, recipe: Recipe) -> bool:
         compiler = recipe.compile and self._model.compiler_breaks
-        return compiler or self._fails(recipe, self._model.broken)
+        rounded = recipe.distributed is not None and recipe.distributed.rounds_gradients
+        reduction = rounded and self._model.reduction_breaks
+        return compiler or reduction or self._fails(recipe, self._model.broken)
 
     def _fails(self, recipe: Recipe, policies: tuple[str, ...]) -> bool:
         is_protected = (

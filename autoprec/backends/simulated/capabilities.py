@@ -11,6 +11,7 @@ CAPABILITIES = Capabilities(
     backend_class="SimulatedBackend",
     model_modules=("autoprec.backends.simulated",),
     knobs=tuple(KNOBS),
+    rank_engines=("ddp", "fsdp2"),
     sessions_interfere=False,
     applies_without_model=True,
 )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autoprec.core.recipe import Recipe
+
 
 @dataclass(frozen=True)
 class SimulatedModel:
@@ -23,6 +25,9 @@ class SimulatedModel:
     `broken` policies train visibly worse than float32, `nonfinite` ones give NaN; either trains
     well with `sensitive_module` kept in float32. With `compiler_breaks` every compiled recipe
     trains worse.
+
+    On several ranks an update waits `reduction_seconds` for their gradients, half as long where
+    they are rounded to 16 bits; with `reduction_breaks` training goes wrong then.
 
     From the batch sizes `crash_at_batch`, `hang_at_batch` and `exit_at_batch` on, the process dies
     by SIGSEGV, hangs, or exits. A step really takes `sleep_seconds`, and after `hang_after_steps`
@@ -54,6 +59,8 @@ class SimulatedModel:
     sleep_seconds: float = 0.0
     hang_after_steps: int | None = None
     allocate_memory: bool = False
+    reduction_seconds: float = 0.0
+    reduction_breaks: bool = False
 
     def step_seconds(self, policy: str, batch: int, layout: str, compiled: bool) -> float:
         """Return the seconds of one micro-batch, without noise."""
@@ -63,6 +70,12 @@ class SimulatedModel:
         if layout == "channels_last":
             seconds *= self.channels_last
         return seconds * (self.compiled if compiled else 1.0)
+
+    def reduction(self, recipe: Recipe) -> float:
+        """Return the seconds that an update waits for the gradients of other ranks."""
+        if recipe.distributed is None:
+            return 0.0
+        return self.reduction_seconds * (0.5 if recipe.distributed.rounds_gradients else 1.0)
 
     def peak_bytes(self, batch: int) -> int:
         """Return the peak memory of a micro-batch."""

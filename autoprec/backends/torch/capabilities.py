@@ -23,6 +23,7 @@ CAPABILITIES = Capabilities(
     accelerator_builds="https://pytorch.org/get-started/locally",
     knobs=(*_SEARCHED_KNOBS, "compile_mode"),
     searched_knobs=_SEARCHED_KNOBS,
+    rank_engines=("ddp", "fsdp2"),
     loss_in_task=True,
     # What other sessions hold decides how much of the heap glibc trims after each step, which
     # changes a step's time by a third.

@@ -176,7 +176,7 @@ def _judge_long_runs(
         if not check.passed:
             reason = f"it trains, but not like float32: {check.problem}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
-    return replace(numbers, reason=_describe_success(numbers, long, evidence.start))
+    return replace(numbers, reason=_describe_success(numbers, long, evidence))
 
 
 def check_calibrated(
@@ -332,8 +332,9 @@ def _describe_single_steps(numbers: Verdict) -> str:
     return f"loss within {percent(numbers.loss_deviation)} at the same weights"
 
 
-def _describe_success(numbers: Verdict, long: Check, start: str) -> str:
+def _describe_success(numbers: Verdict, long: Check, evidence: ProofEvidence) -> str:
     """Describe what passed and over which part of training."""
+    start = evidence.start
     ended = long.deviation if long.judged else numbers.trajectory_deviation
     parts = [
         _describe_single_steps(numbers),
@@ -345,6 +346,8 @@ def _describe_success(numbers: Verdict, long: Check, start: str) -> str:
         f"trains like float32: equal over {over}, loss {first:.2g} to {last:.2g}; "
         f"{', '.join(part for part in parts if part)}"
     )
+    if evidence.ranks:
+        told += f"; proven at {evidence.ranks}"
     if numbers.not_covered:
         told += f" (not covered: {'; '.join(numbers.not_covered)})"
     return told

@@ -8,14 +8,20 @@ from autoprec.core.recipe import Recipe
 
 def keeps_arithmetic(recipe: Recipe) -> bool:
     """Say whether a recipe changes nothing of the arithmetic besides its policy."""
-    return not (recipe.compile or recipe.alignment.modules or rounds_float32(recipe))
+    return not (recipe.compile or recipe.alignment.modules or rounds_everywhere(recipe))
 
 
-def rounds_float32(recipe: Recipe) -> bool:
-    """Say whether float32 products are rounded in the whole process, and so in islands as well."""
-    return recipe.knobs.get("implicit_bfloat16") is True
+def rounds_everywhere(recipe: Recipe) -> bool:
+    """Say whether something is rounded besides what the policy rounds, and so in islands as well.
+
+    That is float32 products in the whole process, or gradients on their way between ranks.
+    """
+    ranks = recipe.distributed
+    rounds_gradients = ranks is not None and ranks.rounds_gradients
+    return rounds_gradients or recipe.knobs.get("implicit_bfloat16") is True
 
 
 def is_reference(recipe: Recipe) -> bool:
     """Say whether a recipe computes exactly what plain float32 computes, perhaps faster."""
-    return recipe.policy is Policy.FLOAT32 and keeps_arithmetic(recipe)
+    gathered = None if recipe.distributed is None else recipe.distributed.param_dtype
+    return recipe.policy is Policy.FLOAT32 and gathered is None and keeps_arithmetic(recipe)

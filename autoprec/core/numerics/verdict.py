@@ -59,9 +59,10 @@ class ProofEvidence:
     `comparisons` are the checkpoints of the first steps, with `noise`; `headroom_comparisons` are
     later ones, inspected for the head-room only. `late_comparisons` are those of a long float32 run
     after its first steps, with `late_noise`, and `long_runs` the runs of that length. `start` names
-    the weights that training began with, where they were trained already. `candidate_run` is the
-    candidate's own run, which may be longer than float32's. `max_steps` might have been made.
-    `stalled` says that the machine stalled before the proof was done.
+    the weights that training began with, where they were trained already, and `ranks` what trained
+    together, where several did. `candidate_run` is the candidate's own run, which may be longer
+    than float32's. `max_steps` might have been made. `stalled` says that the machine stalled before
+    the proof was done.
     """
 
     comparisons: tuple[StepComparison, ...] = ()
@@ -73,6 +74,7 @@ class ProofEvidence:
     long_runs: tuple[SeedRun, ...] = ()
     max_steps: int = 0
     start: str = ""
+    ranks: str = ""
     candidate_run: Trajectory | None = None
     stalled: bool = False
     seconds: float = 0.0

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.recipe import KEEP_MEMORY
+from autoprec.core.speed.communication import communication_may_pay
 from autoprec.core.speed.cost_model import (
     MAJOR_FACTORS,
     Prediction,
@@ -82,6 +83,7 @@ def next_point(
         for point in space.points()
         if point_key(point) not in tried
         and point.get(KEEP_MEMORY) == start.get(KEEP_MEMORY)
+        and communication_may_pay(point, baseline, history)
         and (point["policy"] in known or _is_first_of_policy(point, start))
         and is_within_reach(point, history)
         and not why_ruled_out(point, history, limits.memory_bytes)

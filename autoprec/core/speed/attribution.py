@@ -1,4 +1,4 @@
-"""Attributes a speed-up to precision, settings, batch and kept memory.
+"""Attributes a speed-up to precision, the ranks' reduction, settings, batch and kept memory.
 
 From the chosen recipe to plain float32, one thing after another is switched off, and the recipes
 on the way are timed in alternation. So the parts multiply to the whole: the gain of precision is
@@ -11,10 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KEEP_MEMORY, Recipe, describe_batch
+from autoprec.core.recipe import (
+    KEEP_MEMORY,
+    Recipe,
+    communication_settings,
+    describe_batch,
+)
 from autoprec.core.speed.noise import Ratio, paired_ratio
 
-PRECISION, BATCH, MEMORY = "precision", "batch", "kept memory"
+PRECISION, REDUCTION, BATCH, MEMORY = "precision", "reduction", "batch", "kept memory"
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,11 @@ def switch_off_in_turn(recipe: Recipe, plain: Recipe) -> tuple[Ablation, ...]:
     float32 = recipe.with_policy(Policy.FLOAT32)
     steps = (
         (PRECISION, float32),
-        (", ".join(_settings(recipe)), baseline_at_batch_of(recipe, plain)),
+        (REDUCTION, replace(float32, distributed=plain.distributed)),
+        (
+            ", ".join(_settings(replace(recipe, distributed=None))),
+            baseline_at_batch_of(recipe, plain),
+        ),
         (BATCH, replace(plain, knobs=memory)),
         (MEMORY, plain),
     )
@@ -89,7 +98,7 @@ def attribute_speedup(
 def describe_recipe(recipe: Recipe) -> str:
     """Describe a recipe completely: "float32, batch 64, memory kept"."""
     kept = ["memory kept"] if recipe.keeps_memory else []
-    batch = describe_batch(recipe.batch_size, recipe.accumulation_steps)
+    batch = describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)
     return ", ".join([recipe.policy.value, batch, *_settings(recipe), *kept])
 
 
@@ -99,7 +108,7 @@ def _settings(recipe: Recipe) -> list[str]:
     found += [] if recipe.memory_format == "contiguous" else [recipe.memory_format]
     found += ["compiled"] if recipe.compile else []
     found += [f"padded to {recipe.alignment.multiple}"] if recipe.alignment.modules else []
-    for name, value in recipe.knobs.items():
+    for name, value in {**communication_settings(recipe), **recipe.knobs}.items():
         if name != KEEP_MEMORY:
             found.append(name if value is True else f"{name}={value}")
     return found

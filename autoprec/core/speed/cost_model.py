@@ -33,11 +33,12 @@ _FACTOR_SCALES: Mapping[str, tuple[float, float]] = {
     "steps_per_execution": (0.15, 0.10),
     "alignment": (0.15, 0.05),
     "keep_memory": (0.35, 0.10),
+    "reduce_dtype": (0.25, 0.10),
 }
 _DEFAULT_SCALE = (0.08, 0.03)
 
 #: Factors that can decide a search by themselves.
-MAJOR_FACTORS = ("policy", "memory_format", "compile")
+MAJOR_FACTORS = ("policy", "memory_format", "compile", "reduce_dtype")
 _COMMON_DRIFT = 0.12
 _DRIFT_OCTAVES = 4.0
 _POLICY_COMPILE_SCALE = (0.15, 0.15)
@@ -222,7 +223,8 @@ def _slope(arm: Sequence[tuple[float, int]]) -> float:
 
 
 def _memory_arm(point: Point) -> tuple[KnobValue, ...]:
-    return (point["policy"], point["compile"], point.get(KEEP_MEMORY, False))
+    gathered = point.get("reshard_after_forward", True)
+    return (point["policy"], point["compile"], point.get(KEEP_MEMORY, False), gathered)
 
 
 def _arms(measured: Sequence[MeasuredMemory]) -> list[list[tuple[float, int]]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import Recipe, communication_settings
 from autoprec.core.speed.noise import Ratio, is_faster, paired_ratio
 
 T = TypeVar("T")
@@ -53,6 +53,7 @@ def count_settings(recipe: Recipe) -> int:
         + (recipe.memory_format != "contiguous")
         + recipe.compile
         + len(recipe.knobs)
+        + len(communication_settings(recipe))
         + bool(recipe.float32_modules)
         + bool(recipe.alignment.modules)
         + (recipe.accumulation_steps > 1)

@@ -8,17 +8,26 @@ only those that divide it are in the space.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Alignment, KnobValue, Recipe, untuned_loss_scale
+from autoprec.core.codec import to_plain
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.recipe import (
+    Alignment,
+    Distributed,
+    KnobValue,
+    Recipe,
+    untuned_loss_scale,
+)
 from autoprec.errors import UsageError
 
 Point = Mapping[str, KnobValue]
 
 BATCH = "batch_size"
 ALIGNMENT = "alignment"
+REDUCE_DTYPE = "reduce_dtype"
 
 
 def point_key(point: Point) -> tuple[tuple[str, object], ...]:
@@ -31,7 +40,8 @@ class Space:
     """The factors of the search and their levels; the first level of each is the default.
 
     `effective_batch` is kept by accumulation where it is given. `alignments` are the paddings to
-    choose from, each with a multiple of its own and the modules that are off it.
+    choose from, each with a multiple of its own and the modules that are off it. `distributed` is
+    how the ranks of a job share a step, `rank_levels` what may be chosen of that, by field name.
     """
 
     policies: tuple[Policy, ...]
@@ -42,17 +52,31 @@ class Space:
     knobs: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     float32_modules: tuple[str, ...] = ()
     alignments: tuple[Alignment, ...] = (Alignment(),)
+    distributed: Distributed | None = None
+    rank_levels: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.policies or not self.batch_sizes:
             raise UsageError("the search space is empty: give at least one policy and one batch")
         if self.effective_batch is not None:
-            odd = [size for size in self.batch_sizes if self.effective_batch % size]
+            whole = self.effective_batch
+            odd = [size for size in self.batch_sizes if whole % (size * self.world_size)]
             if odd:
+                ranks = f" on {self.world_size} ranks" if self.world_size > 1 else ""
                 raise UsageError(
-                    f"batch sizes {odd} do not divide BATCH_SIZE = {self.effective_batch}; give "
-                    "divisors of it, or remove BATCH_SIZE from the task file"
+                    f"batch sizes {odd}{ranks} do not divide BATCH_SIZE = {whole}; give divisors "
+                    "of it, or remove BATCH_SIZE from the task file"
                 )
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks, each of which has a micro-batch of its own."""
+        return 1 if self.distributed is None else self.distributed.world_size
+
+    @property
+    def whole_micro_batch(self) -> int | None:
+        """Return the micro-batch that needs no accumulation; None where no batch has to be kept."""
+        return None if self.effective_batch is None else self.effective_batch // self.world_size
 
     def levels(self) -> dict[str, tuple[KnobValue, ...]]:
         """Return every factor's levels by parameter name, the batch last."""
@@ -61,6 +85,7 @@ class Space:
             "memory_format": self.memory_formats,
             "compile": self.compile,
             **({ALIGNMENT: tuple(self._paddings)} if len(self.alignments) > 1 else {}),
+            **self.rank_levels,
             **self.knobs,
             BATCH: self.batch_sizes,
         }
@@ -77,7 +102,7 @@ class Space:
         return Recipe(
             policy=policy,
             batch_size=batch,
-            accumulation_steps=(self.effective_batch or batch) // batch,
+            accumulation_steps=(self.whole_micro_batch or batch) // batch,
             float32_modules=self.float32_modules if policy.mixed else (),
             loss_scale=untuned_loss_scale(policy),
             memory_format="channels_last"
@@ -86,7 +111,17 @@ class Space:
             compile=bool(point["compile"]),
             alignment=self._paddings[int(point.get(ALIGNMENT, self.alignments[0].multiple))],
             knobs={name: point[name] for name in self.knobs if point[name] != self.knobs[name][0]},
+            distributed=self._distributed(point, policy),
         )
+
+    def _distributed(self, point: Point, policy: Policy) -> Distributed | None:
+        """Return how the ranks share a step at a point."""
+        if self.distributed is None:
+            return None
+        chosen: dict[str, Any] = {name: point[name] for name in self.rank_levels}
+        if REDUCE_DTYPE in chosen:
+            chosen[REDUCE_DTYPE] = DType(chosen[REDUCE_DTYPE])
+        return replace(self.distributed, **chosen).for_policy(policy)
 
     @property
     def _paddings(self) -> Mapping[int, Alignment]:
@@ -99,6 +134,7 @@ class Space:
             "memory_format": recipe.memory_format,
             "compile": recipe.compile,
             **({ALIGNMENT: recipe.alignment.multiple} if len(self.alignments) > 1 else {}),
+            **{name: to_plain(getattr(recipe.distributed, name)) for name in self.rank_levels},
             **{name: recipe.knobs.get(name, levels[0]) for name, levels in self.knobs.items()},
             BATCH: recipe.batch_size,
         }

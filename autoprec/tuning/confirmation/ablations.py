@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe, communication_settings
 from autoprec.core.speed.attribution import PRECISION, switch_off_in_turn
 from autoprec.core.speed.best_arm import TURN_SECONDS
 from autoprec.core.speed.keep_memory import clearly_pays
@@ -35,7 +35,8 @@ class Ablations:
     def simpler(self, winner: Recipe) -> list[Recipe]:
         """Return the winner without each of its knobs, and without all of them.
 
-        They need no proof of their own: no knob makes a recipe more exact. Kept memory stays where
+        The same for how its ranks communicate. They need no proof of their own: nothing of it
+        makes a recipe more exact. Kept memory stays where
         it is known to pay. Policies, layouts, compilation and padding are left alone, because the
         search has compared those one by one already.
         """
@@ -51,6 +52,7 @@ class Ablations:
             replace(winner, knobs={k: v for k, v in winner.knobs.items() if k not in names})
             for names in switched_off
         ]
+        without += _without_communication_settings(winner)
         return [recipe for recipe in without if recipe.key() != search.baseline.key()]
 
     def compared(self, winner: ProvenRecipe, simpler: Sequence[Recipe]) -> list[Recipe]:
@@ -91,3 +93,19 @@ class Ablations:
             return measured.step_seconds
         larger = recipe.effective_batch / baseline.effective_batch
         return 0.0 if base is None else larger * base.step_seconds
+
+
+def _without_communication_settings(winner: Recipe) -> list[Recipe]:
+    """Return the winner without each setting of how its ranks communicate, and without all."""
+    ranks, changed = winner.distributed, communication_settings(winner)
+    if ranks is None:
+        return []
+    switched_off = [{name} for name in changed] + [set(changed)] * (len(changed) > 1)
+    default = Distributed()
+    return [
+        replace(
+            winner,
+            distributed=replace(ranks, **{name: getattr(default, name) for name in names}),
+        )
+        for names in switched_off
+    ]

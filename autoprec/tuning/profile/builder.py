@@ -21,6 +21,7 @@ from autoprec.core.profile import (
     without_speeds,
 )
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile.padding_evidence import padding_evidence
@@ -49,6 +50,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
             step_seconds=significant(base.step_seconds),
             peak_memory_bytes=base.peak_memory_bytes,
             accumulation_steps=plain.accumulation_steps,
+            exposed_communication=_exposed_communication(result, plain),
         ),
         chosen=Chosen(
             samples_per_second=significant(chosen.samples_per_second),
@@ -60,6 +62,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
             data_seconds=significant(chosen.data_seconds),
             warmup_seconds=significant(chosen.warmup_seconds),
             break_even_steps=_break_even(result, choice.recipe),
+            exposed_communication=_exposed_communication(result, choice.recipe),
         ),
         speedup=rounded(gain) if gain is not None else NOT_COMPARED,
         speedup_same_batch=None if same is None else rounded(same),
@@ -120,6 +123,14 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement) -> Bound
         data_seconds=measured.data_seconds,
         curve=[] if recipe.accumulation_steps > 1 else curve,
     )
+
+
+def _exposed_communication(result: TuningResult, recipe: Recipe) -> Ratio | None:
+    """Return the share of a recipe's step that waits for other ranks; a trial measures it best."""
+    known = (result.trials.measurement_of(recipe), result.measurement_of(recipe))
+    measured = (each.exposed_communication for each in known if each is not None)
+    found = next((each for each in measured if each is not None), None)
+    return None if found is None else rounded(found)
 
 
 def _break_even(result: TuningResult, recipe: Recipe) -> int | None:

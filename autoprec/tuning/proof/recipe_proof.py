@@ -97,9 +97,11 @@ class Proof:
         `until_failure` leaves the trainings out where that comparison has failed already. Code that
         raises under the recipe, but not in float32, is a rejection.
         """
-        roundoff = recipe.policy.compute_dtype.limits.unit_roundoff
         evidence = ProofEvidence(
-            roundoff=roundoff, max_steps=self._max_steps(recipe), start=self._start
+            roundoff=_roundoff(recipe),
+            max_steps=self._max_steps(recipe),
+            start=self._start,
+            ranks=_describe_ranks(recipe),
         )
         started = time.monotonic()
         self._recorder.deadline = min(started + STALL_FACTOR * self._budget_seconds, self._until)
@@ -274,6 +276,20 @@ class Proof:
             self.forget()
             return candidate
         return replace(candidate, loss_scale=scale)
+
+
+def _roundoff(recipe: Recipe) -> float:
+    """Return the unit roundoff of the coarsest format that a step rounds to."""
+    dtypes = [recipe.policy.compute_dtype]
+    if recipe.distributed is not None:
+        dtypes.append(recipe.distributed.reduce_dtype)
+    return max(dtype.limits.unit_roundoff for dtype in dtypes)
+
+
+def _describe_ranks(recipe: Recipe) -> str:
+    """Describe what trains together: "2 ranks with DDP"; empty for one process."""
+    ranks = recipe.distributed
+    return "" if ranks is None else f"{ranks.world_size} ranks with {ranks.engine.upper()}"
 
 
 def _raised_by_recipe(error: Exception) -> bool:

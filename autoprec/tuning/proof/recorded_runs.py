@@ -229,9 +229,12 @@ class RunRecorder:
 
 
 def float32_of(recipe: Recipe) -> Recipe:
-    """Return plain float32 at the recipe's batch."""
-    return replace(
-        Recipe(batch_size=recipe.batch_size), accumulation_steps=recipe.accumulation_steps
+    """Return plain float32 at the recipe's batch, on as many ranks with the same engine."""
+    ranks = recipe.distributed
+    return Recipe(
+        batch_size=recipe.batch_size,
+        accumulation_steps=recipe.accumulation_steps,
+        distributed=None if ranks is None else ranks.in_float32(),
     )
 
 
@@ -260,8 +263,8 @@ def _check_finite(reference: Trajectory, recipe: Recipe) -> None:
     step = reference.losses.index(None)
     raise TaskError(
         f"in float32 the loss is inf or NaN at step {step} (counted from 0) at "
-        f"{describe_batch(recipe.batch_size, recipe.accumulation_steps)}, so nothing can be proven "
-        "against it. "
+        f"{describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)}, so "
+        "nothing can be proven against it. "
         "Look for inf or NaN in that batch of build_data, or lower the learning rate"
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoprec.core.codec import to_plain
 from autoprec.core.device.policies import Refusal
-from autoprec.core.numerics.reference_recipe import is_reference, rounds_float32
+from autoprec.core.numerics.reference_recipe import is_reference, rounds_everywhere
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
@@ -154,7 +154,7 @@ class Prover:
         verdict = self._judge(recipe)
         if verdict.accepted or self._drifts(verdict):
             return ProofAttempt(ProvenRecipe(recipe, verdict, rate, seconds, scale_evidence))
-        no_islands = not recipe.policy.mixed or rounds_float32(recipe)
+        no_islands = not recipe.policy.mixed or rounds_everywhere(recipe)
         if no_islands or self._deadline.passed(PROOF_SHARE):
             return self._refuse(recipe, verdict.reason)
         return self._prove_with_islands(recipe, verdict, rate, scale_evidence)

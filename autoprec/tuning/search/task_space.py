@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autoprec.backends import registry
+from autoprec.backends.protocol import Engine
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Proposal, Refusal
-from autoprec.core.dtypes import Policy
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.numerics.islands import resolve_patterns
-from autoprec.core.recipe import KEEP_MEMORY, Alignment, KnobValue
+from autoprec.core.recipe import KEEP_MEMORY, Alignment, Distributed, KnobValue
 from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
-from autoprec.core.speed.space import BATCH, Point, Space, micro_batches, powers_of_two
+from autoprec.core.speed.space import (
+    BATCH,
+    REDUCE_DTYPE,
+    Point,
+    Space,
+    micro_batches,
+    powers_of_two,
+)
 from autoprec.tuning.events import Note
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.options import BASELINE_BATCH
+from autoprec.tuning.options import BASELINE_BATCH, Options
+from autoprec.tuning.ranks import batch_of_rank
 
 SMALLEST_BATCH = 8
+
+#: What else each engine has to choose from: DDP larger buckets, FSDP2 memory for fewer gathers.
+_ENGINE_LEVELS: Mapping[Engine, tuple[str, tuple[KnobValue, ...]]] = {
+    "ddp": ("bucket_mb", (25, 100)),
+    "fsdp2": ("reshard_after_forward", (True, False)),
+}
 
 #: This knob rounds every float32 product of the process, so that no module stays in float32.
 _ROUNDING_KNOB = "implicit_bfloat16"
@@ -60,7 +75,31 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
         knobs={**extras, **_requested_knobs(job, task)},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
         alignments=_alignments(job, task, padding_multiples(job, facts, policies)),
+        distributed=_distributed(job),
+        rank_levels=rank_levels(job.options),
     )
+
+
+def _distributed(job: TuningJob) -> Distributed | None:
+    """Return how the job's ranks share a step before anything is chosen; None for one process."""
+    options = job.options
+    return Distributed(options.engine, options.nproc) if options.nproc > 1 else None
+
+
+def rank_levels(options: Options) -> dict[str, tuple[KnobValue, ...]]:
+    """Return what may be chosen of how ranks communicate, each with its default first.
+
+    Others than the reduction's dtype get trials only where a step waits for communication
+    (`core.speed.communication`).
+    """
+    if options.nproc == 1:
+        return {}
+    found: dict[str, tuple[KnobValue, ...]] = {
+        REDUCE_DTYPE: (DType.FLOAT32.value, DType.BFLOAT16.value)
+    }
+    if options.extras:
+        found |= dict([_ENGINE_LEVELS[options.engine]])
+    return found
 
 
 def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
@@ -142,12 +181,13 @@ def _padding_may_pay(job: TuningJob, task: TaskFacts, off: Sequence[Dimension]) 
 def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
     asked = job.options.batch_sizes
     if task.batch_size is not None:
+        own = batch_of_rank(task.batch_size, job.options.nproc)
         if not task.splittable:
             job.listener(Note(f"BATCH_SIZE = {task.batch_size} is not split: {task.split_reason}"))
-            return (task.batch_size,)
+            return (own,)
         if asked is not None:
             return asked
-        return micro_batches(task.batch_size, low=SMALLEST_BATCH)
+        return micro_batches(own, low=SMALLEST_BATCH)
     if asked is not None:
         return asked
     if task.samples < task.nominal:
@@ -159,7 +199,7 @@ def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
 def baseline_point(space: Space) -> Point:
     """Return plain float32 as the user would run it: their batch, else 32, else the smallest."""
     sizes = space.batch_sizes
-    batch = space.effective_batch
+    batch = space.whole_micro_batch
     if batch not in sizes:
         batch = BASELINE_BATCH if BASELINE_BATCH in sizes else sizes[0]
     plain = {name: levels[0] for name, levels in space.levels().items()}

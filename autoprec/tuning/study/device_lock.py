@@ -1,11 +1,11 @@
-"""Locks a device while a tuning measures on it: only one tuning at a time."""
+"""Locks devices while a tuning measures on them: only one tuning at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -83,6 +83,24 @@ class DeviceLock:
         trace: TracebackType | None,
     ) -> None:
         self._close()
+
+
+@contextlib.contextmanager
+def lock_devices(
+    devices: Sequence[str],
+    *,
+    wait: bool,
+    folder: Path,
+    on_wait: Callable[[str], None] | None = None,
+) -> Iterator[None]:
+    """Hold the locks of several devices; see `DeviceLock`.
+
+    They are taken in one order, so that no two tunings wait for each other.
+    """
+    with contextlib.ExitStack() as held:
+        for device in sorted(devices):
+            held.enter_context(DeviceLock(device, wait=wait, folder=folder, on_wait=on_wait))
+        yield
 
 
 def _open_lock(path: Path) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from autoprec.core.device.observation import DeviceKind, Observation
-from autoprec.core.device.placement import Placement, expose_only
+from autoprec.core.device.placement import Placement, expose, expose_only
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,24 @@ from autoprec.core.device.placement import Placement, expose_only
 )
 def test_a_child_takes_the_first_of_the_one_it_is_shown(seen, device, environment):
     assert expose_only(seen) == Placement(device, environment)
+
+
+@pytest.mark.parametrize(
+    ("seen", "environment"),
+    [
+        (
+            [
+                Observation(DeviceKind.CUDA, uuid="GPU-b"),
+                Observation(DeviceKind.CUDA, uuid="GPU-a"),
+            ],
+            {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"},
+        ),
+        ([Observation(DeviceKind.CUDA, uuid="GPU-b"), Observation(DeviceKind.CUDA)], {}),
+        (
+            [Observation(DeviceKind.ROCM, uuid="3"), Observation(DeviceKind.ROCM, index=1)],
+            {"HIP_VISIBLE_DEVICES": "3,1"},
+        ),
+    ],
+)
+def test_ranks_are_shown_the_same_devices_in_the_same_order(seen, environment):
+    assert expose(seen) == Placement("cuda", environment)

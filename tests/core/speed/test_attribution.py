@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KEEP_MEMORY, Alignment, LossScale, Recipe
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.recipe import KEEP_MEMORY, Alignment, Distributed, LossScale, Recipe
 from autoprec.core.speed.attribution import (
     attribute_speedup,
     baseline_at_batch_of,
@@ -75,3 +75,23 @@ def test_float32_at_its_own_batch_keeps_memory_as_the_recipe_does() -> None:
     kept = "float32, batch 64 in 4 micro-batches of 16, memory kept"
     assert describe_recipe(baseline_at_batch_of(FULL, PLAIN)) == kept
     assert baseline_at_batch_of(Recipe(compile=True), PLAIN) == Recipe()
+
+
+def test_a_reduction_is_a_part_of_its_own() -> None:
+    plain = Recipe(batch_size=32, distributed=Distributed("fsdp2", 2))
+    ranks = Distributed("fsdp2", 2, DType.BFLOAT16, DType.BFLOAT16, reshard_after_forward=False)
+    recipe = Recipe(Policy.MIXED_BFLOAT16, 64, distributed=ranks, knobs={"fused_optimizer": True})
+    travels = "reduce_dtype=bfloat16, reshard_after_forward=False"
+    assert describe_recipe(recipe) == (
+        f"mixed_bfloat16, batch 128 on 2 ranks, {travels}, fused_optimizer"
+    )
+    steps = [(s.what, describe_recipe(s.recipe)) for s in switch_off_in_turn(recipe, plain)]
+    assert steps == [
+        ("precision", f"float32, batch 128 on 2 ranks, {travels}, fused_optimizer"),
+        ("reduction", "float32, batch 128 on 2 ranks, fused_optimizer"),
+        ("fused_optimizer", "float32, batch 128 on 2 ranks"),
+        ("batch", "float32, batch 64 on 2 ranks"),
+    ]
+    (first, *_) = switch_off_in_turn(recipe, plain)
+    assert first.recipe.distributed is not None
+    assert first.recipe.distributed.param_dtype is None

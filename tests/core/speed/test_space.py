@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Alignment, LossScale, Recipe
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.recipe import Alignment, Distributed, LossScale, Recipe
 from autoprec.core.speed.space import (
     BATCH,
     Space,
@@ -31,6 +31,18 @@ LEVELS = {
 
 PADDINGS = (Alignment(), Alignment(8, ("body.0",)), Alignment(64, ("body.0", "head")))
 
+RANKS = (
+    {},
+    {"distributed": Distributed("ddp", 2), "rank_levels": {"bucket_mb": (25, 100)}},
+    {
+        "distributed": Distributed("fsdp2", 4),
+        "rank_levels": {
+            "reduce_dtype": ("float32", "bfloat16"),
+            "reshard_after_forward": (True, False),
+        },
+    },
+)
+
 
 def some_of(levels):
     return st.lists(st.sampled_from(levels), min_size=1, max_size=len(levels), unique=True)
@@ -42,13 +54,14 @@ def spaces(draw):
     names = draw(st.lists(st.sampled_from(sorted(LEVELS)), max_size=2, unique=True))
     return Space(
         policies=tuple(draw(some_of(list(Policy)))),
-        batch_sizes=tuple(sorted(draw(some_of([8, 16, 32, 64])))),
+        batch_sizes=tuple(sorted(draw(some_of([8, 16])))),
         effective_batch=effective,
         memory_formats=tuple(draw(some_of(["contiguous", "channels_last"]))),
         compile=tuple(draw(some_of([False, True]))),
         knobs={name: LEVELS[name] for name in names},
         float32_modules=draw(st.sampled_from([(), ("head",)])),
         alignments=tuple(draw(st.sampled_from([PADDINGS[:1], PADDINGS[:2], PADDINGS]))),
+        **draw(st.sampled_from(RANKS)),
     )
 
 
@@ -75,7 +88,9 @@ def test_there_is_one_recipe_for_every_combination_of_levels(space):
 def test_the_effective_batch_is_kept(space):
     for point in space.points():
         recipe = space.recipe(point)
-        assert recipe.effective_batch == (space.effective_batch or recipe.batch_size)
+        own = recipe.batch_size * space.world_size
+        assert recipe.effective_batch == (space.effective_batch or own)
+        assert recipe.world_size == space.world_size
 
 
 @given(spaces())
@@ -116,6 +131,24 @@ def test_an_empty_space_is_refused(policies, sizes):
 def test_batches_that_do_not_divide_the_effective_batch_are_named():
     with pytest.raises(UsageError, match=r"batch sizes \[24, 48\] do not divide BATCH_SIZE = 64"):
         Space((Policy.FLOAT32,), (16, 24, 48), effective_batch=64)
+
+
+def test_batches_that_do_not_divide_a_rank_s_part_are_named_with_the_ranks():
+    ranks = Distributed("ddp", 4)
+    assert Space((Policy.FLOAT32,), (16,), effective_batch=64, distributed=ranks).points()
+    with pytest.raises(UsageError, match=r"batch sizes \[32\] on 4 ranks do not divide BATCH_SIZE"):
+        Space((Policy.FLOAT32,), (16, 32), effective_batch=64, distributed=ranks)
+
+
+def test_fsdp2_gathers_what_the_policy_computes_in():
+    space = Space(tuple(Policy), (8,), distributed=Distributed("fsdp2", 2))
+    gathered = {
+        each.policy: each.distributed.param_dtype for each in map(space.recipe, space.points())
+    }
+    assert gathered.pop(Policy.MIXED_BFLOAT16) is DType.BFLOAT16
+    assert set(gathered.values()) == {None}
+    ddp = Space((Policy.MIXED_BFLOAT16,), (8,), distributed=Distributed("ddp", 2))
+    assert ddp.recipe(ddp.points()[0]).distributed == Distributed("ddp", 2)
 
 
 # Batch sizes ------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ class Worker:
 
     def __init__(self, log: list[tuple[int, str, str]], number: int) -> None:
         self.log, self.pid, self.alive = log, number, True
+        self.pids = (number,)
         self.open: dict[str, Recipe] = {}
         self.timed = 0
 

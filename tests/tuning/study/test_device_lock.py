@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoprec.errors import DeviceBusy
-from autoprec.tuning.study.device_lock import DeviceLock
+from autoprec.tuning.study.device_lock import DeviceLock, lock_devices
 
 posix = pytest.mark.skipif(os.name != "posix", reason="flock is POSIX's")
 
@@ -130,4 +130,20 @@ def test_a_second_name_of_a_file_is_not_written_on(tmp_path: Path) -> None:
 @posix
 def test_without_a_folder_to_lock_in_a_tuning_still_runs(tmp_path: Path) -> None:
     with DeviceLock("cpu", wait=False, folder=tmp_path / "none"):
+        pass
+
+
+@posix
+def test_a_job_on_several_devices_holds_all_of_them_or_none(tmp_path: Path) -> None:
+    with lock_devices(["cuda:1", "cuda:0"], wait=False, folder=tmp_path):
+        for device in ("cuda:0", "cuda:1"):
+            with pytest.raises(DeviceBusy), DeviceLock(device, wait=False, folder=tmp_path):
+                pass
+    with (
+        DeviceLock("cuda:1", wait=False, folder=tmp_path),
+        pytest.raises(DeviceBusy),
+        lock_devices(["cuda:1", "cuda:0"], wait=False, folder=tmp_path),
+    ):
+        pass
+    with DeviceLock("cuda:0", wait=False, folder=tmp_path):
         pass

@@ -1,0 +1,1 @@
+"""Tunes on the nodes of a cluster, one node of each type; the schedulers are Ray and submitit."""
