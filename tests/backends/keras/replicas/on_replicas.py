@@ -9,10 +9,11 @@ import traceback
 
 import keras
 import tensorflow as tf
-from backends.keras.replicas.replica_pairs import CASES
+
+from tests.backends.keras.replicas.replica_pairs import CASES
 
 for module in ("in_fit", "in_loops", "of_recipes"):
-    importlib.import_module(f"backends.keras.replicas.replicas_{module}")
+    importlib.import_module(f"tests.backends.keras.replicas.replicas_{module}")
 
 
 def main() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from backends.keras.keras_models import data, softmax_net
 
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecWarning
+from tests.backends.keras.keras_models import data, softmax_net
 
 CASES: dict[str, Callable[[], None]] = {}
 FLOAT16 = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=64.0))

@@ -9,8 +9,14 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from backends.keras.keras_models import data, softmax_net
-from backends.keras.replicas.replica_pairs import (
+
+from autoprec.backends.keras.apply.padded_batches import pad_dataset
+from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Alignment, Distributed, Recipe
+from autoprec.errors import AutoprecWarning
+from tests.backends.keras.keras_models import data, softmax_net
+from tests.backends.keras.replicas.replica_pairs import (
     CountedReductions,
     assert_equal,
     both,
@@ -21,12 +27,6 @@ from backends.keras.replicas.replica_pairs import (
     on,
     sgd,
 )
-
-from autoprec.backends.keras.apply.padded_batches import pad_dataset
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Alignment, Distributed, Recipe
-from autoprec.errors import AutoprecWarning
 
 
 @case

@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from backends.keras.keras_models import data, softmax_net
-from backends.keras.replicas.replica_pairs import assert_equal, case, mirrored, sgd
 
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
+from tests.backends.keras.keras_models import data, softmax_net
+from tests.backends.keras.replicas.replica_pairs import assert_equal, case, mirrored, sgd
 
 
 def loop(model: Any, precision: Any, x: Any, y: Any, strategy: Any = None) -> list[float]:

@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from backends.keras.keras_models import data, softmax_net
-from backends.keras.replicas.replica_pairs import (
+
+from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.measure.session import KerasSession
+from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee
+from autoprec.backends.protocol import Task
+from autoprec.core.dtypes import Policy
+from autoprec.core.recipe import Distributed, Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.errors import AutoprecWarning
+from tests.backends.keras.keras_models import data, softmax_net
+from tests.backends.keras.replicas.replica_pairs import (
     FLOAT16,
     assert_equal,
     case,
@@ -19,12 +28,7 @@ from backends.keras.replicas.replica_pairs import (
     on,
     sgd,
 )
-from backends.keras.replicas.replicas_in_loops import looped
-
-from autoprec.backends.keras.apply.surgeon import KerasSurgeon
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Distributed, Recipe
-from autoprec.errors import AutoprecWarning
+from tests.backends.keras.replicas.replicas_in_loops import looped
 
 
 def overflowing(samples: int = 32) -> tuple[Any, Any]:
@@ -149,11 +153,14 @@ def off_gives_each_replica_its_part_of_the_batch() -> None:
 @case
 def a_strategy_of_one_replica_accumulates_too() -> None:
     recipe = replace(FLOAT16, batch_size=8, accumulation_steps=2)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    model, precision = on(strategy, recipe, net())
-    x, y = data(40)
-    model.fit(x, y, precision.global_batch_size, verbose=0)
-    assert (precision.steps, precision.skipped) == (3, 0)
+    for strategy in (
+        tf.distribute.MirroredStrategy(["CPU:0"]),
+        tf.distribute.OneDeviceStrategy("CPU:0"),
+    ):
+        model, precision = on(strategy, recipe, net())
+        x, y = data(40)
+        model.fit(x, y, precision.global_batch_size, verbose=0)
+        assert (precision.steps, precision.skipped) == (3, 0)
 
 
 @case
@@ -167,3 +174,41 @@ def an_optimizer_wrapped_by_hand_updates_all_replicas() -> None:
     precision = KerasSurgeon().apply(recipe, model=model)
     wrapped = precision.wrap(optimizer)
     assert len(wrapped.accumulators[0].value.values) == 2
+
+
+@case
+def a_task_made_in_a_scope_is_measured_and_traced_on_its_replicas() -> None:
+    def build() -> Any:
+        with mirrored().scope():
+            return net()()
+
+    def quiet(phase: str, step: int) -> None:
+        pass
+
+    task = Task(name="task.py", build_model=build, build_data=lambda batch_size: data(64))
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16, accumulation_steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AutoprecWarning)
+        session = KerasSession(task, recipe, device="cpu", seed=0, report=quiet)
+        measured = session.time_steps(TimingBudget(seconds=0.2, min_steps=2, max_steps=3))
+        session.close()
+    assert measured.samples_per_step == 32
+    assert measured.finite
+    batch = data(16)
+    trainee = KerasTrainee(task, recipe, 0, batch, "cpu")
+    loss, skipped = trainee.train_step(iter([(batch, 16), (batch, 16)]))
+    assert trainee.precision.steps == 1
+    assert np.isfinite(loss)
+    assert not skipped
+    trainee.close()
+
+
+@case
+def a_profile_is_applied_inside_the_scope_as_well() -> None:
+    with mirrored().scope():
+        model = net()()
+        section = Distributed(engine="mirrored", world_size=2)
+        recipe = Recipe(batch_size=8, accumulation_steps=2, distributed=section)
+        precision = KerasSurgeon().apply(recipe, model=model)
+        model.fit(*data(48), precision.global_batch_size, verbose=0)
+    assert precision.steps == 2  # the second of them with what was left

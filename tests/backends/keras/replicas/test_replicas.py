@@ -11,12 +11,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from backends.keras.replicas.on_replicas import CASES
 
 from autoprec.backends.keras.apply.replicas import for_whole_batches, refuse_keras_distribution
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.recipe import Distributed, Recipe
 from autoprec.errors import UsageError
+from tests.backends.keras.replicas.on_replicas import CASES
 
 HERE = Path(__file__).parent
 
@@ -28,7 +28,7 @@ def failures() -> dict[str, str]:
         [sys.executable, "-W", "ignore", str(HERE / "on_replicas.py")],
         env={
             **os.environ,
-            "PYTHONPATH": f"{HERE.parents[3]}:{HERE.parents[2]}",
+            "PYTHONPATH": str(HERE.parents[3]),
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         },
