@@ -8,7 +8,13 @@ from collections.abc import Iterator
 import pytest
 from documented_numbers import PRINTED, REASONS, ROOT, SOURCES, Shown
 
-PAGES = ("README.md", "docs/method.md", "docs/first-hour.md", "docs/migration.md")
+PAGES = (
+    "README.md",
+    "docs/method.md",
+    "docs/first-hour.md",
+    "docs/migration.md",
+    "docs/scale.md",
+)
 
 _UNIT = r"(?:(?:x|ms|us|s|seconds?|minutes?|hours?|GiB|MiB|GB|MB|times|TFLOPS|samples/s)\b|%)"
 NUMBER = re.compile(rf"(?<![\w.^*`-])\d[\d,]*(?:\.\d+)?(?:(?:-| to )\d[\d.]*)?\s?{_UNIT}")

@@ -178,8 +178,10 @@ def test_every_comment_belongs_to_a_key_there_is():
         *(f"device.fingerprint.{f.name}" for f in fields(Fingerprint)),
         *(f"recipe.{f.name}" for f in fields(Recipe)),
         *(f"recipe.loss_scale.{f.name}" for f in fields(LossScale)),
+        *(f"recipe.distributed.{f.name}" for f in fields(Distributed)),
         *(f"recipe.knobs.{name}" for name in KNOBS),
         *(f"evidence.{f.name}" for f in fields(Evidence)),
+        *(f"evidence.baseline.{f.name}" for f in fields(Baseline)),
         *(f"evidence.chosen.{f.name}" for f in fields(Chosen)),
         *(f"evidence.parity.{f.name}" for f in fields(Verdict)),
     }

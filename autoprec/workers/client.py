@@ -162,7 +162,7 @@ class Worker:
         """Call a method of `Service` and wait; `WorkerFailure` if it or the worker fails."""
         try:
             self.begin(method, **arguments)
-            while (answer := self.poll(on_progress, self.seconds_left())) is None:
+            while (answer := self.poll(on_progress, wait=True)) is None:
                 pass
         except BaseException:
             self.kill()
@@ -183,15 +183,15 @@ class Worker:
         self._since = time.monotonic()
 
     def poll(
-        self, on_progress: ProgressCallback | None, seconds: float = 0.0
+        self, on_progress: ProgressCallback | None, *, wait: bool = False
     ) -> dict[str, Any] | None:
-        """Return the answer if it arrives within `seconds` of the last message; None otherwise.
+        """Return the answer; None where it has not arrived, which `wait` waits for.
 
         Raises `WorkerFailure` where the worker has died, or made no progress for too long.
         """
         while True:
             try:
-                message = self._channel.receive(max(0.0, seconds))
+                message = self._channel.receive(max(0.0, self.seconds_left()) if wait else 0.0)
             except TimeoutError:
                 if self.seconds_left() > 0:
                     return None

@@ -140,7 +140,7 @@ def recorded_noise(folder: Path = RESULTS) -> list[float]:
 class InProcessWorker:
     """A worker that is no process: what it serves is simulated, and cannot crash."""
 
-    alive, pid = True, 0
+    alive, pids = True, (0,)
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings

@@ -11,7 +11,7 @@ from autoprec.core.device.policies import Refusal
 from autoprec.core.numerics.reference_recipe import is_reference, rounds_everywhere
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.recipe import Recipe
+from autoprec.core.recipe import Recipe, communication_settings
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
@@ -207,6 +207,10 @@ class Prover:
         )
 
     def _refuse(self, recipe: Recipe, reason: str) -> ProofAttempt:
+        travels = communication_settings(recipe)
+        if travels:
+            named = ", ".join(f"{name}={value}" for name, value in travels.items())
+            reason = f"with {named}: {reason}"
         self._listener(Judged(recipe, "rejected", reason))
         return ProofAttempt(refusal=Refusal(recipe.policy.value, reason))
 

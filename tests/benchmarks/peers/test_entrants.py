@@ -55,7 +55,7 @@ def test_a_rivals_process_keeps_its_memory_from_the_start_and_ours_does_not() ->
     started = []
 
     class Fake:
-        alive, pid = True, 1
+        alive, pids = True, (1,)
 
         def __init__(self, settings: Any) -> None:
             started.append(dict(settings.environment))
