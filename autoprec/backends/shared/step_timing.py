@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.process_memory import MemoryGrowth
+from autoprec.backends.shared.ranks import Agree, unchanged
 from autoprec.core.measurement import Measurement
 from autoprec.core.speed.timing_budget import TimingBudget, summarize, timing_may_stop
 
@@ -71,19 +72,21 @@ def time_steps(
     report: ProgressCallback,
     *,
     updates: int = 1,
+    agree: Agree = unchanged,
 ) -> TimedSteps:
     """Time rounds, each of `updates` of the weights, until the budget says enough.
 
-    `time_rounds` runs `count` rounds and returns the seconds of each.
+    `time_rounds` runs `count` rounds and returns the seconds of each: of the slowest rank, where
+    several train together. `agree` makes every other reading the same on all of them.
     """
     timed = TimedSteps(updates)
     memory = MemoryGrowth()
     start = time.perf_counter()
     while not timing_may_stop(
-        timed.times, budget, time.perf_counter() - start - timed.growth_seconds
+        timed.times, budget, agree(time.perf_counter() - start) - timed.growth_seconds
     ):
         seconds = time_rounds(_rounds_before_next_check(timed))
-        grew = memory.since_last_check()
+        grew = agree(memory.since_last_check()) > 0
         if grew and timed.growth_seconds < _MAX_GROWTH_BUDGETS * budget.seconds:
             timed.growth_rounds += len(seconds)
             timed.growth_seconds += sum(seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.checkpoint_budget import affordable_steps
 from autoprec.backends.shared.gradient_exponents import ExponentCounts
+from autoprec.backends.shared.ranks import ALONE, Ranks
 from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.trajectory_clock import StepClock
 from autoprec.core.dtypes import Policy
@@ -116,22 +117,6 @@ class TraceFramework(Protocol):
         """Measure each unit's largest exponents, and its gradient's float16 underflow."""
 
 
-class InitialStates:
-    """The state that the first build with each seed had, for every later build to start from."""
-
-    def __init__(self) -> None:
-        self._states: dict[int, Any] = {}
-
-    def start_alike(
-        self, seed: int, take_state: Callable[[], Any], put_back: Callable[[Any], None]
-    ) -> None:
-        """Put back the first build's state, or keep this one's if it is the first."""
-        if seed in self._states:
-            put_back(self._states[seed])
-        else:
-            self._states[seed] = take_state()
-
-
 @dataclass
 class _Checkpoint:
     """The float32 run's state before one step, that step's first batch, and float32's answer."""
@@ -155,12 +140,22 @@ class _Run:
 
 
 class ComparisonTracer:
-    """A `Tracer`: compares recipes with float32, and measures a backward pass's magnitudes."""
+    """A `Tracer`: compares recipes with float32, and measures a backward pass's magnitudes.
+
+    Of several `ranks` that train together each has one, and calls it as the others do. The
+    magnitudes are each rank's own: its model is not shared then.
+    """
 
     def __init__(
-        self, framework: TraceFramework, *, on_cpu: bool, report: ProgressCallback
+        self,
+        framework: TraceFramework,
+        *,
+        on_cpu: bool,
+        report: ProgressCallback,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._framework, self._on_cpu, self._report = framework, on_cpu, report
+        self._ranks = ranks
         self._streams: dict[tuple[int, int], BatchStream] = {}
         self._checkpoints: list[_Checkpoint] = []
         self._batch_size = 0
@@ -179,8 +174,10 @@ class ComparisonTracer:
         """Train in float32 with seed 0; see `Tracer.reference`."""
         self._checkpoints, self._batch_size, self._float32_answered = [], batch_size, False
         self._forget_batches_but(batch_size)
-        recipe = Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
-        clock = StepClock(seconds, on_cpu=self._on_cpu)
+        recipe = self._ranks.shared(
+            Recipe(batch_size=batch_size, accumulation_steps=accumulation_steps)
+        )
+        clock = self._clock(seconds)
         keep = frozenset(checkpoints)
         return self._train(
             recipe, 0, steps, clock, reference=True, keep=keep, stop_at_plateau=stop_at_plateau
@@ -190,12 +187,13 @@ class ComparisonTracer:
         """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
         self._compute_float32_answers()
         points = []
-        with self._trainee(replace(recipe, accumulation_steps=1), 0) as trainee:
+        alike = self._ranks.shared(replace(recipe, accumulation_steps=1))
+        with self._trainee(alike, 0) as trainee:
             for kept in self._checkpoints:
                 self._report("shadow", kept.step)
                 trainee.put_back(kept.state)
                 loss, gradient, float16 = trainee.loss_and_gradient_watched(
-                    kept.batch, batch_seed(0, kept.step, 0)
+                    kept.batch, self._seed(kept.step, 0)
                 )
                 if kept.loss is not None and kept.gradient is not None:
                     point = StepComparison(
@@ -221,7 +219,7 @@ class ComparisonTracer:
                 self._report("noise", kept.step)
                 trainee.put_back(kept.state)
                 trainee.add_noise(draw)
-                loss, gradient = trainee.loss_and_gradient(kept.batch, batch_seed(0, kept.step, 0))
+                loss, gradient = trainee.loss_and_gradient(kept.batch, self._seed(kept.step, 0))
                 if kept.loss is not None and kept.gradient is not None:
                     error = self._framework.gradient_error(gradient, kept.gradient)
                     points.append(NoisyStep(kept.step, _finite(loss), kept.loss, error))
@@ -237,7 +235,7 @@ class ComparisonTracer:
         seconds: float | None = None,
     ) -> Trajectory:
         """Train under `recipe` from the initial weights; see `Tracer.trajectory`."""
-        clock = StepClock(seconds, on_cpu=self._on_cpu)
+        recipe, clock = self._ranks.shared(recipe), self._clock(seconds)
         return self._train(recipe, seed, steps, clock, noisy=noisy)
 
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
@@ -251,7 +249,7 @@ class ComparisonTracer:
             for index in range(batches):
                 self._report("exponents", index)
                 trainee.put_back(states[index % len(states)])
-                seed = batch_seed(0, index, 0)
+                seed = self._seed(index, 0)
                 self._framework.count_exponents(counts, trainee, stream.batch(index), seed)
         return counts.histogram()
 
@@ -260,7 +258,7 @@ class ComparisonTracer:
         scale = recipe.loss_scale.initial if recipe.loss_scale is not None else 1.0
         with self._trainee(_in_bfloat16(recipe), 0) as trainee:
             batch = self._stream(recipe.batch_size, 0).batch(0)
-            return self._framework.unit_magnitudes(trainee, batch, batch_seed(0, 0, 0), scale)
+            return self._framework.unit_magnitudes(trainee, batch, self._seed(0, 0), scale)
 
     def _train(
         self,
@@ -289,7 +287,7 @@ class ComparisonTracer:
                 if step in keep:
                     batch = stream.batch(step * recipe.accumulation_steps, pin=True)
                     self._checkpoints.append(_Checkpoint(step, trainee.take_state(), batch))
-                batches = _micro_batches(stream, recipe.accumulation_steps, seed, step)
+                batches = self._micro_batches(stream, recipe.accumulation_steps, seed, step)
                 loss, skipped = trainee.train_step(batches)
                 run.losses.append(_finite(loss))
                 if skipped:
@@ -309,7 +307,7 @@ class ComparisonTracer:
             metric=run.metric,
             seconds=clock.elapsed,
             step_seconds=clock.step_seconds,
-            reproducible=stream.reproducible,
+            reproducible=not self._ranks.agree(not stream.reproducible),
         )
 
     def _compute_float32_answers(self) -> None:
@@ -321,7 +319,7 @@ class ComparisonTracer:
         with self._trainee(self._float32(), 0, reference=True) as trainee:
             for kept in self._checkpoints:
                 trainee.put_back(kept.state)
-                seed = batch_seed(0, kept.step, 0)
+                seed = self._seed(kept.step, 0)
                 loss, kept.gradient = trainee.loss_and_gradient(kept.batch, seed)
                 kept.loss = _finite(loss)
                 kept.later_losses = self._later_losses(trainee, kept)
@@ -331,14 +329,28 @@ class ComparisonTracer:
         """Return the losses of further batches at a checkpoint's weights."""
         trainee.put_back(kept.state)
         count = proof_steps.averaged_batches(kept.step)
-        batches = self._stream(self._batch_size, 0).kept_batches(count)
+        held = list(self._stream(self._batch_size, 0).kept_batches(count))
+        batches = held[: -int(self._ranks.agree(-len(held)))]  # as many as every rank holds
         return tuple(
-            trainee.loss(batch, batch_seed(0, kept.step, 1 + index))
+            trainee.loss(batch, self._seed(kept.step, 1 + index))
             for index, batch in enumerate(batches)
         )
 
     def _float32(self) -> Recipe:
-        return Recipe(batch_size=self._batch_size)
+        return self._ranks.shared(Recipe(batch_size=self._batch_size))
+
+    def _clock(self, seconds: float | None) -> StepClock:
+        return StepClock(seconds, on_cpu=self._on_cpu, agree=self._ranks.agree)
+
+    def _seed(self, step: int, index: int, seed: int = 0) -> int:
+        """Return the seed of one of this rank's micro-batches: no other rank's has it."""
+        return batch_seed(seed, step, self._ranks.global_index(index))
+
+    def _micro_batches(
+        self, stream: BatchStream, count: int, seed: int, step: int
+    ) -> Iterator[tuple[Any, int]]:
+        for index in range(count):
+            yield stream.batch(step * count + index), self._seed(step, index, seed)
 
     @contextlib.contextmanager
     def _trainee(self, recipe: Recipe, seed: int, *, reference: bool = False) -> Iterator[Trainee]:
@@ -364,17 +376,10 @@ def batch_seed(seed: int, step: int, index: int) -> int:
     return (seed * 1_000_003 + step * 1_009 + index) % 2**31
 
 
-def _micro_batches(
-    stream: BatchStream, count: int, seed: int, step: int
-) -> Iterator[tuple[Any, int]]:
-    for index in range(count):
-        yield stream.batch(step * count + index), batch_seed(seed, step, index)
-
-
 def _in_bfloat16(recipe: Recipe) -> Recipe:
     """Return the recipe with bfloat16 where it has float16: float32's range, the same tensors.
 
-    It is not compiled, so that its tensors can be read.
+    It is not compiled, so that its tensors can be read, nor shared with other ranks.
     """
     return replace(
         recipe,
@@ -382,6 +387,7 @@ def _in_bfloat16(recipe: Recipe) -> Recipe:
         loss_scale=None,
         compile=False,
         accumulation_steps=1,
+        distributed=None,
     )
 
 

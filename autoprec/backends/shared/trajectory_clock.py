@@ -5,17 +5,22 @@ from __future__ import annotations
 import itertools
 import time
 
+from autoprec.backends.shared.ranks import Agree, unchanged
+
 
 class StepClock:
     """Marks where each step begins; the first step, which builds and compiles, is apart.
 
     `seconds` is how long a run may go on after its first step (None: as long as it likes). Where
     this process does the work itself (`on_cpu`), a step takes no longer than the processor
-    time it took: what else runs on the machine delays it, but is no part of it.
+    time it took: what else runs on the machine delays it, but is no part of it. `agree` lets
+    ranks that train together end at the same step: when the slowest one's time is up.
     """
 
-    def __init__(self, seconds: float | None = None, *, on_cpu: bool = False) -> None:
-        self._seconds, self._on_cpu = seconds, on_cpu
+    def __init__(
+        self, seconds: float | None = None, *, on_cpu: bool = False, agree: Agree = unchanged
+    ) -> None:
+        self._seconds, self._on_cpu, self._agree = seconds, on_cpu, agree
         self._started = time.perf_counter()
         self._marks: list[float] = []
         self._cpu_marks: list[float] = []
@@ -27,7 +32,7 @@ class StepClock:
         made = len(self._marks) - 1
         if self._seconds is None or made < 1:
             return True
-        return self._marks[-1] - self._marks[1] < self._seconds
+        return self._agree(self._marks[-1] - self._marks[1]) < self._seconds
 
     @property
     def elapsed(self) -> float:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from autoprec.backends.shared import checkpoint_budget
+from autoprec.backends.shared.initial_states import InitialStates
 from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.tracer import (
     ComparisonTracer,
     Float16Magnitudes,
-    InitialStates,
     batch_seed,
 )
 from autoprec.core.dtypes import Policy

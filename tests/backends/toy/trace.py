@@ -13,8 +13,9 @@ from typing import Any
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.gradient_exponents import ExponentCounts, exponent_of, weighted_shares
+from autoprec.backends.shared.initial_states import InitialStates
 from autoprec.backends.shared.repeatable_batches import BatchStream
-from autoprec.backends.shared.tracer import Float16Magnitudes, InitialStates
+from autoprec.backends.shared.tracer import Float16Magnitudes
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
 from tests.backends.toy.framework import Batch, Gradient, Linear

@@ -15,8 +15,9 @@ from autoprec.backends.keras.trace.repeatable_batches import batch_stream
 from autoprec.backends.keras.train.task_runner import placed_on
 from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.gradient_exponents import ExponentCounts
+from autoprec.backends.shared.initial_states import InitialStates
 from autoprec.backends.shared.repeatable_batches import BatchStream
-from autoprec.backends.shared.tracer import ComparisonTracer, InitialStates
+from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from autoprec.backends.torch.apply.accumulation import Accumulation, Clip, gradients_preserved
 from autoprec.backends.torch.apply.accumulation_checks import AccumulationCheck
-from autoprec.backends.torch.apply.distributed import average_gradients
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
+from autoprec.backends.torch.distributed.gradient_sync import GradientSync
+from autoprec.backends.torch.distributed.sharding import whole
 from autoprec.errors import AutoprecWarning, UsageError
 
 _LOW_DTYPES = (torch.bfloat16, torch.float16)
@@ -39,10 +39,10 @@ class OptimizerSteps:
         scaler: LossScaler,
         *,
         accumulation_steps: int,
-        ddps: Sequence[DistributedDataParallel],
+        sync: GradientSync,
     ) -> None:
         self.losses = NonfiniteLossCounter()
-        self._model, self._optimizers, self._ddps = model, tuple(optimizers), ddps
+        self._model, self._optimizers, self._sync = model, tuple(optimizers), sync
         self._scaler = scaler
         self._accumulation_steps = accumulation_steps
         self._accumulation = Accumulation(accumulation_steps)
@@ -78,9 +78,13 @@ class OptimizerSteps:
         optimizer: torch.optim.Optimizer | None,
         *,
         last: bool,
+        at_the_end: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Add the gradient of `loss` for one optimizer or all; see `Precision.backward`."""
+        """Add the gradient of `loss` for one optimizer or all; see `Precision.backward`.
+
+        `at_the_end` of the loader the micro-batch completes an update, as on the boundary.
+        """
         chosen = self._selected(optimizer)
         accumulates = self._accumulation_steps > 1
         if accumulates:
@@ -91,11 +95,14 @@ class OptimizerSteps:
             loss = self._cast_up(loss)
         if accumulates:
             loss = loss / self._accumulation_steps
+        self._sync.before_backward(
+            on_boundary=self._completes_update(chosen, last=last, at_the_end=at_the_end)
+        )
         scaled = self._scaler.scale(loss) if self._scaler.is_enabled() else loss
         if len(chosen) == len(self._optimizers):
             scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
         else:
-            in_buckets = any(ddp.gradient_as_bucket_view for ddp in self._ddps)
+            in_buckets = self._sync.keeps_gradients_in_buckets
             with gradients_preserved(self._others(chosen), copied=in_buckets):
                 scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
         self._seen_backward = True
@@ -104,6 +111,19 @@ class OptimizerSteps:
         if accumulates:
             own = _parameters(chosen) if chosen else list(self._model.parameters())
             self._accumulation_check.remember(own, chosen)
+
+    def _completes_update(
+        self, chosen: Sequence[torch.optim.Optimizer], *, last: bool, at_the_end: bool
+    ) -> bool:
+        """Return whether the backward pass to come completes an update.
+
+        Always where several optimizers update the model: gradients that FSDP2 has not reduced yet
+        cannot be told apart by optimizer.
+        """
+        if self._accumulation_steps == 1 or len(self._optimizers) > 1:
+            return True
+        counted = self._accumulation.largest_count(chosen)
+        return last and (at_the_end or counted + 1 >= self._accumulation_steps)
 
     def _cast_up(self, loss: torch.Tensor) -> torch.Tensor:
         """Cast a 16-bit loss up; warn of a float16 one, whose gradient is the loss scale itself."""
@@ -150,12 +170,13 @@ class OptimizerSteps:
         """Clip the total norm on the boundary; see `Precision.clip_grad_norm_`."""
 
         def clip(own: Sequence[torch.optim.Optimizer]) -> torch.Tensor:
-            return nn.utils.clip_grad_norm_(
+            norm = nn.utils.clip_grad_norm_(
                 _parameters(own) if parameters is None else parameters,
                 max_norm,
                 norm_type,
                 error_if_nonfinite=error_if_nonfinite,
             )
+            return whole(norm)
 
         norm: torch.Tensor | None = self._clip(clip, optimizer)
         return norm
@@ -227,7 +248,7 @@ class OptimizerSteps:
     def _complete(self, optimizer: torch.optim.Optimizer) -> None:
         """Make a partial accumulation's gradients the mean over its micro-batches."""
         parameters = _parameters((optimizer,))
-        average_gradients(self._ddps, parameters)
+        self._sync.complete(parameters)
         self._unscale((optimizer,))
         factor = self._accumulation_steps / self._accumulation.count(optimizer)
         for parameter in parameters:

@@ -30,15 +30,12 @@ import torch
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.apply.change_report import ChangeReport
-from autoprec.backends.torch.apply.distributed import (
-    find_ddps,
-    is_sharded_by_fsdp1,
-    no_sync,
-)
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.nested_tensors import to_float32
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
+from autoprec.backends.torch.distributed.gradient_sync import GradientSync
+from autoprec.backends.torch.distributed.wrapped_models import is_sharded_by_fsdp1
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe, describe_batch
 from autoprec.errors import UsageError
@@ -68,7 +65,10 @@ class Precision:
         self.report = report or ChangeReport()
         self.optimizers = tuple(optimizers)
         self._model = model
-        self._ddps = find_ddps(model)
+        ranks = recipe.distributed
+        self._sync = GradientSync(
+            model, each_microbatch=ranks is not None and ranks.sync_each_microbatch
+        )
         self._device_type = torch.device(device).type
         self._dtype = _AUTOCAST_DTYPES.get(recipe.policy.compute_dtype)
         if recipe.policy.needs_loss_scale and is_sharded_by_fsdp1(model):
@@ -83,7 +83,7 @@ class Precision:
             self.optimizers,
             self.scaler,
             accumulation_steps=recipe.accumulation_steps,
-            ddps=self._ddps,
+            sync=self._sync,
         )
         self._undo = undo
         self._on_last_batch = False
@@ -138,22 +138,26 @@ class Precision:
         """Return the forward pass's context: autocast by the policy, off where that is float32.
 
         A model under DistributedDataParallel does not synchronise gradients in the micro-batches
-        before the boundary: DDP reads that in the forward pass, so this context is enough.
+        before the boundary: DDP reads that in the forward pass, so this context is enough. FSDP2
+        reads it in the backward pass, and `backward` tells it.
 
         The model's outputs leave it in float32; compute the loss from them after this context, as
         the tuning does with `loss_fn`. Inside it a loss's own matrix products would be 16-bit, and
         CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
-        cast = self._cast()
+        cast = self.cast()
         if self.accumulation_steps == 1 or not self._steps.next_is_mid_accumulation:
             return cast
         stack = contextlib.ExitStack()
-        stack.enter_context(self.no_sync())
+        stack.enter_context(self._sync.forward_between_boundaries())
         stack.enter_context(cast)
         return stack
 
-    def _cast(self) -> AbstractContextManager[Any]:
-        """Return autocast by the policy; an empty context in float32 outside of any autocast."""
+    def cast(self) -> AbstractContextManager[Any]:
+        """Return autocast by the policy alone, which leaves synchronising gradients as it is.
+
+        In float32 outside of any autocast it is an empty context.
+        """
         if self._dtype is None and not torch.is_autocast_enabled(self._device_type):
             return _EMPTY_CONTEXT
         return torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
@@ -177,8 +181,12 @@ class Precision:
             return loss_fn(*(to_float32(arg) for arg in args))
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Return the model's own `no_sync()` (DistributedDataParallel), else an empty context."""
-        return no_sync(self._ddps or (self._model,))
+        """Return a context in which gradients are not reduced over the ranks.
+
+        DistributedDataParallel has a `no_sync()` of its own, for the forward pass; under FSDP2 the
+        backward pass must be inside, too. For a model that no ranks share it is empty.
+        """
+        return self._sync.no_sync()
 
     # Backward ----------------------------------------------------------------------------------
 
@@ -199,7 +207,7 @@ class Precision:
         Raises `UsageError` where the gradients of micro-batches that wait for their update were
         cleared meanwhile.
         """
-        self._steps.backward(loss, optimizer, last=last, **kwargs)
+        self._steps.backward(loss, optimizer, last=last, at_the_end=self._on_last_batch, **kwargs)
 
     @property
     def on_boundary(self) -> bool:
@@ -273,8 +281,8 @@ class Precision:
 
         Each micro-batch was divided by `accumulation_steps`; its gradients are multiplied by
         `accumulation_steps / seen`, so that they are the mean over the micro-batches really seen,
-        and clipped as the last clip call asked. Under DistributedDataParallel they are averaged
-        over the processes first. Without anything accumulated: False.
+        and clipped as the last clip call asked. What ranks have not reduced yet is reduced first.
+        Without anything accumulated: False.
         """
         return self._steps.flush(optimizer)
 

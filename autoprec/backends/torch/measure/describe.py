@@ -58,7 +58,7 @@ def describe(
 ) -> TaskFacts:
     """Build the task, take one float32 step, and describe it; see `Backend.describe`."""
     report("data", 0)
-    with contextlib.closing(batches(task, batch_size, seed)) as stream:
+    with contextlib.closing(batches(task, batch_size, seed, repeat=True)) as stream:
         batch = next(stream)
         found = find_samples(task, batch, batch_size, seed)
     batch = move(batch, device)

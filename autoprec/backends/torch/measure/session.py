@@ -13,6 +13,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,12 +24,17 @@ from autoprec.backends.shared.process_memory import (
     reset_peak_resident,
     return_freed_memory,
 )
+from autoprec.backends.shared.ranks import ALONE
 from autoprec.backends.shared.step_timing import time_steps
 from autoprec.backends.shared.timing_batches import SessionBatches, fetch_batches
+from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.distributed.communication import join
+from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.measure import devices
+from autoprec.backends.torch.measure.exposed_communication import CastOnly, exposed_communication
 from autoprec.backends.torch.train.batch_dimension import find_samples
 from autoprec.backends.torch.train.compiling import check_compiled, compiled_throughout
 from autoprec.backends.torch.train.task_runner import (
@@ -41,16 +47,25 @@ from autoprec.backends.torch.train.task_runner import (
 )
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.timing_budget import TimingBudget
 
 
 class TorchSession:
-    """One model under one recipe, with a few full batches on the device."""
+    """One model under one recipe, with a few full batches on the device.
+
+    Of several ranks that train together each has a session, and calls it as the others do; what
+    they measure is the slowest one's.
+    """
 
     def __init__(
         self, task: Task, recipe: Recipe, *, device: str, seed: int, report: ProgressCallback
     ) -> None:
-        self._task, self._recipe = task, recipe
+        self._task = task
+        self._communication = None if task.place is None else join(task.place)
+        self._ranks = ALONE if self._communication is None else self._communication.ranks()
+        self._recipe = self._ranks.shared(recipe)
+        self._exposed: Ratio | None = None
         self._device = devices.resolve_device(device)
         self._report = report
         self._notes: list[str] = []
@@ -72,9 +87,15 @@ class TorchSession:
         self._report("build", 0)
         self._model = build_model(self._task, self._device, seed)
         materialize(self._task, self._model, self._fetched.batches[0], seed)
-        optimizer = build_optimizer(self._task, self._model)
+        if self._communication is not None:
+            self._communication.require_same(self._recipe)
+            self._model = distribute(self._recipe, self._model, self._device)
+        self._optimizer = build_optimizer(self._task, unwrap(self._model))
         self._precision = TorchSurgeon().apply(
-            self._recipe, model=self._model, optimizers=(optimizer,), device=str(self._device)
+            self._recipe,
+            model=self._model,
+            optimizers=(self._optimizer,),
+            device=str(self._device),
         )
         self._cycle: Iterator[Any] = itertools.cycle(self._fetched.batches)
         self._finite = torch.ones((), dtype=torch.bool, device=self._device)
@@ -106,19 +127,53 @@ class TorchSession:
 
     def time_steps(self, budget: TimingBudget) -> Measurement:
         """Time steps until the budget says enough; see `Session.time_steps`."""
-        build_seconds = time.perf_counter() - self._started
-        timed = time_steps(self._timer(), budget, self._report)
-        peak = self._peak()
+        agree = self._ranks.agree
+        build_seconds = agree(time.perf_counter() - self._started)
+        timed = time_steps(self._timer(), budget, self._report, agree=agree)
+        peak = int(agree(self._peak()))
+        if self._communication is not None and self._exposed is None:
+            self._exposed = self._exposed_communication(budget.seconds)
         self._started = time.perf_counter()
         micro_batches = self._recipe.accumulation_steps
-        return timed.measurement(
-            samples_per_step=self._fetched.mean_samples * micro_batches,
-            data_seconds=self._fetched.loader_seconds * micro_batches,
+        measured = timed.measurement(
+            samples_per_step=self._samples() * micro_batches,
+            data_seconds=agree(self._fetched.loader_seconds) * micro_batches,
             peak_memory_bytes=peak,
             build_seconds=build_seconds,
-            finite=bool(self._finite.item()),
+            finite=not agree(not self._finite.item()),
             notes=self._notes,
         )
+        return replace(measured, exposed_communication=self._exposed)
+
+    def _samples(self) -> float:
+        """Return the samples of a micro-batch, on all ranks together."""
+        own = self._fetched.mean_samples
+        if self._communication is None:
+            return own
+        return self._communication.mean(own) * self._communication.world_size
+
+    def _exposed_communication(self, seconds: float) -> Ratio | None:
+        """Measure what a step waits for other ranks; what that leaves behind is cleared."""
+
+        def micro_batch() -> None:
+            cast = CastOnly(self._precision)
+            compute_loss(self._task, self._model, next(self._cycle), cast).backward()  # type: ignore[no-untyped-call]
+
+        try:
+            return exposed_communication(
+                micro_batch,
+                self._precision.no_sync,
+                synchronize=lambda: devices.synchronize(self._device),
+                slowest=self._slowest,
+                micro_batches=self._recipe.accumulation_steps,
+                seconds=seconds,
+            )
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+
+    def _slowest(self, times: list[float]) -> list[float]:
+        """Return each of these times as the slowest rank measured it."""
+        return times if self._communication is None else self._communication.largest_each(times)
 
     def _timer(self) -> Callable[[int], list[float]]:
         """Return a function that times `count` steps: by the device's events, else by the clock."""
@@ -128,8 +183,8 @@ class TorchSession:
 
         event = devices.event_maker(self._device)
         if event is None:
-            return lambda count: _clock_times(self._step, synchronize, count)
-        return lambda count: _event_times(self._step, synchronize, count, event)
+            return lambda count: self._slowest(_clock_times(self._step, synchronize, count))
+        return lambda count: self._slowest(_event_times(self._step, synchronize, count, event))
 
     def _reset_peak(self) -> None:
         gc.collect()
@@ -145,7 +200,7 @@ class TorchSession:
 
     def close(self) -> None:
         """Free the memory and restore the process-wide settings."""
-        for name in ("_model", "_precision", "_fetched", "_cycle", "_finite"):
+        for name in ("_model", "_optimizer", "_precision", "_fetched", "_cycle", "_finite"):
             self.__dict__.pop(name, None)
         self._globals.close()
         gc.collect()

@@ -1,7 +1,8 @@
 """A model's float32 state at one moment: taken, put back, made noisy, and gradients compared.
 
 Snapshots live in CPU memory and hold parameters and every buffer, persistent or not. They are
-loaded in place: Parameter objects, hooks and optimizers stay as they are.
+loaded in place: Parameter objects, hooks and optimizers stay as they are. Of a model that ranks
+share each rank takes all of it, by the names it has outside of its wrapper.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 from autoprec.backends.shared.gradient_exponents import relative_error
+from autoprec.backends.torch.apply.model_changes import unwrap
+from autoprec.backends.torch.distributed.sharding import part_like, reshard, whole
 
 Snapshot = Mapping[str, torch.Tensor]
 
@@ -20,13 +23,15 @@ RELATIVE_NOISE = 2.0**-9
 
 
 def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+    own = unwrap(model)
+    reshard(own)
+    yield from own.named_parameters()
+    yield from own.named_buffers()
 
 
 def take_snapshot(model: nn.Module) -> Snapshot:
     """Copy the model's parameters and buffers to the CPU."""
-    return {name: t.detach().to("cpu", copy=True) for name, t in _named_state(model)}
+    return {name: whole(t.detach()).to("cpu", copy=True) for name, t in _named_state(model)}
 
 
 def size_in_bytes(model: nn.Module) -> int:
@@ -42,7 +47,7 @@ def restore_snapshot(model: nn.Module, snapshot: Snapshot) -> None:
         if kept is None:
             continue
         if tensor.shape == kept.shape:
-            tensor.copy_(kept)
+            tensor.copy_(part_like(kept, tensor))
         else:
             tensor.data = kept.to(device=tensor.device, dtype=tensor.dtype, copy=True)
 
@@ -51,19 +56,20 @@ def restore_snapshot(model: nn.Module, snapshot: Snapshot) -> None:
 def add_noise(model: nn.Module, seed: int) -> None:
     """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn on the CPU from `seed`."""
     generator = torch.Generator("cpu").manual_seed(seed)
-    for parameter in model.parameters():
+    reshard(model)
+    for parameter in unwrap(model).parameters():
         if not (parameter.is_floating_point() or parameter.is_complex()):
             continue
         noise = torch.rand(parameter.shape, generator=generator, device="cpu")
         noise = noise.mul_(2).sub_(1).mul_(RELATIVE_NOISE)
-        parameter.mul_(noise.add_(1).to(device=parameter.device, dtype=parameter.dtype))
+        parameter.mul_(part_like(noise.add_(1), parameter))
 
 
 def gradients(model: nn.Module, divisor: float = 1.0) -> dict[str, torch.Tensor]:
     """Copy the gradients to the CPU, divided by the loss scale; absent ones are left out."""
     return {
-        name: _to_full_precision(parameter.grad.detach().cpu()) / divisor
-        for name, parameter in model.named_parameters()
+        name: _to_full_precision(whole(parameter.grad.detach()).cpu()) / divisor
+        for name, parameter in unwrap(model).named_parameters()
         if parameter.grad is not None
     }
 

@@ -12,6 +12,8 @@ from torch import nn
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.tracer import Float16Magnitudes
+from autoprec.backends.torch.distributed.communication import Communication
+from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.trace import magnitudes
 from autoprec.backends.torch.trace.model_state import (
     Snapshot,
@@ -53,7 +55,11 @@ class Applied(Protocol):
 
 @dataclass
 class TorchTrainee:
-    """A model with its optimizer under one recipe; see `Trainee`."""
+    """A model with its optimizer under one recipe; see `Trainee`.
+
+    Of a model that ranks share the losses are means over them, and gradients are taken after their
+    reduction: every rank sees the same.
+    """
 
     task: Task
     recipe: Recipe
@@ -61,6 +67,7 @@ class TorchTrainee:
     optimizer: torch.optim.Optimizer
     precision: Applied
     device: str
+    communication: Communication | None = None
 
     def forward_loss(self, batch: Any, seed: int) -> torch.Tensor:
         """Compute the loss of one batch, with random numbers (dropout) drawn from `seed`."""
@@ -97,14 +104,20 @@ class TorchTrainee:
             loss = self.forward_loss(batch, seed)
             self.precision.backward(loss)
             losses.append(float(loss.detach()))
+        mean = self._mean_over_ranks(sum(losses) / len(losses))
         if self.task.clip_grad_norm is not None:
             self.precision.clip_grad_norm_(self.task.clip_grad_norm)
         changed = self.precision.step()
-        return sum(losses) / len(losses), not changed
+        return mean, not changed
 
     def loss(self, batch: Any, seed: int) -> float:
         """Return the loss of one batch."""
-        return float(self.forward_loss(batch, seed).detach())
+        loss = float(self.forward_loss(batch, seed).detach())
+        reshard(self.model)
+        return self._mean_over_ranks(loss)
+
+    def _mean_over_ranks(self, value: float) -> float:
+        return value if self.communication is None else self.communication.mean(value)
 
     def loss_and_gradient(self, batch: Any, seed: int) -> tuple[float, Mapping[str, torch.Tensor]]:
         """Return loss and unscaled gradient of one batch; weights stay as they are."""
@@ -113,8 +126,12 @@ class TorchTrainee:
     def loss_and_gradient_watched(
         self, batch: Any, seed: int
     ) -> tuple[float, Mapping[str, torch.Tensor], Float16Magnitudes]:
-        """Do the same, and look at float16 numbers; compiled code cannot be looked into."""
-        if self.recipe.policy.compute_dtype is not DType.FLOAT16 or self.recipe.compile:
+        """Do the same, and look at float16 numbers.
+
+        Compiled code cannot be looked into, nor parameters while they are gathered.
+        """
+        unseen = self.recipe.compile or sharded_modules(self.model)
+        if self.recipe.policy.compute_dtype is not DType.FLOAT16 or unseen:
             return *self.loss_and_gradient(batch, seed), Float16Magnitudes()
         forward, backward = (magnitudes.LargestMagnitudes(torch.float16) for _ in range(2))
         loss, gradient = self._loss_and_gradient(batch, seed, forward, backward)
@@ -137,13 +154,15 @@ class TorchTrainee:
             self.precision.backward(loss)
         found = gradients(self.model, self.scale)
         self.model.zero_grad(set_to_none=True)
-        return float(loss.detach()), found
+        return self._mean_over_ranks(float(loss.detach())), found
 
     def evaluate(self) -> float:
         """Call the task's `evaluate`; random numbers and modes go on as before."""
         assert self.task.evaluate is not None
         with rng_preserved(), training_modes_preserved(self.model):
-            return float(self.task.evaluate(self.model))
+            metric = float(self.task.evaluate(self.model))
+        reshard(self.model)
+        return self._mean_over_ranks(metric)
 
 
 class PlainFloat32:

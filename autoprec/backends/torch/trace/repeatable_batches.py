@@ -3,41 +3,13 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.repeatable_batches import MAX_KEPT_BYTES, BatchStream
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
+from autoprec.backends.torch.train.batch_digest import digest
 from autoprec.backends.torch.train.task_runner import batches, move
-
-HASHED_ELEMENTS = 1 << 16
-"""Elements of one tensor that go into a batch's hash."""
-
-
-def digest(batch: Any) -> str:
-    """Return a hash of a batch: shapes, dtypes, and up to 65536 elements of every tensor."""
-    state = hashlib.blake2b(digest_size=16)
-    for tensor in tensors_in(batch):
-        for part in _strided(tensor.detach()):
-            flat = part.reshape(-1)
-            flat = flat[:: max(1, flat.numel() // HASHED_ELEMENTS)].cpu().contiguous()
-            state.update(f"{tuple(part.shape)}{part.dtype}".encode())
-            state.update(flat.view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()
-
-
-def _strided(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the plain tensors that a nested or sparse one consists of."""
-    if tensor.is_nested:
-        return tensor.unbind()
-    if tensor.is_sparse:
-        tensor = tensor.coalesce()
-        return tensor.indices(), tensor.values()
-    return (tensor,)
 
 
 def size_in_bytes(batch: Any) -> int:

@@ -13,9 +13,14 @@ from typing import Any
 
 from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.gradient_exponents import ExponentCounts
+from autoprec.backends.shared.initial_states import InitialStates
+from autoprec.backends.shared.ranks import ALONE
 from autoprec.backends.shared.repeatable_batches import BatchStream
-from autoprec.backends.shared.tracer import ComparisonTracer, InitialStates
+from autoprec.backends.shared.tracer import ComparisonTracer
+from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
+from autoprec.backends.torch.distributed.communication import Communication, join
+from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.trace import magnitudes
 from autoprec.backends.torch.trace.model_state import (
     gradient_error,
@@ -42,8 +47,11 @@ from autoprec.core.recipe import Recipe
 class TorchTracing:
     """See `TraceFramework`."""
 
-    def __init__(self, task: Task, *, device: str, seed: int) -> None:
+    def __init__(
+        self, task: Task, *, device: str, seed: int, communication: Communication | None = None
+    ) -> None:
         self._task, self._device, self._seed = task, device, seed
+        self._communication = communication
         self._initial = InitialStates()
         self.has_evaluate = task.evaluate is not None
 
@@ -66,12 +74,18 @@ class TorchTracing:
             self._initial.start_alike(
                 seed, partial(take_snapshot, model), partial(restore_snapshot, model)
             )
-            optimizer = build_optimizer(self._task, model)
+            shared = self._communication if recipe.distributed is not None else None
+            if shared is not None:
+                shared.require_same(recipe)
+                model = distribute(recipe, model, self._device)
+            optimizer = build_optimizer(self._task, unwrap(model))
             if reference:
                 precision: Any = PlainFloat32(optimizer, recipe.accumulation_steps)
             else:
                 precision = apply_recipe(recipe, model, optimizer, self._device)
-            yield TorchTrainee(self._task, recipe, model, optimizer, precision, self._device)
+            yield TorchTrainee(
+                self._task, recipe, model, optimizer, precision, self._device, shared
+            )
 
     def gradient_error(self, candidate: Any, reference: Any) -> float | None:
         """Compare two gradients over all parameters."""
@@ -94,5 +108,7 @@ def torch_tracer(
     task: Task, *, device: str, seed: int, report: ProgressCallback
 ) -> ComparisonTracer:
     """Return the tracer of a torch task; see `Backend.tracer`."""
-    tracing = TorchTracing(task, device=device, seed=seed)
-    return ComparisonTracer(tracing, on_cpu=device == "cpu", report=report)
+    communication = None if task.place is None else join(task.place)
+    tracing = TorchTracing(task, device=device, seed=seed, communication=communication)
+    ranks = ALONE if communication is None else communication.ranks()
+    return ComparisonTracer(tracing, on_cpu=device == "cpu", report=report, ranks=ranks)

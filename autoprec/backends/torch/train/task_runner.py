@@ -96,6 +96,11 @@ def _checked(task: Task, model: Any) -> nn.Module:
     given = f"{task.name}: build_model returned {_kind(model)}"
     if not isinstance(model, nn.Module):
         raise TaskError(f"{given}, expected a torch.nn.Module; return the model from build_model")
+    if isinstance(model, nn.parallel.DistributedDataParallel) and task.place is not None:
+        raise TaskError(
+            f"{given}, expected the module inside: every rank is wrapped as the recipe says, in "
+            "DistributedDataParallel or by fully_shard; return the model without it"
+        )
     if isinstance(model, nn.DataParallel):
         raise TaskError(
             f"{given}, expected the module inside: autoprec tunes one device, and replicas would "
@@ -169,10 +174,10 @@ def batches(
     All RNGs are seeded before `build_data`, and data are drawn from an RNG stream of their own:
     what training consumes (dropout) does not change what the next batch is. With `repeat` the data
     start again at their end (an exhausted generator is built again). Worker processes of a
-    DataLoader end when the iterator is closed. Raises `TaskError` where there is nothing to
-    train on.
+    DataLoader end when the iterator is closed. Of several ranks each yields its own share. Raises
+    `TaskError` where there is nothing to train on.
     """
-    return draw_batches(
+    drawn = draw_batches(
         task,
         batch_size,
         generators=TorchGenerators(),
@@ -182,6 +187,11 @@ def batches(
         repeat=repeat,
         hint="Is the data set smaller than the batch, with drop_last=True?",
     )
+    if task.place is None:
+        return drawn
+    from autoprec.backends.torch.distributed.data_shares import own_batches
+
+    return own_batches(task, task.place, drawn)
 
 
 def _iterate(task: Task, data: Any) -> Iterator[Any]:

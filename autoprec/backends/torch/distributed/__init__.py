@@ -1,0 +1,1 @@
+"""PyTorch models that several processes (ranks) train together."""
