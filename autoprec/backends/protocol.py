@@ -184,7 +184,7 @@ class Tracer(Protocol):
         With `stop_at_plateau` it ends where the loss no longer falls: `proof_steps.has_ended`.
         """
 
-    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
+    def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
 
     def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
