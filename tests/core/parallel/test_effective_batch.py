@@ -111,6 +111,16 @@ def test_one_sentence_says_what_changed():
     )
 
 
+@pytest.mark.parametrize(
+    ("engine", "world_size", "count"),
+    [("ddp", 2, "2 ranks"), ("fsdp2", 1, "1 rank"), ("mirrored", 2, "2 replicas")],
+)
+def test_what_trains_is_named_as_its_framework_does(engine, world_size, count):
+    section = Distributed(engine=engine, world_size=world_size)
+    _, said = fit_to_world_size(Recipe(distributed=section), 4)
+    assert said.startswith(f"a recipe for {count} is applied to 4")
+
+
 def test_a_recipe_of_one_process_gets_the_given_section_and_none_on_one_device():
     engine = Distributed(engine="mirrored", bucket_mb=1)
     after, _ = fit_to_world_size(recipe(8, 2, None), 2, engine)

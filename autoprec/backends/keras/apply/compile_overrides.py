@@ -169,9 +169,11 @@ class CompileOverrides:
         obstacle = _single_step_reason(model)
         if obstacle and steps != model.steps_per_execution:
             steps = model.steps_per_execution
-            note = f"steps_per_execution stays {steps}: {obstacle}"
-            self.notes += [note] if note not in self.notes else []
+            self._say(f"steps_per_execution stays {steps}: {obstacle}")
         compiles = model.jit_compile or (recipe.compile and not model.run_eagerly)
+        if compiles and not model.jit_compile and replica_count(model) > 1:
+            compiles = False
+            self._say("not compiled: TensorFlow cannot compile a step of several replicas with XLA")
         compile_settings(model, compiles, steps)
         watch_scale_floor(self._precision, model)
         after = (model.jit_compile, model.steps_per_execution)
@@ -181,6 +183,10 @@ class CompileOverrides:
                 compile_settings(model, *before)
 
         self._undo.append(undo)
+
+    def _say(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
 
 def _single_step_reason(model: Any) -> str:

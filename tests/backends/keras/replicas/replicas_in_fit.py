@@ -61,6 +61,13 @@ def several_steps_per_execution_are_not_taken() -> None:
 
 
 @case
+def a_step_is_not_compiled() -> None:
+    _, precision = fits_are_equal(Recipe(batch_size=16, compile=True), 48, net())
+    assert not precision.model.jit_compile
+    assert any(note.startswith("not compiled") for note in precision.warnings)
+
+
+@case
 def a_loss_that_is_a_sum_is_not_weighed() -> None:
     def build() -> Any:
         loss = keras.losses.SparseCategoricalCrossentropy(reduction="sum")

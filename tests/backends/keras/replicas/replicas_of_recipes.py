@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autoprec import apply_profile
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.measure.session import KerasSession
 from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee
@@ -201,6 +202,21 @@ def a_task_made_in_a_scope_is_measured_and_traced_on_its_replicas() -> None:
     assert np.isfinite(loss)
     assert not skipped
     trainee.close()
+
+
+@case
+def the_public_function_applies_and_is_switched_off() -> None:
+    with mirrored().scope():
+        model = net()()
+    section = Distributed(engine="mirrored", world_size=2)
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=8, distributed=section)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AutoprecWarning)
+        with apply_profile(recipe, model=model) as precision:
+            model.fit(*data(32), precision.global_batch_size, verbose=0)
+        assert precision.steps == 2
+        off = apply_profile("off", model=model)
+    assert (off.batch_size, off.global_batch_size) == (16, 32)  # of the default batch
 
 
 @case
