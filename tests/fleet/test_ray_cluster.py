@@ -213,8 +213,8 @@ def test_a_tuning_sees_all_gpus_of_its_node_and_shows_its_workers_one(
     task = tmp_path / "i" / "mlp.py"
     with task.open("a") as file:
         file.write(SAY_WHAT_IS_VISIBLE)
-    words = ("--device", "cuda", "--policies", "mixed_bfloat16", "--batch-sizes", "16,32")
-    command = tune(task, *words)
+    words = ("--policies", "mixed_bfloat16", "--batch-sizes", "16,32", "--trials", 2)
+    command = tune(task, "--device", "cuda", *words)
     code, _ = command.end()
     cluster.remove(node)
     assert code == 0, command.text
