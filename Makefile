@@ -30,6 +30,10 @@ $(VENV)/.all-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev]'
 	@touch $@ $(VENV)/.demo-installed
 
+$(VENV)/.scale-installed: $(VENV)/.all-installed
+	$(INSTALL) -e '.[torch,tensorflow,examples,dev,ray,submitit]'
+	@touch $@
+
 # -- use ------------------------------------------------------------------------------------------
 
 .PHONY: demo
@@ -58,9 +62,16 @@ RUN_FILES_IN_PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile 
 
 .PHONY: tests
 tests: $(VENV)/.all-installed  ## Run the tests, each framework's in processes of its own.
-	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not gpu"
-	$(RUN_FILES_IN_PARALLEL) -m "torch and not gpu"
-	$(RUN_FILES_IN_PARALLEL) -m "keras and not gpu"
+	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not gpu and not scale"
+	$(RUN_FILES_IN_PARALLEL) -m "torch and not gpu and not scale"
+	$(RUN_FILES_IN_PARALLEL) -m "keras and not gpu and not scale"
+
+# Each test starts several ranks or nodes, so one file runs at a time.
+.PHONY: test-scale
+test-scale: $(VENV)/.scale-installed  ## Run the tests that train on several devices or nodes (minutes).
+	OMP_NUM_THREADS=1 $(PYTEST) -m "scale and not torch and not keras and not gpu"
+	OMP_NUM_THREADS=1 $(PYTEST) -m "scale and torch and not gpu" || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(PYTEST) -m "scale and keras and not gpu" || [ $$? -eq 5 ]
 
 # Exit code 5 (no test found) is accepted for Keras only, which has no GPU tests: not every machine
 # has a TensorFlow that sees its GPU.

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
 from autoprec import probing
-from autoprec.applying import apply_profile
+from autoprec.applying import apply_profile, distribute
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
@@ -38,8 +38,10 @@ from autoprec.profiles import default_path, load_profile, save_profile
 
 if TYPE_CHECKING:
     from autoprec.backends.protocol import Engine
+    from autoprec.core.fleet.node_types import FleetResult
     from autoprec.core.fleet.status import FleetStatus
     from autoprec.core.speed.step_bounds import Plan
+    from autoprec.fleet.driver import FleetListener
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options, Settings
 
@@ -48,11 +50,13 @@ __all__ = [
     "check_output",
     "check_profile",
     "device_fingerprint",
+    "distribute",
     "fleet_status",
     "load_profile",
     "plan",
     "probe",
     "tune",
+    "tune_fleet",
 ]
 
 _NO_KNOBS: Mapping[str, tuple[KnobValue, ...]] = MappingProxyType({})
@@ -235,6 +239,52 @@ def _tune_on_first_usable(
         except DeviceUnusable as error:
             listen(Note(f"skipped: {error}", warning=True))
     return tune_on(devices[-1])
+
+
+def tune_fleet(
+    task: str | Path,
+    *,
+    ray: str | None = None,
+    submitit: Sequence[str] = (),
+    device: str | None = None,
+    options: Options | None = None,
+    listener: FleetListener | None = None,
+    output: str | Path | None = None,
+) -> FleetResult:
+    """Tune one node of each device type of a cluster; write a folder of profiles, say how it ended.
+
+    `ray` is the address of a Ray cluster ("auto": the one this machine belongs to), `submitit`
+    names SLURM partitions; one of them is given. The profiles are written to the folder `output`,
+    by default TASK.profiles next to the task file. `listener` is called with the name of a type and
+    each event of its tuning. Raises as `tune` does where no type has a profile.
+    """
+    from autoprec.fleet.driver import FleetJob
+    from autoprec.fleet.driver import tune_fleet as tune_with
+    from autoprec.fleet.journals import default_output
+    from autoprec.tuning.options import options_from
+    from autoprec.tuning.ranks import check_device_choice
+    from autoprec.workers.task_file import check_task_path
+
+    path, chosen = check_task_path(task), options_from(options, {})
+    check_device_choice(device, chosen.nproc)
+    if (ray is None) == (not submitit):
+        raise UsageError("give either `ray`, an address, or `submitit`, names of partitions")
+    job = FleetJob(
+        task=path,
+        output=Path(output or chosen.output or default_output(path)).absolute(),
+        options=chosen,
+        listener=listener or (lambda name, event: None),
+        device=device,
+    )
+    if ray is not None:
+        from autoprec.fleet.ray_scheduler import RayScheduler
+
+        with RayScheduler(ray, wait=chosen.wait) as cluster:
+            return tune_with(job, cluster)
+    from autoprec.fleet.submitit_scheduler import SubmititScheduler
+
+    with SubmititScheduler(submitit, job.output, wait=chosen.wait) as partitions:
+        return tune_with(job, partitions)
 
 
 def fleet_status(folder: str | Path, *, prices: Mapping[str, float] | None = None) -> FleetStatus:

@@ -43,7 +43,7 @@ _COMMENTS = {
     "evidence.chosen.bound": "what limits a step",
     "evidence.chosen.data_seconds": "the loader's own time for a step",
     "evidence.chosen.warmup_seconds": "until steps were as fast as they stay",
-    "evidence.chosen.break_even_steps": "steps after which compiling has won back its own time",
+    "evidence.chosen.break_even_steps": "steps after which compilation has paid for itself",
     "evidence.speedup": "over the baseline, run in turns; low to high: 95 % interval",
     "evidence.speedup_same_batch": "over float32 at the same batch, run in turns",
     "evidence.waterfall": "the parts of the speed-up, one thing after another switched off",

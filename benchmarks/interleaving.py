@@ -17,7 +17,7 @@ from autoprec.workers.cpu_contention import ContentionMonitor
 PROCESSES = 6
 
 
-def contest_of(
+def interleaved(
     job: TuningJob, recipes: Sequence[Recipe], together: bool, concurrently: bool | None = None
 ) -> InterleavedTiming:
     """Recipes in alternation, each in a process of its own.
@@ -77,8 +77,8 @@ def alternate(
     began, processes = time.monotonic(), 0
     while processes < PROCESSES or not sharpness.reached(rates, time.monotonic() - began):
         together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
-        with contest_of(job, unique, together) as contest:
-            for final in contest.run(math.ceil(rounds / PROCESSES)):
+        with interleaved(job, unique, together) as timing:
+            for final in timing.run(math.ceil(rounds / PROCESSES)):
                 rates[final.recipe.key()] += final.rates
         processes += 1
     return rates

@@ -158,13 +158,13 @@ class BackendContract:
         made = next(n for n in range(1, 34) if proof_steps.has_ended(whole.losses[:n], 33))
         assert settled.losses == whole.losses[:made]
         assert made in (30, 33)
-        steps = [point.step for point in tracer.shadow(recipe=FLOAT32)]
+        steps = [point.step for point in tracer.compare_steps(recipe=FLOAT32)]
         assert steps == [step for step in (0, 32) if step < made]
 
-    def test_float32_shadows_itself(self, subject: Subject) -> None:
+    def test_float32_compared_with_itself_is_equal(self, subject: Subject) -> None:
         tracer = self.tracer(subject)
         tracer.reference(batch_size=8, steps=4, checkpoints=(0, 2))
-        points = tracer.shadow(recipe=FLOAT32)
+        points = tracer.compare_steps(recipe=FLOAT32)
         assert [point.step for point in points] == [0, 2]
         for point in points:
             assert point.loss == pytest.approx(point.reference, rel=1e-5)
@@ -173,7 +173,7 @@ class BackendContract:
     def test_bfloat16_rounds_but_stays_near(self, subject: Subject) -> None:
         tracer = self.tracer(subject)
         tracer.reference(batch_size=8, steps=4, checkpoints=(0, 2))
-        for point in tracer.shadow(recipe=BFLOAT16):
+        for point in tracer.compare_steps(recipe=BFLOAT16):
             assert point.loss != point.reference
             assert point.loss == pytest.approx(point.reference, rel=0.05)
             assert point.gradient_error is not None

@@ -214,7 +214,7 @@ def test_a_profile_may_be_written_by_hand():
     assert parse_profile(parse_yaml(text, "a"), "a") == PROFILE
 
 
-def test_the_profile_goes_beside_its_task():
+def test_the_profile_is_written_next_to_its_task():
     assert default_path(Path("some/where/model.py")) == Path("some/where/model.profile.yaml")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from autoprec.cli import tune_cluster
 from autoprec.cli.launched import ranks_to_tune
 from autoprec.errors import Interrupted, UsageError
 
@@ -24,7 +25,7 @@ targets) or training_step(model, batch). If it sets BATCH_SIZE, that is kept as 
 size; otherwise the batch size is chosen too.
 """
 
-_EXAMPLES = """\
+_EXAMPLES = f"""\
 examples:
   autoprec tune model.py                          write model.profile.yaml
   autoprec tune model.py --batch-sizes 16-512     only powers of two in this range
@@ -36,7 +37,7 @@ examples:
   autoprec tune model.py --plan --device v100     what would be tried there, and what to expect
   autoprec tune model.py --nproc 4                one job on four devices (DistributedDataParallel)
   autoprec tune model.py --storage sqlite:///s.db keep the study in a database
-
+{tune_cluster.EXAMPLES}
 To resume a tuning that was stopped, run the same command again.
 
 exit codes: 0 ok, 1 the task or a trial failed or the device is busy, 2 usage,
@@ -62,7 +63,8 @@ def add_parser(subparsers: Any) -> None:
         "-o",
         type=Path,
         metavar="FILE",
-        help="where to write the profile (default: next to the task file)",
+        help="where to write the profile (default: next to the task file); for a cluster, the "
+        "folder of its profiles",
     )
     parser.add_argument(
         "--device",
@@ -80,6 +82,7 @@ def add_parser(subparsers: Any) -> None:
     _add_search(parser)
     _add_proof(parser)
     _add_study(parser)
+    tune_cluster.add_cluster(parser)
     parser.add_argument("--json", action="store_true", help="print the profile as JSON on stdout")
     parser.add_argument(
         "--strict",
@@ -258,6 +261,9 @@ def run(arguments: argparse.Namespace) -> int:
     if nproc is None:
         return 0
     options = _options(arguments, nproc)
+    if tune_cluster.is_asked_for(arguments):
+        with _stop_signals_interrupt():
+            return tune_cluster.run(arguments, options)
     if arguments.plan:
         return _plan(arguments, options)
     task = check_task_path(arguments.task)

@@ -69,8 +69,7 @@ def _device_differences(made: Fingerprint, here: Fingerprint) -> list[str]:
     found = []
     if made.name != here.name:
         found.append(f"made on {made.name!r}, this device calls itself {here.name!r}")
-    known = made.memory_gib and here.memory_gib
-    if known and abs(made.memory_gib - here.memory_gib) > max(1, 0.1 * made.memory_gib):
+    if memory_differs(made, here):
         found.append(f"made with {made.memory_gib} GiB of memory, here are {here.memory_gib} GiB")
     if made.partition != here.partition and None not in (made.partition, here.partition):
         found.append(
@@ -83,6 +82,12 @@ def _device_differences(made: Fingerprint, here: Fingerprint) -> list[str]:
             f"{_describe_quota(here.core_quota)}"
         )
     return found
+
+
+def memory_differs(made: Fingerprint, here: Fingerprint) -> bool:
+    """Say whether two memories differ by more than a tenth; unknown ones do not."""
+    known = made.memory_gib and here.memory_gib
+    return bool(known) and abs(made.memory_gib - here.memory_gib) > max(1, 0.1 * made.memory_gib)
 
 
 def _describe_partition(partition: str | None) -> str:

@@ -17,7 +17,7 @@ from autoprec.errors import UsageError
 from autoprec.hardware.catalogue import Catalogue
 from autoprec.hardware.probes.other_accelerators import load_other_accelerators
 
-#: A longer list helps nobody; the rest is counted.
+#: Names listed at most; the rest is counted.
 _MAX_LISTED = 20
 
 _NOT_HERE = "not in this machine: known from the catalogue, neither probed nor measured"

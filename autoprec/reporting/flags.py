@@ -15,7 +15,7 @@ def with_flags(text: str) -> str:
     """Return a message of the library with flags in the place of settings."""
     from autoprec.tuning.options import Settings
 
-    settings = {"device", *Settings.__annotations__}
+    settings = {"device", "ray", "submitit", *Settings.__annotations__}
 
     def flag(found: re.Match[str]) -> str:
         name, value = found.groups()

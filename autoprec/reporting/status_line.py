@@ -24,7 +24,7 @@ from autoprec.tuning.events import (
 
 _EXPECTED_TRIALS = 12
 _EXPECTED_PROOF_STEPS, _MAX_PROOF_SECONDS = 200, 60.0
-_STAGE_ORDER = ("search", "heats", "proof", "finish")
+_STAGE_ORDER = ("search", "reranking", "proof", "confirmation")
 
 
 class StatusLine:
@@ -103,9 +103,9 @@ class StatusLine:
         search = self._search_seconds * expected / self._trials
         takes = {
             "search": search,
-            "heats": search / 2,
+            "reranking": search / 2,
             "proof": self._proof_seconds,
-            "finish": search / 2,
+            "confirmation": search / 2,
         }
         here = _STAGE_ORDER.index(self._stage)
         left = max(0.0, takes[self._stage] - (now - self._stage_began))

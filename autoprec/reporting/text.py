@@ -82,9 +82,8 @@ def status_text(status: Status) -> str:
 
 _STAGES = {
     "preflight": "first step",
-    "heats": "comparison",
+    "reranking": "comparison",
     "islands": "float32 modules",
-    "finish": "confirmation",
 }
 
 _PHASES = {
@@ -96,14 +95,14 @@ _PHASES = {
     "warmup": "warming up",
     "steps": "timing",
     "trace": "tracing",
-    "shadow": "one step at the same weights",
+    "compare_steps": "one step at the same weights",
     "noise": "one step with noise",
     "exponents": "measuring magnitudes",
     "trajectory": "training",
     "evaluate": "evaluate(model)",
 }
 
-_STEPPED = ("steps", "shadow", "noise", "trajectory")
+_STEPPED = ("steps", "compare_steps", "noise", "trajectory")
 
 
 def rate_text(rate: float) -> str:

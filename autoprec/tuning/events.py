@@ -38,7 +38,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage begins: "preflight", "search", "heats", "proof", "islands", "finish"."""
+    """A stage begins: "preflight", "search", "reranking", "proof", "islands", "confirmation"."""
 
     name: str
     detail: str = ""

@@ -164,9 +164,9 @@ class Service:
             stop_at_plateau=stop_at_plateau,
         )
 
-    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
-        """See `Tracer.shadow`."""
-        return self._tracer().shadow(recipe=recipe)
+    def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
+        """See `Tracer.compare_steps`."""
+        return self._tracer().compare_steps(recipe=recipe)
 
     def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """See `Tracer.noise`."""

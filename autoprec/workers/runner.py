@@ -204,7 +204,7 @@ class RemoteTracer:
 
 _TRACER_METHODS = (
     "reference",
-    "shadow",
+    "compare_steps",
     "noise",
     "trajectory",
     "backward_exponents",

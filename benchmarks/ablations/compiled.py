@@ -27,7 +27,7 @@ from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner, run_trial
 from benchmarks.checkout import RESULTS, TASKS
-from benchmarks.interleaving import contest_of
+from benchmarks.interleaving import interleaved
 from benchmarks.provenance import machine
 from benchmarks.search.grids import make_job
 
@@ -45,12 +45,12 @@ def measure(name: str, policy: Policy, batch: int, rounds: int) -> dict[str, Any
         row: dict[str, Any] = {"task": name, "policy": policy.value, "batch": size}
         warm = [warm_up(job, space, recipe) for recipe in recipes]
         try:
-            with contest_of(job, recipes, together=True) as contest:
-                contest.run(rounds)
+            with interleaved(job, recipes, together=True) as timing:
+                timing.run(rounds)
         except FinalistFailed as failed:
             return {**row, "failed": str(failed).splitlines()[0][:160]}
-    rates = [[m.samples_per_second for m in measured] for measured in contest.measured]
-    steps = [median(m.step_seconds for m in measured) for measured in contest.measured]
+    rates = [[m.samples_per_second for m in measured] for measured in timing.measured]
+    steps = [median(m.step_seconds for m in measured) for measured in timing.measured]
     gained, compiling = steps[0] - steps[1], max(0.0, warm[1] - warm[0])
     return {
         **row,

@@ -40,7 +40,7 @@ from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from benchmarks.checkout import ROOT, TASKS
-from benchmarks.interleaving import contest_of
+from benchmarks.interleaving import interleaved
 from benchmarks.search.oracle import tune_from_scratch
 
 #: The tasks of which a GPU is busy, at these batches; and one for a dry run.
@@ -160,12 +160,12 @@ def grid(task: str, setting: Setting) -> Rows:
     running, failed, rates, peaks = list(recipes), {}, {}, {}
     while running:
         try:
-            with contest_of(job, running, together=True, concurrently=True) as contest:
-                finals = contest.run(1 if setting.quick else ROUNDS)
+            with interleaved(job, running, together=True, concurrently=True) as timing:
+                finals = timing.run(1 if setting.quick else ROUNDS)
             rates = {final.recipe.key(): list(final.rates) for final in finals}
             peaks = {
                 recipe.key(): max(m.peak_memory_bytes for m in measured)
-                for recipe, measured in zip(running, contest.measured, strict=True)
+                for recipe, measured in zip(running, timing.measured, strict=True)
             }
             break
         except FinalistFailed as failure:

@@ -1,4 +1,4 @@
-"""Compares two nulls for the shadow test: noise in the weights, and noise in the products.
+"""Compares two nulls for single steps: noise in the weights, and noise in the products.
 
     python -m benchmarks.numerics.noise_placement [--output FILE]
 
@@ -95,7 +95,7 @@ def compared(job: Job) -> dict[str, list[dict[str, Any]]]:
         recipe = at_tuned_scale(proof, POLICIES[policy])
         trace.reference(batch_size=BATCH, steps=MARKS[-1] + 1, checkpoints=MARKS)
         try:
-            points = trace.shadow(recipe=recipe)
+            points = trace.compare_steps(recipe=recipe)
         except RuntimeError:  # no kernel, or code that float16 makes raise: no null decides it
             continue
         roundoff = recipe.policy.compute_dtype.limits.unit_roundoff

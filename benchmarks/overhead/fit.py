@@ -116,18 +116,37 @@ def by_target(processes: Sequence[Sequence[Pair]]) -> list[list[Pair]]:
     return [pairs for pairs in found if len(pairs) == len(processes)]
 
 
-def missed(result: Mapping[str, Any]) -> list[str]:
-    """What was promised and is not kept, in words."""
+KEPT, BROKEN, UNRESOLVED, NOTHING = "yes", "no", "unresolved", "nothing promised"
+
+
+def judged(row: Mapping[str, Any]) -> str:
+    """Whether a case or a fixed cost keeps what is promised.
+
+    It is kept where the whole interval is within, broken where the whole interval is above. An
+    interval that holds the promised number shows neither: the machine was too noisy.
+    """
+    if row["kept"] is not False:
+        return NOTHING if row["kept"] is None else KEPT
+    if "fixed" in row:
+        above = 1e6 * float(row["fixed"]["low"]) > float(row["promised_microseconds"])
+    else:
+        above = float(row["ratio"]["low"]) > float(row["promised_ratio"])
+    return BROKEN if above else UNRESOLVED
+
+
+def in_words(result: Mapping[str, Any], judgement: str) -> list[str]:
+    """What was judged so, with its interval, in words."""
     lines = [
-        f"{r['way']}, {r['policy']}, step {r['step_milliseconds']:.1f} ms: upper end "
-        f"{r['ratio']['high']:.4f}x, promised {r['promised_ratio']:.2f}x"
+        f"{r['way']}, {r['policy']}, step {r['step_milliseconds']:.1f} ms: "
+        f"{r['ratio']['low']:.4f}x to {r['ratio']['high']:.4f}x, promised "
+        f"{r['promised_ratio']:.2f}x"
         for r in result["cases"]
-        if r["kept"] is False
+        if judged(r) == judgement
     ]
     lines += [
-        f"{r['way']}, {r['policy']}: fixed cost's upper end {1e6 * r['fixed']['high']:.0f} us, "
-        f"promised {r['promised_microseconds']:.0f} us"
+        f"{r['way']}, {r['policy']}: fixed cost {1e6 * r['fixed']['low']:.0f} to "
+        f"{1e6 * r['fixed']['high']:.0f} us, promised {r['promised_microseconds']:.0f} us"
         for r in result["fixed"]
-        if r["kept"] is False
+        if judged(r) == judgement
     ]
     return lines

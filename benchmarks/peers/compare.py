@@ -74,7 +74,7 @@ def compare(
     sides = entrants_of(job, space, found, peers, own_batch.effective_batch)
     rates = {}
     for comparison, (ours, theirs) in sides.items():
-        rates[comparison] = contest(job, found, ours, theirs, rounds)
+        rates[comparison] = time_in_alternation(job, found, ours, theirs, rounds)
     return {"task": task, "limit": limit, "peers": found, "comparisons": rates}
 
 
@@ -110,7 +110,7 @@ def entrants_of(
     return sides
 
 
-def contest(
+def time_in_alternation(
     job: KeptJob,
     found: Found,
     ours: Mapping[str, Entrant],

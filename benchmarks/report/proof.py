@@ -89,13 +89,13 @@ def _numerics_until_november_22(found: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield _skips(found["scales"])
     islands = [r for r in found["islands"].values() if r["mendable"]]
-    mended = [r for r in islands if r["mended"]]
-    products = sum(r["products"] for r in mended) / len(mended)
+    repaired = [r for r in islands if r["mended"]]
+    products = sum(r["products"] for r in repaired) / len(repaired)
     yield ""
     yield (
-        f"Islands: {len(mended)} of {len(islands)} broken pairs mended, "
-        f"{sum(r['minimal'] for r in mended)} with a minimal set, at most "
-        f"{max(r['trials'] for r in mended)} trials, {products:.1%} of the matrix-product work "
+        f"Islands: {len(repaired)} of {len(islands)} broken pairs repaired, "
+        f"{sum(r['minimal'] for r in repaired)} with a minimal set, at most "
+        f"{max(r['trials'] for r in repaired)} trials, {products:.1%} of the matrix-product work "
         "left in float32 in the mean (aimed at: 10 %)."
     )
 

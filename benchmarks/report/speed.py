@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.overhead.fit import judged
 from benchmarks.provenance import staleness_in_words
 from benchmarks.report.latest import where
-from benchmarks.search.oracle_rows import contests, mean, proof, ratio_text, words
+from benchmarks.search.oracle_rows import interleaved_timing, mean, proof, ratio_text, words
 
 
 def overhead(path: Path) -> Iterator[str]:
@@ -34,16 +35,16 @@ def overhead(path: Path) -> Iterator[str]:
     yield (
         f"{where(found)}. {found['processes']} processes a case; the intervals are over processes. "
         "The fixed cost is that of a line through the costs at all steps of a process, each "
-        "weighted by its step; promised are upper ends."
+        "weighted by its step; promised are upper ends. Where the promised number lies inside the "
+        "interval, nothing is resolved."
     )
     yield ""
     yield "| way | policy | step by hand | with apply_profile | cost | kept |"
     yield "|---|---|---|---|---|---|"
     for r in found["cases"]:
-        kept = {True: "yes", False: "no", None: "nothing promised"}[r["kept"]]
         yield (
             f"| {r['way']} | {r['policy']} | {r['step_milliseconds']:.2f} ms | "
-            f"{ratio_text(r['ratio'], 4)} | {microseconds(r['cost'])} | {kept} |"
+            f"{ratio_text(r['ratio'], 4)} | {microseconds(r['cost'])} | {judged(r)} |"
         )
     yield ""
     yield "| way | policy | fixed cost of a step | promised | kept |"
@@ -51,8 +52,7 @@ def overhead(path: Path) -> Iterator[str]:
     for r in found["fixed"]:
         promised = r["promised_microseconds"]
         said = "nothing" if promised is None else f"at most {promised:.0f} us"
-        kept = {True: "yes", False: "no", None: "-"}[r["kept"]]
-        yield f"| {r['way']} | {r['policy']} | {microseconds(r['fixed'])} | {said} | {kept} |"
+        yield f"| {r['way']} | {r['policy']} | {microseconds(r['fixed'])} | {said} | {judged(r)} |"
 
 
 def microseconds(interval: Mapping[str, float]) -> str:
@@ -154,7 +154,7 @@ def compiled(path: Path) -> Iterator[str]:
         "the same batch and policy, in alternation."
     )
     yield ""
-    yield "| task | policy | batch | compiled/eager | compiling | won back after |"
+    yield "| task | policy | batch | compiled/eager | compiling | recovered after |"
     yield "|---|---|---|---|---|---|"
     for r in found["rows"]:
         start = f"| {r['task']} | {r['policy']} | {r['batch']} |"
@@ -190,14 +190,17 @@ def growth(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
     yield f"{where(found)}, a multilayer perceptron; one tuning from scratch a row."
     yield ""
-    yield "| varied | parameters | knobs | batches | trials | search | proof | contests | total |"
+    yield (
+        "| varied | parameters | knobs | batches | trials | search | proof | interleaved timing | "
+        "total |"
+    )
     yield "|---|---|---|---|---|---|---|---|---|"
     for r in found["rows"]:
         stages: Mapping[str, Any] = r["stages"]
         yield (
             f"| {r['what']} | {r['parameters'] / 1e6:.2f} M | {r['knobs']} | {r['batches']} | "
             f"{r['trials']} of {r['points']} | {stages.get('search', 0.0):.0f} s | "
-            f"{proof(stages):.0f} s | {contests(stages):.0f} s | {r['seconds']:.0f} s |"
+            f"{proof(stages):.0f} s | {interleaved_timing(stages):.0f} s | {r['seconds']:.0f} s |"
         )
     if "note" in found:
         yield ""

@@ -21,6 +21,7 @@ from autoprec.tuning.events import Described, Event
 from benchmarks.checkout import RESULTS
 from benchmarks.provenance import machine
 from benchmarks.search.oracle import Clock
+from benchmarks.search.oracle_rows import interleaved_timing
 
 TASK = """
 import torch
@@ -99,11 +100,11 @@ def row(found: Mapping[str, Any]) -> str:
     """A line of the table."""
     stages = found["stages"]
     proof = stages.get("proof", 0.0) + stages.get("islands", 0.0)
-    contests = stages.get("heats", 0.0) + stages.get("finish", 0.0)
+    timing = interleaved_timing(stages)
     return (
         f"{found['what']:8s} {found['parameters'] / 1e6:6.2f} M {found['knobs']:5d} "
         f"{found['batches']:>7s} {found['trials']:4d} of {found['points']:3d} "
-        f"{stages.get('search', 0.0):6.0f} s {proof:5.0f} s {contests:7.0f} s "
+        f"{stages.get('search', 0.0):6.0f} s {proof:5.0f} s {timing:7.0f} s "
         f"{found['seconds']:6.0f} s  {found['policy']} {found['batch']}"
     )
 
@@ -118,7 +119,7 @@ def main() -> None:
     plans = [("model", width, 0, "8-1024") for width in WIDTHS]
     plans += [("knobs", 1024, knobs, "8-1024") for knobs in range(1, len(KNOBS) + 1)]
     plans += [("batches", 1024, 0, batches) for batches in RANGES if batches != "8-1024"]
-    print("varied  parameters knobs batches     trials   search  proof contests  total  chosen")
+    print("varied  parameters knobs batches     trials   search  proof   timing  total  chosen")
     rows = []
     for what, width, knobs, batches in plans:
         rows.append(measure(what, width, knobs, batches))

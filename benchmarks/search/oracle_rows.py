@@ -17,8 +17,11 @@ Row = Mapping[str, Any]
 
 NOT_MEASURED = "not measured"
 
-#: The stages that choose: trials, and whatever runs in alternation.
-CHOOSING = ("search", "heats", "finish")
+#: The stages that time recipes in alternation, with the names they have in older rows.
+INTERLEAVED = ("reranking", "confirmation", "heats", "finish")
+
+#: The stages that choose.
+CHOOSING = ("search", *INTERLEAVED)
 
 
 def mean(values: Iterable[float]) -> float:
@@ -28,13 +31,13 @@ def mean(values: Iterable[float]) -> float:
 
 
 def whole(r: Row) -> float:
-    """The seconds of a whole tuning: first step, probe, search, contests, proof."""
+    """The seconds of a whole tuning: first step, probe, search, interleaved timing, proof."""
     return float(sum(r["stages"].values()))
 
 
-def contests(stages: Mapping[str, float]) -> float:
-    """The seconds of the alternations: the fastest recipes, the finalists, the winner."""
-    return stages.get("heats", 0.0) + stages.get("finish", 0.0)
+def interleaved_timing(stages: Mapping[str, float]) -> float:
+    """The seconds of interleaved timing: the fastest recipes, the finalists, the winner."""
+    return sum(stages.get(stage, 0.0) for stage in INTERLEAVED)
 
 
 def proof(stages: Mapping[str, float]) -> float:
@@ -48,7 +51,7 @@ def share(r: Row) -> float:
 
 
 def share_of_choosing(r: Row) -> float:
-    """The time of trials and contests alone over that of the grid's steps."""
+    """The time of trials and interleaved timing alone over that of the grid's steps."""
     seconds = sum(float(r["stages"].get(stage, 0.0)) for stage in CHOOSING)
     return max(seconds, 1e-3) / float(r["grid_seconds"])
 
@@ -101,7 +104,7 @@ COLUMNS = (
     "trials",
     "first step",
     "search",
-    "contests",
+    "interleaved timing",
     "proof",
     "chosen",
 )
@@ -121,7 +124,7 @@ def cells(r: Row) -> list[str]:
         f"{r['trials']} of {r['points']}",
         f"{stages.get('preflight', 0.0):.0f} s",
         f"{stages.get('search', 0.0):.0f} s",
-        f"{contests(stages):.0f} s",
+        f"{interleaved_timing(stages):.0f} s",
         f"{proof(stages):.0f} s",
         chosen(r),
     ]
@@ -166,7 +169,7 @@ def summary(rows: Sequence[Row]) -> str:
     precision = f"{mean(alike):.2f}x" if len(alike) == len(counted) else NOT_MEASURED
     shares = {
         "tuning/grid": share,
-        "trials and contests alone": share_of_choosing,
+        "trials and interleaved timing alone": share_of_choosing,
         "tuning/short grid": share_of_short,
     }
     said = ", ".join(f"{name} {mean(map(of, counted)):.0%}" for name, of in shares.items())

@@ -176,7 +176,7 @@ def test_a_forced_policy_that_is_slower_is_said_to_be(write: Write, run: Run) ->
     ratio = r"0\.012\d?x"
     assert re.search(rf"warning: mixed_float16 is slower than float32 here \({ratio}\)", err)
     assert re.search(rf"result: {ratio}: slower than float32, batch 32; only mixed_float16", err)
-    assert "finish" not in {line.split(":")[0] for line in err.splitlines()}
+    assert "confirmation" not in {line.split(":")[0] for line in err.splitlines()}
 
 
 # Interruption ------------------------------------------------------------------------------------

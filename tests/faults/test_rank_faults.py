@@ -103,7 +103,7 @@ for owner, name in (
     (backend.SimulatedBackend, "open"),
     (backend.SimulatedSession, "time_steps"),
     (backend.SimulatedTracer, "reference"),
-    (backend.SimulatedTracer, "shadow"),
+    (backend.SimulatedTracer, "compare_steps"),
     (backend.SimulatedTracer, "trajectory"),
 ):
     setattr(owner, name, joint(name, getattr(owner, name)))
@@ -122,7 +122,7 @@ PHASES = (
     "open",
     "time_steps",
     "reference",
-    "shadow",
+    "compare_steps",
     "trajectory",
 )
 KIND_OF = {
@@ -200,7 +200,7 @@ def train(group: RankGroup) -> None:
     group.call("describe", batch_size=8, seed=0)
     group.call("measure", recipe=recipe, seed=0, budget=TimingBudget(max_steps=5))
     group.call("reference", batch_size=8, steps=8, checkpoints=(0, 2))
-    group.call("shadow", recipe=recipe)
+    group.call("compare_steps", recipe=recipe)
     group.call("trajectory", recipe=recipe, seed=0, steps=8)
 
 

@@ -43,7 +43,7 @@ FULL = Profile(
             loss_deviation=0.001,
             gradient_error=1e-05,
             metric=0.97,
-            covered=("shadow at steps 0, 40",),
+            covered=("single steps at 0, 40",),
             not_covered=("dropout",),
         ),
         reason="mixed_float16 at batch 256 is 2.00x float32 as it was run",

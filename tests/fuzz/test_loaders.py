@@ -106,14 +106,14 @@ def kept(kind):
 
 
 @pytest.mark.parametrize("path", [*kept("profile"), *kept("document")])
-def test_a_case_that_was_found_stays_mended(path):
+def test_a_case_that_was_found_stays_fixed(path):
     findings = Findings()
     findings.run(KINDS[path.name.partition("-")[0]], text_of(path))
     assert findings.failures == []
 
 
 @pytest.mark.parametrize("path", kept("catalogue"))
-def test_a_device_file_that_was_found_stays_mended(path, read_catalogue):
+def test_a_device_file_that_was_found_stays_fixed(path, read_catalogue):
     findings = Findings()
     findings.run(read_catalogue, text_of(path))
     assert findings.failures == []

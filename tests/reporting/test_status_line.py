@@ -55,9 +55,9 @@ def test_what_is_left_goes_down_from_stage_to_stage_to_nothing() -> None:
     for _ in range(4):
         trial(now, clock, 2.0)
         left.append(now.seconds_left())
-    # Twelve trials of 2 s, half of that for the heats and the finish each, 200 steps of 0.1 s.
+    # Twelve trials of 2 s, half of that for re-ranking and confirmation each, 200 steps of 0.1 s.
     assert left == pytest.approx([66.0, 64.0, 62.0, 60.0])
-    for name in ("heats", "proof", "finish"):
+    for name in ("reranking", "proof", "confirmation"):
         now(Stage(name))
         left.append(now.seconds_left())
     assert left[-3:] == pytest.approx([44.0, 32.0, 12.0])
@@ -80,7 +80,7 @@ def test_the_line_says_which_trial_and_round_it_is_and_where_in_it() -> None:
     now(TrialStarted(2, RECIPE, "why"))
     now(Progress("steps", 3))
     assert now.text == "trial 3 of at most 32: float32, batch 32  [timing, step 3]"
-    now(Stage("finish", "the winner against float32"))
+    now(Stage("confirmation", "the winner against float32"))
     now(Round(2, 12, (10.0, 20.0, 0.0)))
     assert now.text == "confirmation: round 2 of at most 12: 2.00x"
 

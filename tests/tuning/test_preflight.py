@@ -16,14 +16,14 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import Refusal, propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
-from autoprec.core.recipe import Alignment
+from autoprec.core.recipe import Alignment, Distributed
 from autoprec.core.speed.space import Space
 from autoprec.errors import UserCodeError
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.preflight import describe
-from autoprec.tuning.search.task_space import build_space, refusals_for_task
+from autoprec.tuning.search.task_space import baseline_point, build_space, refusals_for_task
 from autoprec.workers.failures import FailureKind, WorkerFailure
 
 NATIVE = DTypeFact(Support.NATIVE)
@@ -251,3 +251,28 @@ def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_ref
     assert refusals_for_task(job, known) == (Refusal("compiled", reason),)
     assert refusals_for_task(job, replace(known, framework="torch")) == ()
     assert refusals_for_task(job, replace(known, not_compilable="")) == ()
+
+
+def test_ranks_divide_the_batch_and_bring_levels_of_their_own() -> None:
+    space, _ = built(Options(nproc=2), batch_size=64)
+    assert space.batch_sizes == (8, 16, 32)
+    assert baseline_point(space)["batch_size"] == 32
+    assert space.recipe(baseline_point(space)).effective_batch == 64
+    assert space.distributed == Distributed("ddp", 2)
+    assert space.rank_levels == {"reduce_dtype": ("float32", "bfloat16"), "bucket_mb": (25, 100)}
+    sharded, _ = built(Options(nproc=2, engine="fsdp2"), batch_size=64)
+    assert list(sharded.rank_levels) == ["reduce_dtype", "reshard_after_forward"]
+    few, _ = built(Options(nproc=2, extras=False))
+    assert list(few.rank_levels) == ["reduce_dtype"]
+    alone, _ = built(Options(), batch_size=64)
+    assert (alone.distributed, alone.rank_levels) == (None, {})
+
+
+def test_a_batch_that_must_stay_whole_is_split_among_the_ranks_only() -> None:
+    task = {"batch_size": 64, "splittable": False, "split_reason": "BatchNorm"}
+    space, said = built(Options(nproc=2), **task)
+    assert space.batch_sizes == (32,)
+    assert "BATCH_SIZE = 64 is split among the ranks only: BatchNorm" in said
+    whole, said = built(Options(), **task)
+    assert whole.batch_sizes == (64,)
+    assert "BATCH_SIZE = 64 is not split: BatchNorm" in said

@@ -133,7 +133,7 @@ def test_a_policy_that_breaks_training_is_never_chosen(task: Callable[..., Path]
     assert reasons["mixed_bfloat16"].startswith(judged[0].reason)
 
 
-def test_an_island_mends_a_policy(task: Callable[..., Path]) -> None:
+def test_an_island_makes_a_policy_train_like_float32(task: Callable[..., Path]) -> None:
     profile, _ = run(task(FASTER + ", broken=('mixed_bfloat16',), sensitive_module='norm'"))
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16
     assert profile.recipe.float32_modules == ("norm",)

@@ -237,7 +237,7 @@ KEEPS = Recipe(knobs={KEEP_MEMORY: True})
         ("measure", Recipe(), 2),
         ("measure", KEEPS, 1),
         ("open", Recipe(), 2),
-        ("shadow", BFLOAT16, 1),
+        ("compare_steps", BFLOAT16, 1),
     ],
 )
 def test_a_worker_that_keeps_its_memory_times_nothing_without_that(

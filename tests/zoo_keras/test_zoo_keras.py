@@ -68,12 +68,14 @@ def test_what_the_author_said_is_what_long_runs_show(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names(HERE))
-def test_the_shadow_tells_broken_from_healthy(name):
+def test_single_steps_tell_broken_from_healthy(name):
     traced = tracer(HERE / f"{name}.py")
     traced.reference(batch_size=16, steps=9, checkpoints=(0, 2, 8))
     noise = traced.noise(draws=3)
     for policy in POLICIES:
-        check = check_single_steps(traced.shadow(recipe=tuned(policy, traced)), noise, Tolerance())
+        check = check_single_steps(
+            traced.compare_steps(recipe=tuned(policy, traced)), noise, Tolerance()
+        )
         label = measured(HERE)[name][policy]["label"]
         assert check.passed is (label == "healthy"), (policy, check)
 
@@ -86,14 +88,14 @@ def test_the_shadow_tells_broken_from_healthy(name):
         ("rms_norm", "float16", "root_mean_square"),
     ],
 )
-def test_an_island_mends_what_one_layer_breaks(name, policy, island):
+def test_an_island_repairs_what_one_layer_breaks(name, policy, island):
     traced = tracer(HERE / f"{name}.py")
     traced.reference(batch_size=16, steps=3, checkpoints=(0, 2))
     broken = tuned(policy, traced)
     mended = replace(broken, float32_modules=(island,))
     noise = traced.noise(draws=3)
-    assert not check_single_steps(traced.shadow(recipe=broken), noise, Tolerance()).passed
-    assert check_single_steps(traced.shadow(recipe=mended), noise, Tolerance()).passed
+    assert not check_single_steps(traced.compare_steps(recipe=broken), noise, Tolerance()).passed
+    assert check_single_steps(traced.compare_steps(recipe=mended), noise, Tolerance()).passed
 
 
 @pytest.mark.parametrize(

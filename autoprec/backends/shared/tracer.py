@@ -183,14 +183,14 @@ class ComparisonTracer:
             recipe, 0, steps, clock, reference=True, keep=keep, stop_at_plateau=stop_at_plateau
         )
 
-    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
-        """Compute loss and gradient twice at every checkpoint; see `Tracer.shadow`."""
+    def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
+        """Compute loss and gradient twice at every checkpoint; see `Tracer.compare_steps`."""
         self._compute_float32_answers()
         points = []
         alike = self._ranks.shared(replace(recipe, accumulation_steps=1))
         with self._trainee(alike, 0) as trainee:
             for kept in self._checkpoints:
-                self._report("shadow", kept.step)
+                self._report("compare_steps", kept.step)
                 trainee.put_back(kept.state)
                 loss, gradient, float16 = trainee.loss_and_gradient_watched(
                     kept.batch, self._seed(kept.step, 0)

@@ -239,8 +239,8 @@ class SimulatedTracer:
         self._checkpoints = tuple(step for step in checkpoints if step < steps)
         return Trajectory(losses[:steps], seed=0)
 
-    def shadow(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
-        """See `Tracer.shadow`."""
+    def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
+        """See `Tracer.compare_steps`."""
         self._report("trace", 0)
         rounding = _RELATIVE_ROUNDING.get(recipe.policy, 2e-3)
         if self._fails(recipe, self._model.nonfinite):

@@ -111,7 +111,7 @@ class _Confirmation:
             if not others:
                 return self._check_lead(measured)
             if len(others) > 1 and not self._is_late():
-                self.job.listener(Stage("finish", "finalists in alternation"))
+                self.job.listener(Stage("confirmation", "finalists in alternation"))
                 rounds = max(_MIN_FINALIST_ROUNDS, self.job.options.rounds // 2 + 1)
                 recipes = [self._baseline, *(each.recipe for each in others)]
                 timed = self._time(recipes, rounds)
@@ -156,7 +156,7 @@ class _Confirmation:
         rival = far_slower_rival(trials, baseline)
         if rival is None or self._is_late():
             return self._keep_baseline(reason, measured)
-        self.job.listener(Stage("finish", "the baseline again: it is far ahead of all else"))
+        self.job.listener(Stage("confirmation", "the baseline again: it is far ahead of all else"))
         quick = self.ablations.seconds(rival) <= COMPARISON_SECONDS
         try:
             timed = self._time([baseline, rival] if quick else [baseline], MIN_ROUNDS)
@@ -196,7 +196,7 @@ class _Confirmation:
         return self.job.float32_allowed and is_reference(finalist.recipe)
 
     def _time_winner(self, winner: ProvenRecipe, simpler: Sequence[Recipe]) -> TimedRounds:
-        self.job.listener(Stage("finish", "the winner against float32"))
+        self.job.listener(Stage("confirmation", "the winner against float32"))
         compared = self.ablations.compared(winner, simpler)
         try:
             return self._time_against_baseline(winner, compared)

@@ -38,7 +38,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     recipe = proven.recipe if proven is not None else choice.recipe
     recipe = replace(recipe, forced=not job.float32_allowed)
     base, chosen = result.measurement_of(plain), result.measurement_of(choice.recipe)
-    bound = _bound(result, choice.recipe, chosen)
+    bound = _bound(result, choice.recipe, chosen, devices=len(job.devices))
     verdict = proven.verdict if proven is not None else REFERENCE
     gain = result.confirmation.speedup if proven is not None else None
     same = result.confirmation.speedup_same_batch if proven is not None else None
@@ -99,10 +99,12 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
     )
 
 
-def _bound(result: TuningResult, recipe: Recipe, measured: Measurement) -> Bound:
+def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devices: int) -> Bound:
+    """Return what limits a step on each of the devices; ranks on a CPU share one."""
     fact = result.preflight.facts.fact(recipe.policy.compute_dtype)
+    samples = measured.samples_per_step / devices
     curve = [
-        (o.measurement.samples_per_step, o.measurement.step_seconds)
+        (o.measurement.samples_per_step / devices, o.measurement.step_seconds)
         for o in result.trials.history
         if o.measurement is not None
         and o.rate > 0
@@ -112,10 +114,10 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement) -> Bound
     ]
     task = result.preflight.task
     width = recipe.policy.compute_dtype.limits.bits / 32
-    saved = task.saved_bytes_per_sample * measured.samples_per_step * width
+    saved = task.saved_bytes_per_sample * samples * width
     return find_bound(
         step_seconds=measured.step_seconds,
-        samples=measured.samples_per_step,
+        samples=samples,
         flops_per_sample=task.flops_per_sample,
         peak_gflops=fact.measured_gflops,
         traffic=min_traffic_bytes(task.trainable_bytes, saved),

@@ -110,7 +110,7 @@ class RunRecorder:
 
     def compare(self, recipe: Recipe, runs: RecordedRuns) -> None:
         """Compare the recipe with float32 at every checkpoint; measure what noise does there."""
-        runs.comparisons = self._tracer.shadow(recipe=recipe)
+        runs.comparisons = self._tracer.compare_steps(recipe=recipe)
         if runs.noise is None and not any(each.loss is None for each in runs.comparisons):
             runs.noise = self._tracer.noise(draws=NOISE_DRAWS)
 
@@ -158,7 +158,7 @@ class RunRecorder:
             seconds=self._seconds_left(),
         )
         _require_complete(run, steps)
-        return self._tracer.shadow(recipe=recipe)
+        return self._tracer.compare_steps(recipe=recipe)
 
     def seed_run(
         self, recipe: Recipe, runs: RecordedRuns, seed: int, steps: int, longest: int

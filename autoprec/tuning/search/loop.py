@@ -19,6 +19,7 @@ from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.drift_correction import DriftMonitor
+from autoprec.tuning.search.reranking_rounds import forget_reranking
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, run_trial
@@ -82,7 +83,7 @@ class Search:
         alone = first is None and self._job.options.sampler == "cost"
         if rate_changed(1.0, drift) or (alone and drift != 1.0):
             study.forget_trials()
-            study.remember("heats", Reranking())
+            forget_reranking(study)
         elif first is not None:
             self._drift_monitor = monitor
         if drift != 1.0:

@@ -28,10 +28,18 @@ from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
 from autoprec.workers.runner import Runner, raise_device_lost
 
+#: The re-ranking's name in the files of studies; another one would lose those there are.
+_STUDY_KEY = "heats"
+
 
 def recall_reranking(study: Study) -> Reranking:
     """Return the re-ranking that an earlier run of this tuning kept, or an empty one."""
-    return study.recall("heats", Reranking) or Reranking()
+    return study.recall(_STUDY_KEY, Reranking) or Reranking()
+
+
+def forget_reranking(study: Study) -> None:
+    """Forget what an earlier run kept, because its trials no longer count."""
+    study.remember(_STUDY_KEY, Reranking())
 
 
 @dataclass(frozen=True)
@@ -83,13 +91,13 @@ def rerank(
             break
     else:
         reranking = reranking.closed(history)
-    study.remember("heats", reranking)
+    study.remember(_STUDY_KEY, reranking)
     return RerankingResult(reranking, measured, tuple(refusals))
 
 
 def _run(job: TuningJob, race: Race, trials: Trials, runner: Runner) -> TimedRounds:
     """Run one race."""
-    job.listener(Stage("heats", "the fastest recipes in alternation"))
+    job.listener(Stage("reranking", "the fastest recipes in alternation"))
 
     def still_running(finals: Sequence[Finalist]) -> Collection[int]:
         if job.deadline.passed(SEARCH_SHARE):

@@ -183,7 +183,8 @@ def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
     if task.batch_size is not None:
         own = batch_of_rank(task.batch_size, job.options.nproc)
         if not task.splittable:
-            job.listener(Note(f"BATCH_SIZE = {task.batch_size} is not split: {task.split_reason}"))
+            split = "split among the ranks only" if job.options.nproc > 1 else "not split"
+            job.listener(Note(f"BATCH_SIZE = {task.batch_size} is {split}: {task.split_reason}"))
             return (own,)
         if asked is not None:
             return asked

@@ -19,9 +19,13 @@ from typing import IO, Any
 
 from autoprec.errors import TaskError, UsageError
 from autoprec.measurement_cache import cache_folder
+from autoprec.tuning.study.network_locks import local_locks_reason
 
 JOURNAL_SUFFIX = ".study.journal"
 _LOCK_SUFFIX = ".lock"
+
+#: What flock gives on a file system that has no locks, such as NFS without its lock service.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def default_journal(task: Path) -> Path:
@@ -122,6 +126,13 @@ def open_storage(text: str | Path) -> Any:
         return _open_url(name)
     if path.is_dir():
         raise UsageError(f"`storage` {name}: this is a folder; give the path of a journal file")
+    unlocked = local_locks_reason(path)
+    if unlocked:
+        raise UsageError(
+            f"the study cannot be kept in {path}: {unlocked}, so that tunings on two machines "
+            "would damage it. With `storage` choose a file on a local disk, or a database server "
+            "(postgresql://...)"
+        )
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -144,7 +155,10 @@ def open_storage(text: str | Path) -> Any:
 def storage_error(location: str | Path, error: BaseException) -> UsageError:
     """Make the error of a study that cannot be written: disk full, folder read-only."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error).split("\n")[0]
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _NO_LOCKS:
+        why = f"its file system has no locks that work ({why})"
+    full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     fix = "free some space and run the same command again, or " if full else ""
     return UsageError(
         f"the study cannot be kept in {_without_password(str(location))}: {why}; {fix}choose "

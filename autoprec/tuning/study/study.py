@@ -176,3 +176,17 @@ def _sampler(name: str, seed: int) -> Any:
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     raise UsageError(f"unknown sampler {name!r}: expected one of {', '.join(SAMPLERS)}")
+
+
+def record_out_of_memory(storage: str | Path, reason: str) -> None:
+    """Give each trial that was running when its tuning was killed the outcome "out of memory"."""
+    from optuna.trial import TrialState
+
+    opened = open_storage(storage)
+    for study in opened.get_all_studies():
+        running = opened.get_all_trials(
+            study._study_id, deepcopy=False, states=(TrialState.RUNNING,)
+        )
+        for trial in running:
+            outcome = Outcome(dict(trial.params), Status.OUT_OF_MEMORY, reason=reason)
+            opened.set_trial_user_attr(trial._trial_id, _OUTCOME, to_plain(outcome))

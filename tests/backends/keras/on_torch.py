@@ -78,7 +78,7 @@ def everything_else():
     assert measured.finite
     tracer = BACKEND.tracer(given, device="cpu", seed=0, report=quiet)
     tracer.reference(batch_size=8, steps=2, checkpoints=(0, 1))
-    for point in tracer.shadow(recipe=BF16):
+    for point in tracer.compare_steps(recipe=BF16):
         assert 0 < point.gradient_error < 0.1
     assert list(BACKEND.devices()) == ["cpu"]
 

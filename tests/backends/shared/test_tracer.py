@@ -170,11 +170,11 @@ def test_micro_batches_follow_each_other_each_with_a_seed_of_its_own():
     assert [entry[0] for entry in framework.log] == ["loss", "trained"] * 4
 
 
-def test_a_shadow_is_computed_at_the_reference_s_weights_with_its_seeds():
+def test_steps_are_compared_at_the_reference_s_weights_with_its_seeds():
     traced, framework = tracer()
     reference = traced.reference(batch_size=8, steps=4, checkpoints=(0, 3))
     framework.log.clear()
-    first, last = traced.shadow(recipe=FLOAT16)
+    first, last = traced.compare_steps(recipe=FLOAT16)
     for point in (first, last):
         assert point.reference == reference.losses[point.step]
         assert point.loss == point.reference + ERROR
@@ -188,16 +188,16 @@ def test_a_shadow_is_computed_at_the_reference_s_weights_with_its_seeds():
 def test_float32_is_asked_once_for_all_that_is_compared():
     traced, framework = tracer()
     traced.reference(batch_size=8, steps=2, checkpoints=(0,))
-    traced.shadow(recipe=FLOAT16)
+    traced.compare_steps(recipe=FLOAT16)
     framework.log.clear()
-    traced.shadow(recipe=FLOAT16)
+    traced.compare_steps(recipe=FLOAT16)
     assert [entry[:2] for entry in framework.log] == [("loss", 0)]
 
 
 def test_late_losses_are_means_over_the_batches_that_are_kept():
     traced, _ = tracer()
     traced.reference(batch_size=8, steps=61, checkpoints=(60,))
-    (point,) = traced.shadow(recipe=FLOAT16)
+    (point,) = traced.compare_steps(recipe=FLOAT16)
     assert point.mean_reference == pytest.approx(sum(range(5)) / 5, abs=1e-6)
     assert point.mean_loss == pytest.approx(point.mean_reference + ERROR)
 
@@ -214,14 +214,14 @@ def test_noise_is_drawn_anew_at_every_checkpoint():
 def test_a_comparison_needs_a_reference():
     traced, _ = tracer()
     with pytest.raises(UsageError, match="reference"):
-        traced.shadow(recipe=FLOAT16)
+        traced.compare_steps(recipe=FLOAT16)
 
 
 def test_checkpoints_are_kept_as_far_as_memory_has_room(monkeypatch):
     monkeypatch.setattr(checkpoint_budget, "MAX_CHECKPOINT_BYTES", 400)
     traced, _ = tracer()
     traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
-    assert [point.step for point in traced.shadow(recipe=FLOAT16)] == [0, 3]
+    assert [point.step for point in traced.compare_steps(recipe=FLOAT16)] == [0, 3]
 
 
 @pytest.mark.parametrize("skips", [False, True])

@@ -30,6 +30,9 @@ def test_the_gate_is_the_upper_end() -> None:
     row = fit.case(fit.TORCH, "float32", near)
     assert row["ratio"]["ratio"] < fit.PROMISED_RATIO < row["ratio"]["high"]
     assert row["kept"] is False
+    assert fit.judged(row) == fit.UNRESOLVED
+    slow = [replace(pair, ours=pair.ours * 1.02) for pair in near]
+    assert fit.judged(fit.case(fit.TORCH, "float32", slow)) == fit.BROKEN
     assert fit.case(fit.TORCH, "float32", near[:5] + near[:1])["kept"] is True
     short = [replace(pair, ours=pair.ours / 10, theirs=pair.theirs / 10) for pair in near]
     assert fit.case(fit.TORCH, "float32", short)["kept"] is None  # nothing is promised of 0.5 ms
@@ -45,8 +48,12 @@ def test_the_fixed_costs_gate_is_the_upper_end_over_processes() -> None:
     assert found["fixed"]["middle"] == pytest.approx(3.5e-6)
     assert found["kept"] is False
     assert fit.fixed(fit.TORCH, "float32", [process(9e-6)] * 6)["kept"] is True
-    said = fit.missed({"cases": [], "fixed": [found]})
-    assert said == ["torch loop, float32: fixed cost's upper end 11 us, promised 10 us"]
+    assert fit.judged(found) == fit.UNRESOLVED
+    said = fit.in_words({"cases": [], "fixed": [found]}, fit.UNRESOLVED)
+    assert said == ["torch loop, float32: fixed cost 1 to 11 us, promised 10 us"]
+    above = fit.fixed(fit.TORCH, "float32", [process(c * 1e-6) for c in (11, 12, 13, 14, 15, 16)])
+    assert fit.judged(above) == fit.BROKEN
+    assert fit.in_words({"cases": [], "fixed": [above]}, fit.UNRESOLVED) == []
 
 
 def test_lengths_that_one_process_lacks_are_left_out() -> None:

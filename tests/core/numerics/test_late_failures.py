@@ -274,8 +274,8 @@ def test_gradients_that_grow_until_no_scale_helps_are_foreseen(exponents, step):
 
 
 def test_gradients_that_will_overflow_are_drift_and_few_marks_tell_nothing():
-    shadow = backward(1, 2, 7, 12, steps=(0, 2, 8, 29))
-    verdict = judge(evidence(times(1.0), comparisons=shadow), DEFAULT)
+    compared = backward(1, 2, 7, 12, steps=(0, 2, 8, 29))
+    verdict = judge(evidence(times(1.0), comparisons=compared), DEFAULT)
     assert verdict.verdict == "drift"
     assert "whatever the loss scale" in verdict.reason
-    assert not check_gradient_growth(shadow[-2:]).judged
+    assert not check_gradient_growth(compared[-2:]).judged

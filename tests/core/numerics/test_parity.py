@@ -57,7 +57,7 @@ def test_a_loss_that_is_not_finite_is_rejected_at_its_step():
 
 
 @pytest.mark.parametrize("loss", [None, math.inf])
-def test_a_shadow_that_is_not_finite_is_rejected(loss):
+def test_a_single_step_that_is_not_finite_is_rejected(loss):
     verdict = judge(ProofEvidence(comparisons=(StepComparison(8, loss, 1.0, None),)), DEFAULT)
     assert (verdict.verdict, verdict.step) == ("rejected", 8)
 
@@ -68,7 +68,7 @@ def test_two_skipped_steps_are_allowed_and_three_are_not():
     assert (verdict.verdict, verdict.step, verdict.skipped_steps) == ("rejected", 3, 6)
 
 
-def test_a_shadow_that_fails_where_training_does_not_is_drift():
+def test_single_steps_that_fail_where_training_does_not_are_drift():
     off = run(tuple(1.03 * loss for loss in FALLING))
     verdict = judge(evidence(off, comparisons=points(0.05)), DEFAULT)
     assert (verdict.verdict, verdict.step) == ("drift", 0)
@@ -90,7 +90,7 @@ def long_run(deviation: float) -> SeedRun:
 
 
 @pytest.mark.parametrize(
-    ("shadow_", "after", "verdict"),
+    ("steps_", "after", "verdict"),
     [
         (alternating(0.05), 0.02, "equal"),
         (alternating(0.05), 0.06, "drift"),  # by then it shows
@@ -99,14 +99,12 @@ def long_run(deviation: float) -> SeedRun:
         (points(0.05), 0.02, "drift"),  # always above: no noise, but a bias
     ],
 )
-def test_losses_off_in_both_directions_are_noise_where_a_longer_run_agrees(shadow_, after, verdict):
-    found = judge(ProofEvidence(comparisons=shadow_, runs=(long_run(after),)), DEFAULT)
+def test_losses_off_in_both_directions_are_noise_where_a_longer_run_agrees(steps_, after, verdict):
+    found = judge(ProofEvidence(comparisons=steps_, runs=(long_run(after),)), DEFAULT)
     assert found.verdict == verdict
     assert found.trajectory_deviation == pytest.approx(after)
-    assert found.loss_deviation == pytest.approx(
-        max(abs(p.loss / p.reference - 1) for p in shadow_)
-    )
-    assert found.gradient_error == max(p.gradient_error for p in shadow_)
+    assert found.loss_deviation == pytest.approx(max(abs(p.loss / p.reference - 1) for p in steps_))
+    assert found.gradient_error == max(p.gradient_error for p in steps_)
     assert (found.steps, found.step) == (LONG_STEPS, None if verdict == "equal" else 0)
     assert ("after 60 steps" in found.reason) is (verdict == "equal" or after == 0.06)
 
@@ -229,11 +227,11 @@ def test_without_a_trajectory_nothing_is_equal_but_single_steps():
 
 
 @pytest.mark.parametrize(
-    ("shadow_", "verdict"), [(points(), "equal at single steps"), (points(0.05), "unproven")]
+    ("steps_", "verdict"), [(points(), "equal at single steps"), (points(0.05), "unproven")]
 )
-def test_a_stalled_machine_is_no_fault_of_the_precision(shadow_, verdict):
+def test_a_stalled_machine_is_no_fault_of_the_precision(steps_, verdict):
     stalled = replace(
-        evidence(drifting(0.02), comparisons=shadow_), stalled=True, not_covered=("all",)
+        evidence(drifting(0.02), comparisons=steps_), stalled=True, not_covered=("all",)
     )
     found = judge(stalled, DEFAULT)
     assert found.verdict == verdict
@@ -295,8 +293,8 @@ def test_trajectories_alone_are_judged_too():
     ],
 )
 def test_checkpoints_a_little_off_are_no_drift_where_trainings_agree(off, error, apart, accepted):
-    shadow_ = (*points()[:2], *points(off, error)[2:])
-    found = judge(evidence(times(1 + apart), comparisons=shadow_, noise=()), DEFAULT)
+    steps_ = (*points()[:2], *points(off, error)[2:])
+    found = judge(evidence(times(1 + apart), comparisons=steps_, noise=()), DEFAULT)
     assert found.accepted is accepted
 
 
@@ -308,9 +306,9 @@ def test_no_rejection_rests_on_a_loss_curve_where_float32s_seeds_spread_by_half(
         judge(ProofEvidence(comparisons=points(), runs=(near, near)), DEFAULT).verdict == "rejected"
     )
     assert judge(ProofEvidence(comparisons=points(), runs=(near, apart)), DEFAULT).accepted
-    shadowed = points(0.2)
+    compared = points(0.2)
     assert (
-        judge(ProofEvidence(comparisons=shadowed, runs=(near, apart)), DEFAULT).verdict == "drift"
+        judge(ProofEvidence(comparisons=compared, runs=(near, apart)), DEFAULT).verdict == "drift"
     )
 
 

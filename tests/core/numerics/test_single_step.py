@@ -1,4 +1,4 @@
-"""The shadow: losses and gradients at the same weights, and what noise excuses."""
+"""Single steps: losses and gradients at the same weights, and what noise excuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoprec.core.numerics.traces import NoisyStep, StepComparison
 from tests.core.evidence import DEFAULT, points
 
 
-def test_a_gradient_that_is_far_off_or_not_finite_fails_the_shadow():
+def test_a_gradient_that_is_far_off_or_not_finite_fails_the_single_step():
     assert "gradient" in check_single_steps(points(error=0.6), (), DEFAULT).problem
     far = check_single_steps(points(error=None), (), DEFAULT)
     assert not far.passed
@@ -52,7 +52,7 @@ def test_noise_never_excuses_another_gradient_at_most_checkpoints():
     assert check_single_steps(thrice[:2], noise, DEFAULT).passed  # too few to say
 
 
-def test_noise_widens_what_the_shadow_allows():
+def test_noise_widens_what_a_single_step_allows():
     noisy = (NoisyStep(0, 2.1, 2.0, 0.01),)
     assert not check_single_steps(points(0.05), (), DEFAULT).passed
     assert check_single_steps(points(0.05), noisy, DEFAULT).passed

@@ -33,8 +33,8 @@ def falls(step: int) -> float:
 class FakeTracer:
     """Losses by formula; a 16-bit recipe is off by `error` unless `culprits` are its islands."""
 
-    def __init__(self, *, error: float = 0.0, shadow: float | None = 0.0, **known: Any) -> None:
-        self.error, self.shadow_error = error, shadow
+    def __init__(self, *, error: float = 0.0, step_error: float | None = 0.0, **known: Any) -> None:
+        self.error, self.step_error = error, step_error
         self.culprits = frozenset(known.get("culprits", ("none such",)))
         self.largest, self.counts = known.get("largest", -2), known.get("counts", {})
         self.overflow, self.recovery = known.get("overflow", 99), known.get("recovery", 1)
@@ -89,10 +89,10 @@ class FakeTracer:
         self.checkpoints = [step for step in checkpoints if step < len(run.losses)]
         return run
 
-    def shadow(self, *, recipe):
-        self._note("shadow", recipe)
+    def compare_steps(self, *, recipe):
+        self._note("compare_steps", recipe)
         self.steps += 2 * len(self.checkpoints)
-        error = self.shadow_error if self._off(recipe) else 0.0
+        error = self.step_error if self._off(recipe) else 0.0
         loss = None if error is None else 2.0 * (1 + error)
         return tuple(StepComparison(step, loss, 2.0, 0.01) for step in self.checkpoints)
 

@@ -9,9 +9,9 @@ from tests.tuning.proof.fake_tracer import BFLOAT16, FLOAT16, UNITS, FakeTracer
 
 
 @pytest.mark.parametrize("recipe", [BFLOAT16, FLOAT16])
-def test_the_island_that_mends_is_found_and_proven(recipe):
+def test_the_island_that_repairs_is_found_and_proven(recipe):
     events: list[tuple[str, int]] = []
-    tracer = FakeTracer(error=0.01, shadow=0.1, culprits=("norm",))
+    tracer = FakeTracer(error=0.01, step_error=0.1, culprits=("norm",))
     proof = Proof(tracer, on_event=lambda phase, step: events.append((phase, step)))
     found = proof.find_islands(recipe, UNITS)
     assert found.recipe.float32_modules == ("norm",)
@@ -34,14 +34,14 @@ def test_islands_are_not_looked_for_when_the_time_is_over():
     assert "time limit" in found.reason
 
 
-def test_islands_that_hold_all_matrix_products_are_no_mend():
+def test_islands_that_hold_all_matrix_products_are_no_repair():
     found = Proof(FakeTracer(error=0.01, culprits=("one", "two"))).find_islands(BFLOAT16, UNITS)
     assert found.recipe is None
     assert found.products == 1.0
     assert "100 % of its matrix products" in found.reason
 
 
-def test_where_nothing_mends_it_the_units_that_were_tried_are_named():
+def test_where_nothing_repairs_it_the_units_that_were_tried_are_named():
     found = Proof(FakeTracer(error=0.01)).find_islands(BFLOAT16, UNITS)
     assert found.recipe is None
     assert found.verdict is None

@@ -37,8 +37,8 @@ def test_a_proof_against_a_loss_that_rests_costs_few_steps(most, cost):
     [
         ({"error": 0.0001}, 1),  # a quarter of a per cent by step 29
         ({"error": 0.0005}, 2),
-        ({"shadow": 0.009, "error": 0.0001}, 1),
-        ({"shadow": 0.03, "error": 0.0001}, 2),  # training settles what failed there
+        ({"step_error": 0.009, "error": 0.0001}, 1),
+        ({"step_error": 0.03, "error": 0.0001}, 2),  # training settles what failed there
         ({"metric": 0.9}, 2),
     ],
 )
@@ -53,15 +53,15 @@ def test_a_trajectory_that_leaves_float32_is_rejected():
     assert Proof(FakeTracer(error=0.01)).prove(BFLOAT16).verdict == "rejected"
 
 
-def test_a_shadow_that_fails_alone_is_drift_unless_the_tolerance_is_wider():
-    off = {"shadow": 0.03, "error": 0.0005}
+def test_single_steps_that_fail_alone_are_drift_unless_the_tolerance_is_wider():
+    off = {"step_error": 0.03, "error": 0.0005}
     assert Proof(FakeTracer(**off)).prove(BFLOAT16).verdict == "drift"
     wide = Tolerance().scaled(4)
     assert Proof(FakeTracer(**off), tolerance=wide).prove(BFLOAT16).accepted
 
 
-def test_a_shadow_that_is_not_finite_ends_the_proof_at_once():
-    tracer = FakeTracer(shadow=None)
+def test_a_single_step_that_is_not_finite_ends_the_proof_at_once():
+    tracer = FakeTracer(step_error=None)
     verdict = Proof(tracer).prove(BFLOAT16)
     assert verdict.verdict == "rejected"
     assert "noise" not in tracer.calls
@@ -69,7 +69,7 @@ def test_a_shadow_that_is_not_finite_ends_the_proof_at_once():
 
 
 def test_until_failure_leaves_the_trajectories_out():
-    tracer = FakeTracer(shadow=0.3)
+    tracer = FakeTracer(step_error=0.3)
     verdict = Proof(tracer).prove(BFLOAT16, until_failure=True)
     assert not verdict.accepted
     assert tracer.calls[-1] == "noise"
@@ -91,7 +91,7 @@ class Stalls(FakeTracer):
         return super().trajectory(recipe=recipe, **kwargs)
 
 
-def test_what_stalls_after_the_shadow_is_equal_at_single_steps_only():
+def test_what_stalls_after_the_single_steps_is_equal_at_those_only():
     verdict = Proof(Stalls(error=0.01)).prove(BFLOAT16)
     assert verdict.verdict == "equal at single steps"
     assert not verdict.accepted

@@ -17,8 +17,8 @@ from tests.tuning.proof.fake_tracer import BFLOAT16, FLOAT16, FakeTracer, falls
 class BothWays(FakeTracer):
     """Losses that are off above and below at the same weights."""
 
-    def shadow(self, *, recipe):
-        found = super().shadow(recipe=recipe)
+    def compare_steps(self, *, recipe):
+        found = super().compare_steps(recipe=recipe)
         return tuple(
             replace(p, loss=p.reference * (1 + 0.03 * (-1) ** i)) for i, p in enumerate(found)
         )
@@ -53,11 +53,11 @@ class Leaning(FakeTracer):
         super().__init__(**kwargs)
         self.leaning = leaning
 
-    def shadow(self, *, recipe):
+    def compare_steps(self, *, recipe):
         share = 2e-4 if recipe in self.leaning else 0.0
         return tuple(
             replace(point, loss=point.reference * (1 + share * min(point.step, 40)))
-            for point in super().shadow(recipe=recipe)
+            for point in super().compare_steps(recipe=recipe)
         )
 
 

@@ -161,7 +161,7 @@ def test_numbers_that_grow_and_stop_below_the_limit_keep_no_matrix_product_in_fl
     assert found.products == 0.0
 
 
-def test_code_that_float16_makes_raise_is_rejected_and_mended_by_an_island():
+def test_code_that_float16_makes_raise_is_rejected_and_repaired_by_an_island():
     task, proof = zoo("masked_fill"), proof_of("masked_fill")
     scale, evidence = proof.tune_loss_scale(FLOAT16)
     assert "raises" in evidence.note

@@ -29,7 +29,7 @@ def test_a_second_recipe_uses_what_is_known_of_float32():
     proof.prove(BFLOAT16)
     tracer.calls.clear()
     proof.prove(replace(BFLOAT16, memory_format="channels_last"))
-    assert tracer.calls == ["shadow", "mixed_bfloat16 0", "mixed_bfloat16 1"]
+    assert tracer.calls == ["compare_steps", "mixed_bfloat16 0", "mixed_bfloat16 1"]
 
 
 def test_another_batch_is_another_reference():
@@ -50,11 +50,11 @@ class Growing(FakeTracer):
         super().__init__(**known)
         self.further = further
 
-    def shadow(self, *, recipe):
+    def compare_steps(self, *, recipe):
         early = {0: 80.0, 2: 90.0, 8: 150.0, 29: 1200.0}
         return tuple(
             replace(p, largest=early.get(p.step, 1200.0 * self.further ** (p.step - 29)))
-            for p in super().shadow(recipe=recipe)
+            for p in super().compare_steps(recipe=recipe)
         )
 
 
@@ -93,16 +93,16 @@ def test_a_second_recipe_is_judged_as_if_it_were_the_first():
     second = proof.prove(replace(BFLOAT16, memory_format="channels_last"))
     assert replace(second, seconds=0.0) == replace(first, seconds=0.0)
     assert "reference 8x1" not in tracer.calls
-    tracer.shadow_error = 0.03
+    tracer.step_error = 0.03
     failed = proof.prove(BFLOAT16)
-    alone = Proof(FakeTracer(curve=falls, shadow=0.03)).prove(BFLOAT16)
+    alone = Proof(FakeTracer(curve=falls, step_error=0.03)).prove(BFLOAT16)
     assert replace(failed, seconds=0.0) == replace(alone, seconds=0.0)
 
 
 def test_checkpoints_without_memory_are_said():
     class Small(FakeTracer):
-        def shadow(self, *, recipe):
-            return super().shadow(recipe=recipe)[:2]
+        def compare_steps(self, *, recipe):
+            return super().compare_steps(recipe=recipe)[:2]
 
     assert "no memory" in Proof(Small()).prove(BFLOAT16).not_covered[0]
 

@@ -48,7 +48,7 @@ class Implicit(FakeTracer):
     """A recipe that lets oneDNN round products trains as if they were."""
 
     def __init__(self, error: float) -> None:
-        super().__init__(error=error, shadow=error)
+        super().__init__(error=error, step_error=error)
 
     def _off(self, recipe: Recipe) -> bool:
         return bool(recipe.knobs.get("implicit_bfloat16"))
@@ -64,7 +64,7 @@ def prove(
     return prover.prove(OUTCOME)
 
 
-@pytest.mark.parametrize("name", ["reference", "shadow", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", ["reference", "compare_steps", "mixed_bfloat16"])
 @pytest.mark.parametrize(
     "kind", [FailureKind.KILLED, FailureKind.DEVICE_FAULT, FailureKind.LOST_DEVICE]
 )
@@ -97,7 +97,7 @@ def test_float32_whose_products_are_bfloat16_is_proven_against_float32(
 ) -> None:
     tracer = Implicit(error)
     attempt = prove(tracer, monkeypatch, IMPLICIT)
-    assert tracer.calls.count("shadow") == 1
+    assert tracer.calls.count("compare_steps") == 1
     assert any(call.startswith("reference") for call in tracer.calls)
     assert (attempt.proven is not None) is (error == 0.0)
     assert attempt.proven is None or attempt.proven.verdict != REFERENCE
@@ -109,18 +109,18 @@ def test_no_islands_are_sought_where_their_own_products_would_be_rounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The policy by itself is proven next, and islands are sought for that."""
-    tracer = FakeTracer(error=0.5, shadow=0.5)
+    tracer = FakeTracer(error=0.5, step_error=0.5)
     rounded = replace(BFLOAT16, knobs={"implicit_bfloat16": True})
     attempt = prove(tracer, monkeypatch, rounded)
     assert attempt.proven is None
-    assert tracer.calls.count("shadow") == 1
+    assert tracer.calls.count("compare_steps") == 1
     assert attempt.refusal is not None
     assert "Kept in float32" not in attempt.refusal.reason
 
 
 def test_a_second_fault_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FailureKind.DEVICE_FAULT
-    attempt = prove(Tracer("shadow", fault, fault), monkeypatch)
+    attempt = prove(Tracer("compare_steps", fault, fault), monkeypatch)
     assert attempt.proven is None
     assert attempt.refusal is not None
     assert "the proof ended with device_fault" in attempt.refusal.reason
@@ -129,11 +129,11 @@ def test_a_second_fault_counts_against_it(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_device_that_is_lost_twice_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = FailureKind.LOST_DEVICE
     with pytest.raises(TrialFailure, match="the device was lost"):
-        prove(Tracer("shadow", lost, lost), monkeypatch)
+        prove(Tracer("compare_steps", lost, lost), monkeypatch)
 
 
 def test_what_is_the_recipes_doing_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = prove(Tracer("shadow", FailureKind.OUT_OF_MEMORY), monkeypatch)
+    attempt = prove(Tracer("compare_steps", FailureKind.OUT_OF_MEMORY), monkeypatch)
     assert attempt.proven is None
     assert attempt.refusal is not None
     assert "the proof ended with out_of_memory" in attempt.refusal.reason

@@ -1,4 +1,4 @@
-"""The search as the tuner runs it: once, and again with what the heats mended."""
+"""The search as the tuner runs it: once, and again with what re-ranking corrected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPACE = Space(
 )
 
 #: Samples per second of a recorded tuning of a U-Net, by policy, layout and batch. Its trial of
-#: batch 512 was disturbed, and 1024 was never tried; the heats timed what ran in them at `MENDED`.
+#: batch 512 was disturbed, and 1024 was never tried; re-ranking timed them at `CORRECTED`.
 RECORDED = {
     ("float32", "contiguous"): {32: 1223, 256: 1223},
     ("mixed_bfloat16", "channels_last"): {8: 807, 128: 1354, 256: 1428},
@@ -45,7 +45,7 @@ RECORDED = {
         512: 1609,
     },
 }
-MENDED = {32: 1372.0, 64: 1595.0, 128: 1645.0, 256: 1749.0, 512: 1740.0}
+CORRECTED = {32: 1372.0, 64: 1595.0, 128: 1645.0, 256: 1749.0, 512: 1740.0}
 
 #: Synthetic: what that tuning did not try and this one may; elsewhere the nearest recorded batch.
 SYNTHETIC = {("mixed_bfloat16", "contiguous"): {1024: 1760}, ("float32", "channels_last"): {8: 800}}
@@ -82,25 +82,25 @@ class Tuning:
             cast(Any, job), self.study, space, self.baseline, clock=lambda: self.now
         )
 
-    def run(self, heats: Reranking) -> list[int]:
+    def run(self, reranked: Reranking) -> list[int]:
         """Search; return the batches of the trials that it made."""
         self.events.clear()
         runner = SimpleNamespace(pids=(), load=lambda: None)
-        self.history = self.search.run(cast(Any, runner), heats)
+        self.history = self.search.run(cast(Any, runner), reranked)
         return [e.recipe.batch_size for e in self.events if isinstance(e, TrialFinished)]
 
     @property
     def notes(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Note)]
 
-    def heats(self, rates: dict[int, float]) -> Reranking:
+    def reranked(self, rates: dict[int, float]) -> Reranking:
         """Heats in which these batches of plain bfloat16 came to these rates."""
         fast = {**self.baseline, "policy": "mixed_bfloat16"}
         ran = []
-        for batch, mended in rates.items():
+        for batch, corrected in rates.items():
             outcome = outcome_at(self.history, {**fast, BATCH: batch})
             assert outcome is not None
-            ran.append(replace(outcome, drift=outcome.rate / mended))
+            ran.append(replace(outcome, drift=outcome.rate / corrected))
         return Reranking(tuple(ran), len(self.history))
 
 
@@ -110,19 +110,19 @@ def tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuning:
     return Tuning(tmp_path)
 
 
-def test_the_search_goes_on_where_the_heats_mended_what_ended_it(tuning: Tuning) -> None:
+def test_the_search_goes_on_where_re_ranking_corrected_what_ended_it(tuning: Tuning) -> None:
     first = tuning.run(Reranking())
     assert 512 in first
     assert 1024 not in first
     assert [note.split(":")[0] for note in tuning.notes] == ["the search ends"]
-    assert 1024 in tuning.run(tuning.heats(MENDED))
+    assert 1024 in tuning.run(tuning.reranked(CORRECTED))
     said = [note.split(",")[0].split(":")[0] for note in tuning.notes]
     assert said == ["the search continues", "the search ends"]
 
 
-def test_it_ends_without_a_word_where_they_mended_nothing(tuning: Tuning) -> None:
+def test_it_ends_silently_where_re_ranking_corrected_nothing(tuning: Tuning) -> None:
     tuning.run(Reranking())
-    assert tuning.run(tuning.heats({128: 1739.0, 256: 1716.0})) == []
+    assert tuning.run(tuning.reranked({128: 1739.0, 256: 1716.0})) == []
     assert tuning.notes == []
 
 
@@ -131,13 +131,13 @@ def test_the_search_limit_covers_both(tmp_path: Path, monkeypatch: pytest.Monkey
     tuning = Tuning(tmp_path, search_limit=100.0)
     tuning.run(Reranking())
     tuning.now = 101.0
-    assert tuning.run(tuning.heats(MENDED)) == []
+    assert tuning.run(tuning.reranked(CORRECTED)) == []
 
 
 def test_what_no_model_can_know_is_not_looked_at_twice(tuning: Tuning) -> None:
     """That 1024 is the fastest now makes its twin of another layout no likelier to be so."""
     tuning.run(Reranking())
-    tuning.run(tuning.heats(MENDED))
+    tuning.run(tuning.reranked(CORRECTED))
     again = [e.recipe for e in tuning.events if isinstance(e, TrialFinished)]
     assert {(r.policy, r.memory_format) for r in again} == {(Policy.MIXED_BFLOAT16, "contiguous")}
 

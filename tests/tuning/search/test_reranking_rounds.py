@@ -1,4 +1,4 @@
-"""The heats: what the search measured by luck is put right before anything is proven."""
+"""Re-ranking: rates that the search measured wrongly are corrected before anything is proven."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_what_fails_now_is_out_and_the_rest_run_without_it(monkeypatch: Any) -> 
     assert len(result.measured) == 2
 
 
-def test_one_that_leads_by_far_runs_alone_in_no_heat() -> None:
+def test_one_that_leads_by_far_is_not_re_ranked() -> None:
     found = searched()
     found = replace(found, history=found.history[:2])
     rank(found)
@@ -263,7 +263,7 @@ def test_only_policies_that_may_be_chosen_run() -> None:
     assert Rounds.ran == []
 
 
-def test_without_a_recipe_that_ran_there_is_no_heat() -> None:
+def test_without_a_recipe_that_ran_nothing_is_re_ranked() -> None:
     """A forced policy of which every trial failed is for the proof's stage to refuse."""
     rank(searched(), policies=(Policy.MIXED_FLOAT16,))
     assert Rounds.ran == []
@@ -271,11 +271,11 @@ def test_without_a_recipe_that_ran_there_is_no_heat() -> None:
 
 def test_what_they_came_to_is_kept_with_the_trials_that_were_known() -> None:
     notes, found = Notes(), searched()
-    heats = run(found, notes=notes)
-    assert heats.trials == len(found.history)
-    assert recall_reranking(cast(Any, notes)) == heats
+    reranked = run(found, notes=notes)
+    assert reranked.trials == len(found.history)
+    assert recall_reranking(cast(Any, notes)) == reranked
     assert recall_reranking(cast(Any, Notes())) == Reranking()
-    run(found, before=heats)
+    run(found, before=reranked)
     assert len(Rounds.ran) == 1  # a stopped tuning does not run them again
 
 
@@ -293,13 +293,13 @@ def test_a_newcomer_runs_against_the_winner_alone_and_on_its_scale() -> None:
     assert ranking[128].rate == pytest.approx(before[64].rate * 1100 / 900)
 
 
-def test_a_newcomer_that_is_far_behind_runs_in_no_further_heat() -> None:
+def test_a_newcomer_that_is_far_behind_is_not_timed_again() -> None:
     found = searched()
     first = run(found)
     found = replace(found, history=(*found.history, seen(8, "mixed_bfloat16", 300.0)))
-    heats = run(found, before=first)
+    reranked = run(found, before=first)
     assert len(Rounds.ran) == 1
-    assert (heats.ran, heats.trials) == (first.ran, first.trials + 1)
+    assert (reranked.ran, reranked.trials) == (first.ran, first.trials + 1)
 
 
 def test_where_the_search_erred_by_much_who_seemed_too_slow_runs_once_too(
@@ -333,15 +333,15 @@ def test_the_search_learns_rates_but_not_that_one_failed_beside_others(monkeypat
     """A trial that crashed rules its kind out; this one ran when it was alone."""
     monkeypatch.setattr(Rounds, "failing", (128,))
     found = searched()
-    heats = run(found)
-    mended, ranking = (
-        by_batch(heats.corrected(found.history)),
-        by_batch(heats.ranking(found.history)),
+    reranked = run(found)
+    corrected, ranking = (
+        by_batch(reranked.corrected(found.history)),
+        by_batch(reranked.ranking(found.history)),
     )
     assert ranking[128].rate == 0.0
-    assert mended[128].rate == pytest.approx(980.0)
-    assert mended[64] == ranking[64]
-    assert mended[64].rate != 1000.0
+    assert corrected[128].rate == pytest.approx(980.0)
+    assert corrected[64] == ranking[64]
+    assert corrected[64].rate != 1000.0
 
 
 @pytest.mark.parametrize(("warmup", "ran"), [(0.1, [[64, 128]]), (18.0, [])])

@@ -26,7 +26,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="flock is POSIX's")
 WHOLE = b'{"op_code":0,"worker_id":"a"}\n'
 
 
-def test_a_study_is_beside_its_task() -> None:
+def test_a_study_is_written_next_to_its_task() -> None:
     assert default_journal(Path("/a/model.py")) == Path("/a/model.study.journal")
 
 

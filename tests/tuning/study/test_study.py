@@ -17,7 +17,7 @@ from autoprec.errors import UsageError
 from autoprec.tuning.options import Options
 from autoprec.tuning.proof.stored_verdicts import StoredProofSteps
 from autoprec.tuning.study import study as study_module
-from autoprec.tuning.study.study import SAMPLERS, Study, study_name
+from autoprec.tuning.study.study import SAMPLERS, Study, record_out_of_memory, study_name
 
 SPACE = Space(policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(8, 16, 32))
 
@@ -199,3 +199,17 @@ def test_a_database_keeps_the_same(tmp_path: Path) -> None:
     again.set_space(SPACE)
     assert again.history() == (outcome(point),)
     again._storage.engine.dispose()
+
+
+def test_a_trial_that_was_killed_for_memory_is_out_of_memory_to_the_next_tuning(
+    journal: Path,
+) -> None:
+    first = opened(journal)
+    trial, _ = first.ask(points()[0])
+    first.tell(trial, outcome(points()[0]))
+    first.ask(points()[1])
+    record_out_of_memory(journal, "the node ran out of memory")
+    found = opened(journal).history()
+    assert [each.status for each in found] == [Status.OK, Status.OUT_OF_MEMORY]
+    assert dict(found[1].point) == dict(points()[1])
+    assert found[1].reason == "the node ran out of memory"

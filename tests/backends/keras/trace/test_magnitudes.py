@@ -23,7 +23,7 @@ def tracer(build_model=softmax_net, build_data=lambda n: data(64), **more):
 
 
 @pytest.mark.parametrize(("factor", "fits"), [(1000.0, True), (100_000.0, False)])
-def test_float16_shadows_say_how_large_the_forward_pass_gets(factor, fits):
+def test_float16_steps_say_how_large_the_forward_pass_gets(factor, fits):
     def model():
         up = keras.layers.Lambda(lambda x: x * 100.0 * (factor / 100.0))
         scaled = [up, keras.layers.Lambda(lambda x: x * (1.0 / factor))]
@@ -34,12 +34,12 @@ def test_float16_shadows_say_how_large_the_forward_pass_gets(factor, fits):
     traced = tracer(model, build_data=lambda n: ones)
     traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
     float16 = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**10))
-    points = traced.shadow(recipe=float16)
+    points = traced.compare_steps(recipe=float16)
     assert [point.step for point in points] == [0, 1]
     for point in points:
         assert point.overflowed is not fits
         assert point.largest == (factor if fits else None)
-    assert all(point.largest is None for point in traced.shadow(recipe=BF16))
+    assert all(point.largest is None for point in traced.compare_steps(recipe=BF16))
 
 
 def test_exponents_are_those_of_numpy():
@@ -130,19 +130,21 @@ def test_an_infinite_backward_pass_is_reported():
 
 
 @pytest.mark.parametrize("exponent", [-12, 0, 12])
-def test_float16_shadows_say_how_large_the_backward_pass_gets_without_its_scale(exponent):
+def test_float16_steps_say_how_large_the_backward_pass_gets_without_its_scale(exponent):
     inputs = np.full((8, 2), 0.25, "float32")
     build = lambda n: [(inputs, np.zeros((8, 1), "float32"))]  # noqa: E731
     traced = tracer(regression(2.0**exponent), build)
     traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
     for scale in (-4.0, 2.0):
         initial = LossScale(initial=2.0**scale)
-        for point in traced.shadow(recipe=Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=initial)):
+        for point in traced.compare_steps(
+            recipe=Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=initial)
+        ):
             assert point.backward == 2.0 ** (exponent - 2)  # as in the bfloat16 pass below
     beyond = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**40))
     if exponent > -12:
-        assert [point.backward for point in traced.shadow(recipe=beyond)] == [None, None]
-    assert all(point.backward is None for point in traced.shadow(recipe=BF16))
+        assert [point.backward for point in traced.compare_steps(recipe=beyond)] == [None, None]
+    assert all(point.backward is None for point in traced.compare_steps(recipe=BF16))
 
 
 def test_magnitudes_are_read_under_the_same_dropout_as_losses():
@@ -159,7 +161,7 @@ def test_magnitudes_are_read_under_the_same_dropout_as_losses():
     steps = range(5)
     traced.reference(batch_size=1, steps=len(steps), checkpoints=tuple(steps))
     float16 = Recipe(Policy.MIXED_FLOAT16, 1, loss_scale=LossScale(initial=1.0))
-    points = traced.shadow(recipe=float16)
+    points = traced.compare_steps(recipe=float16)
     assert len({point.reference for point in points}) > 2
     for point in points:  # the sum of what is left, or else the largest of what went in
         assert point.loss == point.reference

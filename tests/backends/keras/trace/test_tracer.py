@@ -39,13 +39,13 @@ def tracer(build_model=softmax_net, build_data=lambda n: data(64), **more):
 
 
 @pytest.mark.parametrize("model", [with_dropout, lambda: compiled(OwnTrainStep())])
-def test_float32_is_its_own_shadow(model):
+def test_float32_compared_with_itself_is_equal(model):
     traced = tracer(model)
     reference = traced.reference(batch_size=8, steps=4, checkpoints=(0, 3))
     assert reference.finite
     assert len(reference.losses) == 4
     assert reference.reproducible
-    points = traced.shadow(recipe=FLOAT32)
+    points = traced.compare_steps(recipe=FLOAT32)
     assert [point.step for point in points] == [0, 3]
     for point in points:
         assert point.loss == pytest.approx(point.reference, rel=1e-6)
@@ -57,9 +57,9 @@ def test_float32_is_its_own_shadow(model):
 def test_bfloat16_deviates_a_little_and_noise_is_its_measure():
     traced = tracer(with_dropout)
     traced.reference(batch_size=8, steps=3, checkpoints=(0, 2))
-    shadow = traced.shadow(recipe=BF16)
-    assert [point.step for point in shadow] == [0, 2]
-    assert all(0 < point.gradient_error < 0.2 for point in shadow)
+    compared = traced.compare_steps(recipe=BF16)
+    assert [point.step for point in compared] == [0, 2]
+    assert all(0 < point.gradient_error < 0.2 for point in compared)
     noise = traced.noise(draws=2)
     assert [point.step for point in noise] == [0, 0, 2, 2]
     assert all(point.loss != point.reference for point in noise)
@@ -69,7 +69,7 @@ def test_bfloat16_deviates_a_little_and_noise_is_its_measure():
 def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
     traced = tracer()
     traced.reference(batch_size=8, steps=62, checkpoints=(59, 60, 61))
-    first, *late = traced.shadow(recipe=BF16)
+    first, *late = traced.compare_steps(recipe=BF16)
     assert (first.mean_loss, first.mean_reference) == (None, None)
     stream = traced._stream(8, 0)
     model = softmax_net()
@@ -106,7 +106,7 @@ def test_float16_trajectories_report_skips_and_scales():
     tuned = Recipe(policy=Policy.MIXED_FLOAT16, batch_size=8, loss_scale=LossScale(initial=2.0**10))
     traced = tracer()
     traced.reference(batch_size=8, steps=1, checkpoints=(0,))
-    (point,) = traced.shadow(recipe=tuned)
+    (point,) = traced.compare_steps(recipe=tuned)
     assert point.gradient_error < 0.02
 
 
@@ -126,7 +126,7 @@ def test_a_run_ends_when_its_time_is_up_and_evaluate_is_asked():
 
 def test_comparing_needs_a_reference():
     with pytest.raises(UsageError, match="reference"):
-        tracer().shadow(recipe=BF16)
+        tracer().compare_steps(recipe=BF16)
 
 
 def test_a_tracers_seed_changes_weights():
@@ -134,7 +134,7 @@ def test_a_tracers_seed_changes_weights():
         given = Task(name="task.py", build_model=softmax_net, build_data=build_data)
         traced = KerasBackend().tracer(given, device="cpu", seed=seed, report=lambda *_: None)
         run = traced.reference(batch_size=8, steps=2, checkpoints=(0,))
-        (point,) = traced.shadow(recipe=FLOAT32)
+        (point,) = traced.compare_steps(recipe=FLOAT32)
         assert point.loss == pytest.approx(run.losses[0], rel=1e-6)
         return run.losses
 
@@ -146,11 +146,11 @@ def test_a_tracers_seed_changes_weights():
 def test_a_large_model_keeps_the_checkpoints_that_there_is_memory_for(monkeypatch):
     traced = tracer()
     traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
-    assert [point.step for point in traced.shadow(recipe=FLOAT32)] == [0, 1, 3]
+    assert [point.step for point in traced.compare_steps(recipe=FLOAT32)] == [0, 1, 3]
     size = sum(value.nbytes for value in traced._checkpoints[0].state)
     monkeypatch.setattr(checkpoint_budget, "MAX_CHECKPOINT_BYTES", 4 * size)
     traced.reference(batch_size=8, steps=4, checkpoints=(0, 1, 3))
-    assert [point.step for point in traced.shadow(recipe=FLOAT32)] == [0, 3]
+    assert [point.step for point in traced.compare_steps(recipe=FLOAT32)] == [0, 3]
 
 
 def test_no_model_is_kept_when_a_trace_ends_or_fails(monkeypatch):
@@ -171,7 +171,7 @@ def test_no_model_is_kept_when_a_trace_ends_or_fails(monkeypatch):
         traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
     assert built == closed
     traced.noise(draws=1)
-    traced.shadow(recipe=BF16)
+    traced.compare_steps(recipe=BF16)
     traced.backward_exponents(recipe=BF16, batches=1)
     traced.unit_magnitudes(recipe=BF16)
     assert built == closed

@@ -64,7 +64,7 @@ def test_the_gradients_of_several_optimizers_are_seen() -> None:
     traced = tracer(task(pair, real))
     traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
     for recipe in (BFLOAT16, FLOAT16):
-        points = traced.shadow(recipe=recipe)
+        points = traced.compare_steps(recipe=recipe)
         assert [point.step for point in points] == [0, 1]
         for point in points:
             assert point.gradient_seen
@@ -105,7 +105,7 @@ def test_no_recorded_gradient_is_not_split_and_not_covered() -> None:
 def test_a_train_step_that_never_scales_is_compared_unscaled() -> None:
     traced = tracer(task(lambda: compiled(Unscaled())))
     traced.reference(batch_size=8, steps=1, checkpoints=(0,))
-    (point,) = traced.shadow(recipe=FLOAT16)
+    (point,) = traced.compare_steps(recipe=FLOAT16)
     assert 0 < point.gradient_error < 0.05
 
 
@@ -172,7 +172,7 @@ def test_a_vae_is_described_timed_and_traced() -> None:
     session.close()
     traced = tracer(given)
     traced.reference(batch_size=8, steps=1, checkpoints=(0,))
-    (point,) = traced.shadow(recipe=BFLOAT16)
+    (point,) = traced.compare_steps(recipe=BFLOAT16)
     assert 0 < point.gradient_error < 0.1
 
 

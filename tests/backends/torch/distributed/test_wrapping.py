@@ -56,7 +56,7 @@ def test_two_ranks_in_float32_are_one_process_that_accumulates(
     same_weights(weights_of(together), weights_of(alone))
     ranks = Distributed(engine, 2)
     recipe = Recipe(batch_size=4, accumulation_steps=2, distributed=ranks)
-    for point in together.call("shadow", recipe=recipe):
+    for point in together.call("compare_steps", recipe=recipe):
         assert point.gradient_error == pytest.approx(0.0, abs=1e-5)
     again = together.call("trajectory", recipe=recipe, seed=0, steps=5)
     assert again.losses == pytest.approx(expected.losses, rel=1e-5)

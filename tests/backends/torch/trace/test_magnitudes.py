@@ -66,7 +66,7 @@ def test_sparse_gradients_are_compared_as_dense_ones_are():
         trace.reference(batch_size=8, steps=3, checkpoints=(0, 2))
         found.append(
             (
-                trace.shadow(recipe=BFLOAT16),
+                trace.compare_steps(recipe=BFLOAT16),
                 trace.noise(draws=1),
                 trace.backward_exponents(recipe=FLOAT16, batches=2),
                 trace.unit_magnitudes(recipe=FLOAT16),

@@ -66,24 +66,24 @@ def test_float32_whose_products_are_bfloat16_is_never_the_reference(
     for _ in range(2):  # also after the recipe has run in this process
         assert computed(reference) == {"highest"}
         assert computed(lambda: trace.noise(draws=1)) == {"highest"}
-        assert computed(lambda: trace.shadow(recipe=implicit)) == {"medium"}
+        assert computed(lambda: trace.compare_steps(recipe=implicit)) == {"medium"}
         assert computed(lambda: losses(trace, implicit)) == {"medium"}
         assert computed(lambda: losses(trace, noisy=True)) == {"highest"}
 
 
-def test_the_shadow_of_float32_is_float32():
+def test_float32_compared_with_itself_is_equal():
     trace = tracer()
     trace.reference(batch_size=8, steps=4, checkpoints=(0, 3, 9))
-    points = trace.shadow(recipe=FLOAT32)
+    points = trace.compare_steps(recipe=FLOAT32)
     assert [point.step for point in points] == [0, 3]
     assert all(point.loss == point.reference for point in points)
     assert all(point.gradient_error == 0.0 for point in points)
 
 
-def test_the_shadow_starts_from_the_weights_of_its_step():
+def test_a_compared_step_starts_from_the_weights_of_its_step():
     trace = tracer()
     reference = trace.reference(batch_size=8, steps=4, checkpoints=(0, 3))
-    points = trace.shadow(recipe=BFLOAT16)
+    points = trace.compare_steps(recipe=BFLOAT16)
     assert [point.step for point in points] == [0, 3]
     for point in points:
         assert point.reference == pytest.approx(reference.losses[point.step], rel=1e-6)
@@ -96,7 +96,7 @@ def test_late_losses_are_averaged_over_further_batches_at_the_same_weights():
 
     trace = tracer(build_model=linear)
     trace.reference(batch_size=8, steps=62, checkpoints=(59, 60, 61))
-    first, *late = trace.shadow(recipe=BFLOAT16)
+    first, *late = trace.compare_steps(recipe=BFLOAT16)
     assert (first.mean_loss, first.mean_reference) == (None, None)
     stream = trace._stream(8, 0)
     for point, kept in zip(late, trace._checkpoints[1:], strict=True):
@@ -122,7 +122,7 @@ def test_a_late_loss_that_is_not_finite_on_a_further_batch_has_no_mean():
 
     frozen = tracer(build_model=small, build_data=data, build_optimizer=still)
     frozen.reference(batch_size=8, steps=61, checkpoints=(60,))
-    (point,) = frozen.shadow(recipe=FLOAT16)
+    (point,) = frozen.compare_steps(recipe=FLOAT16)
     assert point.loss is not None
     assert (point.mean_loss, point.mean_reference) == (None, None)
 
@@ -134,7 +134,7 @@ def still(model: nn.Module) -> torch.optim.Optimizer:
 def test_a_scaled_gradient_is_compared_unscaled():
     trace = tracer()
     trace.reference(batch_size=8, steps=1, checkpoints=(0,))
-    (point,) = trace.shadow(recipe=FLOAT16)
+    (point,) = trace.compare_steps(recipe=FLOAT16)
     assert point.gradient_error < 0.02
 
 
@@ -149,7 +149,7 @@ def test_noise_is_small_and_each_draw_is_another():
 
 def test_a_comparison_needs_a_reference():
     with pytest.raises(UsageError, match="reference"):
-        tracer().shadow(recipe=BFLOAT16)
+        tracer().compare_steps(recipe=BFLOAT16)
 
 
 def test_seeds_have_weights_and_batches_of_their_own():
@@ -279,7 +279,7 @@ def test_islands_of_the_recipe_are_in_the_trace():
     trace = tracer()
     trace.reference(batch_size=8, steps=1, checkpoints=(0,))
     everything = Recipe(Policy.MIXED_BFLOAT16, 8, float32_modules=("0", "1", "2", "3", "4", ""))
-    (point,) = trace.shadow(recipe=everything)
+    (point,) = trace.compare_steps(recipe=everything)
     assert point.loss == pytest.approx(point.reference, rel=1e-6)
     assert point.gradient_error < 1e-5
 

@@ -1,0 +1,183 @@
+"""Which nodes of a cluster are of one type: those whose devices have the same fingerprint.
+
+Memory counts as the same within what `profile_fit` accepts without a warning, for two nodes of one
+model rarely report the same number of bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autoprec.core.device.facts import DeviceFacts, Fingerprint
+from autoprec.core.profile import Profile
+from autoprec.core.profile_fit import memory_differs
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What the probe of one node told.
+
+    `node` is what its scheduler calls it, `name` what people do. `facts` are those of its first
+    device, `others` names devices of other types beside it. `problem` says why nothing can be tuned
+    there, empty where it can.
+    """
+
+    node: str
+    name: str
+    facts: DeviceFacts | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+    autoprec: str = ""
+    others: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """Nodes whose devices are the same to a profile; the first is the best to tune on.
+
+    The fingerprint has the least memory of them, in bytes `memory_bytes`, so that what fits there
+    fits on all. `disagreements` names what else differs: driver, versions.
+    """
+
+    name: str
+    fingerprint: Fingerprint
+    memory_bytes: int | None
+    nodes: tuple[NodeReport, ...]
+    disagreements: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TypeResult:
+    """How the tuning of one type ended: `profile`, or `reason` why there is none.
+
+    `failed` tells an error from a type that nothing could be tuned on.
+    """
+
+    type: NodeType
+    profile: Profile | None = None
+    file: str = ""
+    reason: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class FleetResult:
+    """How a tuning on a cluster ended, type by type; `unfit` are nodes that nothing can run on."""
+
+    types: tuple[TypeResult, ...]
+    unfit: tuple[NodeReport, ...] = ()
+
+
+def group_nodes(reports: Iterable[NodeReport]) -> tuple[NodeType, ...]:
+    """Return the types of the nodes without a problem, by name."""
+    fit = [each for each in reports if not each.problem and each.facts is not None]
+    groups: list[list[NodeReport]] = []
+    for report in sorted(fit, key=_memory_and_name):
+        for group in groups:
+            if _is_same_type(_fingerprint(group[0]), _fingerprint(report)):
+                group.append(report)
+                break
+        else:
+            groups.append([report])
+    names = _names([_fingerprint(group[0]) for group in groups])
+    types = [_make_type(name, group) for name, group in zip(names, groups, strict=True)]
+    return tuple(sorted(types, key=lambda each: each.name))
+
+
+def is_of_type(facts: DeviceFacts, known: NodeType | Fingerprint) -> bool:
+    """Say whether a device is of a type."""
+    fingerprint = known.fingerprint if isinstance(known, NodeType) else known
+    return _is_same_type(facts.fingerprint, fingerprint)
+
+
+def _is_same_type(one: Fingerprint, other: Fingerprint) -> bool:
+    alike = replace(one, memory_gib=other.memory_gib) == other
+    return alike and not memory_differs(one, other)
+
+
+def _fingerprint(report: NodeReport) -> Fingerprint:
+    assert report.facts is not None  # group_nodes leaves others out
+    return report.facts.fingerprint
+
+
+def _memory_and_name(report: NodeReport) -> tuple[int, str]:
+    return _fingerprint(report).memory_gib, report.name
+
+
+def _make_type(name: str, group: Sequence[NodeReport]) -> NodeType:
+    """Make a type of its nodes: those with the most common software first."""
+    common = Counter(_installed(each) for each in group)
+    nodes = sorted(group, key=lambda each: (-common[_installed(each)], each.name))
+    known = [each.facts.observation.memory_bytes for each in group if each.facts is not None]
+    least = min((each for each in known if each is not None), default=None)
+    return NodeType(name, _fingerprint(group[0]), least, tuple(nodes), _disagreements(nodes))
+
+
+def _installed(report: NodeReport) -> tuple[tuple[str, str], ...]:
+    """Return what is installed on a node that its speed may depend on."""
+    driver = report.facts.observation.driver if report.facts is not None else ""
+    return (("driver", driver), *sorted(report.software.items()))
+
+
+def _disagreements(nodes: Sequence[NodeReport]) -> tuple[str, ...]:
+    """Say of everything installed that differs between nodes which have which."""
+    said = []
+    for name in dict.fromkeys(name for each in nodes for name, _ in _installed(each)):
+        where: dict[str, list[str]] = {}
+        for each in nodes:
+            version = dict(_installed(each)).get(name, "")
+            where.setdefault(version or "none", []).append(each.name)
+        if len(where) > 1:
+            parts = (f"{version} on {_listed(names)}" for version, names in where.items())
+            said.append(f"{name}: {'; '.join(parts)}")
+    return tuple(said)
+
+
+_MAX_LISTED = 3
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+# Names, which are also those of the files ------------------------------------------------------
+
+
+def _names(fingerprints: Sequence[Fingerprint]) -> list[str]:
+    """Name each type by its device; by memory, family or a hash too, where that is not unique."""
+    ways = [[_device_name(each) for each in fingerprints]]
+    ways.append([f"{_device_name(each)}-{each.memory_gib}gib" for each in fingerprints])
+    ways.append(
+        [f"{_slug(each.family)}-{name}" for each, name in zip(fingerprints, ways[1], strict=True)]
+    )
+    ways.append([f"{_device_name(each)}-{_hash(each)}" for each in fingerprints])
+    chosen = []
+    for index in range(len(fingerprints)):
+        unique = (way[index] for way in ways if way.count(way[index]) == 1)
+        chosen.append(next(unique, ways[-1][index]))
+    return chosen
+
+
+def _device_name(made: Fingerprint) -> str:
+    plain = re.sub(r"\((R|TM|C)\)|@.*|\bCPU\b|\bProcessor\b", " ", made.name, flags=re.IGNORECASE)
+    parts = [_slug(plain) or _slug(made.family) or made.kind.value]
+    if made.partition:
+        parts.append(_slug(made.partition))
+    if made.core_quota is not None:
+        parts.append(f"{_slug(f'{made.core_quota:g}')}-cores")
+    if made.rehearsal:
+        parts.append("rehearsal")
+    return "-".join(parts)
+
+
+def _slug(text: str) -> str:
+    return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def _hash(made: Fingerprint) -> str:
+    return hashlib.sha256(repr(made).encode()).hexdigest()[:8]

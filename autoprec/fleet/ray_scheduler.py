@@ -1,0 +1,250 @@
+"""A Ray cluster: nodes are probed by tasks, and a tuning is an actor that reserves its node.
+
+Ray restarts nothing here (`max_restarts=0`): the driver decides, for it has the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.fleet.node_types import NodeReport
+from autoprec.errors import FrameworkMissing, UsageError
+from autoprec.fleet import ray_actor
+from autoprec.fleet.messages import Message, Request, TaskPlace
+from autoprec.fleet.scheduler import NodeLost, NoRoom
+
+_CONNECT_SECONDS = 10.0
+
+#: Longer than every probe of a machine takes together, plus the start of a Ray worker.
+_PROBE_SECONDS = 150.0
+
+#: A Ray worker starts within seconds; an actor that has not started by then waits for room.
+ROOM_SECONDS = 30.0
+
+#: How long the actor waits for a message before it answers that there is none.
+_MESSAGE_SECONDS = 5.0
+
+#: Ray hides the GPUs that a task has not reserved; a probe must see all, a tuning chooses itself.
+_SHOW_ALL_DEVICES = {
+    f"RAY_EXPERIMENTAL_NOSET_{name}": "1"
+    for name in (
+        *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        *("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "TPU_VISIBLE_CHIPS"),
+    )
+}
+
+#: What Ray calls a kind of device that it counts besides CPUs.
+_RESOURCE_OF = {DeviceKind.TPU: "TPU", DeviceKind.CPU: ""}
+
+
+def import_ray() -> Any:
+    """Import Ray; raise `FrameworkMissing` with what to install where it is not there."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise FrameworkMissing(
+            "`ray`: Ray is not installed here; install it, here and on the nodes, with "
+            "`pip install 'autoprec[ray]'`"
+        ) from error
+    return ray
+
+
+class RayScheduler:
+    """The Ray cluster at an address: "auto" is the one that this machine belongs to.
+
+    With `wait`, nodes that have no room are waited for.
+    """
+
+    def __init__(self, address: str = "auto", *, wait: bool = False) -> None:
+        self._ray = import_ray()
+        self._address, self._wait = address, wait
+        self._connected = False
+
+    def __enter__(self) -> RayScheduler:
+        if self._ray.is_initialized():  # by the program that tunes; it stays as it was
+            return self
+        self._refuse_silent_address()
+        try:
+            self._ray.init(
+                address=self._address,
+                namespace="autoprec",
+                log_to_driver=False,
+                logging_level="ERROR",
+                runtime_env={"env_vars": _SHOW_ALL_DEVICES},
+            )
+        except (OSError, ValueError, RuntimeError, self._ray.exceptions.RayError) as error:
+            raise self._no_cluster(error) from error
+        self._connected = True
+        return self
+
+    def _refuse_silent_address(self) -> None:
+        """Raise `UsageError` where nothing listens: Ray would try again for minutes."""
+        host, colon, port = self._address.removeprefix("ray://").rpartition(":")
+        if not colon or not port.isdigit():
+            return
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        except OSError as error:
+            raise self._no_cluster(error) from error
+
+    def _no_cluster(self, error: BaseException) -> UsageError:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return UsageError(
+            f"`ray={self._address}` given, but no Ray cluster answers there: {first}. Start one "
+            "with `ray start --head`, and give its address or run this on one of its machines"
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._connected:
+            self._ray.shutdown()
+
+    # Probing -------------------------------------------------------------------------------------
+
+    def probe(self, place: TaskPlace, device: str | None) -> Sequence[NodeReport]:
+        """Probe every node that is alive."""
+        known = self._alive()
+        names = _names(known)
+        task = self._ray.remote(num_cpus=0, max_retries=0)(ray_actor.probe)
+        asked = {
+            node: task.options(scheduling_strategy=self._only_on(node)).remote(place, device)
+            for node in known
+        }
+        references = list(asked.values())
+        self._ray.wait(references, num_returns=len(references), timeout=_PROBE_SECONDS)
+        reports = [self._report(node, reference) for node, reference in asked.items()]
+        return [replace(each, name=names[each.node]) for each in reports]
+
+    def _report(self, node: str, reference: Any) -> NodeReport:
+        errors = self._ray.exceptions
+        try:
+            found: NodeReport = self._ray.get(reference, timeout=0.1)
+        except errors.GetTimeoutError:
+            problem = f"its probe did not answer in {_PROBE_SECONDS:g} seconds"
+        except errors.RayError as error:
+            problem = f"its probe failed: {_last_line(error)}"
+            if "No module named 'autoprec" in str(error):
+                problem = "autoprec is not installed there; install the same version as here"
+        else:
+            return replace(found, node=node)
+        return NodeReport(node=node, name=node, problem=problem)
+
+    def _alive(self) -> dict[str, Mapping[str, Any]]:
+        return {each["NodeID"]: each for each in self._ray.nodes() if each["Alive"]}
+
+    def _only_on(self, node: str) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(node, soft=False)
+
+    # Tuning --------------------------------------------------------------------------------------
+
+    def start(self, node: NodeReport, request: Request) -> RaySession:
+        """Begin a tuning in an actor that reserves the CPUs and devices of its node."""
+        known = self._alive().get(node.node)
+        reserved = {} if known is None else _whole_node(known["Resources"], request)
+        cpus = reserved.pop("CPU", 0.0)
+        actor = None
+        if cpus >= 1:
+            made = self._ray.remote(ray_actor.TuningActor).options(
+                num_cpus=cpus,
+                num_gpus=reserved.pop("GPU", 0.0),
+                resources=reserved,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=self._only_on(node.node),
+            )
+            actor = made.remote(request)
+        return RaySession(self._ray, node.node, actor, known is not None, self._wait)
+
+
+def _whole_node(resources: Mapping[str, float], request: Request) -> dict[str, float]:
+    """Return the resources of a node that a tuning on its device reserves: all of them."""
+    device = _RESOURCE_OF.get(request.fingerprint.kind, "GPU")
+    return {name: resources[name] for name in ("CPU", device) if resources.get(name)}
+
+
+def _names(known: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Name nodes by their machines; by their ids too, where a machine has several."""
+    hosts = {node: str(each["NodeManagerHostname"]) for node, each in known.items()}
+    several = [host for host in hosts.values() if list(hosts.values()).count(host) > 1]
+    return {node: f"{host}/{node[:8]}" if host in several else host for node, host in hosts.items()}
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+class RaySession:
+    """A tuning in an actor; without one, its node has no CPU for it or is gone."""
+
+    def __init__(self, ray: Any, node: str, actor: Any, known: bool, wait: bool) -> None:
+        self._ray, self._node, self._actor = ray, node, actor
+        self._known, self._wait = known, wait
+        self._began = time.monotonic()
+        self._started = False
+        self._pending = None if actor is None else actor.start.remote()
+
+    def receive(self) -> Sequence[Message]:
+        """Return what has arrived, without waiting."""
+        if self._actor is None:
+            if not self._known:
+                raise NodeLost("the node has left the cluster", gone=True)
+            raise NoRoom("Ray counts no CPU on it")
+        ready, _ = self._ray.wait([self._pending], timeout=0)
+        if not ready:
+            waited = time.monotonic() - self._began
+            if not self._started and not self._wait and waited > ROOM_SECONDS:
+                raise NoRoom(
+                    f"its CPUs or devices were not free within {ROOM_SECONDS:g} seconds; wait for "
+                    "them with `wait`"
+                )
+            return ()
+        found = self._answer()
+        self._pending = self._actor.messages.remote(_MESSAGE_SECONDS)
+        if not self._started:
+            self._started = True
+            return ()
+        return found
+
+    def _answer(self) -> Sequence[Message]:
+        errors = self._ray.exceptions
+        try:
+            found: Sequence[Message] = self._ray.get(self._pending)
+        except errors.OutOfMemoryError as error:
+            raise NodeLost(
+                "Ray ended it because the node ran out of memory", out_of_memory=True
+            ) from error
+        except errors.RayError as error:
+            raise NodeLost(self._why_lost(error), gone=not self._node_is_alive()) from error
+        return found
+
+    def _why_lost(self, error: BaseException) -> str:
+        if not self._node_is_alive():
+            return "the node has left the cluster"
+        if isinstance(error, self._ray.exceptions.RayActorError):
+            return "its Ray worker has ended"
+        return _last_line(error)
+
+    def _node_is_alive(self) -> bool:
+        return any(each["Alive"] for each in self._ray.nodes() if each["NodeID"] == self._node)
+
+    def stop(self) -> None:
+        """End the actor; what it started ends with it."""
+        if self._actor is not None:
+            with contextlib.suppress(Exception):  # Ray itself may be gone
+                self._ray.kill(self._actor, no_restart=True)

@@ -1,0 +1,169 @@
+"""What runs on a node: its probe, and a tuning whose journal and events are sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoprec import probing
+from autoprec.core.profile import Profile
+from autoprec.errors import TaskError, TrialFailure
+from autoprec.fleet import node, ray_actor
+from autoprec.fleet.messages import Ended, Message, Request, TaskPlace, Update
+from autoprec.tuning.events import Described, Started, TrialFinished
+from autoprec.tuning.options import Options
+from autoprec.workers.task_file import task_digest
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
+
+FAST = {
+    "overhead": {"float32": 0.004, "mixed_bfloat16": 0.006},
+    "per_sample": {"float32": 0.0005, "mixed_bfloat16": 0.0002},
+}
+OPTIONS = Options(batch_sizes=(16, 32), rounds=2, extras=False)
+
+
+@pytest.fixture(autouse=True)
+def a_machine_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "measure_device", lambda facts, software: facts)
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(locks))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def place(simulated: Callable[..., Path], tmp_path: Path) -> TaskPlace:
+    task = simulated(**FAST)
+    return TaskPlace(task, task_digest(task), tmp_path)
+
+
+def request_for(place: TaskPlace, **fields: Any) -> Request:
+    facts = probing.probe_here(device="cpu").devices[0].facts
+    memory = facts.observation.memory_bytes
+    made = Request(place, OPTIONS, facts.fingerprint, memory, device="cpu")
+    return replace(made, **fields)
+
+
+def tune(request: Request) -> tuple[list[Message], Ended]:
+    sent: list[Message] = []
+    node.tune_here(request, sent.append)
+    assert isinstance(sent[-1], Ended)
+    return sent, sent[-1]
+
+
+def events(sent: list[Message], kind: type) -> list[Any]:
+    return [m.event for m in sent if isinstance(m, Update) and isinstance(m.event, kind)]
+
+
+def test_a_probe_tells_device_software_and_version(place: TaskPlace) -> None:
+    report = node.probe_node(place, "cpu")
+    assert report.problem == ""
+    assert report.facts is not None
+    assert report.facts.kind == "cpu"
+    assert {"python", "torch"} <= report.software.keys()
+
+
+def test_a_node_without_the_task_or_with_another_one_has_a_problem(place: TaskPlace) -> None:
+    gone = replace(place, task=Path("/nowhere/model.py"))
+    assert "/nowhere/model.py is not there" in node.probe_node(gone, "cpu").problem
+    other = replace(place, digest="0" * 64)
+    assert "is another version" in node.probe_node(other, "cpu").problem
+
+
+def test_a_node_without_the_device_asked_for_has_a_problem(place: TaskPlace) -> None:
+    assert "no device 'tpu' here" in node.probe_node(place, "tpu").problem
+
+
+def test_a_tuning_sends_its_trials_with_the_journal_that_they_are_in(place: TaskPlace) -> None:
+    sent, ended = tune(request_for(place))
+    assert isinstance(ended.profile, Profile)
+    assert ended.profile.recipe.policy == "mixed_bfloat16"
+    trials = events(sent, TrialFinished)
+    assert trials
+    journal = b""
+    for message in sent:
+        if isinstance(message, Update) and message.journal:
+            assert message.offset == len(journal)
+            journal += message.journal
+        if isinstance(message, Update) and isinstance(message.event, TrialFinished):
+            assert journal.count(b'"outcome"') >= trials.index(message.event) + 1
+    again, ended = tune(request_for(place, journal=journal))
+    assert events(again, TrialFinished) == []
+    assert ended.profile == tune(request_for(place, journal=journal))[1].profile
+
+
+def test_a_tuning_that_was_cut_short_goes_on_where_the_journal_ends(place: TaskPlace) -> None:
+    sent, _ = tune(request_for(place))
+    first_trial = next(
+        index
+        for index, message in enumerate(sent)
+        if isinstance(message, Update) and isinstance(message.event, TrialFinished)
+    )
+    known = b"".join(m.journal for m in sent[: first_trial + 1] if isinstance(m, Update))
+    again, ended = tune(request_for(place, journal=known))
+    (described,) = events(again, Described)
+    assert described.resumed == 1
+    assert ended.profile is not None
+    first = events(sent, TrialFinished)[0].recipe
+    assert first not in [each.recipe for each in events(again, TrialFinished)]
+
+
+def test_the_least_memory_of_the_type_is_tuned_for(place: TaskPlace) -> None:
+    sent, ended = tune(request_for(place, memory_bytes=2**30))
+    (started,) = events(sent, Started)
+    assert started.facts.observation.memory_bytes == 2**30
+    assert ended.profile is not None
+    assert ended.profile.device.fingerprint.memory_gib == 1
+
+
+def test_a_device_of_another_type_is_not_tuned(place: TaskPlace) -> None:
+    request = request_for(place)
+    other = replace(request, fingerprint=replace(request.fingerprint, family="amd-zen1"))
+    _, ended = tune(other)
+    assert isinstance(ended.error, TrialFailure)
+    assert "the node has changed since it was probed" in str(ended.error)
+
+
+def test_the_users_error_arrives_as_it_is(place: TaskPlace) -> None:
+    place.task.write_text("def build_model(): return 1\n")
+    _, ended = tune(request_for(place))
+    assert isinstance(ended.error, TaskError)
+
+
+def test_an_error_of_our_own_is_told_not_swallowed(
+    place: TaskPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.tuner, "tune", lambda job: 1 // 0)
+    _, ended = tune(request_for(place))
+    assert isinstance(ended.error, TrialFailure)
+    assert "ZeroDivisionError" in str(ended.error)
+    assert any("test_node" in note for note in ended.error.__notes__)
+
+
+def test_threads_set_by_ray_are_taken_back_and_those_of_the_node_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(ray_actor, "_set_on_node", lambda: True)
+    ray_actor.forget_ray_threads()
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    monkeypatch.setattr(ray_actor, "_set_on_node", lambda: False)
+    ray_actor.forget_ray_threads()
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_an_actor_hands_over_messages_in_order_and_answers_without_one(place: TaskPlace) -> None:
+    actor = ray_actor.TuningActor(request_for(place))
+    assert actor.messages(0.01) == []
+    assert actor.start() == os.getpid()
+    found: list[Message] = []
+    while not (found and isinstance(found[-1], Ended)):
+        found += actor.messages(60)
+    assert isinstance(found[-1], Ended)
+    assert found[-1].profile is not None
