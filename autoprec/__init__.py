@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autoprec.version import __version__
 
 if TYPE_CHECKING:
-    from autoprec.api import apply_profile, load_profile, probe, tune
+    from autoprec.api import apply_profile, distribute, load_profile, probe, tune
     from autoprec.core.dtypes import Policy
     from autoprec.core.profile import Profile
     from autoprec.core.recipe import Recipe
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "apply_profile": "autoprec.api",
+    "distribute": "autoprec.api",
     "load_profile": "autoprec.api",
     "probe": "autoprec.api",
     "tune": "autoprec.api",
@@ -39,6 +40,7 @@ __all__ = [
     "Recipe",
     "__version__",
     "apply_profile",
+    "distribute",
     "load_profile",
     "probe",
     "tune",

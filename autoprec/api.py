@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
 from autoprec import probing
-from autoprec.applying import apply_profile
+from autoprec.applying import apply_profile, distribute
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
@@ -50,6 +50,7 @@ __all__ = [
     "check_output",
     "check_profile",
     "device_fingerprint",
+    "distribute",
     "fleet_status",
     "load_profile",
     "plan",

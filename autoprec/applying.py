@@ -104,6 +104,35 @@ def apply_profile(
     return surgeon.apply(recipe, model=model, optimizers=optimizers, device=address, facts=facts)
 
 
+def distribute(
+    profile: str | Path | Profile | Recipe,
+    model: Any,
+    *,
+    device: str | None = None,
+) -> Any:
+    """Share a PyTorch model over the ranks as its tuning did; return the model to train with.
+
+    By `recipe.distributed` that is DistributedDataParallel around it, or FSDP2's `fully_shard` of
+    its islands, blocks and the rest, in place, with the profile's dtypes; without that section, DDP
+    as torch has it. Call it on every rank, after `torch.distributed.init_process_group` and before
+    the optimizer is made, then `apply_profile` with what it returns. Every rank starts with rank
+    0's weights. `profile` and `device` are as for `apply_profile`. AUTOPREC=off wraps in DDP.
+    Raises `UsageError` without a process group.
+    """
+    from autoprec.backends.protocol import RankSurgeon
+
+    backend = _backend_for(profile, model)
+    surgeon = backend.surgeon()
+    if not isinstance(surgeon, RankSurgeon):
+        raise UsageError(
+            f"model: one of {backend.capabilities.title} given, expected one of PyTorch; build "
+            "others under their own strategy (tf.distribute)"
+        )
+    address = _address(device, model, backend)
+    recipe = Recipe() if _is_switched_off() else _unfitted_recipe(profile, address, backend)
+    return surgeon.distribute(recipe, model=model, device=address)
+
+
 def _backend_for(profile: str | Path | Profile | Recipe, model: Any) -> Backend:
     """Load the backend of the model's framework, or the one that applies without a model."""
     from autoprec.backends import registry

@@ -54,6 +54,7 @@ TESTS_OF = {
     "numerics/late_failures": ("numerics/late_failures", "numerics/parity"),
     "numerics/loss_curves": ("numerics/loss_curves", "numerics/parity"),
     "numerics/proof_steps": ("numerics/proof_steps",),
+    "parallel/effective_batch": ("parallel/effective_batch",),
 }
 
 #: How mutmut names a function's versions in the file that holds all of them.

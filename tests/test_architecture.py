@@ -75,7 +75,7 @@ LOOKING = {
 }
 
 PUBLIC_NAMES = {
-    *("apply_profile", "load_profile", "probe", "tune"),
+    *("apply_profile", "distribute", "load_profile", "probe", "tune"),
     *("AutoprecError", "Policy", "Profile", "Recipe", "__version__"),
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
@@ -274,6 +274,14 @@ class Surgeon(Protocol):
 
         What was applied to the model before is undone.
         """
+
+
+@runtime_checkable
+class RankSurgeon(Protocol):
+    """What a surgeon does as well where models are wrapped for the ranks that share them."""
+
+    def distribute(self, recipe: Recipe, *, model: Any, device: str) -> Any:
+        """Return the model shared over the ranks as the recipe says; the ranks have joined."""
 
 
 class Backend(Protocol):

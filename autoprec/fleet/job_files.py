@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +16,7 @@ from pathlib import Path
 from autoprec.core.fleet.node_types import NodeReport
 from autoprec.errors import AutoprecError
 from autoprec.fleet import node
-from autoprec.fleet.messages import Message, Request, TaskPlace
-
-_LENGTH_BYTES = 8
+from autoprec.fleet.messages import Message, Request, TaskPlace, from_line, to_line
 
 #: The driver renews its lease so often; a job that sees no new one for longer than the limit ends.
 #: Network file systems show a change within a minute (NFS: acregmax, 60 s).
@@ -35,9 +32,8 @@ class MessageWriter:
 
     def __call__(self, message: Message) -> None:
         """Append one message."""
-        content = pickle.dumps(message)
         with self._path.open("ab") as file:
-            file.write(len(content).to_bytes(_LENGTH_BYTES, "big") + content)
+            file.write(to_line(message))
             file.flush()
             os.fsync(file.fileno())
 
@@ -56,16 +52,9 @@ class MessageReader:
                 content = file.read()
         except FileNotFoundError:
             return []
-        found, start = [], 0
-        while start + _LENGTH_BYTES <= len(content):
-            length = int.from_bytes(content[start : start + _LENGTH_BYTES], "big")
-            end = start + _LENGTH_BYTES + length
-            if end > len(content):
-                break
-            found.append(pickle.loads(content[start + _LENGTH_BYTES : end]))  # noqa: S301 - our own
-            start = end
-        self._offset += start
-        return found
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [from_line(line) for line in whole.splitlines()]
 
 
 class DriverGone(AutoprecError):

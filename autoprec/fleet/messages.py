@@ -1,13 +1,18 @@
 """What the driver of a cluster's tuning and a node say to each other.
 
-The values are pickled; both sides run the same version of autoprec, which the probe checks.
+Through files they travel as lines of JSON, read as strictly as a profile is: nothing in a file can
+make its reader run anything. Both sides run the same version of autoprec, which the probe checks.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
+from autoprec import errors
+from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.profile import Profile
 from autoprec.errors import AutoprecError
@@ -63,3 +68,63 @@ class Ended:
 
 
 Message = Update | Ended
+
+_EVENTS = {kind.__name__: kind for kind in get_args(Event)}
+_ERRORS = {
+    kind.__name__: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, AutoprecError)
+}
+
+
+def to_line(message: Message) -> bytes:
+    """Write a message as one line of JSON, its end of line included."""
+    if isinstance(message, Ended):
+        plain: dict[str, Any] = {"profile": to_plain(message.profile)}
+        plain["error"] = None if message.error is None else _plain_error(message.error)
+    else:
+        plain = {
+            "event": None if message.event is None else _named(message.event),
+            "journal": message.journal.decode("utf-8", "surrogateescape"),
+            "offset": message.offset,
+        }
+    return json.dumps(plain).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Message:
+    """Read what `to_line` wrote; `DecodeError` says what does not fit."""
+    plain = json.loads(line)
+    if "event" not in plain:
+        return Ended(
+            from_plain(Profile | None, plain["profile"], "profile"),  # type: ignore[arg-type]
+            None if plain["error"] is None else _error(plain["error"]),
+        )
+    event = plain["event"]
+    return Update(
+        None if event is None else _event(event),
+        plain["journal"].encode("utf-8", "surrogateescape"),
+        from_plain(int, plain["offset"], "offset"),
+    )
+
+
+def _named(event: Event) -> dict[str, Any]:
+    return {"kind": type(event).__name__, "value": to_plain(event)}
+
+
+def _event(plain: dict[str, Any]) -> Event:
+    if plain["kind"] not in _EVENTS:
+        raise DecodeError("event.kind", f"{plain['kind']!r} given, expected one of {[*_EVENTS]}")
+    event: Event = from_plain(_EVENTS[plain["kind"]], plain["value"], "event")
+    return event
+
+
+def _plain_error(error: AutoprecError) -> dict[str, str]:
+    frames = error.frames if isinstance(error, errors.UserCodeError) else ""
+    return {"kind": type(error).__name__, "message": str(error), "frames": frames}
+
+
+def _error(plain: dict[str, str]) -> AutoprecError:
+    kind = _ERRORS.get(plain["kind"], AutoprecError)  # a subclass that only the sender knows
+    if issubclass(kind, errors.UserCodeError):
+        return kind(plain["message"], plain["frames"])
+    return kind(plain["message"])

@@ -25,6 +25,9 @@ FORBIDDEN_CALLS = {
     *("subprocess.getoutput", "subprocess.getstatusoutput", "socket.create_connection"),
 }
 
+#: What SECURITY.md excepts: asking whether the cluster that the user named answers.
+EXCEPTED = {"fleet/ray_scheduler.py": ["socket.create_connection"]}
+
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -53,7 +56,8 @@ def found_in(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=[str(p.relative_to(PACKAGE)) for p in SOURCES])
 def test_no_source_does_what_is_never_done(path: Path) -> None:
-    assert list(found_in(path.read_text(encoding="utf-8"))) == []
+    excepted = EXCEPTED.get(path.relative_to(PACKAGE).as_posix(), [])
+    assert list(found_in(path.read_text(encoding="utf-8"))) == excepted
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class LocalCluster:
         """Return the nodes that are shown a recording's CPU."""
         return [name for name, shown in self._recordings.items() if shown == recording]
 
-    def add(self, recording: str, *, cpus: int, **variables: str) -> str:
+    def add(self, recording: str, *, cpus: int, gpus: int = 0, **variables: str) -> str:
         """Add a node, and return its name; the first becomes the head."""
         name = f"node-{len(list(self.folder.glob('node-*')))}"
         self._recordings[name] = recording
@@ -64,7 +65,9 @@ class LocalCluster:
         place.mkdir()
         cpu = str(RECORDINGS / f"{recording}.json")
         environment = {"PRETENDED_CPU": cpu, "TMPDIR": str(place), "NODE": name, **variables}
-        self.address = str(self._ask("add", name, cpus, environment))
+        self.address = str(
+            self._ask("add", name, {"num_cpus": cpus, "num_gpus": gpus}, environment)
+        )
         return name
 
     def remove(self, name: str) -> None:
@@ -85,10 +88,12 @@ class LocalCluster:
         self._log.close()
         shutil.rmtree(self._sessions, ignore_errors=True)
 
-    def autoprec(self, *words: object, **variables: str) -> subprocess.Popen[str]:
+    def autoprec(
+        self, *words: object, program: Sequence[str] = ("-m", "autoprec"), **variables: str
+    ) -> subprocess.Popen[str]:
         """Start the command line, on a machine whose own CPU is not pretended."""
         return subprocess.Popen(
-            [sys.executable, "-m", "autoprec", *map(str, words)],
+            [sys.executable, *program, *map(str, words)],
             env={**self.variables(), **variables},
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -116,8 +121,8 @@ def main() -> None:
     for line in sys.stdin:
         what, name, *rest = json.loads(line)
         if what == "add":
-            cpus, environment = rest
-            settings: dict[str, Any] = {"num_cpus": cpus, "env_vars": environment}
+            counts, environment = rest
+            settings: dict[str, Any] = {**counts, "env_vars": environment}
             if not nodes:
                 settings["include_dashboard"] = False
             nodes[name] = cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, **settings)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
 import pytest
+from rehearsal import Gpu, Rehearsal
+from rehearsal.jobs import TASKS
 
 from autoprec.profiles import load_folder
 from tests.fleet.commands import QUICK, Command, built, wait_until, write_task
@@ -169,6 +172,68 @@ def test_two_tunings_share_no_device_and_no_journal(
 
 def _tuners(task: Path, node: str) -> list[int]:
     return [line["tuner"] for line in built(task) if line["node"] == node]
+
+
+IMPATIENT = """
+import sys
+from autoprec.cli import main
+from autoprec.fleet import ray_scheduler
+ray_scheduler.ROOM_SECONDS = 3.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_node_that_is_taken_has_no_room_and_nothing_is_left_waiting_there(
+    cluster: LocalCluster, tune: Tune, tmp_path: Path
+) -> None:
+    task = write_task(tmp_path / "h", step_seconds=0.03)
+    first = tune(task)
+    for name in (ZEN4, INTEL):
+        first.wait_for(rf"{name}\S*:   trial")
+    words = ("tune", task, "--ray", cluster.address, "--output", tmp_path / "other")
+    second = Command(cluster.autoprec(*words, program=("-c", IMPATIENT)))
+    code, _ = second.end()
+    assert code == 3, second.text
+    assert second.text.count("were not free within 3 seconds; wait for them with --wait") >= 2
+    assert first.end()[0] == 0, first.text
+    third = tune(task, "--output", tmp_path / "other")
+    assert third.end()[0] == 0, third.text
+
+
+def test_a_tuning_sees_all_gpus_of_its_node_and_shows_its_workers_one(
+    cluster: LocalCluster, tune: Tune, tmp_path: Path
+) -> None:
+    card = Gpu("NVIDIA L4", "8.9", gib=4.0)
+    pretended = Rehearsal(tmp_path / "gpus", "cuda", gpus=[card, card]).variables()
+    shown = {name: pretended[name] for name in pretended if name.startswith("REHEARSAL")}
+    node = cluster.add("amd-zen4", cpus=1, gpus=2, PYTHONPATH=pretended["PYTHONPATH"], **shown)
+    (tmp_path / "i").mkdir()
+    for name in ("mlp", "digits"):
+        shutil.copy(TASKS / f"{name}.py", tmp_path / "i")
+    task = tmp_path / "i" / "mlp.py"
+    with task.open("a") as file:
+        file.write(SAY_WHAT_IS_VISIBLE)
+    words = ("--policies", "mixed_bfloat16", "--batch-sizes", "16,32", "--trials", 2)
+    command = tune(task, "--device", "cuda", *words)
+    code, _ = command.end()
+    cluster.remove(node)
+    assert code == 0, command.text
+    (made,) = load_folder(tmp_path / "i" / "mlp.profiles").values()
+    assert made.device.name == "NVIDIA L4"
+    visible = set((tmp_path / "i" / "visible").read_text().split())
+    assert len(visible) == 1  # one, by its name on this machine and not by its number
+    assert visible.pop().startswith("GPU-")
+    assert "no device 'cuda' here" in command.text  # said of the nodes without one
+
+
+SAY_WHAT_IS_VISIBLE = """
+
+import os
+import pathlib
+
+with (pathlib.Path(__file__).with_name("visible")).open("a") as file:
+    file.write(os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
+"""
 
 
 def test_an_address_where_nothing_answers_is_a_usage_error(

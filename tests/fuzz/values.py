@@ -71,6 +71,7 @@ def dataclasses_of(kind: type) -> st.SearchStrategy[Any]:
     fields = {
         field.name: values_of(hints[field.name], field.metadata.get(codec._RANGE_KEY))
         for field in dataclasses.fields(kind)
+        if field.init
     }
     if kind is Recipe:
         fields["knobs"] = knobs

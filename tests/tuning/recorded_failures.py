@@ -150,11 +150,7 @@ RECORDED = [
         "remote server shutdown or crash?",
         "PyTorch's TCPStore, whose rank 0 ended (seen)",
     ),
-    (
-        PEER,
-        "DistStoreError: wait timeout after 1000ms, keys: /never",
-        "PyTorch's TCPStore, a rank that never came (seen)",
-    ),
+    (PEER, "DistStoreError: wait timeout after 1000ms, keys: /never", "TCPStore, rank lost (seen)"),
     (
         PEER,
         "DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:78, remote "

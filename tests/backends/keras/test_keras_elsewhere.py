@@ -38,10 +38,6 @@ def test_keras_on_torch():
     run("on_torch.py", KERAS_BACKEND="torch")
 
 
-def test_two_replicas():
-    run("on_two_replicas.py", KERAS_BACKEND="tensorflow")
-
-
 def test_gpus_and_tpus_are_listed_best_first(monkeypatch):
     present = {"TPU": ["TPU:0"], "GPU": ["GPU:0"], "CPU": ["CPU:0"]}
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: present.get(kind, []))

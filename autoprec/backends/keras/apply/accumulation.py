@@ -11,7 +11,7 @@ from keras import ops
 from autoprec.backends.keras.apply.loss_scale import value_of
 from autoprec.backends.keras.apply.method_hooks import Hook
 from autoprec.backends.keras.apply.optimizer_saving import SavedAsGiven
-from autoprec.errors import UsageError
+from autoprec.backends.keras.apply.replicas import act_now, act_where
 
 
 @keras.saving.register_keras_serializable(package="autoprec")
@@ -19,7 +19,8 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
     """Averages the gradients of `steps` calls and hands them to `inner_optimizer` once.
 
     Keras's own `gradient_accumulation_steps` cannot be set on a built optimizer, and lets learning
-    rate schedules run ahead, once per call; here the inner optimizer sees only whole updates.
+    rate schedules run ahead, once per call; here the inner optimizer sees only whole updates. Every
+    replica keeps sums of its own, so that gradients are reduced once for each update.
     """
 
     def __init__(self, inner_optimizer: Any, steps: int, name: str | None = None) -> None:
@@ -59,7 +60,6 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
             self.inner_optimizer.apply(grads, trainable_variables)
             return
         variables = list(trainable_variables or self._trainable_variables)
-        _refuse_replicas()
         used = [
             (self.accumulators[self._get_variable_index(variable)], gradient is not None)
             for variable, gradient in zip(variables, grads, strict=True)
@@ -72,14 +72,15 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
         def update() -> None:
             self._update(used, variables, self.steps)
 
-        ops.cond(ops.greater_equal(self.micro_step, self.steps), update, lambda: None)
+        act_where(lambda: ops.greater_equal(self.micro_step, self.steps), update)
 
     def flush(self) -> bool:
         """Update with what was summed since the last update; return whether there was anything."""
         count = int(value_of(self.micro_step)) if self.built and self.steps > 1 else 0
         if count:
             used = [(accumulator, True) for accumulator in self.accumulators]
-            self._update(used, list(self._trainable_variables), count)
+            variables = list(self._trainable_variables)
+            act_now(self, lambda: self._update(used, variables, count))
         return count > 0
 
     def _update(self, used: Any, variables: Any, count: int) -> None:
@@ -144,17 +145,3 @@ class FinalizeHook(Hook):
         for optimizer in self.others:
             optimizer.flush()
         return self.original(*args, **kwargs)
-
-
-def _refuse_replicas() -> None:
-    """Stop where sums would have to be kept per replica: Keras cannot update those in a branch."""
-    if keras.config.backend() != "tensorflow":
-        return
-    import tensorflow as tf
-
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        raise UsageError(
-            f"gradient accumulation under a strategy of {replicas} replicas is "
-            "not supported: give every replica a larger batch, with accumulation_steps=1"
-        )

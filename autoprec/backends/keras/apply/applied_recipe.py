@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +33,7 @@ from autoprec.backends.keras.apply.method_hooks import InstalledHooks
 from autoprec.backends.keras.apply.mixed_precision_advice import advise
 from autoprec.backends.keras.apply.padding import PaddedLayer, pad_layers
 from autoprec.backends.keras.apply.precision import Applied, Precision
+from autoprec.backends.keras.apply.replicas import scope_of
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.errors import AutoprecWarning, UsageError
 
@@ -94,7 +94,7 @@ class AppliedRecipe:
         """Apply the recipe, undoing what was applied before to the model or a part of it."""
         undo_former_recipe(self.model)
         try:
-            with _scope_of(self.model):
+            with scope_of(self.model):
                 self._change_layers()
                 self._compiled_state.apply()
         except BaseException:
@@ -180,7 +180,7 @@ class AppliedRecipe:
         self._kept, self._padded, self._not_padded = [], [], {}
         self._notes = [note for note in self._notes if not note.startswith(_NOT_APPLIED)]
         self._tolerant = True  # of an island whose layer is gone
-        with _scope_of(self.model):
+        with scope_of(self.model):
             self._change_layers()
 
     def _resolve(self) -> tuple[LayerUnit, ...]:
@@ -247,7 +247,7 @@ class AppliedRecipe:
     def compiled(self) -> None:
         """Carry the recipe into what `compile` has set, and to layers that are new."""
         self.changed()
-        with _scope_of(self.model):
+        with scope_of(self.model):
             self._compiled_state.apply()
         self.warn()
 
@@ -276,9 +276,3 @@ def _add_losses_in_float32(model: Any, hooks: InstalledHooks) -> None:
     if hasattr(model, "_aggregate_additional_loss"):
         aggregate = model._aggregate_additional_loss
         hooks.install(model, "_aggregate_additional_loss", Float32Outputs(model, aggregate))
-
-
-def _scope_of(model: Any) -> AbstractContextManager[Any]:
-    """Return the strategy scope that `model` was made under, for the wrappers' variables."""
-    strategy = getattr(model, "_distribute_strategy", None)
-    return nullcontext() if strategy is None else strategy.scope()

@@ -22,6 +22,9 @@ from autoprec.backends.keras.apply.optimizer_attributes import (
     replace_optimizers,
 )
 from autoprec.backends.keras.apply.precision import Precision
+from autoprec.backends.keras.apply.replica_clipping import reduce_before_clipping
+from autoprec.backends.keras.apply.replica_shares import ReplicaShares, can_be_weighed
+from autoprec.backends.keras.apply.replicas import refuse_fit_over_processes, replica_count
 from autoprec.backends.keras.apply.train_function import (
     compile_settings,
     retrace_functions,
@@ -68,6 +71,7 @@ class CompileOverrides:
             inner = id(optimizer_saving.innermost_optimizer(optimizer))
             wrapped[inner] = wrapped.get(inner) or self._precision.wrapped(optimizer)
         self.optimizers = tuple(wrapped.values())
+        self._prepare_for_replicas()
         self._count_losses()
         for name in optimizer_attributes(self.model):
             self._hold_wrapped(name, wrapped)
@@ -129,12 +133,31 @@ class CompileOverrides:
             hook = FinalizeHook(compiled.finalize_variable_values, others)
             self._hooks.install(compiled, "finalize_variable_values", hook)
 
+    def _prepare_for_replicas(self) -> None:
+        """Weigh the replicas' losses, and make the variables that no replica can make in a step."""
+        if replica_count(self.model) == 1:
+            return
+        if len(self._given) == 1 and self.model.built and not self.optimizers[0].built:
+            self.optimizers[0].build(self.model.trainable_variables)
+        refuse_fit_over_processes(self.model, self._hooks)
+        for optimizer in self.optimizers:
+            reduce_before_clipping(optimizer_saving.innermost_optimizer(optimizer), self._hooks)
+        if can_be_weighed(self.model):
+            ReplicaShares(self.model).install(self._hooks, self.optimizers)
+
     def _count_losses(self) -> None:
-        """Count losses that are not finite; on several replicas a variable could not be shared."""
-        if _replicas() > 1 or not self.optimizers:
+        """Count losses that are not finite, on every replica."""
+        if not self.optimizers:
             return
         if self.nonfinite is None:
-            self.nonfinite = keras.Variable(0, dtype="int64", trainable=False, name="broken_losses")
+            self.nonfinite = keras.Variable(
+                0,
+                dtype="int64",
+                trainable=False,
+                aggregation="sum",
+                synchronization="on_read",
+                name="broken_losses",
+            )
         for optimizer in self.optimizers:
             counted = LossCountingHook(optimizer.scale_loss, self.nonfinite)
             self._hooks.install(optimizer, "scale_loss", counted)
@@ -143,11 +166,14 @@ class CompileOverrides:
         model, recipe = self.model, self._recipe
         before = (model.jit_compile, model.steps_per_execution)
         steps = recipe.knobs.get("steps_per_execution", model.steps_per_execution)
-        note = "steps_per_execution stays 1: Keras on torch supports no other value"
-        if keras.config.backend() == "torch" and steps != 1:
-            steps = 1
-            self.notes += [note] if note not in self.notes else []
+        obstacle = _single_step_reason(model)
+        if obstacle and steps != model.steps_per_execution:
+            steps = model.steps_per_execution
+            self._say(f"steps_per_execution stays {steps}: {obstacle}")
         compiles = model.jit_compile or (recipe.compile and not model.run_eagerly)
+        if compiles and not model.jit_compile and replica_count(model) > 1:
+            compiles = False
+            self._say("not compiled: TensorFlow cannot compile a step of several replicas with XLA")
         compile_settings(model, compiles, steps)
         watch_scale_floor(self._precision, model)
         after = (model.jit_compile, model.steps_per_execution)
@@ -158,10 +184,15 @@ class CompileOverrides:
 
         self._undo.append(undo)
 
+    def _say(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
-def _replicas() -> int:
-    if keras.config.backend() != "tensorflow":
-        return 1
-    import tensorflow as tf
 
-    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+def _single_step_reason(model: Any) -> str:
+    """Say why a model can take but one step in an execution; empty if it can take more."""
+    if keras.config.backend() == "torch":
+        return "Keras on torch supports no other value"
+    if replica_count(model) > 1:
+        return "with more, TensorFlow fails on several replicas"
+    return ""

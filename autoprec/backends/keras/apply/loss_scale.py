@@ -21,6 +21,7 @@ from autoprec.backends.keras.apply.optimizer_saving import (
     SavedScalars,
     innermost_optimizer,
 )
+from autoprec.backends.keras.apply.replicas import mean_over_replicas, replica_count
 from autoprec.core.recipe import LossScale
 from autoprec.errors import AutoprecWarning
 
@@ -111,15 +112,10 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         another one would reach the weights of all.
         """
         finite = super().check_finite(grads)
-        if keras.config.backend() != "tensorflow":
+        if replica_count() == 1:
             return finite
-        import tensorflow as tf
-
-        replica = tf.distribute.get_replica_context()
-        if replica is None or replica.num_replicas_in_sync == 1:
-            return finite
-        broken = tf.cast(tf.logical_not(finite), tf.float32)
-        return tf.equal(replica.all_reduce(tf.distribute.ReduceOp.SUM, broken), 0.0)
+        broken = ops.cast(ops.logical_not(finite), "float32")
+        return ops.equal(mean_over_replicas(broken), 0.0)
 
     def _stateful_handle_finite_grads(self, grads: Any, trainable_variables: Any) -> None:
         scale = ops.convert_to_tensor(self.dynamic_scale)
@@ -173,6 +169,15 @@ class LossCountingHook(Hook):
         broken = ops.logical_not(ops.all(ops.isfinite(loss)))
         self.counter.assign_add(ops.cast(broken, self.counter.dtype))
         return self.original(loss)
+
+
+def has_value(tensor: Any) -> bool:
+    """Say whether a tensor has a value now, rather than when a traced function runs."""
+    if keras.config.backend() != "tensorflow":
+        return True
+    import tensorflow as tf
+
+    return bool(tf.executing_eagerly())
 
 
 def value_of(variable: Any) -> Any:

@@ -14,13 +14,18 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol
 
-import keras
 from keras import ops
 
 from autoprec.backends.keras.apply import optimizer_saving, optimizer_wrapping
 from autoprec.backends.keras.apply.accumulation import AccumulatingOptimizer
-from autoprec.backends.keras.apply.loss_scale import STATE_VARIABLES, ScaledOptimizer, value_of
+from autoprec.backends.keras.apply.loss_scale import (
+    STATE_VARIABLES,
+    ScaledOptimizer,
+    has_value,
+    value_of,
+)
 from autoprec.backends.keras.apply.padding import PaddedLayer
+from autoprec.backends.keras.apply.replicas import replica_parts, scope_of_optimizer
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe, describe_batch
@@ -103,8 +108,10 @@ class Precision:
 
     def __repr__(self) -> str:
         recipe = self.recipe
-        batch = describe_batch(recipe.batch_size, recipe.accumulation_steps)
-        return f"Precision({recipe.policy}, {batch})"
+        said = describe_batch(self.global_batch_size, recipe.accumulation_steps)
+        if recipe.world_size > 1:
+            said += f" on {recipe.world_size} replicas"
+        return f"Precision({recipe.policy}, {said})"
 
     @property
     def policy(self) -> Policy:
@@ -123,8 +130,13 @@ class Precision:
 
     @property
     def batch_size(self) -> int:
-        """Return the samples of one step, for `fit` or a dataset."""
+        """Return the samples of one step on one replica."""
         return self.recipe.batch_size
+
+    @property
+    def global_batch_size(self) -> int:
+        """Return the samples of one step on all replicas, for `fit` or a dataset."""
+        return self.recipe.batch_size * self.recipe.world_size
 
     @property
     def loss_scale(self) -> LossScale | None:
@@ -205,7 +217,8 @@ class Precision:
         inner = optimizer_saving.innermost_optimizer(optimizer)
         known = [o for o in self.optimizers if optimizer_saving.innermost_optimizer(o) is inner]
         steps = self.recipe.accumulation_steps
-        wrapped = optimizer_wrapping.wrap((known or [optimizer])[0], self.loss_scale, steps)
+        with scope_of_optimizer(inner):
+            wrapped = optimizer_wrapping.wrap((known or [optimizer])[0], self.loss_scale, steps)
         if not known:
             self._updates_before[inner] = int(value_of(optimizer_wrapping.update_count(optimizer)))
         return wrapped
@@ -231,7 +244,7 @@ class Precision:
         before = ops.copy(optimizer_wrapping.update_count(chosen))
         chosen.apply_gradients(list(grads_and_vars))
         changed = ops.not_equal(optimizer_wrapping.update_count(chosen), before)
-        if not _has_value(changed):
+        if not has_value(changed):
             return changed
         self.check()
         return bool(ops.convert_to_numpy(changed))
@@ -291,9 +304,10 @@ class Precision:
 
     @property
     def nonfinite_losses(self) -> int:
-        """Count the losses that were infinite or NaN since the recipe was applied."""
-        counters = [each.nonfinite for each in self._registered() if each.nonfinite is not None]
-        return sum(int(value_of(counter)) for counter in counters)
+        """Count the losses that were infinite or NaN since the recipe was applied, by replica."""
+        counting = [each for each in self._registered() if each.nonfinite is not None]
+        parts = [p for each in counting for p in replica_parts(each.nonfinite, each.model)]
+        return sum(int(value_of(part)) for part in parts)
 
     def check(self) -> None:
         """Log what was newly skipped; warn once if a loss scale has fallen to its floor."""
@@ -381,12 +395,3 @@ class Precision:
 
 def _sum_counts(scaled: Sequence[Any], name: str) -> int:
     return sum(int(value_of(getattr(optimizer, name))) for optimizer in scaled)
-
-
-def _has_value(tensor: Any) -> bool:
-    """Say whether a tensor has a value now, rather than when a traced function runs."""
-    if keras.config.backend() != "tensorflow":
-        return True
-    import tensorflow as tf
-
-    return bool(tf.executing_eagerly())

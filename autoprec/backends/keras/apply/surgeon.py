@@ -7,6 +7,7 @@ put back by `Precision.restore`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,9 +27,11 @@ from autoprec.backends.keras.apply.method_hooks import NewObjectWatch
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
 from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
+from autoprec.backends.keras.apply.replicas import fit_to_replicas, refuse_keras_distribution
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
+from autoprec.errors import AutoprecWarning
 
 #: Ends the watch for new models that is kept, if one is: there is one global policy.
 _STOP_WATCHING: list[Callable[[], None]] = []
@@ -53,9 +56,11 @@ class KerasSurgeon:
         when it is compiled or first called. Applying again first undoes what was applied. With the
         device's `facts`, sizes off its alignment are among the warnings.
         """
+        refuse_keras_distribution()
         if model is None:
             return _apply_to_future_models(recipe, facts, optimizers)
         precision = Precision(recipe)
+        _fit_to_replicas(precision, model)
         operation = AppliedRecipe(precision, model, facts, given=optimizers)
         precision.register(operation, keep=True)
         try:
@@ -79,9 +84,9 @@ class KerasSurgeon:
         The optimizer accumulates nothing, so the whole batch is one step's.
         Without a model the watch for models to come ends, and the global policy is put back.
         """
-        precision = Precision(
-            replace(recipe, batch_size=recipe.effective_batch, accumulation_steps=1)
-        )
+        fitted, _ = fit_to_replicas(recipe, model)
+        whole = fitted.batch_size * fitted.accumulation_steps
+        precision = Precision(replace(fitted, batch_size=whole, accumulation_steps=1))
 
         def register(model: Any, given: Sequence[Any] = ()) -> None:
             vars(model)[RECIPE_ATTRIBUTE] = left = _UntouchedModel(model, tuple(given))
@@ -143,11 +148,13 @@ def _apply_to_future_models(
             layer.dtype_policy = float32_policy
 
     def attach(precision: Precision, model: Any, given: Sequence[Any]) -> AppliedRecipe:
+        _fit_to_replicas(precision, model)
         operation = AppliedRecipe(precision, model, facts, given=given, tolerant=True).apply()
         operation.warn()
         return operation
 
     precision = Precision(recipe, attach_to=attach)
+    _fit_to_replicas(precision, None)
     watches = NewModelWatch(precision.attach), NewObjectWatch(keras.Layer, keep_float32)
 
     def stop() -> None:
@@ -162,6 +169,14 @@ def _apply_to_future_models(
     for optimizer in optimizers:
         precision.wrap(optimizer)
     return precision
+
+
+def _fit_to_replicas(precision: Precision, model: Any) -> None:
+    """Fit the precision's recipe to the replicas of `model`, and say what that changes."""
+    precision.recipe, said = fit_to_replicas(precision.recipe, model)
+    if said is not None:
+        precision.notes.append(said)
+        warnings.warn(said, AutoprecWarning, stacklevel=4)
 
 
 def _apply_process_settings(precision: Precision) -> None:

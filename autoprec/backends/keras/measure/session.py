@@ -18,6 +18,7 @@ from typing import Any
 
 import keras
 
+from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.train.compiling import check_compiled
 from autoprec.backends.keras.train.data import batches, count_samples, size_in_bytes, to_tensors
@@ -66,7 +67,9 @@ class KerasSession:
         found = fetched.batches
         self._report("build", 0)
         self._model = build_model(self._task, seed, found[0])
-        self._precision = KerasSurgeon().apply(self._recipe, model=self._model, device=self._device)
+        self._precision = KerasSurgeon().apply(
+            for_whole_batches(self._recipe, self._model), model=self._model, device=self._device
+        )
         self._executions, self._updates = _update_round(
             self._recipe.accumulation_steps, int(self._model.steps_per_execution)
         )

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.trace import magnitudes
 from autoprec.backends.keras.train.data import size_in_bytes, to_numpy
@@ -48,9 +49,8 @@ class KerasTrainee:
         self._task = task
         self.model: Any = build_model(task, seed, batch)
         self.model.steps_per_execution = 1
-        self.precision: Any = KerasSurgeon().apply(
-            replace(recipe, knobs=knobs), model=self.model, device=device
-        )
+        applied = for_whole_batches(replace(recipe, knobs=knobs), self.model)
+        self.precision: Any = KerasSurgeon().apply(applied, model=self.model, device=device)
         self.model.make_train_function()
         self._gradient_function: Any = None
         self._readers: dict[Any, magnitudes.StepReader] = {}

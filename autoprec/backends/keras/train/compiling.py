@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from autoprec.backends.keras.apply.replicas import replica_count
 from autoprec.backends.keras.train.task_runner import on_tensorflow
 from autoprec.core.recipe import Recipe
 
@@ -26,6 +27,8 @@ def compile_obstacle(model: Any) -> str:
     eager = _runs_eagerly(model)
     if eager:
         return eager
+    if replica_count(model) > 1:
+        return _reason(model)
     before = model.jit_compile
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -55,6 +58,8 @@ def _runs_eagerly(model: Any) -> str:
 
 
 def _reason(model: Any) -> str:
+    if replica_count(model) > 1:
+        return "TensorFlow cannot compile a step of several replicas with XLA"
     layers = [layer for layer in model._flatten_layers() if not layer.supports_jit]
     if not layers:
         return (

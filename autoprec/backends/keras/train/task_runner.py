@@ -20,6 +20,7 @@ from autoprec.backends.keras.apply.optimizer_attributes import (
     optimizers_of,
     replace_optimizers,
 )
+from autoprec.backends.keras.apply.replicas import scope_of
 from autoprec.backends.keras.train.checkpoint_loading import load_weights
 from autoprec.backends.protocol import Task
 from autoprec.core.device.observation import DeviceKind
@@ -148,12 +149,13 @@ def build_model(task: Task, seed: int, batch: Any) -> Any:
 
 def make_variables(model: Any, batch: Any) -> None:
     """Make what a first `fit` would: weights, metrics, and the optimizer's variables."""
-    model._symbolic_build(data_batch=batch)
-    if not model.built:
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        model(x)
-    if model.optimizer is not None and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    with scope_of(model):
+        model._symbolic_build(data_batch=batch)
+        if not model.built:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            model(x)
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
 
 
 def _clip(task: Task, model: Any) -> None:

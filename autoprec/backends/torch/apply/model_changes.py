@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.backends.torch.apply.change_report import ChangeReport
+from autoprec.backends.torch.apply.change_report import ChangeReport, Skipped
 from autoprec.backends.torch.apply.float32_islands import Float32Outputs, make_islands
 from autoprec.backends.torch.apply.forward_wrappers import (
     ForwardWrapper,
@@ -33,6 +33,7 @@ from autoprec.backends.torch.apply.fused_optimizer import FusedOptimizers
 from autoprec.backends.torch.apply.memory_format import ChannelsLast, ChannelsLastInputs
 from autoprec.backends.torch.apply.output_layers import find_output_layers
 from autoprec.backends.torch.apply.padding import pad_modules
+from autoprec.backends.torch.distributed.sharding import sharded_modules
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
@@ -78,7 +79,11 @@ def operate(
         make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
         install_wrapper(Float32Outputs(root))
     if recipe.memory_format == "channels_last":
-        undo.layout.apply(root, optimizers)
+        if sharded_modules(root):
+            reason = "FSDP2 keeps weights contiguous; inputs are laid out"
+            skipped += (Skipped("", "memory_format", reason),)
+        else:
+            undo.layout.apply(root, optimizers)
         install_wrapper(ChannelsLastInputs(root))
     if recipe.knobs.get("fused_optimizer"):
         skipped += undo.fused.apply(optimizers)

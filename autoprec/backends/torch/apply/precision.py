@@ -290,6 +290,8 @@ class Precision:
         """Undo what `apply_profile` did to the model, its optimizers and the process.
 
         Memory that is kept when freed (`keep_memory`) stays kept: no process can take that back.
+        DistributedDataParallel gives no communication hook back: ours stays, and reduces gradients
+        as DDP does without one. What `fully_shard` was told stays.
         """
         undo, self._undo = self._undo, None
         if undo is not None:

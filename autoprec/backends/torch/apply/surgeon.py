@@ -16,6 +16,14 @@ from autoprec.backends.torch.apply.process_settings import (
     release_process_settings,
     set_process_settings,
 )
+from autoprec.backends.torch.apply.rank_agreement import (
+    fit_to_ranks,
+    release_reduction,
+    require_agreement,
+    set_reduction,
+    unproven,
+)
+from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.measure.devices import resolve_device
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
@@ -46,15 +54,20 @@ class TorchSurgeon:
         """Apply `recipe` in place and return the `Precision` that the training loop uses.
 
         A model that was operated on before is restored first, and so are the process settings of
-        its recipe (TF32, threads, cuDNN's autotuner, the precision of float32 products).
+        its recipe (TF32, threads, cuDNN's autotuner, the precision of float32 products). A recipe
+        for another number of ranks than train here keeps its effective batch. Ranks that share the
+        model all raise the same `UsageError`, and apply nothing, where their recipes do not agree.
         """
         _check(model, optimizers)
         address = str(resolve_device(device))
+        recipe, refitted = fit_to_ranks(recipe)
+        require_agreement(recipe, model, address)
         report = operate(recipe, model, optimizers, address, compile_backend=self._compile_backend)
         release_process_settings(unwrap(model))
         done = set_process_settings(recipe, address, unwrap(model))
         unkept = (_MEMORY_NOT_KEPT,) if recipe.keeps_memory and _MEMORY_KEPT not in done else ()
-        report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept))
+        ranks = (*refitted, *set_reduction(recipe, model), *unproven(recipe, model))
+        report = replace(report, globals_set=done, warnings=(*report.warnings, *unkept, *ranks))
         for warning in report.warnings:
             warnings.warn(warning, AutoprecWarning, stacklevel=2)
         operation = current_operation(model)
@@ -71,6 +84,11 @@ class TorchSurgeon:
             report=report,
             undo=undo,
         )
+
+    def distribute(self, recipe: Recipe, *, model: nn.Module, device: str) -> nn.Module:
+        """See `RankSurgeon.distribute`."""
+        _check(model, ())
+        return distribute(recipe, model, device)
 
     def leave_unchanged(
         self,
@@ -93,6 +111,7 @@ def _undo_surgery(model: nn.Module) -> None:
     Memory that is kept stays kept: no process can undo that.
     """
     restore(model)
+    release_reduction(model)
     release_process_settings(unwrap(model))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -73,3 +75,13 @@ def weights_of(worker: Worker | RankGroup) -> dict[str, torch.Tensor]:
     """The weights that the last run of the task ended with."""
     found: dict[str, torch.Tensor] = torch.load(worker.settings.task.with_suffix(".pt"))
     return found
+
+
+class RankTracer:
+    """A `Tracer` whose calls go to workers."""
+
+    def __init__(self, worker: Worker | RankGroup) -> None:
+        self._worker = worker
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._worker.call, method)

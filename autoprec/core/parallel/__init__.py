@@ -1,0 +1,1 @@
+"""Decides what changes in a recipe when several devices train together."""

@@ -1,0 +1,76 @@
+"""A recipe on two replicas trains as it does in one process; the cases are in on_replicas."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from autoprec.backends.keras.apply.replicas import for_whole_batches, refuse_keras_distribution
+from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.core.recipe import Distributed, Recipe
+from autoprec.errors import UsageError
+from tests.backends.keras.replicas.on_replicas import CASES
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def failures() -> dict[str, str]:
+    """Run every case in one process, whose two devices are set before TensorFlow starts."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HERE / "on_replicas.py")],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HERE.parents[3]),
+            "KERAS_BACKEND": "tensorflow",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("name", CASES)
+def test_two_replicas(name: str, failures: dict[str, str]) -> None:
+    assert name not in failures, failures[name]
+
+
+def test_a_keras_distribution_is_refused():
+    mesh = keras.distribution.DeviceMesh((1,), ["batch"], np.array(["cpu:0"]))
+    keras.distribution.set_distribution(keras.distribution.DataParallel(device_mesh=mesh))
+    try:
+        with pytest.raises(UsageError, match=r"DataParallel is set.*MirroredStrategy"):
+            KerasSurgeon().apply(Recipe())
+    finally:
+        keras.distribution.set_distribution(None)
+    refuse_keras_distribution()
+
+
+def test_a_task_without_replicas_keeps_its_recipe():
+    recipe = Recipe(batch_size=32, accumulation_steps=2)
+    assert for_whole_batches(recipe, object()) is recipe
+
+
+def test_a_task_with_replicas_shares_its_batches():
+    class Strategy:
+        num_replicas_in_sync = 4
+
+    class Model:
+        _distribute_strategy = Strategy()
+
+    shared = for_whole_batches(Recipe(batch_size=32, accumulation_steps=2), Model())
+    assert (shared.batch_size, shared.accumulation_steps) == (8, 2)
+    assert shared.distributed == Distributed(engine="mirrored", world_size=4)

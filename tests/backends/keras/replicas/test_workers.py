@@ -1,0 +1,101 @@
+"""MultiWorkerMirroredStrategy over two processes: a custom loop trains, `fit` is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(HERE / "on_workers.py"), *map(str, arguments)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(HERE.parents[3]),
+            "KERAS_BACKEND": "tensorflow",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    try:
+        said, complaint = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 0, complaint[-4000:]
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, dict[str, Any]]:
+    ports = free_ports(2)
+    processes = {
+        "one": start(0, *ports),
+        "two": start(1, *ports),
+        "alone": start(),
+    }
+    try:
+        return {name: result(process) for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def difference(ours: dict[str, Any], theirs: dict[str, Any], name: str) -> float:
+    pairs = zip(ours[name]["weights"], theirs[name]["weights"], strict=True)
+    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in pairs)
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("name", ["plain", "accumulating"])
+def test_two_processes_train_like_one(trained: dict[str, Any], name: str) -> None:
+    assert difference(trained["one"], trained["alone"], name) <= 1e-5
+    assert difference(trained["one"], trained["two"], name) == 0
+    assert trained["one"][name]["counts"][0] == trained["alone"][name]["counts"][0]
+
+
+@pytest.mark.scale
+def test_what_is_left_of_an_accumulation_is_flushed_in_both(trained: dict[str, Any]) -> None:
+    for worker in ("one", "two"):
+        assert trained[worker]["accumulating"]["counts"] == [3, 0, 1.0, True]
+
+
+@pytest.mark.scale
+def test_an_overflow_in_one_process_skips_the_step_in_both(trained: dict[str, Any]) -> None:
+    for worker in ("one", "two"):
+        assert trained[worker]["overflowing"]["counts"] == [4, 1, 32.0, False]
+    assert difference(trained["one"], trained["two"], "overflowing") == 0
+
+
+@pytest.mark.scale
+def test_fit_says_that_keras_cannot(trained: dict[str, Any]) -> None:
+    for worker in ("one", "two"):
+        assert "Keras 3 on TensorFlow does not support that" in trained[worker]["fit"]
+    assert "fit" not in trained["alone"]
