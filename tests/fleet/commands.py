@@ -11,7 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-QUICK = ("--batch-sizes", "16,32,64", "--rounds", "2", "--policies", "float32,mixed_bfloat16")
+QUICK = (
+    *("--batch-sizes", "16,32,64", "--policies", "float32,mixed_bfloat16"),
+    *("--rounds", "2", "--proof-steps", "8"),
+)
 
 _TASK = '''
 """A simulated model that gains from bfloat16; says in a file which process built it where."""

@@ -29,7 +29,8 @@ Tune = Callable[..., Command]
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     made = LocalCluster(tmp_path_factory.mktemp("cluster"))
     try:
-        made.add("intel-ice-lake-sp", cpus=0)  # Ray gives it no work
+        soon = {"RAY_health_check_period_ms": "1000"}  # when the head notices that a node is lost
+        made.add("intel-ice-lake-sp", cpus=0, **soon)  # Ray gives it no work
         made.add("amd-zen4", cpus=2)
         made.add("intel-sapphire-rapids", cpus=1)
         yield made
@@ -234,6 +235,47 @@ import pathlib
 with (pathlib.Path(__file__).with_name("visible")).open("a") as file:
     file.write(os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\\n")
 """
+
+
+UNTIL_LOST = """
+import sys, time
+from autoprec.core.device.facts import Fingerprint
+from autoprec.core.device.observation import DeviceKind
+from autoprec.core.fleet.node_types import NodeReport
+from autoprec.fleet.messages import Request, TaskPlace
+from autoprec.fleet.ray_scheduler import RayScheduler
+from autoprec.fleet.scheduler import NodeLost
+from autoprec.tuning.options import Options
+from pathlib import Path
+
+task, address = Path(sys.argv[1]), sys.argv[2]
+kind = Fingerprint(DeviceKind.CPU, "amd-zen4", "", 1)
+request = Request(TaskPlace(task, "", task.parent), Options(), kind, None)
+with RayScheduler(address, wait=True) as cluster:
+    import ray
+    (node,) = [each["NodeID"] for each in ray.nodes() if each["Resources"].get("CPU") == 3]
+    session = cluster.start(NodeReport(node, "node"), request)
+    try:
+        while True:
+            session.receive()
+            time.sleep(0.05)
+    except NodeLost as lost:
+        print(lost, lost.out_of_memory, lost.gone, sep="; ")
+"""
+
+
+def test_what_ray_ends_for_lack_of_memory_is_out_of_memory(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Ray ends workers of a node whose memory is filled beyond a threshold: here, always."""
+    task = write_task(tmp_path / "j")
+    limits = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "100"}
+    full = cluster.add("amd-zen4", cpus=3, **limits)
+    command = Command(cluster.autoprec(task, cluster.address, program=("-c", UNTIL_LOST)))
+    code, out = command.end()
+    cluster.remove(full)
+    assert code == 0, command.text
+    assert out == "Ray ended it because the node ran out of memory; True; False\n"
 
 
 def test_an_address_where_nothing_answers_is_a_usage_error(
