@@ -25,8 +25,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options for clusters."""
     group = parser.add_argument_group(
         "cluster",
-        "Nodes are probed and grouped by device; one of each type is tuned, all at once. The task\n"
-        "file must be on every node. --output then names a folder (default: TASK.profiles/),\n"
+        "Nodes are probed and grouped by device; one of each type is tuned, all at once. The\n"
+        "task file must be on every node. --output then names a folder (default: TASK.profiles/),\n"
         "which apply_profile takes.",
     )
     group.add_argument(

@@ -117,7 +117,8 @@ def _tell_nodes(job: FleetJob, types: tuple[NodeType, ...], unfit: tuple[NodeRep
     """Tell which nodes are of which type, and where nodes of a type disagree."""
     for each in types:
         nodes = ", ".join(node.name for node in each.nodes)
-        job.listener(each.name, Note(f"{each.fingerprint.family}: {nodes}"))
+        count = f"{len(each.nodes)} node{'s' if len(each.nodes) != 1 else ''}"
+        job.listener(each.name, Note(f"{count} of {each.fingerprint.family}: {nodes}"))
         for said in each.disagreements:
             job.listener(each.name, Note(f"its nodes disagree: {said}", warning=True))
         for node in each.nodes:

@@ -59,13 +59,15 @@ def import_ray() -> Any:
 
 
 class RayScheduler:
-    """The Ray cluster at an address: "auto" is the one that this machine belongs to.
+    """The Ray cluster at an address: "auto" is RAY_ADDRESS, else the one this machine belongs to.
 
     With `wait`, nodes that have no room are waited for.
     """
 
     def __init__(self, address: str = "auto", *, wait: bool = False) -> None:
         self._ray = import_ray()
+        if address == "auto":  # as Ray does
+            address = os.environ.get("RAY_ADDRESS") or address
         self._address, self._wait = address, wait
         self._connected = False
 
@@ -97,10 +99,15 @@ class RayScheduler:
             raise self._no_cluster(error) from error
 
     def _no_cluster(self, error: BaseException) -> UsageError:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        fix = (
+            "Start one with `ray start --head`, and give its address or run this on one of its "
+            "machines"
+        )
+        if self._address == "auto":
+            return UsageError(f"`ray` given, but this machine belongs to no Ray cluster. {fix}")
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         return UsageError(
-            f"`ray={self._address}` given, but no Ray cluster answers there: {first}. Start one "
-            "with `ray start --head`, and give its address or run this on one of its machines"
+            f"`ray={self._address}` given, but no Ray cluster answers there: {first}. {fix}"
         )
 
     def __exit__(

@@ -20,7 +20,7 @@ from autoprec.core.fleet.node_types import NodeReport
 from autoprec.errors import FrameworkMissing, UsageError
 from autoprec.fleet import job_files
 from autoprec.fleet.journals import studies_folder
-from autoprec.fleet.messages import Message, Request, TaskPlace
+from autoprec.fleet.messages import Ended, Message, Request, TaskPlace
 from autoprec.fleet.scheduler import NodeLost, NoRoom
 
 #: SLURM ends a job after this time; a tuning takes minutes, the slowest ones hours.
@@ -57,7 +57,8 @@ class SubmititScheduler:
         self._partitions, self._wait = tuple(partitions), wait
         self._folder = studies_folder(output) / "jobs"
         self._lease = job_files.Lease(self._folder / "driver.lease")
-        self._running: list[Any] = []
+        self._probes: list[Any] = []
+        self._sessions: list[SubmititSession] = []
 
     def __enter__(self) -> SubmititScheduler:
         return self
@@ -68,16 +69,20 @@ class SubmititScheduler:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for job in self._running:
+        for session in self._sessions:
+            session.stop()
+        for job in self._probes:
             if not job.done():
                 _cancel(job)
 
     def probe(self, place: TaskPlace, device: str | None) -> Sequence[NodeReport]:
         """Probe a node of every partition."""
-        jobs = {
-            name: self._submit(self._executor(name, name), job_files.probe_job, place, device)
-            for name in self._partitions
-        }
+        jobs: dict[str, Any] = {}
+        for name in self._partitions:
+            jobs[name] = self._submit(
+                self._executor(name, name), job_files.probe_job, place, device
+            )
+            self._probes.append(jobs[name])
         began = time.monotonic()
         while any(not job.done() for job in jobs.values()):
             late = not self._wait and time.monotonic() - began > QUEUE_SECONDS
@@ -108,7 +113,9 @@ class SubmititScheduler:
         executor = self._executor(node.name, name, machine=node.node)
         lease = self._folder / "driver.lease"
         job = self._submit(executor, job_files.run_job, request, messages, lease)
-        return SubmititSession(job, messages, self._lease, self._wait)
+        session = SubmititSession(job, messages, self._lease, self._wait)
+        self._sessions.append(session)
+        return session
 
     def _executor(self, partition: str, name: str, machine: str = "") -> Any:
         """Return what submits jobs to a partition, with whole machines reserved."""
@@ -128,14 +135,12 @@ class SubmititScheduler:
 
     def _submit(self, executor: Any, function: Any, *arguments: Any) -> Any:
         try:
-            job = executor.submit(function, *arguments)
+            return executor.submit(function, *arguments)
         except Exception as error:  # sbatch's own, as submitit wraps it
             raise UsageError(
                 f"`submitit`: the job was not accepted: {_last(error)}; check the partition's "
                 "name, and give what sbatch needs besides in its variables, such as SBATCH_ACCOUNT"
             ) from error
-        self._running.append(job)
-        return job
 
 
 def _cancel(job: Any) -> None:
@@ -159,7 +164,7 @@ class SubmititSession:
         self._job, self._lease, self._wait = job, lease, wait
         self._reader = job_files.MessageReader(messages)
         self._began = self._asked = time.monotonic()
-        self._started = False
+        self._started = self._over = False
 
     def receive(self) -> Sequence[Message]:
         """Return what has arrived, without waiting."""
@@ -167,14 +172,13 @@ class SubmititSession:
         found = self._reader.read()
         now = time.monotonic()
         if found or now - self._asked < _POLL_SECONDS:
-            self._started = self._started or bool(found)
-            return found
+            return self._noted(found)
         self._asked = now
         if self._job.done():
             found = self._reader.read()
             if not found:
                 raise self._why_lost()
-            return found
+            return self._noted(found)
         late = not self._wait and now - self._began > QUEUE_SECONDS
         if late and not self._started and _is_waiting(self._job):
             raise NoRoom(
@@ -182,6 +186,11 @@ class SubmititSession:
                 "`wait`"
             )
         return ()
+
+    def _noted(self, found: Sequence[Message]) -> Sequence[Message]:
+        self._started = self._started or bool(found)
+        self._over = self._over or any(isinstance(each, Ended) for each in found)
+        return found
 
     def _why_lost(self) -> NodeLost:
         state = str(self._job.state).upper()
@@ -193,6 +202,6 @@ class SubmititSession:
         )
 
     def stop(self) -> None:
-        """Cancel the job; one that has ended is left alone."""
-        if not self._job.done():
+        """Cancel the job; one whose tuning is over ends by itself."""
+        if not self._over and not self._job.done():
             _cancel(self._job)

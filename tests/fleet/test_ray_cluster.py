@@ -84,7 +84,7 @@ def test_each_type_with_room_has_a_profile_and_the_other_is_named(
 def test_a_killed_ray_worker_loses_no_finished_trial(
     cluster: LocalCluster, tune: Tune, tmp_path: Path
 ) -> None:
-    task = write_task(tmp_path / "b", step_seconds=0.02)
+    task = write_task(tmp_path / "b", step_seconds=0.01)
     command = tune(task)
     command.wait_for(rf"{ZEN4}\S*:   trial", count=2)
     known = command.trials(ZEN4)
@@ -102,7 +102,7 @@ def test_a_killed_ray_worker_loses_no_finished_trial(
 def test_a_killed_driver_loses_no_finished_trial_and_leaves_no_process(
     tune: Tune, tmp_path: Path
 ) -> None:
-    task = write_task(tmp_path / "c", step_seconds=0.02)
+    task = write_task(tmp_path / "c", step_seconds=0.01)
     command = tune(task)
     command.wait_for(rf"{ZEN4}\S*:   trial", count=2)
     command.kill()
@@ -121,7 +121,7 @@ def test_another_node_of_the_type_takes_over_from_one_that_is_lost(
 ) -> None:
     (kept,) = cluster.nodes("amd-zen4")
     added = cluster.add("amd-zen4", cpus=2)
-    task = write_task(tmp_path / "d", step_seconds=0.02)
+    task = write_task(tmp_path / "d", step_seconds=0.01)
     command = tune(task)
     command.wait_for(rf"{ZEN4}\S*:   trial", count=2)
     known = command.trials(ZEN4)
@@ -138,7 +138,7 @@ def test_another_node_of_the_type_takes_over_from_one_that_is_lost(
 def test_where_the_last_node_of_a_type_is_lost_the_others_go_on_and_the_same_command_resumes(
     cluster: LocalCluster, tune: Tune, tmp_path: Path
 ) -> None:
-    task = write_task(tmp_path / "e", step_seconds=0.02)
+    task = write_task(tmp_path / "e", step_seconds=0.01)
     command = tune(task)
     command.wait_for(rf"{ZEN4}\S*:   trial", count=2)
     (only,) = cluster.nodes("amd-zen4")
@@ -287,3 +287,6 @@ def test_an_address_where_nothing_answers_is_a_usage_error(
     assert code == 2, command.text
     assert "--ray 127.0.0.1:1 given, but no Ray cluster answers there" in command.text
     assert "Traceback" not in command.text
+    command = Command(cluster.autoprec("tune", task, "--ray", RAY_ADDRESS="127.0.0.1:1"))
+    assert command.end()[0] == 2, command.text
+    assert "--ray 127.0.0.1:1 given, but no Ray cluster answers there" in command.text

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from autoprec.errors import TrialFailure
 from autoprec.fleet import submitit_scheduler
+from autoprec.fleet.job_files import MessageWriter
+from autoprec.fleet.messages import Ended
 from autoprec.fleet.scheduler import NodeLost, NoRoom
 from autoprec.profiles import load_folder
 from tests.fleet.commands import QUICK, Command, built, wait_until, write_task
@@ -71,7 +74,7 @@ def test_partitions_that_are_of_one_type_share_one_profile(tune: Tune, tmp_path:
 
 
 def test_a_job_that_is_killed_loses_no_finished_trial(tune: Tune, tmp_path: Path) -> None:
-    task = write_task(tmp_path / "b", step_seconds=0.02)
+    task = write_task(tmp_path / "b", step_seconds=0.01)
     command = tune(task, "--submitit", "fast")
     command.wait_for(r":   trial", count=2)
     known = command.trials()
@@ -87,7 +90,7 @@ def test_a_job_that_is_killed_loses_no_finished_trial(tune: Tune, tmp_path: Path
 def test_an_interrupt_cancels_the_jobs_and_the_same_command_resumes(
     tune: Tune, tmp_path: Path
 ) -> None:
-    task = write_task(tmp_path / "c", step_seconds=0.02)
+    task = write_task(tmp_path / "c", step_seconds=0.01)
     command = tune(task, "--submitit", "fast")
     command.wait_for(r":   trial", count=2)
     known = command.trials()
@@ -107,12 +110,16 @@ class FakeJob:
 
     def __init__(self, state: str, *, done: bool, error: Exception | None = None) -> None:
         self.state, self._done, self._error = state, done, error
+        self.cancelled = False
 
     def done(self) -> bool:
         return self._done
 
     def exception(self) -> Exception | None:
         return self._error
+
+    def cancel(self, *, check: bool = True) -> None:
+        self.cancelled = True
 
 
 def session(
@@ -145,3 +152,16 @@ def test_a_partition_where_no_job_starts_has_no_room(
         session(waiting, tmp_path, monkeypatch).receive()
     assert session(waiting, tmp_path, monkeypatch, wait=True).receive() == ()
     assert session(FakeJob("RUNNING", done=False), tmp_path, monkeypatch).receive() == ()
+
+
+def test_a_job_is_cancelled_only_while_its_tuning_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, write = FakeJob("RUNNING", done=False), MessageWriter(tmp_path / "messages")
+    running = session(job, tmp_path, monkeypatch)
+    write(Ended(error=TrialFailure("it broke")))
+    assert len(running.receive()) == 1
+    running.stop()
+    assert not job.cancelled  # it ends by itself
+    session(job, tmp_path, monkeypatch).stop()
+    assert job.cancelled
