@@ -12,13 +12,18 @@ def keeps_arithmetic(recipe: Recipe) -> bool:
 
 
 def rounds_everywhere(recipe: Recipe) -> bool:
-    """Say whether something is rounded besides what the policy rounds, and so in islands as well.
+    """Say whether something is rounded besides what the policy rounds, and so in islands as well."""
+    return count_global_roundings(recipe) > 0
 
-    That is float32 products in the whole process, or gradients on their way between ranks.
+
+def count_global_roundings(recipe: Recipe) -> int:
+    """Return how much is rounded wherever it occurs, whatever the policy.
+
+    That is float32 products in the whole process, and gradients on their way between ranks.
     """
     ranks = recipe.distributed
     rounds_gradients = ranks is not None and ranks.rounds_gradients
-    return rounds_gradients or recipe.knobs.get("implicit_bfloat16") is True
+    return rounds_gradients + (recipe.knobs.get("implicit_bfloat16") is True)
 
 
 def is_reference(recipe: Recipe) -> bool:

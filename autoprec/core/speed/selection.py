@@ -2,7 +2,8 @@
 
 Every finalist's rate is taken relative to the baseline's of the same round, because machines drift.
 Among equally fast finalists the smallest batch and the simplest recipe win; nothing that may be
-slower than the baseline is ever chosen over it.
+slower than the baseline is ever chosen over it. Rounding that no policy asks for (gradients between
+ranks, float32 products everywhere) is a risk, so it is kept only where it gains beyond the noise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.reference_recipe import count_global_roundings
 from autoprec.core.recipe import Recipe, communication_settings
 from autoprec.core.speed.noise import Ratio, is_faster, paired_ratio
 
@@ -86,12 +88,42 @@ def choose(
         return Choice(
             baseline.recipe, Ratio(1.0, 1.0, 1.0, len(baseline.rates)), _explain_baseline(ratios)
         )
-    finalist, ratio = simplest_of_fastest(
-        faster,
-        rate=lambda item: item[1].ratio,
-        recipe=lambda item: item[0].recipe,
-    )
+    finalist, ratio = _least_rounding(_simplest(faster), faster)
     return Choice(finalist.recipe, ratio, "the fastest of those that train like float32")
+
+
+def _simplest(items: Sequence[tuple[Finalist, Ratio]]) -> tuple[Finalist, Ratio]:
+    return simplest_of_fastest(
+        items, rate=lambda item: item[1].ratio, recipe=lambda item: item[0].recipe
+    )
+
+
+def _least_rounding(
+    leader: tuple[Finalist, Ratio], items: Sequence[tuple[Finalist, Ratio]]
+) -> tuple[Finalist, Ratio]:
+    """Return the item of least rounding that the leader does not beat beyond the noise.
+
+    Only those of the leader's batch and policy count.
+    """
+
+    def roundings(item: tuple[Finalist, Ratio]) -> int:
+        return count_global_roundings(item[0].recipe)
+
+    def like_leader(recipe: Recipe) -> bool:
+        own = leader[0].recipe
+        return (recipe.batch_size, recipe.policy) == (own.batch_size, own.policy)
+
+    as_fast = [
+        item
+        for item in items
+        if like_leader(item[0].recipe)
+        and roundings(item) < roundings(leader)
+        and not is_faster(paired_ratio(leader[0].rates, item[0].rates))
+    ]
+    if not as_fast:
+        return leader
+    least = min(map(roundings, as_fast))
+    return _simplest([item for item in as_fast if roundings(item) == least])
 
 
 def _explain_baseline(ratios: Sequence[tuple[Finalist, Ratio]]) -> str:

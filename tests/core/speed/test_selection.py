@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Alignment, Recipe
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.recipe import Alignment, Distributed, Recipe
 from autoprec.core.speed.noise import MIN_GAIN, Ratio, paired_ratio
 from autoprec.core.speed.selection import (
     OTHER_BATCH_SAME_SPEED_SHARE,
@@ -116,6 +117,51 @@ def test_with_nothing_to_compare_the_baseline_is_chosen():
     choice = choose(steady(PLAIN, 100.0), [])
     assert choice.recipe is PLAIN
     assert choice.reason == "nothing else was left to compare with"
+
+
+ROUNDED_REDUCTION = Distributed("ddp", 2, reduce_dtype=DType.BFLOAT16)
+ROUNDING = [
+    ({"knobs": {"implicit_bfloat16": True}}, {}),
+    ({"distributed": ROUNDED_REDUCTION}, {"distributed": ROUNDED_REDUCTION.in_float32()}),
+]
+
+
+@pytest.mark.parametrize(("rounding", "exact"), ROUNDING)
+def test_rounding_that_no_policy_asks_for_is_kept_only_where_it_gains_beyond_the_noise(
+    rounding, exact
+):
+    fast = Recipe(policy=Policy.MIXED_BFLOAT16, **rounding)
+    less = Recipe(policy=Policy.MIXED_BFLOAT16, **exact)
+    other_batch = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64, **exact)
+    noisy = Finalist(fast, (230.0,) * (ROUNDS - 2) + (190.0, 180.0))
+    sure = Finalist(fast, (230.0,) * ROUNDS)
+    slight = steady(fast, 203)
+    without = [steady(less, 200), steady(other_batch, 200)]
+
+    def chosen(finalist):
+        return choose(steady(PLAIN, 100.0), [finalist, *without]).recipe
+
+    assert chosen(noisy) == less
+    assert chosen(slight) == less, "1.5 % is not worth a risk"
+    assert chosen(sure) == fast
+    assert choose(steady(PLAIN, 100.0), [noisy, without[1]]).recipe == fast, "another batch"
+    slower = Finalist(less, (99.0,) * ROUNDS)
+    assert choose(steady(PLAIN, 100.0), [noisy, slower]).recipe == fast, "slower than float32"
+
+
+def test_of_two_roundings_each_must_gain_by_itself():
+    both = Recipe(
+        policy=Policy.MIXED_BFLOAT16,
+        knobs={"implicit_bfloat16": True, "fused_optimizer": True},
+        distributed=ROUNDED_REDUCTION,
+    )
+    one = replace(both, distributed=ROUNDED_REDUCTION.in_float32())
+    none = replace(one, knobs={"fused_optimizer": True})
+    simple = replace(one, knobs={})
+    field = [steady(both, 210), steady(one, 209), steady(none, 180), steady(simple, 180.5)]
+    assert choose(steady(PLAIN, 100.0), field).recipe == one
+    field[2:] = [steady(none, 208), steady(simple, 209)]
+    assert choose(steady(PLAIN, 100.0), field).recipe == simple
 
 
 def test_of_equally_fast_ones_the_smallest_batch_then_the_simplest_then_the_fastest_wins():
