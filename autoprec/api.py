@@ -79,6 +79,7 @@ def tune(
     proof_seconds: float | None = None,
     tolerance: float = 1.0,
     accept_drift: bool = False,
+    attribute: bool = False,
     explain: bool = False,
     float32_modules: str | Iterable[str] = (),
     compile: bool = False,  # noqa: A002
@@ -126,6 +127,7 @@ def tune(
         proof_seconds=proof_seconds,
         tolerance=tolerance,
         accept_drift=accept_drift,
+        attribute=attribute,
         explain=explain,
         float32_modules=float32_modules,
         compile=compile,

@@ -197,6 +197,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "an interval of 95 %": CONFIDENCE,
         "or 5 s, not counting": constant("tuning.confirmation.ablations:COMPARISON_SECONDS"),
         "brings less than 1 %": constant("core.speed.selection:SAME_SPEED_SHARE", 100),
+        "gain more than 2 % over": constant("core.speed.noise:MIN_GAIN", 100),
         "more than 15 % slower": beyond_one(
             "tuning.confirmation.interleaved_timing:_DISTURBED_RATIO"
         ),

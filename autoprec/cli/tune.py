@@ -182,6 +182,12 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rounds of the interleaved timing of the fastest recipes and float32 (default: 6)",
     )
+    group.add_argument(
+        "--attribute",
+        action="store_true",
+        help="time every part of the speed-up by itself (batch, precision, each setting), not only "
+        "what fits into seconds",
+    )
 
 
 def _add_proof(parser: argparse.ArgumentParser) -> None:
@@ -362,6 +368,7 @@ def _options(arguments: argparse.Namespace, nproc: int) -> Any:
         tolerance=arguments.tolerance,
         checkpoint=arguments.checkpoint,
         accept_drift=arguments.accept_drift,
+        attribute=arguments.attribute,
         explain=arguments.explain,
         float32_modules=tuple(arguments.float32_modules),
         compile=arguments.compile,

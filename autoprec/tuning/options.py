@@ -31,6 +31,7 @@ class Options:
     steps of a proof; None means as many as fit `proof_seconds` (None: 60) at the speed of a float32
     step. `tolerance` widens (above 1) or narrows the proof's tolerances. `checkpoint` is a file of
     weights that the model is given wherever it is built, so that the proof starts from them.
+    `attribute` times every part of the speed-up by itself, however long that takes.
     `nproc` processes (ranks) train together, each on a device of its own, and share a step by
     `engine`.
     """
@@ -46,6 +47,7 @@ class Options:
     proof_seconds: float | None = None
     tolerance: float = 1.0
     accept_drift: bool = False
+    attribute: bool = False
     explain: bool = False
     float32_modules: tuple[str, ...] = ()
     compile: bool = False
@@ -114,6 +116,7 @@ class Options:
             self.proof_seconds,
             self.tolerance,
             self.accept_drift,
+            *(("every part",) if self.attribute else ()),
         )
 
 
@@ -134,6 +137,7 @@ class Settings(TypedDict, total=False):
     proof_seconds: float | None
     tolerance: float
     accept_drift: bool
+    attribute: bool
     explain: bool
     float32_modules: str | Iterable[str]
     compile: bool

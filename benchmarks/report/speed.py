@@ -121,6 +121,31 @@ def null(path: Path) -> Iterator[str]:
         yield f"- {kind}: {run['summary']}."
 
 
+def reductions(path: Path) -> Iterator[str]:
+    """What gradients travel in, over a simulated slow link and without one."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    yield (
+        f"{where(found)}. Tunings from scratch of `benchmarks/ranks/slow_link.py` on two ranks "
+        "(DDP, Gloo, one machine), each with another seed. The link is simulated: every collective "
+        "is followed by a sleep as long as its bytes would take, so nothing overlaps. *Waits* is "
+        "the share of the float32 baseline's step that waits for the other rank."
+    )
+    yield ""
+    yield "| link | gradients travel in | tunings | speed-up in all | waits |"
+    yield "|---|---|---|---|---|"
+    groups: dict[tuple[float | None, str], list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        groups.setdefault((row["gigabytes_per_second"], row["reduce_dtype"]), []).append(row)
+    for (rate, dtype), rows in groups.items():
+        link = "none" if rate is None else f"{rate:g} GB/s"
+        of = sum(row["gigabytes_per_second"] == rate for row in found["rows"])
+        gains = [row["speedup"]["ratio"] for row in rows]
+        waits = [row["exposed_in_baseline"]["ratio"] for row in rows if row["exposed_in_baseline"]]
+        gain = f"{min(gains):.2f}x to {max(gains):.2f}x"
+        wait = f"{min(waits):.0%} to {max(waits):.0%}" if waits else "not measured"
+        yield f"| {link} | {dtype or 'not distributed'} | {len(rows)} of {of} | {gain} | {wait} |"
+
+
 def startup(path: Path) -> Iterator[str]:
     yield "| command | median | quartiles |"
     yield "|---|---|---|"

@@ -60,13 +60,17 @@ def test_a_gain_names_both_sides_and_its_parts() -> None:
     [
         (made(WINNER, 6.8, precision=1.0, batch=6.2, kept_memory=1.1), True),
         (made(WINNER, 6.8, precision=1.005, batch=6.8), True),
-        (made(replace(WINNER, policy=Policy.FLOAT32), 3.5, batch=3.2, kept_memory=1.1), True),
         (made(WINNER, 6.8, precision=1.1, batch=6.2), False),
         (made(replace(WINNER, knobs={}), 1.5), False),
     ],
 )
 def test_that_precision_brings_nothing_is_said_first(profile: Profile, said: bool) -> None:
     assert headline(profile).startswith("lower precision brings no gain here; ") is said
+
+
+def test_of_float32_no_more_is_said_than_that_nothing_else_was_faster_and_proven() -> None:
+    float32 = made(replace(WINNER, policy=Policy.FLOAT32), 3.5, batch=3.2, kept_memory=1.1)
+    assert headline(float32).startswith("no lower precision was both faster and proven; float32, ")
 
 
 def test_one_part_needs_no_lines_of_its_own() -> None:

@@ -12,7 +12,7 @@ def keeps_arithmetic(recipe: Recipe) -> bool:
 
 
 def rounds_everywhere(recipe: Recipe) -> bool:
-    """Say whether something is rounded besides what the policy rounds, and so in islands as well."""
+    """Say whether something is rounded besides what the policy rounds, and so in islands, too."""
     return count_global_roundings(recipe) > 0
 
 

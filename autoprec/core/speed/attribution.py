@@ -7,12 +7,13 @@ measured at the chosen batch, that of the batch in float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import (
     KEEP_MEMORY,
+    KnobValue,
     Recipe,
     communication_settings,
     describe_batch,
@@ -46,13 +47,11 @@ def switch_off_in_turn(recipe: Recipe, plain: Recipe) -> tuple[Ablation, ...]:
     """Return the recipes from `recipe` to the baseline, each with one thing less; `plain` last."""
     memory = {KEEP_MEMORY: True} if recipe.keeps_memory else {}
     float32 = recipe.with_policy(Policy.FLOAT32)
+    settled = replace(float32, distributed=plain.distributed)
     steps = (
         (PRECISION, float32),
-        (REDUCTION, replace(float32, distributed=plain.distributed)),
-        (
-            ", ".join(_settings(replace(recipe, distributed=None))),
-            baseline_at_batch_of(recipe, plain),
-        ),
+        (REDUCTION, settled),
+        *_without_settings(settled, baseline_at_batch_of(recipe, plain)),
         (BATCH, replace(plain, knobs=memory)),
         (MEMORY, plain),
     )
@@ -62,6 +61,20 @@ def switch_off_in_turn(recipe: Recipe, plain: Recipe) -> tuple[Ablation, ...]:
             found.append(Ablation(what, off))
             last = off
     return tuple(found)
+
+
+def _without_settings(recipe: Recipe, plain: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Yield the recipe without one more of its settings each time; `plain` has none of them."""
+    for knob in recipe.knobs:
+        if knob != KEEP_MEMORY:
+            kept = {name: value for name, value in recipe.knobs.items() if name != knob}
+            (name,) = _knob_texts({knob: recipe.knobs[knob]})
+            recipe = replace(recipe, knobs=kept)
+            yield name, recipe
+    for field in ("alignment", "compile", "memory_format"):
+        (*_, name) = ("", *_settings(replace(plain, **{field: getattr(recipe, field)})))
+        recipe = replace(recipe, **{field: getattr(plain, field)})
+        yield name, recipe
 
 
 def baseline_at_batch_of(recipe: Recipe, plain: Recipe) -> Recipe:
@@ -108,7 +121,9 @@ def _settings(recipe: Recipe) -> list[str]:
     found += [] if recipe.memory_format == "contiguous" else [recipe.memory_format]
     found += ["compiled"] if recipe.compile else []
     found += [f"padded to {recipe.alignment.multiple}"] if recipe.alignment.modules else []
-    for name, value in {**communication_settings(recipe), **recipe.knobs}.items():
-        if name != KEEP_MEMORY:
-            found.append(name if value is True else f"{name}={value}")
-    return found
+    return [*found, *_knob_texts({**communication_settings(recipe), **recipe.knobs})]
+
+
+def _knob_texts(knobs: Mapping[str, KnobValue]) -> list[str]:
+    named = {name: value for name, value in knobs.items() if name != KEEP_MEMORY}
+    return [name if value is True else f"{name}={value}" for name, value in named.items()]

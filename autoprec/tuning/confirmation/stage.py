@@ -16,6 +16,7 @@ from autoprec.core.speed.attribution import (
     attribute_speedup,
     baseline_at_batch_of,
     describe_recipe,
+    switch_off_in_turn,
 )
 from autoprec.core.speed.best_arm import MIN_ROUNDS
 from autoprec.core.speed.consistency import is_too_wide
@@ -180,8 +181,7 @@ class _Confirmation:
         timed = None if self._is_late() else self._time_winner(winner, simpler)
         if timed is not None:
             measured = {**measured, **timed.measured}
-        rounds = 0 if timed is None else len(timed.finalists[0].rates)
-        if timed is None or rounds < min(MIN_ROUNDS, self.job.options.rounds):
+        if timed is None or not self._is_enough(timed):
             return self._leave_unconfirmed(winner, searched, measured)
         may_win = {recipe.key() for recipe in (winner.recipe, *simpler)}
         baseline, *others = timed.finalists
@@ -189,7 +189,31 @@ class _Confirmation:
         decided = self._decide(baseline, rivals, measured)
         if decided.choice.recipe.key() == self._baseline.key():
             return decided
+        if self.job.options.attribute and not self._is_late():
+            again = self._time_every_part(decided.choice.recipe)
+            if self._is_enough(again):
+                timed = again
+                decided = replace(decided, measured={**measured, **again.measured})
         return self._attributed(decided, winner, timed.finalists)
+
+    def _is_enough(self, timed: TimedRounds) -> bool:
+        return len(timed.finalists[0].rates) >= min(MIN_ROUNDS, self.job.options.rounds)
+
+    def _time_every_part(self, recipe: Recipe) -> TimedRounds:
+        """Time the chosen recipe again, next to all that lie between it and the baseline.
+
+        One of those that fails is left out.
+        """
+        self.job.listener(Stage("confirmation", "each part of the speed-up by itself"))
+        steps = [step.recipe for step in switch_off_in_turn(recipe, self._baseline)]
+        while True:
+            try:
+                return self._time([recipe, *steps], self.job.options.rounds)
+            except FinalistFailed as failed:
+                off = failed.recipe.key()
+                if off in (recipe.key(), self._baseline.key()):
+                    raise
+                steps = [step for step in steps if step.key() != off]
 
     def _is_proven(self, finalist: Finalist) -> bool:
         """Say whether an ablation may be chosen without a proof."""

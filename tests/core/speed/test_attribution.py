@@ -62,10 +62,17 @@ def test_the_parts_multiply_to_the_whole(recipe: Recipe, random, some_missing: b
 
 def test_every_setting_is_named_where_it_is_switched_off() -> None:
     steps = [(step.what, describe_recipe(step.recipe)) for step in switch_off_in_turn(FULL, PLAIN)]
-    kept = "channels_last, compiled, padded to 8, threads=2, fused_optimizer"
+    large, base = (
+        "float32, batch 64 in 4 micro-batches of 16",
+        "channels_last, compiled, padded to 8",
+    )
     assert steps == [
-        ("precision", f"float32, batch 64 in 4 micro-batches of 16, {kept}, memory kept"),
-        (kept, "float32, batch 64 in 4 micro-batches of 16, memory kept"),
+        ("precision", f"{large}, {base}, threads=2, fused_optimizer, memory kept"),
+        ("threads=2", f"{large}, {base}, fused_optimizer, memory kept"),
+        ("fused_optimizer", f"{large}, {base}, memory kept"),
+        ("padded to 8", f"{large}, channels_last, compiled, memory kept"),
+        ("compiled", f"{large}, channels_last, memory kept"),
+        ("channels_last", f"{large}, memory kept"),
         ("batch", "float32, batch 32, memory kept"),
         ("kept memory", "float32, batch 32"),
     ]

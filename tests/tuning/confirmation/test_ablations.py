@@ -13,9 +13,11 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.space import point_key
 from autoprec.tuning.confirmation import ablations, interleaved_timing
+from autoprec.tuning.events import Event
 from autoprec.tuning.stage_results import (
     SearchResult,
 )
+from autoprec.tuning.time_limit import Deadline
 from tests.tuning.fake_timing import (
     FAST,
     JOB,
@@ -121,6 +123,69 @@ def test_a_comparison_that_would_take_long_is_left_out(search: SearchResult, siz
     result = confirmed(search, [proven(FAST[64])])
     assert result.speedup is not None
     assert result.speedup_same_batch is None
+
+
+@pytest.fixture
+def slow_float32(search: SearchResult) -> SearchResult:
+    """A search in which float32 takes so long at the larger batch that comparing it is dear."""
+    slow = steady(0.8 * 2, 0.8 * 64)
+    return search_of(
+        tuple(
+            replace(o, measurement=slow)
+            if (o.point["policy"], o.point["batch_size"]) == ("float32", 64)
+            else o
+            for o in search.trials.history
+        )
+    )
+
+
+def test_every_part_is_timed_on_request_however_long_that_takes(
+    slow_float32: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Knobs)
+    monkeypatch.setattr(Knobs, "worth", {"fused_optimizer": 1.1, "threads": 1.2, KEEP_MEMORY: 1.3})
+    knobs = {"threads": 2, "fused_optimizer": True, KEEP_MEMORY: True}
+    winner = [proven(Recipe(Policy.MIXED_BFLOAT16, 64, knobs=knobs))]
+    whole = 2.0 * 1.2 * 1.1 * 2.0 * 1.3
+
+    def parts() -> dict[str, float]:
+        result = confirmed(slow_float32, winner)
+        assert result.speedup is not None
+        assert result.speedup.ratio == pytest.approx(whole)
+        return {part.what: part.speedup.ratio for part in result.waterfall}
+
+    assert len(parts()) < 5
+    monkeypatch.setattr(JOB.options, "attribute", True)
+    assert parts() == pytest.approx(
+        {"precision": 2, "threads=2": 1.2, "fused_optimizer": 1.1, "batch": 2, "kept memory": 1.3}
+    )
+
+
+def test_what_fails_of_the_parts_is_left_out(
+    slow_float32: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JOB.options, "attribute", True)
+    monkeypatch.setattr(FakeTiming, "failing", (replace(PLAIN, batch_size=64).key(),))
+    result = confirmed(slow_float32, [proven(FAST[64])])
+    assert [part.what for part in result.waterfall] == ["precision and batch"]
+
+
+def test_where_no_time_is_left_for_the_parts_those_of_the_confirmation_count(
+    slow_float32: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JOB.options, "attribute", True)
+    events: list[Event] = []
+
+    def clock() -> float:
+        """Say that the time is over as soon as the parts are begun."""
+        return 2.0 * any("each part" in getattr(event, "detail", "") for event in events)
+
+    monkeypatch.setattr(JOB, "listener", events.append)
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1.0, clock))
+    result = confirmed(slow_float32, [proven(FAST[64])])
+    assert clock() == 2.0
+    assert result.speedup is not None
+    assert result.speedup.rounds == JOB.options.rounds
 
 
 def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(

@@ -92,14 +92,22 @@ def fit_to_replicas(recipe: Recipe, model: Any) -> tuple[Recipe, str | None]:
 
 
 def for_whole_batches(recipe: Recipe, model: Any) -> Recipe:
-    """Return the recipe for replicas that share batches of `recipe.batch_size`."""
+    """Return the recipe for replicas that share batches of `recipe.batch_size`.
+
+    Raises `UsageError` where a batch has fewer samples than there are replicas.
+    """
     replicas = replica_count(model)
     if replicas == recipe.world_size:
         return recipe
+    if recipe.batch_size < replicas:
+        raise UsageError(
+            f"a batch of {recipe.batch_size} given for {replicas} replicas, expected at least a "
+            "sample for each"
+        )
     section = recipe.distributed or Distributed(engine="mirrored")
     return replace(
         recipe,
-        batch_size=max(1, recipe.batch_size // replicas),
+        batch_size=recipe.batch_size // replicas,
         distributed=replace(section, world_size=replicas),
     )
 

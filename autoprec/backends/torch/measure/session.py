@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.protocol import USABLE_FREE_MEMORY_SHARE, ProgressCallback, Task
 from autoprec.backends.shared.process_memory import (
     peak_resident_bytes,
     reset_peak_resident,
@@ -49,6 +49,11 @@ from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.timing_budget import TimingBudget
+
+_NO_ROOM = (
+    "what a step waits for other ranks was not measured: there is no room for whole gradients, "
+    "which it takes"
+)
 
 
 class TorchSession:
@@ -132,7 +137,10 @@ class TorchSession:
         timed = time_steps(self._timer(), budget, self._report, agree=agree)
         peak = int(agree(self._peak()))
         if self._communication is not None and self._exposed is None:
-            self._exposed = self._exposed_communication(budget.seconds)
+            if self._have_room_for_whole_gradients(peak):
+                self._exposed = self._exposed_communication(budget.seconds)
+            elif _NO_ROOM not in self._notes:
+                self._notes.append(_NO_ROOM)
         self._started = time.perf_counter()
         micro_batches = self._recipe.accumulation_steps
         measured = timed.measurement(
@@ -170,6 +178,18 @@ class TorchSession:
             )
         finally:
             self._optimizer.zero_grad(set_to_none=True)
+
+    def _have_room_for_whole_gradients(self, peak: int) -> bool:
+        """Return whether every rank may hold gradients that FSDP2 has not reduced, as `no_sync`
+        makes it: on top of `peak` bytes, where training itself never does.
+        """
+        ranks, free = self._recipe.distributed, devices.free_bytes(self._device)
+        if ranks is None or ranks.engine != "fsdp2" or free is None:
+            return True
+        if self._recipe.accumulation_steps > 1 and not ranks.sync_each_microbatch:
+            return True
+        whole = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        return not self._ranks.agree(peak + whole > USABLE_FREE_MEMORY_SHARE * free)
 
     def _slowest(self, times: list[float]) -> list[float]:
         """Return each of these times as the slowest rank measured it."""

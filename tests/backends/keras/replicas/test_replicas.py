@@ -74,3 +74,7 @@ def test_a_task_with_replicas_shares_its_batches():
     shared = for_whole_batches(Recipe(batch_size=32, accumulation_steps=2), Model())
     assert (shared.batch_size, shared.accumulation_steps) == (8, 2)
     assert shared.distributed == Distributed(engine="mirrored", world_size=4)
+    alone = for_whole_batches(Recipe(batch_size=4), Model())
+    assert alone.batch_size == 1
+    with pytest.raises(UsageError, match=r"a batch of 3 given for 4 replicas"):
+        for_whole_batches(Recipe(batch_size=3), Model())

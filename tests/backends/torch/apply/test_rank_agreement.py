@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from factories import profile_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from autoprec import distribute
-from autoprec.core.dtypes import DType
-from autoprec.core.recipe import Distributed, Recipe
+from autoprec import apply_profile, distribute
+from autoprec.core.device.merging import merge
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.profile import schema_of
+from autoprec.core.recipe import Distributed, LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
+from autoprec.hardware.catalogue import load_catalogue, profiles_folder
+from autoprec.hardware.machine_replay import RecordedMachine, read_recording
+from autoprec.hardware.observe import observe
+from autoprec.profiles import save_profile
 from tests.backends.torch.distributed.joined import on_two_ranks
 from tests.backends.torch.operated import BFLOAT16, FLOAT16, FLOAT32, adam, apply, mlp
 
@@ -93,8 +102,44 @@ def proofs(rank: int) -> dict[str, Any]:
     return found
 
 
+#: What the two ranks' machines are, and the recipes tuned on each: a job on a mixed cluster.
+MACHINES = ("amd-zen5.json", "intel-sapphire-rapids.json")
+SCALED = Recipe(Policy.MIXED_FLOAT16, 16, loss_scale=LossScale(initial=1024.0))
+MIXED: dict[str, tuple[Recipe, Recipe]] = {
+    "agree": (replace(BFLOAT16, batch_size=8), replace(BFLOAT16, batch_size=16)),
+    "policies": (BFLOAT16, FLOAT16),
+    "scales": (SCALED, replace(SCALED, loss_scale=LossScale(initial=256.0))),
+    "reductions": (
+        replace(BFLOAT16, distributed=DDP),
+        replace(BFLOAT16, distributed=replace(DDP, reduce_dtype=DType.BFLOAT16)),
+    ),
+}
+
+
+def mixed(rank: int, recipes: tuple[Recipe, Recipe]) -> str | int:
+    """Return the batch that this rank's own profile of a folder gives, or why all ranks stop."""
+    recordings = profiles_folder() / "recordings"
+    seen = [observe(RecordedMachine(read_recording(recordings / each))) for each in MACHINES]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", AutoprecWarning)
+        for machine, recipe, name in zip(seen, recipes, MACHINES, strict=True):
+            cpu = machine.devices[0]
+            place = merge(cpu, load_catalogue().family_of(cpu)).fingerprint
+            made = profile_of(recipe, "torch", place, torch=torch.__version__)
+            schema = schema_of(recipe)
+            save_profile(replace(made, schema=schema), Path(folder, name).with_suffix(".yaml"))
+        model = distribute(Recipe(distributed=DDP), mlp())
+        with mock.patch("autoprec.profile_selection.observe", return_value=seen[rank]):
+            try:
+                return apply_profile(folder, model=model, optimizer=adam(model)).batch_size
+            except UsageError as error:
+                assert not [m for m in model.modules() if "forward" in m.__dict__]
+                return str(error)
+
+
 def work(rank: int) -> dict[str, Any]:
     found = hooks(rank) | proofs(rank)
+    found["mixed"] = {name: mixed(rank, recipes) for name, recipes in MIXED.items()}
     model = distribute(Recipe(distributed=DDP), mlp())
     try:
         apply(replace((BFLOAT16, FLOAT16)[rank], distributed=DDP), model, adam(model))
@@ -140,6 +185,26 @@ def test_ranks_that_disagree_all_raise_the_same_and_apply_nothing(both: Any) -> 
     assert "mixed_bfloat16" in first
     assert "mixed_float16" in first
     assert [rank["changed"] for rank in both] == [0, 0]
+
+
+def test_on_a_mixed_cluster_each_rank_takes_the_profile_of_its_own_device(both: Any) -> None:
+    assert [rank["mixed"]["agree"] for rank in both] == [8, 16]
+
+
+@pytest.mark.parametrize(
+    ("case", "differs"),
+    [
+        ("policies", "policy and loss scale"),
+        ("scales", "loss scale"),
+        ("reductions", "reduce dtype"),
+    ],
+)
+def test_profiles_of_a_folder_that_do_not_go_together_stop_all_ranks(
+    both: Any, case: str, differs: str
+) -> None:
+    first, second = (rank["mixed"][case] for rank in both)
+    assert first == second
+    assert first.startswith(f"the ranks' profiles differ in {differs}, expected the same on all")
 
 
 def test_another_number_of_ranks_keeps_the_effective_batch_and_says_how(both: Any) -> None:

@@ -1,4 +1,4 @@
-"""Runs a function in two rank processes that have joined, and returns what each found."""
+"""Runs a function in rank processes that have joined, and returns what each found."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ Work = Callable[[int], dict[str, Any]]
 
 def on_two_ranks(work: Work, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what `work(rank)` gave in each of two processes; a failure of one fails the test."""
-    arguments = (work, str(folder), _free_port())
-    torch.multiprocessing.start_processes(_run, args=arguments, nprocs=2, start_method="spawn")
-    first, second = (torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2))
+    first, second = on_ranks(2, work, folder)
     return first, second
 
 
-def _run(rank: int, work: Work, folder: str, port: int) -> None:
+def on_ranks(count: int, work: Work, folder: Path) -> list[dict[str, Any]]:
+    """Return what `work(rank)` gave in each of `count` processes."""
+    arguments = (count, work, str(folder), _free_port())
+    torch.multiprocessing.start_processes(_run, args=arguments, nprocs=count, start_method="spawn")
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(count)]
+
+
+def _run(rank: int, count: int, work: Work, folder: str, port: int) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", module="torch.*")
-    join(RankPlace(rank, rank, 2, port=port))
+    join(RankPlace(rank, rank, count, port=port))
     torch.save(work(rank), f"{folder}/{rank}.pt")
     dist.barrier()
     os._exit(0)  # gloo's threads may abort a process that ends while they still run

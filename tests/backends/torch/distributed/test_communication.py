@@ -30,6 +30,13 @@ if os.environ.get("RANK") == "1":
     time.perf_counter = lambda: 3 * real()
     process_memory.MemoryGrowth.since_last_check = lambda self: real() % 1 < 0.5
 """
+# Rank 1 says that its device has hardly any memory left.
+FULL_DEVICE = """
+import os
+from autoprec.backends.torch.measure import devices
+devices.limit_memory = lambda device: None
+devices.free_bytes = lambda device: 1000 if os.environ["RANK"] == "1" else 10**12
+"""
 # A gradient of +-4096 on the ranks, whose mean is what there is to learn: bfloat16 rounds it off.
 CANCELLING = """
 def build_model():
@@ -65,6 +72,20 @@ def test_a_step_counts_all_samples_and_says_what_it_waits_for_the_other_rank(
     assert 0.0 <= exposed.low <= exposed.ratio <= exposed.high <= 1.0
     assert exposed.rounds >= 2
     assert measured.finite
+
+
+@pytest.mark.parametrize(("engine", "measured"), [("ddp", True), ("fsdp2", False)])
+def test_where_one_rank_has_no_room_for_whole_gradients_nothing_is_made_to_hold_them(
+    start_ranks: Start, engine: str, measured: bool
+) -> None:
+    """DDP holds them in any case."""
+    ranks = start_ranks(2, engine=engine, head=FULL_DEVICE)
+    found = ranks.call("measure", recipe=Recipe(batch_size=4), seed=0, budget=BUDGET)
+    assert (found.exposed_communication is not None) is measured
+    assert ("no room for whole gradients" in "".join(found.notes)) is not measured
+    with_them = Recipe(batch_size=4, accumulation_steps=2)  # training itself holds them
+    found = ranks.call("measure", recipe=with_them, seed=0, budget=BUDGET)
+    assert found.exposed_communication is not None
 
 
 def test_ranks_whose_clocks_and_memories_differ_stop_at_the_same_step(start_ranks: Start) -> None:
