@@ -115,13 +115,14 @@ def recorded_noise(folder: Path = RESULTS) -> list[float]:
 
     A run of n rounds keeps the 95 % interval of its ratio's pseudomedian, which is 3.92 standard
     deviations of a round over sqrt(0.955 n) wide where errors are normal (Hodges and Lehmann).
+    Shares of a step (exposed communication) are no ratios of rates.
     """
 
     def ratios(kept: Any) -> Iterator[Mapping[str, Any]]:
         if isinstance(kept, dict):
             if {"ratio", "low", "high", "rounds"} <= kept.keys():
                 yield kept
-            kept = list(kept.values())
+            kept = [each for name, each in kept.items() if not name.startswith("exposed")]
         if isinstance(kept, list):
             for each in kept:
                 yield from ratios(each)

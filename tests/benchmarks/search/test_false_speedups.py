@@ -10,7 +10,8 @@ from autoprec.backends.simulated import backend
 from autoprec.tuning.confirmation import interleaved_timing
 from benchmarks.search import false_speedups
 
-TUNINGS = 60
+#: Fewer would decide by which draws the recorded noise happens to give: 3 % of them claim a speed-up.
+TUNINGS = 400
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def test_the_noise_is_that_of_recorded_runs() -> None:
 
 @pytest.mark.slow
 def test_recipes_that_are_the_same_are_seldom_claimed_to_be_faster() -> None:
-    """Of four the luckiest is confirmed; `make false-speedups` does this 200 times."""
+    """Of four the luckiest is confirmed; `make false-speedups` adds tunings with torch."""
     found = list(false_speedups.simulated(TUNINGS, false_speedups.POLICIES))
     assert sum(each.claimed for each in found) <= 0.05 * TUNINGS, false_speedups.summary(found)
 
