@@ -10,7 +10,7 @@ from autoprec.backends.simulated import backend
 from autoprec.tuning.confirmation import interleaved_timing
 from benchmarks.search import false_speedups
 
-#: Fewer would decide by which draws the recorded noise happens to give: 3 % of them claim a speed-up.
+#: Fewer would be decided by which draws the recorded noise gives: 3 % claim a speed-up.
 TUNINGS = 400
 
 
