@@ -67,6 +67,8 @@ _COMMENTS = {
     "evidence.parity.last_loss": "float32's, in the last fifth of the steps",
     "evidence.checkpoint": "weights that training began with: they, too, are what was proven",
     "evidence.trials": "recipes that were measured",
+    "evidence.tried": "each of them, by a short timing: the ratios above are surer",
+    "evidence.parity.curves": "mean losses up to these steps, of one seed",
     "evidence.proof_seconds": "of the tuning, what proving took",
     "evidence.memory_budget_bytes": "what a trial was allowed",
     "evidence.refusals": "what was ruled out, and why",

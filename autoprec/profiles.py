@@ -12,17 +12,27 @@ import yaml
 
 from autoprec.core.codec import DecodeError, abbreviate, from_plain, to_plain, without_empty
 from autoprec.core.profile import SCHEMAS, Profile, schema_of
-from autoprec.core.recipe import plain_recipe
+from autoprec.core.recipe import Recipe, plain_recipe
 from autoprec.errors import ProfileError
 from autoprec.profile_comments import HEADER, with_comments
 from autoprec.yaml_files import read_yaml, write_text
 
 SUFFIX = ".profile.yaml"
+REPORT_SUFFIX = ".report.html"
 
 
 def default_path(task: Path) -> Path:
     """Return the default path of a task's profile: next to the task file."""
     return task.with_name(task.stem + SUFFIX)
+
+
+def default_report_path(profile: Path) -> Path:
+    """Return the default path of a report: next to the profile, or in a folder of profiles."""
+    if profile.is_dir():
+        return profile / f"profiles{REPORT_SUFFIX}"
+    return profile.with_name(
+        profile.name.removesuffix(SUFFIX).removesuffix(".yaml") + REPORT_SUFFIX
+    )
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -94,11 +104,10 @@ def to_mapping(profile: Profile) -> dict[str, Any]:
     Empty evidence (nulls, zeros, empty lists) is left out.
     """
     plain: dict[str, Any] = to_plain(profile)
-    return {
-        **plain,
-        "recipe": plain_recipe(profile.recipe),
-        "evidence": without_empty(profile.evidence),
-    }
+    evidence = without_empty(profile.evidence)
+    if "tried" in evidence:
+        evidence["tried"] = [without_empty(each) for each in profile.evidence.tried]
+    return {**plain, "recipe": plain_recipe(profile.recipe), "evidence": evidence}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -106,6 +115,14 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+class _InlineList(list[Any]):
+    """A list that is written between brackets."""
+
+
+class _InlineMapping(dict[str, Any]):
+    """A mapping that is written between braces."""
 
 
 def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
@@ -126,16 +143,40 @@ def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
+def _represent_inline(dumper: yaml.SafeDumper, value: Any) -> yaml.Node:
+    if isinstance(value, dict):
+        return dumper.represent_mapping("tag:yaml.org,2002:map", value, flow_style=True)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
+
+
+_Dumper.add_representer(_InlineMapping, _represent_inline)
+_Dumper.add_representer(_InlineList, _represent_inline)
 _Dumper.add_representer(float, _represent_float)
 _Dumper.add_representer(str, _represent_text)
 
 
+def dump_recipe(recipe: Recipe) -> str:
+    """Return a recipe as YAML text, as a profile has it."""
+    text: str = yaml.dump(plain_recipe(recipe), Dumper=_Dumper, sort_keys=False, width=100)
+    return text
+
+
 def dump_profile(profile: Profile) -> str:
     """Return the profile as YAML text, with comments that explain its keys."""
-    text: str = yaml.dump(
-        to_mapping(profile), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100
-    )
+    plain = _with_inline_tables(to_mapping(profile))
+    text: str = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return HEADER + with_comments(text)
+
+
+def _with_inline_tables(plain: dict[str, Any]) -> dict[str, Any]:
+    """Mark what is a table of numbers, so that it does not take a line for each of them."""
+    evidence = dict(plain["evidence"])
+    if "tried" in evidence:
+        evidence["tried"] = [_InlineMapping(row) for row in evidence["tried"]]
+    if "curves" in evidence["parity"]:
+        curves = {name: _InlineList(v) for name, v in evidence["parity"]["curves"].items()}
+        evidence["parity"] = {**evidence["parity"], "curves": curves}
+    return {**plain, "evidence": evidence}
 
 
 def save_profile(profile: Profile, path: Path) -> None:

@@ -22,6 +22,7 @@ from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part, describe_recipe
 from autoprec.core.speed.noise import Ratio
+from autoprec.core.speed.trial_results import Status
 
 SCHEMAS = (1, 2)
 
@@ -100,6 +101,22 @@ class Chosen:
     exposed_communication: Ratio | None = None
 
 
+@dataclass(frozen=True)
+class TriedRecipe:
+    """What became of one recipe in the search: its throughput there, or why it did not run.
+
+    `settings` are those besides policy and batch, in words. The throughput is 0 where the recipe
+    did not run; a single short timing, it is less sure than the evidence's ratios.
+    """
+
+    policy: Policy
+    batch_size: int = bounded(low=1, high=2**31)
+    settings: str = ""
+    status: Status = Status.OK
+    samples_per_second: float = bounded(default=0.0, low=0.0, high=_MAX_RATE)
+    reason: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Every number behind the recipe, as measured. What a file must have comes last in it.
@@ -110,7 +127,7 @@ class Evidence:
     `waterfall` is what the speed-up consists of, from the recipe to the baseline. `inconclusive`
     says why nothing could be concluded, so that float32 was kept (empty: it could), `not_covered`
     what a time limit left out; `checkpoint` the weights that training began with, where they were
-    not `build_model`'s own.
+    not `build_model`'s own. `tried` has every recipe of the search, in its order.
     """
 
     baseline: Baseline
@@ -130,6 +147,7 @@ class Evidence:
     islands: Mapping[str, Any] | None = None
     padding: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    tried: tuple[TriedRecipe, ...] = ()
     trials: int = bounded(low=0, high=10**9)
     tuning_seconds: float = bounded(low=0.0, high=_MAX_SECONDS)
 
@@ -191,6 +209,7 @@ def without_speeds(evidence: Evidence) -> Evidence:
         speedup=NOT_COMPARED,
         speedup_same_batch=None,
         waterfall=(),
+        tried=tuple(replace(each, samples_per_second=0.0) for each in evidence.tried),
         padding=tuple({**each, "speed_with_over_without": None} for each in evidence.padding),
         reason=f"{REHEARSAL_NOTE}; numerics: {evidence.parity.verdict}: {evidence.parity.reason}",
     )

@@ -6,11 +6,21 @@ from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.curve_samples import LossCurves
 from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
+from autoprec.core.profile import (
+    Baseline,
+    Chosen,
+    DeviceRecord,
+    Evidence,
+    Profile,
+    TaskRecord,
+    TriedRecipe,
+)
 from autoprec.core.recipe import Alignment, LossScale, Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
+from autoprec.core.speed.trial_results import Status
 
 _HERE = Fingerprint(DeviceKind.CPU, "amd-zen4", "AMD EPYC", 64, 4.0)
 
@@ -45,6 +55,7 @@ FULL = Profile(
             metric=0.97,
             covered=("single steps at 0, 40",),
             not_covered=("dropout",),
+            curves=LossCurves((14, 29), (2.1, 1.5), (2.2, None), (2.1,)),
         ),
         reason="mixed_float16 at batch 256 is 2.00x float32 as it was run",
         trials=14,
@@ -59,6 +70,10 @@ FULL = Profile(
         waterfall=(Part("precision", Ratio(1.8, 1.7, 1.9, 9), "float32, batch 256"),),
         inconclusive="the search saw 13.76x, the final rounds 0.44x",
         not_covered=("the proof of tf32",),
+        tried=(
+            TriedRecipe(Policy.FLOAT32, 512, "channels_last", Status.OK, 1000.0),
+            TriedRecipe(Policy.MIXED_FLOAT16, 1024, "", Status.OUT_OF_MEMORY, 0.0, "8 GiB needed"),
+        ),
     ),
 )
 

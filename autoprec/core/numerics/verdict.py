@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from autoprec.core.numerics.curve_samples import LossCurves
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.single_step import NOISE_ROUNDOFF
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
@@ -23,7 +24,8 @@ class Verdict:
     noisy one's.
     `steps` is how far training was followed, from `first_loss` to `last_loss` in float32, and
     `most_steps` how far it might have been, so that a repeated proof takes the same steps.
-    A number that was not finite or not measured is None.
+    A number that was not finite or not measured is None. `curves` are the losses of its longest
+    training, to be looked at; the verdict does not rest on them.
     """
 
     verdict: Literal["equal", "drift", "rejected", "equal at single steps", "unproven"]
@@ -45,6 +47,7 @@ class Verdict:
     seconds: float = 0.0
     covered: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    curves: LossCurves | None = None
 
     @property
     def accepted(self) -> bool:

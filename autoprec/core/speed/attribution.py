@@ -110,9 +110,14 @@ def attribute_speedup(
 
 def describe_recipe(recipe: Recipe) -> str:
     """Describe a recipe completely: "float32, batch 64, memory kept"."""
-    kept = ["memory kept"] if recipe.keeps_memory else []
     batch = describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)
-    return ", ".join([recipe.policy.value, batch, *_settings(recipe), *kept])
+    return ", ".join(filter(None, [recipe.policy.value, batch, describe_settings(recipe)]))
+
+
+def describe_settings(recipe: Recipe) -> str:
+    """Describe what a recipe sets besides policy and batch: "channels_last, memory kept"."""
+    kept = ["memory kept"] if recipe.keeps_memory else []
+    return ", ".join([*_settings(recipe), *kept])
 
 
 def _settings(recipe: Recipe) -> list[str]:

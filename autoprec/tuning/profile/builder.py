@@ -17,18 +17,25 @@ from autoprec.core.profile import (
     Evidence,
     Profile,
     TaskRecord,
+    TriedRecipe,
     schema_of,
     without_speeds,
 )
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.attribution import describe_settings
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
+from autoprec.core.speed.space import Space
+from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile.padding_evidence import padding_evidence
 from autoprec.tuning.profile.significant_digits import rounded, significant
 from autoprec.tuning.profile.warnings import warnings_for
 from autoprec.tuning.stage_results import REFERENCE, TuningResult
 from autoprec.version import __version__
+
+#: Characters of why a recipe did not run that the profile keeps.
+_MAX_REASON = 120
 
 
 def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds: float) -> Profile:
@@ -83,6 +90,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
         ),
         inconclusive=result.confirmation.inconclusive,
         not_covered=result.not_covered,
+        tried=tuple(_tried(outcome, result.trials.space) for outcome in result.trials.history),
     )
     facts = result.preflight.facts
     if result.preflight.rehearsed:
@@ -124,6 +132,18 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devic
         bandwidth_gbps=result.preflight.facts.measured_memory_bandwidth_gbps,
         data_seconds=measured.data_seconds,
         curve=[] if recipe.accumulation_steps > 1 else curve,
+    )
+
+
+def _tried(outcome: Outcome, space: Space) -> TriedRecipe:
+    recipe = space.recipe(outcome.point)
+    return TriedRecipe(
+        policy=recipe.policy,
+        batch_size=recipe.batch_size,
+        settings=describe_settings(recipe),
+        status=outcome.status,
+        samples_per_second=significant(outcome.rate),
+        reason=outcome.reason[:_MAX_REASON],
     )
 
 

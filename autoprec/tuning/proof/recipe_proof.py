@@ -19,6 +19,7 @@ from autoprec.backends.protocol import Tracer
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.curve_samples import sample_curves
 from autoprec.core.numerics.headroom import needs_later_checkpoints
 from autoprec.core.numerics.late_failures import (
     magnitudes_grow,
@@ -120,7 +121,8 @@ class Proof:
         finally:
             self._recorder.deadline = math.inf
         evidence = replace(evidence, seconds=time.monotonic() - started)
-        return judging.judge(evidence, self._tolerance)
+        verdict = judging.judge(evidence, self._tolerance)
+        return replace(verdict, curves=sample_curves((*evidence.long_runs, *evidence.runs)))
 
     def _stages(
         self, recipe: Recipe, evidence: ProofEvidence, seeds: Sequence[int], until_failure: bool
