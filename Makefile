@@ -38,7 +38,7 @@ $(VENV)/.scale-installed: $(VENV)/.all-installed
 
 .PHONY: demo
 demo: $(VENV)/.demo-installed  ## Tune a small transformer on this machine (PyTorch, real data).
-	$(BIN)/autoprec tune examples/torch/transformer.py --output $(PROFILE)
+	$(BIN)/autoprec tune examples/torch/transformer.py --output $(PROFILE) --report
 
 # -- checks ---------------------------------------------------------------------------------------
 

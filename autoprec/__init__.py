@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autoprec.version import __version__
 
 if TYPE_CHECKING:
-    from autoprec.api import apply_profile, distribute, load_profile, probe, tune
+    from autoprec.api import apply_profile, distribute, load_profile, probe, report, tune
     from autoprec.core.dtypes import Policy
     from autoprec.core.profile import Profile
     from autoprec.core.recipe import Recipe
@@ -26,6 +26,7 @@ _HOMES = {
     "distribute": "autoprec.api",
     "load_profile": "autoprec.api",
     "probe": "autoprec.api",
+    "report": "autoprec.api",
     "tune": "autoprec.api",
     "Policy": "autoprec.core.dtypes",
     "Profile": "autoprec.core.profile",
@@ -43,6 +44,7 @@ __all__ = [
     "distribute",
     "load_profile",
     "probe",
+    "report",
     "tune",
 ]
 

@@ -34,7 +34,8 @@ from autoprec.hardware.observe import OnWait, is_device_kind
 from autoprec.hardware.observe import select as select_devices
 from autoprec.probing import device_fingerprint, probe
 from autoprec.profile_selection import unusable_accelerators
-from autoprec.profiles import default_path, load_profile, save_profile
+from autoprec.profiles import default_path, dump_recipe, load_folder, load_profile, save_profile
+from autoprec.yaml_files import write_text
 
 if TYPE_CHECKING:
     from autoprec.backends.protocol import Engine
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from autoprec.core.fleet.status import FleetStatus
     from autoprec.core.speed.step_bounds import Plan
     from autoprec.fleet.driver import FleetListener
+    from autoprec.reporting.page.shown import Page
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options, Settings
 
@@ -49,12 +51,14 @@ __all__ = [
     "apply_profile",
     "check_output",
     "check_profile",
+    "check_report_path",
     "device_fingerprint",
     "distribute",
     "fleet_status",
     "load_profile",
     "plan",
     "probe",
+    "report",
     "tune",
     "tune_fleet",
 ]
@@ -299,6 +303,51 @@ def fleet_status(folder: str | Path, *, prices: Mapping[str, float] | None = Non
     from autoprec.fleet.folder_status import folder_status
 
     return folder_status(Path(folder), prices or {})
+
+
+def report(
+    profile: str | Path | Profile | Sequence[str | Path],
+    *,
+    output: str | Path | None = None,
+) -> Page:
+    """Return a page (HTML) about a profile, or one that compares several by device.
+
+    `profile` is a profile or its file; a folder of profiles, or several files, are compared. The
+    page holds its drawings, loads nothing and runs no script. It is written to `output`, a path
+    that ends in .html, if that is given; a notebook shows the result as it is.
+    """
+    from autoprec.reporting.page.document import page_of, page_of_several
+    from autoprec.reporting.page.shown import Page
+
+    if output is not None:
+        check_report_path(Path(output))
+    several: Mapping[str, Profile] | None = None
+    if isinstance(profile, Profile):
+        single = profile
+    elif isinstance(profile, str | Path):
+        path = Path(profile)
+        if path.is_dir():
+            several = load_folder(path)
+        else:
+            single = load_profile(path)
+    else:
+        several = {str(each): load_profile(each) for each in profile}
+    if several is not None:
+        page = Page(page_of_several(several))
+    else:
+        page = Page(page_of(single, dump_recipe(single.recipe)))
+    if output is not None:
+        write_text(Path(output), page)
+    return page
+
+
+def check_report_path(path: Path) -> Path:
+    """Return where a page will be written; raise `UsageError` where it cannot be."""
+    if path.suffix not in (".html", ".htm") or path.is_dir():
+        raise UsageError(f"`output` {path} given, expected a file ending in .html")
+    if not path.parent.is_dir():
+        raise UsageError(f"`output` {path} given, but there is no folder {path.parent}")
+    return path
 
 
 def check_output(path: Path, task: Path | None = None) -> Path:

@@ -43,7 +43,7 @@ LAYERS = {
     "backends": {"core", "errors"},
     "workers": {"backends", "hardware", "core", "errors"},
     "tuning": {"workers", "backends", "hardware", "core", "errors", *FILES},
-    "reporting": {"tuning", "core", "errors"},
+    "reporting": {"tuning", "core", "version", "errors"},
     "fleet": {
         *("probing", "tuning", "workers", "backends", "hardware", "core", "errors"),
         *FILES,
@@ -75,7 +75,7 @@ LOOKING = {
 }
 
 PUBLIC_NAMES = {
-    *("apply_profile", "distribute", "load_profile", "probe", "tune"),
+    *("apply_profile", "distribute", "load_profile", "probe", "report", "tune"),
     *("AutoprecError", "Policy", "Profile", "Recipe", "__version__"),
 }
 

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from autoprec.cli import check, fleet, probe, tune
+from autoprec.cli import check, diff, fleet, probe, report, show, tune
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.reporting.flags import with_flags
 from autoprec.version import __version__
 
-COMMANDS = (probe, tune, check, fleet)
+COMMANDS = (probe, tune, check, show, report, diff, fleet)
 
 _EXIT_CODES = """\
 exit codes:

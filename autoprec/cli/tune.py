@@ -250,6 +250,14 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
         help="path of a journal file, or an Optuna storage URL (default: a journal next to the "
         "task file)",
     )
+    group.add_argument(
+        "--report",
+        nargs="?",
+        const="",
+        metavar="FILE.html",
+        help="write a page about the result, too (default: next to the profile); see "
+        "autoprec report",
+    )
     group.add_argument("--fresh", action="store_true", help="discard earlier trials of this study")
     group.add_argument(
         "--wait", action="store_true", help="wait if another tuning is using the device"
@@ -258,8 +266,8 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Tune, print, and return the exit code."""
-    from autoprec.api import check_output, tune
-    from autoprec.profiles import default_path, to_mapping
+    from autoprec.api import check_output, check_report_path, report, tune
+    from autoprec.profiles import default_path, default_report_path, to_mapping
     from autoprec.reporting.tune import Quiet, Terminal
     from autoprec.workers.task_file import check_task_path
 
@@ -267,6 +275,11 @@ def run(arguments: argparse.Namespace) -> int:
     if nproc is None:
         return 0
     options = _options(arguments, nproc)
+    if arguments.report is not None and (arguments.plan or tune_cluster.is_asked_for(arguments)):
+        raise UsageError(
+            "--report is for a tuning on this machine; of a cluster's profiles, `autoprec report "
+            "FOLDER` makes one"
+        )
     if tune_cluster.is_asked_for(arguments):
         with _stop_signals_interrupt():
             return tune_cluster.run(arguments, options)
@@ -274,6 +287,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _plan(arguments, options)
     task = check_task_path(arguments.task)
     output = check_output(options.output or default_path(task), task)
+    page = None
+    if arguments.report is not None:
+        page = check_report_path(Path(arguments.report or default_report_path(output)))
     listener = (
         Quiet()
         if arguments.quiet
@@ -297,6 +313,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         json.dump(to_mapping(profile), sys.stdout, indent=2)
         print()
+    if page is not None:
+        report(profile, output=page)
+        if not arguments.quiet:
+            print(f"the report is in {page}", file=sys.stderr)
     return INCONCLUSIVE if arguments.strict and profile.evidence.inconclusive else 0
 
 

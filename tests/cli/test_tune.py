@@ -69,6 +69,38 @@ def test_json_on_stdout_is_the_profile_and_nothing_else(
     assert json.loads(out) == yaml.safe_load((tmp_path / "model_x.profile.yaml").read_text())
 
 
+def test_a_report_is_written_on_request_with_the_search_and_the_curves(
+    write: Write, run: Run, tmp_path: Path
+) -> None:
+    code, _, err = run(write(), *QUICK, "--report")
+    assert code == 0
+    page = tmp_path / "model_x.report.html"
+    assert err.endswith(f"the report is in {page}\n")
+    text = page.read_text(encoding="utf-8")
+    for drawn in ("throughput over batch size", "loss over training steps", "precision 1."):
+        assert f'aria-label="{drawn}' in text
+    evidence = load_profile(tmp_path / "model_x.profile.yaml").evidence
+    assert len(evidence.tried) == evidence.trials
+    lines = (tmp_path / "model_x.profile.yaml").read_text().splitlines()
+    assert len(lines) < 300
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--report", "r.pdf"), "expected a file ending in .html"),
+        (("--plan", "--report"), "--report is for a tuning on this machine"),
+    ],
+)
+def test_a_report_that_cannot_be_made_is_refused_before_tuning(
+    write: Write, run: Run, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    code, out, err = run(write(), *QUICK, *words)
+    assert (code, out) == (2, "")
+    assert said in one_sentence(err)
+    assert not list(tmp_path.glob("*.yaml"))
+
+
 def test_quiet_says_nothing(write: Write, run: Run) -> None:
     assert run(write(), *QUICK, "--quiet") == (0, "", "")
 

@@ -1,0 +1,159 @@
+"""Draws in SVG: a plot area with axes, and marks at data coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from autoprec.reporting.page.markup import text
+
+WIDTH, HEIGHT = 680, 300
+#: An axis shorter than this has one tick: its parts are no floats any more.
+_NO_LENGTH = 1e-300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 12, 44
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps data in [low, high] to pixels in [start, end], linearly or by logarithm."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    logarithmic: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the pixel of a value."""
+        low, high, at = self.low, self.high, value
+        if self.logarithmic:
+            low, high, at = math.log(low), math.log(high), math.log(value)
+        share = (at - low) / (high - low) if high > low else 0.5
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+@dataclass
+class Plot:
+    """A plot area with its two scales; marks are added in the order they are drawn."""
+
+    x: Scale
+    y: Scale
+    height: int = HEIGHT
+    parts: list[str] = field(default_factory=list)
+
+    @classmethod
+    def over(
+        cls,
+        xs: tuple[float, float],
+        ys: tuple[float, float],
+        *,
+        log_x: bool = False,
+        log_y: bool = False,
+        left: int = _LEFT,
+        right: int = _RIGHT,
+        height: int = HEIGHT,
+    ) -> Plot:
+        """Make a plot of data within these limits."""
+        return cls(
+            Scale(*xs, left, WIDTH - right, log_x),
+            Scale(*ys, height - _BOTTOM, _TOP, log_y),
+            height,
+        )
+
+    def x_axis(self, ticks: Iterable[tuple[float, str]], title: str) -> None:
+        """Draw ticks along the bottom, each at a value with its label, and the axis' title."""
+        bottom = self.y.start
+        for value, label in ticks:
+            at = self.x(value)
+            self.line(at, bottom, at, bottom + 4, "axis")
+            self.label(at, bottom + 17, label, "middle")
+        self.line(self.x.start, bottom, self.x.end, bottom, "axis")
+        self.label((self.x.start + self.x.end) / 2, self.height - 8, title, "middle", "title")
+
+    def y_axis(self, ticks: Iterable[tuple[float, str]], title: str) -> None:
+        """Draw ticks and a grid along the left side, and the axis' title above them."""
+        for value, label in ticks:
+            at = self.y(value)
+            self.line(self.x.start, at, self.x.end, at, "grid")
+            self.label(self.x.start - 6, at + 4, label, "end")
+        middle = (self.y.start + self.y.end) / 2
+        self.parts.append(
+            f'<text x="14" y="{middle:g}" class="title" text-anchor="middle" '
+            f'transform="rotate(-90 14 {middle:g})">{text(title)}</text>'
+        )
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
+        """Draw a line between two pixels."""
+        self.parts.append(f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" class="{kind}"/>')
+
+    def label(self, x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> None:
+        """Write words at a pixel."""
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{kind}">{text(words)}</text>'
+        )
+
+    def curve(self, points: Sequence[tuple[float, float]], kind: str) -> None:
+        """Draw a line through data points."""
+        if len(points) > 1:
+            path = " ".join(f"{self.x(x):g},{self.y(y):g}" for x, y in points)
+            self.parts.append(f'<polyline points="{path}" class="curve {kind}"/>')
+
+    def dot(self, x: float, y: float, kind: str, title: str, radius: float = 3.5) -> None:
+        """Draw a dot at a data point; `title` is shown by the browser on hovering."""
+        self.parts.append(
+            f'<circle cx="{self.x(x):g}" cy="{self.y(y):g}" r="{radius:g}" class="{kind}">'
+            f"<title>{text(title)}</title></circle>"
+        )
+
+    def cross(self, x: float, pixel_y: float, kind: str, title: str) -> None:
+        """Draw a cross at a value of x and a pixel of y."""
+        at = self.x(x)
+        self.parts.append(
+            f'<path d="M{at - 4:g} {pixel_y - 4:g}l8 8m0 -8l-8 8" class="cross {kind}">'
+            f"<title>{text(title)}</title></path>"
+        )
+
+    def bar(self, low: float, high: float, top: float, thickness: float, kind: str) -> None:
+        """Draw a bar along x between two values, at a pixel of y."""
+        left, right = sorted((self.x(low), self.x(high)))
+        self.parts.append(
+            f'<rect x="{left:g}" y="{top:g}" width="{max(1.0, right - left):g}" '
+            f'height="{thickness:g}" class="{kind}"/>'
+        )
+
+    def svg(self, description: str) -> str:
+        """Return the drawing; `description` is for those who cannot see it."""
+        body = "\n".join(self.parts)
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" '
+            f'aria-label="{text(description)}">\n{body}\n</svg>'
+        )
+
+
+def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return round values between two limits, about `count` of them."""
+    if not high - low > _NO_LENGTH:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * each for each in (1, 2, 2.5, 5, 10) if power * each >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round values between two limits on a logarithmic axis."""
+    for steps in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)):
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        values = [each * 10.0**power for power in range(first, last + 1) for each in steps]
+        found = [value for value in values if low * 0.999 <= value <= high * 1.001]
+        if len(found) >= 3:
+            return found
+    return linear_ticks(low, high)
+
+
+def short(value: float) -> str:
+    """Show a tick's value: "1500", "0.25", "2e-06"."""
+    return f"{value:.0f}" if 1 <= abs(value) < 1e6 and value == round(value) else f"{value:.3g}"

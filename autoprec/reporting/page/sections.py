@@ -1,0 +1,307 @@
+"""The sections of a report, each made from a profile alone; empty where that has nothing to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Profile, TriedRecipe
+from autoprec.core.speed.noise import Ratio
+from autoprec.core.speed.trial_results import Status
+from autoprec.reporting.closing_sentence import baseline_text
+from autoprec.reporting.flags import with_flags
+from autoprec.reporting.page import charts
+from autoprec.reporting.page.markup import (
+    facts,
+    figure,
+    listed,
+    number,
+    paragraph,
+    section,
+    table,
+    text,
+)
+from autoprec.reporting.text import (
+    bytes_text,
+    percent_text,
+    rate_text,
+    recipe_text,
+    seconds_text,
+    status_text,
+)
+
+ASKED_FOR_OTHERS = "not requested"
+
+
+def ratio(value: Ratio) -> str:
+    """Show a speed-up with its interval."""
+    low, high = number(value.low, f"{value.low:.2f}"), number(value.high, f"{value.high:.2f}")
+    rounds = number(value.rounds, str(value.rounds))
+    return f"{number(value.ratio, f'{value.ratio:.2f}x')} ({low} to {high}, {rounds} rounds)"
+
+
+def share(value: Ratio) -> str:
+    """Show a share with its interval, in per cent."""
+    low, high = number(value.low, f"{value.low:.0%}"), number(value.high, f"{value.high:.0%}")
+    return f"{number(value.ratio, f'{value.ratio:.0%}')} ({low} to {high})"
+
+
+def headline(profile: Profile) -> str:
+    """Say what came out: the recipe, how much faster, whether it trains like float32."""
+    evidence, recipe = profile.evidence, profile.recipe
+    gain = evidence.speedup
+    lead = text(recipe_text(recipe))
+    if profile.device.fingerprint.rehearsal:
+        answer = "a rehearsal on a pretended device: no time means anything"
+    elif evidence.inconclusive:
+        answer = f"inconclusive: {text(evidence.inconclusive)}"
+    elif gain.rounds:
+        answer = f"{ratio(gain)} over {text(baseline_text(profile))}"
+    else:
+        answer = "float32 is kept" if recipe.policy is Policy.FLOAT32 else "not compared"
+    same = evidence.speedup_same_batch
+    alike = "" if same is None else f"{ratio(same)} over float32 at the same batch"
+    verdict = f"<strong>{text(evidence.parity.verdict)}</strong>: {text(evidence.parity.reason)}"
+    return (
+        f"<header><p class=task>{text(profile.task.file)} on "
+        f"{text(profile.device.name or profile.device.family)}</p>\n"
+        f"<h1>{lead}</h1>\n<p class=answer>{answer}</p>\n{paragraph(alike)}{paragraph(verdict)}"
+        "</header>"
+    )
+
+
+def warnings(profile: Profile) -> str:
+    """List the warnings."""
+    return section("Warnings", listed(text(with_flags(each)) for each in profile.evidence.warnings))
+
+
+def throughput(profile: Profile) -> str:
+    """Draw throughput over the batch."""
+    drawn = charts.throughput(profile.evidence.tried, profile.recipe)
+    caption = (
+        "Every recipe of the search by one short timing; a line joins the fastest of each policy, "
+        "the ring is what was chosen, crosses did not run."
+    )
+    return section("Throughput over the batch", figure(drawn, caption))
+
+
+def gain(profile: Profile) -> str:
+    """Draw and list where the speed-up comes from."""
+    evidence = profile.evidence
+    if not evidence.waterfall or evidence.inconclusive:
+        return ""
+    rows = [[text(p.what), ratio(p.speedup), text(p.against)] for p in evidence.waterfall]
+    drawn = charts.waterfall(evidence.waterfall, evidence.speedup)
+    caption = (
+        "One thing after another switched off, timed in alternation; the parts multiply to the "
+        "whole. Lines are 95 % intervals."
+    )
+    return section(
+        "Where the gain comes from",
+        figure(drawn, caption),
+        table(["part", "faster by", "than"], rows),
+    )
+
+
+def numerics(profile: Profile) -> str:
+    """Draw the loss curves and give the numbers of the verdict."""
+    parity = profile.evidence.parity
+    drawn = "" if parity.curves is None else charts.losses(parity.curves, profile.recipe.policy)
+    caption = "Mean loss over stretches of steps, from the same start with the same data."
+    measured = [
+        ("loss at the same weights, off by", parity.loss_deviation),
+        ("the same for float32 with noise", parity.loss_null),
+        ("gradient at the same weights, off by", parity.gradient_error),
+        ("the same for float32 with noise", parity.gradient_null),
+        ("loss after training, off by", parity.trajectory_deviation),
+    ]
+    rows = [(name, number(v, percent_text(v))) for name, v in measured if v is not None]
+    if parity.steps:
+        rows.append(("steps followed", number(parity.steps, str(parity.steps))))
+    if parity.metric is not None:
+        rows.append(("evaluate(model)", number(parity.metric, f"{parity.metric:.4g}")))
+    if parity.metric_reference is not None:
+        shown = number(parity.metric_reference, f"{parity.metric_reference:.4g}")
+        rows.append(("evaluate(model) in float32", shown))
+    rows += [("compared", text(each)) for each in parity.covered]
+    rows += [("not covered", text(each)) for each in parity.not_covered]
+    return section("Does it train like float32?", figure(drawn, caption), facts(rows))
+
+
+def loss_scale(profile: Profile) -> str:
+    """Draw where gradients lie in float16, and give the loss scale."""
+    scale = profile.recipe.loss_scale
+    if scale is None:
+        return ""
+    found = profile.evidence.loss_scale or {}
+    drawn = charts.gradient_exponents(found, scale.initial)
+    rows = [
+        ("mode", text(scale.mode)),
+        ("initial scale", number(scale.initial, f"{scale.initial:g}")),
+        ("growth interval", number(scale.growth_interval, str(scale.growth_interval))),
+        ("floor", number(scale.floor, f"{scale.floor:g}")),
+        ("note", text(found.get("note", ""))),
+    ]
+    return section("Loss scale", figure(drawn, "Powers of two, logarithmic."), facts(rows))
+
+
+def islands(profile: Profile) -> str:
+    """List the modules that stay in float32."""
+    modules = profile.recipe.float32_modules
+    if not modules:
+        return ""
+    rows = [(_words(name), _value(v)) for name, v in (profile.evidence.islands or {}).items()]
+    names = listed(f"<code>{text(path or 'the root')}</code>" for path in modules)
+    return section("Modules that stay in float32", names, facts(rows))
+
+
+def limits(profile: Profile) -> str:
+    """Say what limits a step, and how near the device's own limits it is."""
+    chosen, base = profile.evidence.chosen, profile.evidence.baseline
+    if not chosen.step_seconds:
+        return ""
+    peak, memory = chosen.peak_share, chosen.memory_share
+    rows = [
+        ("limited by", text(chosen.bound)),
+        ("throughput", number(chosen.samples_per_second, rate_text(chosen.samples_per_second))),
+        ("step", number(chosen.step_seconds, seconds_text(chosen.step_seconds))),
+        ("step of the baseline", number(base.step_seconds, seconds_text(base.step_seconds))),
+        ("of the measured peak", _share_bar(peak)),
+        ("of the memory bandwidth, at least", _share_bar(memory)),
+        ("loader, for a step", number(chosen.data_seconds, seconds_text(chosen.data_seconds))),
+        ("peak memory", number(chosen.peak_memory_bytes, bytes_text(chosen.peak_memory_bytes))),
+        (
+            "peak memory of the baseline",
+            number(base.peak_memory_bytes, bytes_text(base.peak_memory_bytes)),
+        ),
+    ]
+    if chosen.break_even_steps is not None:
+        pays = f"after {chosen.break_even_steps} steps"
+        rows.append(("compilation pays off", number(chosen.break_even_steps, pays)))
+    if chosen.exposed_communication is not None:
+        rows.append(("waiting for other ranks", share(chosen.exposed_communication)))
+    if base.exposed_communication is not None:
+        rows.append(("the same in the baseline", share(base.exposed_communication)))
+    return section("What limits a step", facts(rows))
+
+
+def _share_bar(value: float | None) -> str:
+    """Show a share of a limit as a bar and in per cent."""
+    if value is None:
+        return ""
+    full = min(100.0, 100 * value)
+    bar = f'<span class="meter"><span style="width:{full:.1f}%"></span></span>'
+    return f"{bar} {number(value, f'{value:.0%}')}"
+
+
+def trials(profile: Profile) -> str:
+    """Tabulate all trials, the fastest first, and those that failed with their reasons."""
+    tried = profile.evidence.tried
+    ordered = sorted(tried, key=lambda each: -each.samples_per_second)
+    rows = [_trial(each) for each in ordered]
+    head = ["policy", "batch", "settings", "samples/s", ""]
+    count = number(profile.evidence.trials, str(profile.evidence.trials))
+    seconds = profile.evidence.tuning_seconds
+    spent = f"{count} trials in {number(seconds, seconds_text(seconds))}"
+    if profile.evidence.proof_seconds:
+        proofs = profile.evidence.proof_seconds
+        spent += f", of which {number(proofs, seconds_text(proofs))} for proofs"
+    return section("All trials", paragraph(f"{spent}."), table(head, rows, numbers=(1, 3)))
+
+
+def _trial(each: TriedRecipe) -> list[str]:
+    rate = each.samples_per_second
+    shown = rate_text(rate).removesuffix(" samples/s")
+    failed = "" if each.status is Status.OK else f"{status_text(each.status)}: {each.reason}"
+    return [
+        f'<span class="key {each.policy.value}"></span>{text(each.policy)}',
+        number(each.batch_size, str(each.batch_size)),
+        text(each.settings),
+        number(rate, shown) if rate else "",
+        text(failed),
+    ]
+
+
+def refusals(profile: Profile) -> str:
+    """Tabulate what was ruled out, and why."""
+    rows = [
+        [text(each.candidate), text(each.reason)]
+        for each in profile.evidence.refusals
+        if each.reason != ASKED_FOR_OTHERS
+    ]
+    return section("Ruled out", table(["what", "why"], rows))
+
+
+def origin(profile: Profile) -> str:
+    """Say what the profile holds for: device, software, task, date."""
+    mark, task = profile.device.fingerprint, profile.task
+    rows = [
+        ("device", text(f"{profile.device.name} ({profile.device.family})")),
+        ("memory", number(mark.memory_gib, f"{mark.memory_gib} GiB") if mark.memory_gib else ""),
+        ("tuned", text(profile.created)),
+        ("autoprec", text(profile.autoprec)),
+        *((text(name), text(version)) for name, version in profile.software.items()),
+        ("task", f"{text(task.file)}, sha256 <code>{text(task.sha256[:16])}</code>"),
+    ]
+    if profile.evidence.checkpoint is not None:
+        rows.append(("started from", text(profile.evidence.checkpoint.file)))
+    return section("What it holds for", facts(rows))
+
+
+def recipe(written: str) -> str:
+    """Show the recipe as the file has it."""
+    return section("The recipe", f"<pre><code>{text(written)}</code></pre>")
+
+
+def all_of(profile: Profile, written: str) -> Iterator[str]:
+    """Yield the sections in their order; `written` is the recipe as YAML."""
+    yield headline(profile)
+    for make in (
+        warnings,
+        gain,
+        throughput,
+        numerics,
+        loss_scale,
+        islands,
+        limits,
+        origin,
+        refusals,
+        trials,
+    ):
+        yield make(profile)
+    yield recipe(written)
+
+
+def comparison(profiles: Mapping[str, Profile]) -> str:
+    """Tabulate several profiles, one a row: device, recipe, speed-up, verdict."""
+    rows = []
+    for name, profile in profiles.items():
+        evidence = profile.evidence
+        alike = evidence.speedup_same_batch
+        rate = evidence.chosen.samples_per_second
+        rows.append(
+            [
+                text(profile.device.name or profile.device.family),
+                text(profile.task.file),
+                text(recipe_text(profile.recipe)),
+                ratio(evidence.speedup) if evidence.speedup.rounds else "",
+                ratio(alike) if alike is not None else "",
+                number(rate, rate_text(rate)) if rate else "",
+                text("inconclusive" if evidence.inconclusive else evidence.parity.verdict),
+                text(profile.created[:10]),
+                f"<code>{text(name)}</code>",
+            ]
+        )
+    head = ["device", "task", "recipe", "speed-up", "at the same batch", "throughput"]
+    return section("Profiles by device", table([*head, "trains", "tuned", "file"], rows))
+
+
+def _words(name: str) -> str:
+    return str(name).replace("_", " ")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return number(value, f"{value:.4g}")
+    return text(value)
