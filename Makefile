@@ -30,6 +30,10 @@ $(VENV)/.all-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev]'
 	@touch $@ $(VENV)/.demo-installed
 
+$(VENV)/.docs-installed: $(VENV)/.all-installed
+	$(INSTALL) -e '.[torch,tensorflow,examples,dev,docs]'
+	@touch $@
+
 $(VENV)/.scale-installed: $(VENV)/.all-installed
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev,ray,submitit]'
 	@touch $@
@@ -39,6 +43,11 @@ $(VENV)/.scale-installed: $(VENV)/.all-installed
 .PHONY: demo
 demo: $(VENV)/.demo-installed  ## Tune a small transformer on this machine (PyTorch, real data).
 	$(BIN)/autoprec tune examples/torch/transformer.py --output $(PROFILE) --report
+
+.PHONY: docs
+docs: $(VENV)/.docs-installed  ## Build the documentation into build/docs (a warning is an error).
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 # -- checks ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autoprec.version import __version__
 
 if TYPE_CHECKING:
-    from autoprec.api import apply_profile, distribute, load_profile, probe, report, tune
+    from autoprec.api import apply_profile, distribute, load_profile, probe, report, tune, verify
     from autoprec.core.dtypes import Policy
     from autoprec.core.profile import Profile
     from autoprec.core.recipe import Recipe
@@ -28,6 +28,7 @@ _HOMES = {
     "probe": "autoprec.api",
     "report": "autoprec.api",
     "tune": "autoprec.api",
+    "verify": "autoprec.api",
     "Policy": "autoprec.core.dtypes",
     "Profile": "autoprec.core.profile",
     "Recipe": "autoprec.core.recipe",
@@ -46,6 +47,7 @@ __all__ = [
     "probe",
     "report",
     "tune",
+    "verify",
 ]
 
 

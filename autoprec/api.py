@@ -18,10 +18,8 @@ from autoprec.applying import apply_profile, distribute
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
-from autoprec.core.device.policies import measured_choice
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
-from autoprec.core.profile_fit import Fit, check_fit
 from autoprec.core.recipe import KnobValue
 from autoprec.errors import DeviceUnusable, UsageError
 from autoprec.hardware.catalogue import load_catalogue
@@ -30,12 +28,12 @@ from autoprec.hardware.name_lookup import (
     resolve_family,
     with_vendor_figures,
 )
-from autoprec.hardware.observe import OnWait, is_device_kind
+from autoprec.hardware.observe import is_device_kind
 from autoprec.hardware.observe import select as select_devices
 from autoprec.probing import device_fingerprint, probe
-from autoprec.profile_selection import unusable_accelerators
-from autoprec.profiles import default_path, dump_recipe, load_folder, load_profile, save_profile
-from autoprec.yaml_files import write_text
+from autoprec.profiles import default_path, load_profile, save_profile
+from autoprec.reports import check_report_path, report
+from autoprec.verifying import check_profile, verify
 
 if TYPE_CHECKING:
     from autoprec.backends.protocol import Engine
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from autoprec.core.fleet.status import FleetStatus
     from autoprec.core.speed.step_bounds import Plan
     from autoprec.fleet.driver import FleetListener
-    from autoprec.reporting.page.shown import Page
     from autoprec.tuning.events import Listener
     from autoprec.tuning.options import Options, Settings
 
@@ -61,6 +58,7 @@ __all__ = [
     "report",
     "tune",
     "tune_fleet",
+    "verify",
 ]
 
 _NO_KNOBS: Mapping[str, tuple[KnobValue, ...]] = MappingProxyType({})
@@ -305,51 +303,6 @@ def fleet_status(folder: str | Path, *, prices: Mapping[str, float] | None = Non
     return folder_status(Path(folder), prices or {})
 
 
-def report(
-    profile: str | Path | Profile | Sequence[str | Path],
-    *,
-    output: str | Path | None = None,
-) -> Page:
-    """Return a page (HTML) about a profile, or one that compares several by device.
-
-    `profile` is a profile or its file; a folder of profiles, or several files, are compared. The
-    page holds its drawings, loads nothing and runs no script. It is written to `output`, a path
-    that ends in .html, if that is given; a notebook shows the result as it is.
-    """
-    from autoprec.reporting.page.document import page_of, page_of_several
-    from autoprec.reporting.page.shown import Page
-
-    if output is not None:
-        check_report_path(Path(output))
-    several: Mapping[str, Profile] | None = None
-    if isinstance(profile, Profile):
-        single = profile
-    elif isinstance(profile, str | Path):
-        path = Path(profile)
-        if path.is_dir():
-            several = load_folder(path)
-        else:
-            single = load_profile(path)
-    else:
-        several = {str(each): load_profile(each) for each in profile}
-    if several is not None:
-        page = Page(page_of_several(several))
-    else:
-        page = Page(page_of(single, dump_recipe(single.recipe)))
-    if output is not None:
-        write_text(Path(output), page)
-    return page
-
-
-def check_report_path(path: Path) -> Path:
-    """Return where a page will be written; raise `UsageError` where it cannot be."""
-    if path.suffix not in (".html", ".htm") or path.is_dir():
-        raise UsageError(f"`output` {path} given, expected a file ending in .html")
-    if not path.parent.is_dir():
-        raise UsageError(f"`output` {path} given, but there is no folder {path.parent}")
-    return path
-
-
 def check_output(path: Path, task: Path | None = None) -> Path:
     """Return where a profile will be written; raise `UsageError` before tuning, not after it."""
     folder = path.parent
@@ -372,36 +325,3 @@ def _alternatives(task: Path | None) -> str:
 
     both = task is not None and not is_writable(default_journal(task))
     return f"with `output=FILE.yaml`{' and `storage=FILE`' if both else ''}"
-
-
-def check_profile(
-    profile: str | Path | Profile,
-    *,
-    device: str | None = None,
-    on_wait: OnWait = lambda text: None,
-) -> Fit:
-    """Say whether a profile fits this device and the software installed here.
-
-    Its own framework has to be installed. Where the profile does not fit, `instead` says what
-    `apply_profile` would do with it. `on_wait` is called with a message when a driver takes longer
-    than two seconds.
-    """
-    made = profile if isinstance(profile, Profile) else load_profile(profile)
-    machine = probing.recall_measurements(probing.probe_here(device=device, on_wait=on_wait))
-    software = {f.name: f.version for f in machine.frameworks} | {"python": machine.python}
-    wanted = made.device.fingerprint.kind
-    known = [r.facts for r in machine.devices if r.facts.kind == wanted]
-    known = known or [r.facts for r in machine.devices]
-    fits = {facts.address: check_fit(made, facts.fingerprint, software) for facts in known}
-    facts = min(known, key=lambda f: (len(fits[f.address].problems), len(fits[f.address].warnings)))
-    best = fits[facts.address]
-    if best.matches:
-        return best
-    best = replace(
-        best, problems=(*best.problems, *unusable_accelerators(machine.unusable, [made]))
-    )
-    if made.task.framework not in software:
-        return best
-    choice = measured_choice(facts)
-    instead = f"apply_profile would train in {choice.policy}: {choice.reasons[0]}"
-    return replace(best, instead=instead)

@@ -27,7 +27,8 @@ PACKAGE = Path(autoprec.__file__).parent
 # cli -> api -> reporting | fleet -> tuning -> workers -> backends | hardware -> core -> errors. A
 # layer may import itself and what is listed; "" is the package's own __init__, which nothing inside
 # may import.
-# profile_selection chooses the recipe that applying applies; probing finds devices and times their
+# profile_selection chooses the recipe that applying applies; verifying compares a profile with this
+# machine, reports makes pages of profiles; probing finds devices and times their
 # products. yaml_files, profiles (profile files, with their comments) and measurement_cache do for
 # the layers above what core may not do; version holds one constant.
 FILES = {"measurement_cache", "profile_comments", "profiles", "version", "yaml_files"}
@@ -50,10 +51,15 @@ LAYERS = {
     },
     "profile_selection": {"backends", "hardware", "core", "errors", *FILES},
     "applying": {"profile_selection", "backends", "core", "errors", *FILES},
+    "reports": {"reporting", "core", "errors", *FILES},
+    "verifying": {
+        *("profile_selection", "probing", "tuning", "workers", "backends", "hardware", "core"),
+        *("errors", *FILES),
+    },
     "probing": {"backends", "hardware", "core", "errors", *FILES},
     "api": {
-        *("applying", "profile_selection", "probing", "reporting", "fleet", "tuning", "workers"),
-        *("backends", "hardware", "core", "errors"),
+        *("applying", "reports", "verifying", "probing", "reporting", "fleet", "tuning"),
+        *("workers", "backends", "hardware", "core", "errors"),
         *FILES,
     },
     "cli": {"api", "reporting", "fleet", "tuning", "workers", "core", "errors", *FILES},
@@ -75,7 +81,7 @@ LOOKING = {
 }
 
 PUBLIC_NAMES = {
-    *("apply_profile", "distribute", "load_profile", "probe", "report", "tune"),
+    *("apply_profile", "distribute", "load_profile", "probe", "report", "tune", "verify"),
     *("AutoprecError", "Policy", "Profile", "Recipe", "__version__"),
 }
 

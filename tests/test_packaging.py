@@ -79,6 +79,42 @@ def test_the_installed_probe_finds_its_data(environment: Path) -> None:
     assert int(families) >= 40
 
 
+TASK = """
+from autoprec.backends.simulated import SimulatedModel
+
+BATCH_SIZE = 32
+
+def build_model():
+    return SimulatedModel(per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002})
+
+def build_data(batch_size):
+    return []
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
+def test_every_command_works_where_there_is_no_checkout(environment: Path, tmp_path: Path) -> None:
+    """The simulated model stands in for a framework, which is not installed there."""
+
+    def autoprec(*words: str) -> str:
+        return run(environment / SCRIPTS / "autoprec", *words, cwd=tmp_path)
+
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "model.py").write_text(TASK)
+    assert "float16" in autoprec("probe", "--device", "h100")
+    policies = ("--policies", "float32,mixed_bfloat16")
+    autoprec("tune", "task/model.py", *policies, "--rounds", "2", "--report", "--wait")
+    assert (tmp_path / "task" / "model.report.html").is_file()
+    profile = "task/model.profile.yaml"
+    assert autoprec("show", profile).startswith("model.py: mixed_bfloat16")
+    assert autoprec("report", profile, "-o", "r.html") == "r.html\n"
+    assert autoprec("diff", profile, profile) == "the same recipe\n"
+    assert "fits" in autoprec("check", profile)
+    assert autoprec("verify", profile, "--wait").endswith("every claim holds\n")
+    assert json.loads(autoprec("schema"))["title"] == "autoprec profile"
+
+
 @pytest.mark.slow
 def test_installing_pulls_no_framework(environment: Path) -> None:
     python = environment / SCRIPTS / "python"

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from autoprec.cli import check, diff, fleet, probe, report, show, tune
+from autoprec.cli import check, diff, fleet, probe, report, schema, show, tune, verify
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.reporting.flags import with_flags
 from autoprec.version import __version__
 
-COMMANDS = (probe, tune, check, show, report, diff, fleet)
+COMMANDS = (probe, tune, check, verify, show, report, diff, schema, fleet)
 
 _EXIT_CODES = """\
 exit codes:
@@ -30,7 +30,7 @@ exit codes:
   2    an invalid argument, option or file
   3    no feasible recipe
   4    the profile does not match this device
-  5    tune --strict: the measurements are inconclusive
+  5    tune --strict: the measurements are inconclusive; verify: a claim fails
   130  interrupted
 """
 

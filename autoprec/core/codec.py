@@ -42,6 +42,12 @@ def bounded(*, low: float, high: float, default: Any = dataclasses.MISSING) -> A
     return dataclasses.field(default=default, metadata={_RANGE_KEY: (low, high)})
 
 
+def range_of(info: dataclasses.Field[Any]) -> tuple[float, float] | None:
+    """Return the range that a field's number must lie in; None where it has none."""
+    found: tuple[float, float] | None = info.metadata.get(_RANGE_KEY)
+    return found
+
+
 def to_plain(value: object) -> Any:
     """Turn dataclasses, enums, tuples and subclasses of str into what YAML and JSON know."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -168,7 +174,7 @@ def _decode_dataclass(kind: type, value: object, path: str) -> object:
 
 
 def _check_range(info: dataclasses.Field[Any], item: object, path: str) -> None:
-    limits = info.metadata.get(_RANGE_KEY)
+    limits = range_of(info)
     if limits is None or not isinstance(item, int | float):
         return
     low, high = limits

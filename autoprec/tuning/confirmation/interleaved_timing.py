@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from autoprec.backends import registry
 from autoprec.core.measurement import Measurement
@@ -25,7 +25,7 @@ from autoprec.core.speed.selection import Finalist
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.tuning.events import Listener, Round
 from autoprec.tuning.job import TuningJob
-from autoprec.tuning.search.trials import Measured, Trials
+from autoprec.tuning.search.trials import Measured
 from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RETRIED_FAILURES, Runner
@@ -274,7 +274,18 @@ class InterleavedTiming:
 _CONTEXT_BYTES = 512 * 2**20
 
 
-def fit_in_memory_together(job: TuningJob, recipes: Sequence[Recipe], trials: Trials) -> bool:
+class KnownMemory(Protocol):
+    """What is known of recipes before they are timed: their framework and peak memory."""
+
+    @property
+    def framework(self) -> str:
+        """Return the name of the task's framework."""
+
+    def peak_memory_of(self, recipe: Recipe) -> int:
+        """Return a recipe's peak memory in bytes."""
+
+
+def fit_in_memory_together(job: TuningJob, recipes: Sequence[Recipe], trials: KnownMemory) -> bool:
     """Say whether the memory limit allows sessions of all these recipes at once."""
     context = 0 if job.on_cpu else _CONTEXT_BYTES
     needed = sum(trials.peak_memory_of(recipe) + context for recipe in recipes)
@@ -293,7 +304,7 @@ def time_interleaved(
     job: TuningJob,
     recipes: Sequence[Recipe],
     rounds: int,
-    trials: Trials,
+    trials: KnownMemory,
     runner: Runner,
     running: SelectRemaining = keep_all,
     make_runner: Callable[[], Runner] | None = None,
@@ -306,7 +317,7 @@ def time_interleaved(
     """
 
     def shares(recipe: Recipe) -> bool:
-        return job.on_cpu and may_share_worker(recipe, trials.task.framework)
+        return job.on_cpu and may_share_worker(recipe, trials.framework)
 
     if not any(map(shares, recipes)):
         runner.drop()  # frees its memory for the recipes that run

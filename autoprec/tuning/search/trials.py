@@ -28,6 +28,11 @@ class Trials:
     history: tuple[Outcome, ...]
     rehearsed: bool = False
 
+    @property
+    def framework(self) -> str:
+        """Return the name of the task's framework."""
+        return self.task.framework
+
     def outcome_of(self, recipe: Recipe) -> Outcome | None:
         """Return the trial of a recipe; None where islands were added to it afterwards."""
         point = self.space.point(recipe)

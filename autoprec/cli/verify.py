@@ -1,0 +1,87 @@
+"""`autoprec verify`: whether what a profile claims still holds on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+CLAIM_FAILED = 5
+
+_EXAMPLES = """\
+examples:
+  autoprec verify model.profile.yaml                 # the task file next to it
+  autoprec verify model.profile.yaml src/model.py
+  autoprec verify model.profile.yaml --json          # for CI
+
+Times the recipe and float32 in alternation again, and proves the first steps again. Run it after an
+upgrade of a driver or a framework.
+
+exit codes: 0 every claim holds (or is unresolved, which is said), 1 the task fails,
+2 not a profile, 4 the profile does not fit this device, 5 a claim fails
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the `verify` subcommand."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="measure and prove a profile's recipe again",
+        description="Say whether the claims of a profile still hold on this machine.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("profile", metavar="PROFILE", help="the profile file")
+    parser.add_argument(
+        "task",
+        metavar="TASK",
+        nargs="?",
+        type=Path,
+        help="its task file (default: the one named in it, next to it)",
+    )
+    parser.add_argument("--device", metavar="KIND[:INDEX]", help="the device to verify it on")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=6,
+        metavar="N",
+        help="rounds of the interleaved timing; twice as many where those leave it open "
+        "(default: 6)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="the weights that the profile's proof started from",
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 5 where a claim is unresolved, too"
+    )
+    parser.add_argument("--wait", action="store_true", help="wait if a tuning is using the device")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Verify, print, and return the exit code."""
+    from autoprec.api import verify
+    from autoprec.core.codec import to_plain
+    from autoprec.reporting.verify import Lines, claim_lines
+
+    found = verify(
+        arguments.profile,
+        arguments.task,
+        device=arguments.device,
+        rounds=arguments.rounds,
+        checkpoint=arguments.checkpoint,
+        wait=arguments.wait,
+        listener=Lines(),
+    )
+    if arguments.json:
+        json.dump({"holds": found.holds, **to_plain(found)}, sys.stdout, indent=2)
+        print()
+    else:
+        print("\n".join(claim_lines(found)))
+    unresolved = any(claim.result == "unresolved" for claim in found.claims)
+    return CLAIM_FAILED if found.failed or (arguments.strict and unresolved) else 0

@@ -1,0 +1,75 @@
+"""Judges whether a profile's claims still hold, given its recipe measured and proven again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autoprec.core.numerics.verdict import Verdict
+from autoprec.core.speed.noise import Ratio
+
+CHANGE_SHARE = 0.1
+"""A speed-up may fall by this share before its claim fails.
+
+The same recipe's ratio differs by a few per cent from one day, and one process, to the next.
+"""
+
+Holds = Literal["holds", "fails", "unresolved"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a profile: what it stated, what was found now, and whether it holds."""
+
+    name: Literal["speed-up", "numerics", "runs"]
+    result: Holds
+    stated: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came of verifying a profile; `notes` say what has changed since it was made."""
+
+    claims: tuple[Claim, ...]
+    speedup: Ratio | None = None
+    parity: Verdict | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> tuple[Claim, ...]:
+        """Return the claims that do not hold any more."""
+        return tuple(each for each in self.claims if each.result == "fails")
+
+    @property
+    def holds(self) -> bool:
+        """Return whether no claim fails; what is unresolved does not."""
+        return not self.failed
+
+
+def judge_speedup(stated: Ratio, found: Ratio) -> Holds:
+    """Judge a stated speed-up by one found now.
+
+    It fails where the whole interval found lies below `CHANGE_SHARE` under the one stated, or where
+    what is stated contradicts itself; it holds where the ratio found does not lie below that.
+    """
+    if not stated.low <= stated.ratio <= stated.high:
+        return "fails"
+    least = stated.low * (1.0 - CHANGE_SHARE)
+    if found.high < least:
+        return "fails"
+    return "holds" if found.ratio >= least else "unresolved"
+
+
+def judge_numerics(stated: Verdict, found: Verdict) -> Holds:
+    """Judge a stated verdict by one found now; a better one holds, too."""
+    if found.verdict == "unproven":
+        return "unresolved"
+    ranks: Sequence[str] = ("rejected", "drift", "equal at single steps", "equal")
+    return "holds" if ranks.index(found.verdict) >= ranks.index(_provable(stated)) else "fails"
+
+
+def _provable(stated: Verdict) -> str:
+    """Return the stated verdict, as far as a short proof can repeat it."""
+    return "rejected" if stated.verdict == "unproven" else stated.verdict

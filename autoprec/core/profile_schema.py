@@ -1,0 +1,35 @@
+"""The JSON Schema of a profile file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoprec.core.json_schema import json_schema
+from autoprec.core.profile import Profile
+from autoprec.core.recipe import KNOBS, Knob, Recipe
+
+
+def profile_schema() -> dict[str, Any]:
+    """Return the schema (draft-07) of what `load_profile` reads."""
+    knobs = {
+        "type": "object",
+        "properties": {name: _knob(knob) for name, knob in KNOBS.items()},
+        "additionalProperties": False,
+    }
+    schema = json_schema(Profile, "autoprec profile", {(Recipe, "knobs"): knobs})
+    one_process = {"properties": {"recipe": {"properties": {"distributed": {"type": "null"}}}}}
+    return schema | {
+        "if": {"properties": {"schema": {"const": 1}}},
+        "then": one_process,
+    }
+
+
+def _knob(knob: Knob) -> dict[str, Any]:
+    if knob.values:
+        return {"enum": list(knob.values), "description": knob.meaning}
+    return {
+        "type": "integer",
+        "minimum": knob.low,
+        "maximum": knob.high,
+        "description": knob.meaning,
+    }

@@ -1,0 +1,133 @@
+"""Checks a profile against this machine: whether it fits, and whether its claims still hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autoprec import probing
+from autoprec.backends import registry
+from autoprec.core.device.facts import DeviceFacts
+from autoprec.core.device.policies import measured_choice
+from autoprec.core.probe_result import ProbeResult
+from autoprec.core.profile import Profile
+from autoprec.core.profile_fit import Fit, check_fit
+from autoprec.errors import ProfileMismatch, UsageError
+from autoprec.hardware.observe import OnWait
+from autoprec.profile_selection import unusable_accelerators
+from autoprec.profiles import load_profile
+
+if TYPE_CHECKING:
+    from autoprec.core.profile_claims import Verification
+    from autoprec.tuning.events import Listener
+
+
+def check_profile(
+    profile: str | Path | Profile,
+    *,
+    device: str | None = None,
+    on_wait: OnWait = lambda text: None,
+) -> Fit:
+    """Say whether a profile fits this device and the software installed here.
+
+    Its own framework has to be installed. Where the profile does not fit, `instead` says what
+    `apply_profile` would do with it. `on_wait` is called with a message when a driver takes longer
+    than two seconds.
+    """
+    made = profile if isinstance(profile, Profile) else load_profile(profile)
+    machine = probing.recall_measurements(probing.probe_here(device=device, on_wait=on_wait))
+    software = _software(machine, made)
+    facts, best = _best_fit(made, [each.facts for each in machine.devices], software)
+    if best.matches:
+        return best
+    best = replace(
+        best, problems=(*best.problems, *unusable_accelerators(machine.unusable, [made]))
+    )
+    if made.task.framework not in software:
+        return best
+    choice = measured_choice(facts)
+    instead = f"apply_profile would train in {choice.policy}: {choice.reasons[0]}"
+    return replace(best, instead=instead)
+
+
+def _software(machine: ProbeResult, made: Profile) -> dict[str, str]:
+    """Return what is installed, with the profile's framework where autoprec itself brings it."""
+    found = {each.name: each.version for each in machine.frameworks} | {"python": machine.python}
+    known = registry.all_capabilities().get(made.task.framework)
+    if known is not None and not known.required_modules:
+        found |= registry.load(made.task.framework).versions()
+    return found
+
+
+def _best_fit(
+    made: Profile, devices: Sequence[DeviceFacts], software: Mapping[str, str]
+) -> tuple[DeviceFacts, Fit]:
+    """Return the device that a profile fits best, of its own kind if there is one, and the fit."""
+    known = [facts for facts in devices if facts.kind == made.device.fingerprint.kind] or devices
+    fits = [(facts, check_fit(made, facts.fingerprint, software)) for facts in known]
+    return min(fits, key=lambda pair: (len(pair[1].problems), len(pair[1].warnings)))
+
+
+def verify(
+    profile: str | Path | Profile,
+    task: str | Path | None = None,
+    *,
+    device: str | None = None,
+    rounds: int = 6,
+    checkpoint: str | Path | None = None,
+    wait: bool = False,
+    listener: Listener | None = None,
+) -> Verification:
+    """Measure and prove a profile's recipe again; say which of its claims still hold.
+
+    `task` is the profile's task file, by default the one that it names, in its own folder. The
+    recipe and float32 are timed in alternation for `rounds`, twice as many where that decides
+    nothing, and its first 30 steps at most are proven. Nothing is written. `listener` is called
+    with every event. Raises `ProfileMismatch` where the profile is for another device, and as
+    `tune` does for what is wrong with the task.
+    """
+    from autoprec.tuning import verification
+    from autoprec.tuning.events import Note, silent
+    from autoprec.tuning.job import Target, TuningJob
+    from autoprec.tuning.options import Options
+    from autoprec.tuning.ranks import check_device_choice, peers_of
+    from autoprec.workers.task_file import check_task_path
+
+    made = profile if isinstance(profile, Profile) else load_profile(profile)
+    ranks = made.recipe.distributed
+    options = Options(
+        rounds=rounds,
+        wait=wait,
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        nproc=made.recipe.world_size,
+        engine="ddp" if ranks is None or ranks.engine == "mirrored" else ranks.engine,
+    )
+    check_device_choice(device, options.nproc)
+    path = check_task_path(task or _task_of(made, profile))
+    listen = listener or silent
+    machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
+    software = _software(machine, made)
+    devices = [each.facts for each in machine.devices]
+    facts, fit = _best_fit(made, devices, software)
+    if not fit.matches:
+        why = "; ".join((*fit.problems, *unusable_accelerators(machine.unusable, [made])))
+        raise ProfileMismatch(f"nothing to verify here: {why}. Tune on this device")
+    for warning in fit.warnings:
+        listen(Note(warning, warning=True))
+    target = Target(facts, software, lambda known: known, peers=peers_of(facts, devices))
+    return verification.verify(TuningJob(path, target, options, listen), made)
+
+
+def _task_of(made: Profile, profile: str | Path | Profile) -> Path:
+    """Return the task file that a profile names, in the profile's own folder."""
+    if isinstance(profile, Profile):
+        raise UsageError("`task` is missing: a Profile does not know the folder of its task file")
+    folder = Path(profile).parent
+    path = folder / made.task.file
+    if Path(made.task.file).name != made.task.file or not path.is_file():
+        raise UsageError(
+            f"there is no {made.task.file} next to the profile, in {folder}: give the task file"
+        )
+    return path

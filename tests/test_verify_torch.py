@@ -1,0 +1,94 @@
+"""A profile of a PyTorch task verified: as it was tuned, slowed down, and with broken numerics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autoprec import verify
+from autoprec.api import tune
+from autoprec.core.profile_claims import Verification
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+TASK = """
+import time
+import torch
+from torch import nn
+
+BATCH_SIZE = 64
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 512), nn.Linear(512, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        {changed}
+        return self.last(x)
+
+def build_model():
+    return Net()
+
+def build_data(batch_size):
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        y = torch.randint(10, (batch_size,), generator=generator)
+        yield torch.randn(batch_size, 64, generator=generator) + y[:, None] / 5, y
+
+loss_fn = nn.functional.cross_entropy
+"""
+SLOWED = "time.sleep(0.02 * torch.is_autocast_enabled('cpu'))"
+BROKEN = "x = (x + 4096.0) - 4096.0"
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verified")
+    write(folder, "pass")
+    tune(
+        folder / "task.py",
+        device="cpu",
+        policies=("mixed_bfloat16",),
+        trials=3,
+        rounds=6,
+        proof_steps=30,
+        extras=False,
+        output=folder / "task.profile.yaml",
+        storage=str(folder / "task.journal"),
+        wait=True,
+    )
+    return folder / "task.profile.yaml"
+
+
+def write(folder: Path, changed: str) -> None:
+    (folder / "task.py").write_text(TASK.format(changed=changed))
+
+
+def verified(profile: Path, changed: str) -> Verification:
+    write(profile.parent, changed)
+    return verify(profile, device="cpu", wait=True)
+
+
+def test_what_was_tuned_trains_like_float32_again(profile: Path) -> None:
+    """How fast it is on a machine that others use is no matter of a test."""
+    found = verified(profile, "pass")
+    results = {claim.name: claim.result for claim in found.claims}
+    assert results["runs"] == results["numerics"] == "holds"
+    assert found.speedup is not None
+    assert found.parity is not None
+    assert found.parity.steps == 30
+    assert found.notes == ()
+
+
+def test_a_slowed_recipe_fails_by_its_speed_alone(profile: Path) -> None:
+    found = verified(profile, SLOWED)
+    assert [claim.name for claim in found.failed] == ["speed-up"]
+    assert "task.py has changed" in found.notes[0]
+
+
+def test_broken_numerics_fail(profile: Path) -> None:
+    found = verified(profile, BROKEN)
+    assert "numerics" in [claim.name for claim in found.failed]
