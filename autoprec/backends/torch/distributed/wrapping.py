@@ -81,7 +81,11 @@ def hook_dtype(ranks: Distributed) -> torch.dtype | None:
 def _sharded(
     recipe: Recipe, model: nn.Module, ranks: Distributed, device: torch.device
 ) -> nn.Module:
-    """Shard islands, blocks, then the rest: what is inside must be sharded before its parent."""
+    """Shard islands, blocks, then the rest: what is inside must be sharded before its parent.
+
+    Batch norms keep their weights in float32, like their running statistics: kernels want both
+    alike. Their inputs stay as they are, as under autocast.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -90,18 +94,20 @@ def _sharded(
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     mixed = MixedPrecisionPolicy(torch_dtype(ranks.param_dtype), torch_dtype(ranks.reduce_dtype))
     exact = MixedPrecisionPolicy(torch.float32, torch.float32)
-    islands = {id(m): m for m in _islands(recipe, model)} if ranks.param_dtype else {}
-    blocks = {id(block): block for block in _blocks(model)}
-    chosen = islands.keys() | blocks.keys()
+    policies = {id(block): mixed for block in _blocks(model)} | {id(model): mixed}
+    if ranks.param_dtype is not None:
+        as_given = MixedPrecisionPolicy(torch.float32, torch.float32, cast_forward_inputs=False)
+        policies |= {id(norm): as_given for norm in _norms_with_statistics(model)}
+        policies |= {id(island): exact for island in _islands(recipe, model)}
     for module in reversed(list(model.modules())):  # children come after their parents
-        if id(module) in chosen and module is not model:
+        if id(module) in policies and module is not model:
             fully_shard(
                 module,
                 mesh=mesh,
                 reshard_after_forward=ranks.reshard_after_forward,
-                mp_policy=exact if id(module) in islands else mixed,
+                mp_policy=policies[id(module)],
             )
-    fully_shard(model, mesh=mesh, mp_policy=exact if id(model) in islands else mixed)
+    fully_shard(model, mesh=mesh, mp_policy=policies[id(model)])
     return model
 
 
@@ -110,6 +116,13 @@ def _islands(recipe: Recipe, model: nn.Module) -> Iterator[nn.Module]:
     for path in (*recipe.float32_modules, *find_output_layers(model)):
         module = module_at(model, path)
         if _can_be_sharded(module):
+            yield module
+
+
+def _norms_with_statistics(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the norms that keep running statistics, which are float32 whatever the policy."""
+    for module in model.modules():
+        if getattr(module, "running_mean", None) is not None and _can_be_sharded(module):
             yield module
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Distributed, Recipe
 from tests.backends.torch.distributed.rank_tasks import Start, weights_of
 
@@ -15,6 +16,16 @@ DROPOUT = """
 def build_model():
     model = Net()
     model.last = nn.Sequential(nn.Dropout(0.5), nn.Linear(7, 3))
+    return model
+"""
+NORM_FIRST = """
+def build_model():
+    return nn.Sequential(nn.BatchNorm1d(6), Net())
+"""
+NORM_INSIDE = """
+def build_model():
+    model = Net()
+    model.blocks[0] = nn.Sequential(nn.Linear(7, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 7))
     return model
 """
 SAMPLER = """
@@ -61,6 +72,22 @@ def test_two_ranks_in_float32_are_one_process_that_accumulates(
     again = together.call("trajectory", recipe=recipe, seed=0, steps=5)
     assert again.losses == pytest.approx(expected.losses, rel=1e-5)
     same_weights(weights_of(together), weights_of(alone))
+
+
+@pytest.mark.parametrize("norm", ["first", "inside a block"])
+def test_a_batch_norm_trains_under_fully_shard_in_bfloat16_as_under_ddp(
+    start_ranks: Start, norm: str
+) -> None:
+    """Its weights stay in float32, like its statistics: kernels refuse to mix them."""
+    losses = {}
+    for engine in ("ddp", "fsdp2"):
+        ranks = start_ranks(2, engine=engine, more=NORM_FIRST if norm == "first" else NORM_INSIDE)
+        section = Distributed(engine, 2).for_policy(Policy.MIXED_BFLOAT16)
+        recipe = Recipe(Policy.MIXED_BFLOAT16, 8, distributed=section)
+        ranks.call("reference", steps=6, checkpoints=(0,), batch_size=8)
+        losses[engine] = ranks.call("trajectory", recipe=recipe, seed=0, steps=6).losses
+    assert losses["fsdp2"] == pytest.approx(losses["ddp"], rel=0.02)
+    assert losses["ddp"][-1] != pytest.approx(losses["ddp"][0], rel=1e-3)
 
 
 def test_a_task_that_shards_its_data_is_left_to_do_so(start_ranks: Start) -> None:
