@@ -80,7 +80,7 @@ def test_one_part_needs_no_lines_of_its_own() -> None:
 
 def test_parts_that_were_not_told_apart_are_said_to_be() -> None:
     said = headline(made(WINNER, 1.4, precision_and_kept_memory=1.4))
-    end = "; precision and kept memory together, not measured separately for lack of time"
+    end = "; precision and kept memory together (--attribute times each)"
     assert said.endswith(end)
 
 

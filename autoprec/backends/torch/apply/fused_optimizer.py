@@ -9,6 +9,10 @@ import torch
 
 from autoprec.backends.torch.apply.change_report import Skipped
 from autoprec.backends.torch.apply.memory_format import follow_parameters
+from autoprec.backends.torch.distributed.sharding import is_sharded
+
+#: Optimizers whose fused kernels DTensor has a sharding strategy for (torch 2.13).
+_FUSED_OVER_PARTS = (torch.optim.Adam, torch.optim.AdamW)
 
 
 class FusedOptimizers:
@@ -64,6 +68,8 @@ def _why_not(optimizer: torch.optim.Optimizer) -> str:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not all(torch.is_floating_point(p) for p in parameters):
         return "fused kernels need floating-point parameters"
+    if any(map(is_sharded, parameters)) and not isinstance(optimizer, _FUSED_OVER_PARTS):
+        return "of fused kernels torch runs only Adam's and AdamW's on the parts of fully_shard"
     return ""
 
 

@@ -44,6 +44,11 @@ def reshard(model: nn.Module) -> None:
         module.reshard()
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Return whether each rank holds a part of a tensor."""
+    return hasattr(tensor, "full_tensor")
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return all of a tensor of which each rank holds a part; every rank calls this."""
     full = getattr(tensor, "full_tensor", None)

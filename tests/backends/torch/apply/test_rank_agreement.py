@@ -28,7 +28,7 @@ from autoprec.hardware.machine_replay import RecordedMachine, read_recording
 from autoprec.hardware.observe import observe
 from autoprec.profiles import save_profile
 from tests.backends.torch.distributed.joined import on_two_ranks
-from tests.backends.torch.operated import BFLOAT16, FLOAT16, FLOAT32, adam, apply, mlp
+from tests.backends.torch.operated import BFLOAT16, FLOAT16, FLOAT32, adam, apply, batches, mlp
 
 pytestmark = [pytest.mark.torch, pytest.mark.scale]
 
@@ -137,8 +137,24 @@ def mixed(rank: int, recipes: tuple[Recipe, Recipe]) -> str | int:
                 return str(error)
 
 
+def fused_over_parts(kind: Callable[..., torch.optim.Optimizer]) -> list[str]:
+    """Train a step with the fused kernels of an optimizer of parts; return what was left out."""
+    model = distribute(Recipe(distributed=FSDP2), mlp())
+    optimizer = kind(model.parameters(), lr=0.1)
+    fused = replace(FLOAT32, distributed=FSDP2, knobs={"fused_optimizer": True})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AutoprecWarning)
+        precision = apply(fused, model, optimizer)
+    ((inputs, targets),) = batches(1)
+    precision.backward(nn.functional.cross_entropy(model(inputs), targets))
+    assert precision.step()
+    return [each.path for each in precision.report.skipped]
+
+
 def work(rank: int) -> dict[str, Any]:
     found = hooks(rank) | proofs(rank)
+    kinds = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
+    found["fused"] = [fused_over_parts(kind) for kind in kinds]
     found["mixed"] = {name: mixed(rank, recipes) for name, recipes in MIXED.items()}
     model = distribute(Recipe(distributed=DDP), mlp())
     try:
@@ -185,6 +201,11 @@ def test_ranks_that_disagree_all_raise_the_same_and_apply_nothing(both: Any) -> 
     assert "mixed_bfloat16" in first
     assert "mixed_float16" in first
     assert [rank["changed"] for rank in both] == [0, 0]
+
+
+def test_of_sharded_parameters_only_what_torch_can_is_fused(both: Any) -> None:
+    for rank in both:
+        assert rank["fused"] == [[], [], ["SGD"], ["Adagrad"]]
 
 
 def test_on_a_mixed_cluster_each_rank_takes_the_profile_of_its_own_device(both: Any) -> None:
