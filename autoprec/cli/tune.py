@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from autoprec.cli import tune_cluster
+from autoprec.cli import tune_cluster, tune_plan
 from autoprec.cli.launched import ranks_to_tune
+from autoprec.cli.stop_signals import stop_signals_interrupt
 from autoprec.errors import Interrupted, UsageError
 
 _DESCRIPTION = """\
@@ -281,10 +278,10 @@ def run(arguments: argparse.Namespace) -> int:
             "FOLDER` makes one"
         )
     if tune_cluster.is_asked_for(arguments):
-        with _stop_signals_interrupt():
+        with stop_signals_interrupt():
             return tune_cluster.run(arguments, options)
     if arguments.plan:
-        return _plan(arguments, options)
+        return tune_plan.run(arguments, options)
     task = check_task_path(arguments.task)
     output = check_output(options.output or default_path(task), task)
     page = None
@@ -300,7 +297,7 @@ def run(arguments: argparse.Namespace) -> int:
             limit=arguments.time_limit,
         )
     )
-    with _stop_signals_interrupt(), listener:
+    with stop_signals_interrupt(), listener:
         try:
             profile = tune(task, device=arguments.device, options=options, listener=listener)
         except KeyboardInterrupt:
@@ -320,53 +317,11 @@ def run(arguments: argparse.Namespace) -> int:
     return INCONCLUSIVE if arguments.strict and profile.evidence.inconclusive else 0
 
 
-def _plan(arguments: argparse.Namespace, options: Any) -> int:
-    """Print the plan on stdout, and return the exit code."""
-    from autoprec.api import plan
-    from autoprec.core.codec import to_plain
-    from autoprec.reporting.plan import print_plan
-    from autoprec.tuning.events import Event, Note
-
-    def say(event: Event) -> None:
-        if isinstance(event, Note):
-            print(f"autoprec: {event.text}", file=sys.stderr)
-
-    if options.output is not None:
-        raise UsageError("--plan writes no file; omit --output")
-    with _stop_signals_interrupt():
-        try:
-            made = plan(arguments.task, device=arguments.device, options=options, listener=say)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted; nothing was kept") from None
-    if arguments.json:
-        json.dump(to_plain(made), sys.stdout, indent=2)
-        print()
-    else:
-        print_plan(made)
-    return 0
-
-
 def _how_to_resume(task: Path, storage: str | None) -> str:
     from autoprec.tuning.study.storage import default_journal
 
     place = storage or default_journal(task)
     return f"interrupted; finished trials are kept in {place}. Run the same command to resume"
-
-
-@contextmanager
-def _stop_signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP stop a tuning as Ctrl-C does: workers end, trials are kept."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    kept = {name: signal.signal(getattr(signal, name), stop) for name in names}
-    try:
-        yield
-    finally:
-        for name, handler in kept.items():
-            signal.signal(getattr(signal, name), handler)
 
 
 def _options(arguments: argparse.Namespace, nproc: int) -> Any:

@@ -180,8 +180,9 @@ class TorchSession:
             self._optimizer.zero_grad(set_to_none=True)
 
     def _have_room_for_whole_gradients(self, peak: int) -> bool:
-        """Return whether every rank may hold gradients that FSDP2 has not reduced, as `no_sync`
-        makes it: on top of `peak` bytes, where training itself never does.
+        """Return whether every rank may hold unreduced gradients on top of `peak` bytes.
+
+        `no_sync` makes FSDP2 hold them whole; DDP does so in any case, as does accumulation.
         """
         ranks, free = self._recipe.distributed, devices.free_bytes(self._device)
         if ranks is None or ranks.engine != "fsdp2" or free is None:
