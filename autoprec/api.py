@@ -114,7 +114,8 @@ def tune(
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.options import Settings, options_from
     from autoprec.tuning.ranks import check_device_choice, peers_of
-    from autoprec.tuning.study.storage import default_journal, discard_new_journal_on_task_error
+    from autoprec.tuning.study.places import default_journal
+    from autoprec.tuning.study.storage import discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
     settings = Settings(
@@ -321,7 +322,7 @@ def check_output(path: Path, task: Path | None = None) -> Path:
 
 def _alternatives(task: Path | None) -> str:
     """Name the options that choose another place: one is enough where the study can be written."""
-    from autoprec.tuning.study.storage import default_journal, is_writable
+    from autoprec.tuning.study.places import default_journal, is_writable
 
     both = task is not None and not is_writable(default_journal(task))
     return f"with `output=FILE.yaml`{' and `storage=FILE`' if both else ''}"

@@ -28,8 +28,9 @@ PACKAGE = Path(autoprec.__file__).parent
 # layer may import itself and what is listed; "" is the package's own __init__, which nothing inside
 # may import.
 # profile_selection chooses the recipe that applying applies; verifying compares a profile with this
-# machine, reports makes pages of profiles; probing finds devices and times their
-# products. yaml_files, profiles (profile files, with their comments) and measurement_cache do for
+# machine; reports makes pages of profiles; studies lists what tunings keep;
+# probing finds devices and times their products. yaml_files, profiles (profile files, with their
+# comments) and measurement_cache do for
 # the layers above what core may not do; version holds one constant.
 FILES = {"measurement_cache", "profile_comments", "profiles", "version", "yaml_files"}
 LAYERS = {
@@ -44,13 +45,14 @@ LAYERS = {
     "backends": {"core", "errors"},
     "workers": {"backends", "hardware", "core", "errors"},
     "tuning": {"workers", "backends", "hardware", "core", "errors", *FILES},
-    "reporting": {"tuning", "core", "version", "errors"},
+    "reporting": {"studies", "tuning", "core", "version", "errors"},
     "fleet": {
         *("probing", "tuning", "workers", "backends", "hardware", "core", "errors"),
         *FILES,
     },
     "profile_selection": {"backends", "hardware", "core", "errors", *FILES},
     "applying": {"profile_selection", "backends", "core", "errors", *FILES},
+    "studies": {"tuning", "errors"},
     "reports": {"reporting", "core", "errors", *FILES},
     "verifying": {
         *("profile_selection", "probing", "tuning", "workers", "backends", "hardware", "core"),
@@ -58,11 +60,19 @@ LAYERS = {
     },
     "probing": {"backends", "hardware", "core", "errors", *FILES},
     "api": {
-        *("applying", "reports", "verifying", "probing", "reporting", "fleet", "tuning"),
+        *(
+            "applying",
+            "reports",
+            "verifying",
+            "probing",
+            "reporting",
+            "fleet",
+            "tuning",
+        ),
         *("workers", "backends", "hardware", "core", "errors"),
         *FILES,
     },
-    "cli": {"api", "reporting", "fleet", "tuning", "workers", "core", "errors", *FILES},
+    "cli": {"api", "studies", "reporting", "fleet", "tuning", "workers", "core", "errors", *FILES},
     "__main__": {"cli"},
     "": {"api", "core", "errors", "version"},
 }

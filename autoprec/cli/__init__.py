@@ -16,12 +16,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from autoprec.cli import check, diff, fleet, probe, report, schema, show, tune, verify
+from autoprec.cli import (
+    check,
+    diff,
+    fleet,
+    probe,
+    report,
+    schema,
+    show,
+    studies,
+    tune,
+    verify,
+)
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.reporting.flags import with_flags
 from autoprec.version import __version__
 
-COMMANDS = (probe, tune, check, verify, show, report, diff, schema, fleet)
+COMMANDS = (probe, tune, check, verify, show, report, diff, studies, schema, fleet)
 
 _EXIT_CODES = """\
 exit codes:

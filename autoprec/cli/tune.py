@@ -244,8 +244,8 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--storage",
         metavar="PLACE",
-        help="path of a journal file, or an Optuna storage URL (default: a journal next to the "
-        "task file)",
+        help="path of a journal file, or an Optuna storage URL (default: a journal in the user's "
+        "cache directory; see autoprec studies)",
     )
     group.add_argument(
         "--report",
@@ -318,7 +318,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _how_to_resume(task: Path, storage: str | None) -> str:
-    from autoprec.tuning.study.storage import default_journal
+    from autoprec.tuning.study.places import default_journal
 
     place = storage or default_journal(task)
     return f"interrupted; finished trials are kept in {place}. Run the same command to resume"

@@ -167,7 +167,7 @@ class Terminal:
             how = ", inconclusively" if event.profile.evidence.inconclusive else ""
             self._say(f"already tuned{how}: from the study {event.storage} (--fresh tunes again)")
         self._show_speeds = not event.profile.device.fingerprint.rehearsal
-        self._console.print(_table(event.outcomes, self._show_speeds))
+        self._console.print(trials_table(event.outcomes, self._show_speeds))
         if self._grid and self._show_speeds:
             self._console.print(grid_table(event.outcomes))
         for refusal in event.profile.evidence.refusals:
@@ -208,7 +208,7 @@ def _trial_line(event: TrialFinished, speeds: bool) -> str:
     )
 
 
-def _table(outcomes: tuple[Outcome, ...], speeds: bool) -> Table:
+def trials_table(outcomes: tuple[Outcome, ...], speeds: bool) -> Table:
     """Tabulate the trials, fastest first; without `speeds`, leave out all timings."""
     table = Table(
         title="recipes tried, as measured during the search",

@@ -7,9 +7,10 @@ workers measure.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from autoprec.backends.protocol import DeviceMemory
@@ -19,6 +20,7 @@ from autoprec.core.speed.trial_results import shortlist
 from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
 from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import Finished, Note, Stage
+from autoprec.tuning.final_study import write_final_study
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
@@ -34,7 +36,8 @@ from autoprec.tuning.stage_results import (
     TuningResult,
 )
 from autoprec.tuning.study.device_lock import lock_devices
-from autoprec.tuning.study.storage import default_journal
+from autoprec.tuning.study.kept_tunings import RESULT, TASK_PATH, StoredProfile
+from autoprec.tuning.study.places import default_journal
 from autoprec.tuning.study.study import Study, study_name
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
@@ -45,14 +48,6 @@ from autoprec.workers.task_file import task_digest
 #: A worker starts during the proof where the memory limit holds this many times the baseline's
 #: memory.
 _PRESTART_MEMORY_MULTIPLE = 4
-
-
-@dataclass(frozen=True)
-class StoredProfile:
-    """A finished tuning as it is kept in the study, with the limits it was finished under."""
-
-    profile: Profile
-    limits: str
 
 
 def tune(job: TuningJob) -> Profile:
@@ -67,9 +62,9 @@ def tune(job: TuningJob) -> Profile:
     ):
         job = with_deadline(job)
         study = _open_study(job, digest)
-        stored = study.recall("result", StoredProfile)
+        stored = study.recall(RESULT, StoredProfile)
         finished = stored is not None and stored.limits == repr(job.options.limits())
-        with job.runner() as runner:
+        with contextlib.closing(study), job.runner() as runner:
             if job.target.unusable or not finished:
                 job.listener(Stage("start", "loading the task in a worker"))
                 job = with_memory(job, load_task(job, runner).memory)
@@ -84,7 +79,8 @@ def tune(job: TuningJob) -> Profile:
             contention = job.contention_monitor.worst
         result = TuningResult(preflight, search, proof, confirmation, contention)
         profile = build_profile(job, result, digest=digest, seconds=time.monotonic() - began)
-        study.remember("result", StoredProfile(profile, repr(job.options.limits())))
+        write_final_study(study, result, profile)
+        study.remember(RESULT, StoredProfile(profile, repr(job.options.limits())))
     job.listener(Finished(profile, search.trials.history, study.location))
     return profile
 
@@ -142,4 +138,8 @@ def _open_study(job: TuningJob, digest: str) -> Study:
         *(() if job.checkpoint is None else (job.checkpoint,)),
     )
     storage = job.options.storage or default_journal(job.task)
-    return Study(storage, name, fresh=job.options.fresh)
+    study = Study(storage, name, fresh=job.options.fresh)
+    path = str(job.task.resolve())
+    if study.recall(TASK_PATH, str) != path:
+        study.remember(TASK_PATH, path)
+    return study

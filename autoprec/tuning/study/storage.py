@@ -1,4 +1,4 @@
-"""Where a study lives: a journal file by default, any Optuna storage URL on request.
+"""Opens what a study is kept in: a journal file, or any Optuna storage URL.
 
 A journal is a text file of JSON lines. A tuning that was killed can leave its last line incomplete,
 which Optuna skips but the next append would make unreadable for good: such a tail is cut off before
@@ -9,42 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from autoprec.errors import TaskError, UsageError
-from autoprec.measurement_cache import cache_folder
 from autoprec.tuning.study.network_locks import local_locks_reason
 
 JOURNAL_SUFFIX = ".study.journal"
-_LOCK_SUFFIX = ".lock"
+LOCK_SUFFIX = ".lock"
 
 #: What flock gives on a file system that has no locks, such as NFS without its lock service.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
-def default_journal(task: Path) -> Path:
-    """Return the default path of a task's study: next to the task file.
-
-    Where nothing can be written there, it is in the user's cache directory.
-    """
-    journal = task.with_name(task.stem + JOURNAL_SUFFIX)
-    folder = cache_folder()
-    if folder is None or is_writable(journal):
-        return journal
-    name = hashlib.sha256(os.fsencode(task)).hexdigest()[:12]
-    return folder / "studies" / f"{task.stem}-{name}{JOURNAL_SUFFIX}"
-
-
-def is_writable(path: Path) -> bool:
-    """Say whether a file, and others next to it, can be created or written, without trying it."""
-    folder = next((each for each in path.parents if each.exists()), path.parent)
-    return os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
 @contextlib.contextmanager
@@ -53,19 +33,18 @@ def discard_new_journal_on_task_error(storage: str | Path) -> Iterator[None]:
 
     A corrected task file is a different task, whose study needs nothing from this one.
     """
-    path = _journal_path(str(storage))
+    path = journal_path(str(storage))
     known = path is None or path.exists()
     try:
         yield
     except TaskError:
         if path is not None and not known:
-            for file in (path, Path(f"{path}{_LOCK_SUFFIX}")):
-                with contextlib.suppress(OSError):
-                    file.unlink()
+            with contextlib.suppress(OSError):
+                _unlink(path)
         raise
 
 
-def _journal_path(name: str) -> Path | None:
+def journal_path(name: str) -> Path | None:
     """Return the file that a storage's name stands for; None where it is a database."""
     name = name.removeprefix("journal://")
     return None if "://" in name else Path(name).expanduser()
@@ -121,7 +100,7 @@ def _is_complete(line: bytes) -> bool:
 def open_storage(text: str | Path) -> Any:
     """Open an Optuna storage by a journal file's path, `journal://PATH`, or a storage URL."""
     name = str(text)
-    path = _journal_path(name)
+    path = journal_path(name)
     if path is None:
         return _open_url(name)
     if path.is_dir():
@@ -145,11 +124,50 @@ def open_storage(text: str | Path) -> Any:
         return JournalStorage(backend)
     except OSError as error:
         raise storage_error(path, error) from error
-    except (ValueError, KeyError, AssertionError) as error:
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise UsageError(
             f"{path} is not a study's journal, or it is damaged: {error}. Move it away, or choose "
             "another place with `storage`"
         ) from error
+
+
+def mark_in_use(storage: str | Path, user: object) -> Callable[[], object]:
+    """Mark a journal as in use until what is returned is called, or `user` no longer exists."""
+    path = journal_path(str(storage))
+    if path is None or os.name != "posix":
+        return lambda: None
+    import fcntl
+
+    with contextlib.suppress(OSError):  # no file yet, or a file system without locks
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        release = weakref.finalize(user, os.close, handle)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return release
+    return lambda: None
+
+
+def remove_journal(path: Path) -> bool:
+    """Remove a journal and its lock; return False, and keep it, where a tuning is using it."""
+    if os.name == "posix":
+        import fcntl
+
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            except OSError:  # a file system without locks
+                pass
+            _unlink(path)
+            return True
+    _unlink(path)
+    return True
+
+
+def _unlink(journal: Path) -> None:
+    for file in (journal, Path(f"{journal}{LOCK_SUFFIX}")):
+        file.unlink(missing_ok=True)
 
 
 def storage_error(location: str | Path, error: BaseException) -> UsageError:
@@ -200,7 +218,7 @@ class _KernelLock:
     _TIMEOUT_SECONDS = 30.0
 
     def __init__(self, path: Path) -> None:
-        self._path, self._handle = f"{path}{_LOCK_SUFFIX}", -1
+        self._path, self._handle = f"{path}{LOCK_SUFFIX}", -1
 
     def acquire(self) -> bool:
         import fcntl

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,21 +21,37 @@ from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.errors import UsageError
-from autoprec.tuning.study.storage import open_storage, storage_error
+from autoprec.tuning.study.storage import mark_in_use, open_storage, storage_error
 from autoprec.version import __version__
 
 T = TypeVar("T")
 
 SAMPLERS = ("cost", "tpe", "grid", "random")
-_OUTCOME = "outcome"
+OUTCOME = "outcome"
 _SPACE = "space"
 _FIRST_TRIAL = "since"
+FINAL_SUFFIX = "-result"
+"""Ends the name of the study that a finished tuning is shown as."""
 
 
 def study_name(stem: str, *parts: object) -> str:
     """Return a name that changes with anything in `parts`, and with the version of autoprec."""
     text = json.dumps([__version__, *map(to_plain, parts)], sort_keys=True, default=str)
     return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class FinalTrial:
+    """A recipe of a finished tuning: its value, what became of it, and why.
+
+    `fate` is chosen, baseline, infeasible (`reason` says why) or set aside (by the search).
+    """
+
+    point: Point
+    value: float
+    fate: str
+    reason: str = ""
+    attributes: Mapping[str, object] = field(default_factory=dict)
 
 
 class Study:
@@ -48,6 +65,7 @@ class Study:
         self.location = str(storage)
         with self._translate_errors():
             self._storage = open_storage(storage)
+            self.close = mark_in_use(storage, self)
             if fresh:
                 _delete(self._storage, name)
             self._notes = self._open(name)
@@ -110,7 +128,7 @@ class Study:
             trials = self._trials.get_trials(deepcopy=False)
             since = self._trials.user_attrs.get(_FIRST_TRIAL, 0)
         for trial in trials[since:]:
-            plain = trial.user_attrs.get(_OUTCOME)
+            plain = trial.user_attrs.get(OUTCOME)
             if plain is None or not trial.state.is_finished():
                 continue
             with contextlib.suppress(DecodeError):  # it is measured again
@@ -135,9 +153,44 @@ class Study:
     def tell(self, trial: Any, outcome: Outcome) -> None:
         """Record how a trial ended; a failed one counts as infeasible with value 0 for samplers."""
         with self._translate_errors():
-            trial.set_user_attr(_OUTCOME, to_plain(outcome))
+            trial.set_user_attr(OUTCOME, to_plain(outcome))
+            trial.set_user_attr("status", outcome.status.value)
+            if outcome.reason:
+                trial.set_user_attr("reason", outcome.reason)
             trial.set_constraint("feasible", 0.0 if outcome.status is Status.OK else 1.0)
             self._trials.tell(trial, outcome.rate)
+
+    def write_final(
+        self,
+        trials: Sequence[FinalTrial],
+        levels: Mapping[str, tuple[KnobValue, ...]],
+        reason: str,
+    ) -> None:
+        """Write the trials of a finished tuning to a study of their own; see final_study.py."""
+        import optuna
+        from optuna.trial import TrialState, create_trial
+
+        name = f"{self.name}{FINAL_SUFFIX}"
+        kinds: dict[str, Any] = {
+            k: optuna.distributions.CategoricalDistribution(v) for k, v in levels.items()
+        }
+        with self._translate_errors():
+            _delete(self._storage, name)
+            final = self._open(name)
+            final.set_user_attr("reason", reason)
+            for each in trials:
+                aside = each.fate == "set aside"
+                attributes = {"fate": each.fate, "reason": each.reason, **each.attributes}
+                trial = create_trial(
+                    state=TrialState.PRUNED if aside else TrialState.COMPLETE,
+                    value=None if aside else each.value,
+                    params=dict(each.point),
+                    distributions=kinds,
+                    user_attrs={k: v for k, v in attributes.items() if v != ""},
+                    intermediate_values={0: each.value} if aside else {},
+                    constraints={"feasible": float(each.fate == "infeasible")},
+                )
+                final.add_trial(trial)
 
     def remember(self, name: str, value: object) -> None:
         """Keep a plain value or a dataclass under a name."""
@@ -189,4 +242,4 @@ def record_out_of_memory(storage: str | Path, reason: str) -> None:
         )
         for trial in running:
             outcome = Outcome(dict(trial.params), Status.OUT_OF_MEMORY, reason=reason)
-            opened.set_trial_user_attr(trial._trial_id, _OUTCOME, to_plain(outcome))
+            opened.set_trial_user_attr(trial._trial_id, OUTCOME, to_plain(outcome))

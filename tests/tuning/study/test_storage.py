@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from autoprec.errors import UsageError
 from autoprec.tuning.study import storage as study_storage
 from autoprec.tuning.study.storage import (
-    default_journal,
     open_storage,
     repair_journal,
     storage_error,
@@ -24,10 +23,6 @@ from autoprec.tuning.study.storage import (
 posix = pytest.mark.skipif(os.name != "posix", reason="flock is POSIX's")
 
 WHOLE = b'{"op_code":0,"worker_id":"a"}\n'
-
-
-def test_a_study_is_written_next_to_its_task() -> None:
-    assert default_journal(Path("/a/model.py")) == Path("/a/model.study.journal")
 
 
 # Torn journals -----------------------------------------------------------------------------------

@@ -1,0 +1,112 @@
+"""The tables of `autoprec studies`: a row for each study, and the trials of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autoprec.core.codec import to_plain
+from autoprec.core.speed.trial_results import Status
+from autoprec.reporting.text import printable, ratio_text, recipe_text
+from autoprec.reporting.tune import trials_table
+from autoprec.studies import KeptStudy
+from autoprec.tuning.study.kept_tunings import KeptTuning
+
+_WIDTH = 1000
+
+
+def print_studies(studies: Sequence[KeptStudy]) -> None:
+    """Print a row for each study."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task", overflow="fold")
+    for name in ("last used", "tunings", "trials", "size"):
+        table.add_column(name, justify="right")
+    table.add_column("result")
+    for study in studies:
+        table.add_row(*(Text(printable(cell)) for cell in _cells(study)))
+    _console().print(table)
+
+
+def print_study(study: KeptStudy) -> None:
+    """Print the tunings of a study with their trials."""
+    console = _console()
+
+    def say(text: str) -> None:
+        console.print(Text(printable(text)))
+
+    say(f"{study.task or study.place}")
+    say(f"kept in {study.place} ({_size(study.bytes)})" if study.bytes else study.place)
+    for tuning in study.tunings:
+        say("")
+        say(" - ".join(part for part in (_when(tuning.last_used), tuning.device) if part))
+        say(result_text(tuning))
+        if tuning.outcomes:
+            rehearsal = tuning.profile is not None and tuning.profile.device.fingerprint.rehearsal
+            console.print(trials_table(tuning.outcomes, not rehearsal))
+    if not study.tunings:
+        say("it holds no tuning")
+
+
+def plain_study(study: KeptStudy) -> Mapping[str, Any]:
+    """Return a study as plain values, for `--json`."""
+    return {
+        "place": study.place,
+        "task": study.task,
+        "last_used": None if study.last_used is None else study.last_used.isoformat(),
+        "bytes": study.bytes,
+        "problem": study.problem,
+        "tunings": [
+            {
+                "name": each.name,
+                "device": each.device,
+                "finished": each.profile is not None,
+                "result": result_text(each),
+                "trials": [to_plain(outcome) for outcome in each.outcomes],
+            }
+            for each in study.tunings
+        ],
+    }
+
+
+def result_text(tuning: KeptTuning) -> str:
+    """Say what a tuning ended with, or how far it came."""
+    profile = tuning.profile
+    if profile is not None:
+        text = recipe_text(profile.recipe)
+        gain = profile.evidence.speedup
+        return f"{text}: {ratio_text(gain)}" if gain.rounds else text
+    ran = sum(each.status is Status.OK for each in tuning.outcomes)
+    return f"not finished: {ran} of {len(tuning.outcomes)} trials ran"
+
+
+def _cells(study: KeptStudy) -> list[str]:
+    if study.problem:
+        return [study.place, "", "", "", _size(study.bytes), study.problem]
+    trials = sum(len(each.outcomes) for each in study.tunings)
+    return [
+        study.task or Path(study.place).name,
+        _when(study.last_used),
+        str(len(study.tunings)),
+        str(trials),
+        _size(study.bytes),
+        result_text(study.tunings[-1]) if study.tunings else "",
+    ]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1000:.0f} kB"
+
+
+def _when(moment: Any) -> str:
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def _console() -> Console:
+    """Make a console on stdout, so wide that no path is folded if that is not a terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
