@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autoprec.errors import UsageError
 from autoprec.tuning.study.kept_tunings import KeptTuning, read_tunings
-from autoprec.tuning.study.places import default_journal, kept_journals, studies_folder
+from autoprec.tuning.study.places import default_journal, kept_journals
 from autoprec.tuning.study.storage import journal_path, remove_journal
 
 
@@ -94,11 +94,6 @@ def unused_for(studies: Sequence[KeptStudy], days: float) -> tuple[KeptStudy, ..
     """Return the studies that were last used longer ago than that."""
     limit = datetime.now() - timedelta(days=days)
     return tuple(each for each in studies if (each.last_used or datetime.min) < limit)
-
-
-def folder() -> Path | None:
-    """Return the folder of the studies; None where nothing is cached."""
-    return studies_folder()
 
 
 def _read(journal: Path) -> KeptStudy:

@@ -28,10 +28,9 @@ PACKAGE = Path(autoprec.__file__).parent
 # layer may import itself and what is listed; "" is the package's own __init__, which nothing inside
 # may import.
 # profile_selection chooses the recipe that applying applies; verifying compares a profile with this
-# machine; reports makes pages of profiles; studies lists what tunings keep;
-# probing finds devices and times their products. yaml_files, profiles (profile files, with their
-# comments) and measurement_cache do for
-# the layers above what core may not do; version holds one constant.
+# machine; reports makes pages of profiles; studies lists what tunings keep; probing finds devices
+# and times their products. yaml_files, profiles (profile files, with their comments) and
+# measurement_cache do for the layers above what core may not do; version holds one constant.
 FILES = {"measurement_cache", "profile_comments", "profiles", "version", "yaml_files"}
 LAYERS = {
     "errors": set(),
@@ -60,15 +59,7 @@ LAYERS = {
     },
     "probing": {"backends", "hardware", "core", "errors", *FILES},
     "api": {
-        *(
-            "applying",
-            "reports",
-            "verifying",
-            "probing",
-            "reporting",
-            "fleet",
-            "tuning",
-        ),
+        *("applying", "reports", "verifying", "probing", "reporting", "fleet", "tuning"),
         *("workers", "backends", "hardware", "core", "errors"),
         *FILES,
     },

@@ -16,18 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from autoprec.cli import (
-    check,
-    diff,
-    fleet,
-    probe,
-    report,
-    schema,
-    show,
-    studies,
-    tune,
-    verify,
-)
+from autoprec.cli import check, diff, fleet, probe, report, schema, show, studies, tune, verify
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.reporting.flags import with_flags
 from autoprec.version import __version__

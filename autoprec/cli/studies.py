@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from typing import Any
@@ -68,7 +69,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     from autoprec.reporting.studies import plain_study, print_studies
-    from autoprec.studies import folder, kept_studies
+    from autoprec.studies import kept_studies
+    from autoprec.tuning.study.places import studies_folder
 
     found = kept_studies()
     if arguments.json:
@@ -76,7 +78,7 @@ def _list(arguments: argparse.Namespace) -> int:
     elif found:
         print_studies(found)
     else:
-        print(f"no study is kept in {folder() or 'a cache (AUTOPREC_CACHE is empty)'}")
+        print(f"no study is kept in {studies_folder() or 'a cache (AUTOPREC_CACHE is empty)'}")
     return 0
 
 
@@ -125,10 +127,11 @@ def _clear(arguments: argparse.Namespace) -> int:
 
 
 def _days(text: str) -> float:
-    days = float(text)
-    if not 0 <= days < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} given, expected a number of days")
-    return days
+    with contextlib.suppress(ValueError):
+        days = float(text)
+        if 0 <= days < 1e6:
+            return days
+    raise argparse.ArgumentTypeError(f"{text} given, expected a number of days")
 
 
 def _print_json(value: Any) -> None:
