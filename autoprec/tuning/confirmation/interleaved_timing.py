@@ -5,6 +5,9 @@ that all of them ran. Every second round runs in reverse order (A B C, C B A). S
 costs as much as several rounds, so recipes share a worker where that does not change their times.
 Where the finalists together exceed the memory limit, each session is opened for its turn and closed
 again.
+
+On a CPU a session's speed also depends on where its memory happens to lie. No number of rounds in
+one session shows that, so sessions are renewed between rounds, and workers as often as time allows.
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from autoprec.backends import registry
 from autoprec.core.measurement import Measurement
@@ -29,6 +32,8 @@ from autoprec.tuning.search.trials import Measured
 from autoprec.workers.cpu_contention import ContentionMonitor
 from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import RETRIED_FAILURES, Runner
+
+T = TypeVar("T")
 
 
 class FinalistFailed(Exception):
@@ -56,6 +61,12 @@ _DISTURBED_RATIO, _ROUND_RETRY_SECONDS, _RETRY_BUDGET_SECONDS = 1.15, 0.5, 1.0
 #: pause, and with an uncounted step where a step is shorter than this; in a longer one the effect
 #: does not show.
 _WORKER_SWITCH_PAUSE_SECONDS, _LONGEST_WARM_STEP_SECONDS = 0.02, 0.5
+
+#: What new sessions and workers may take on a CPU: seconds a round; what is not spent is saved up.
+#: Sessions of one recipe (an MLP at batch 32) that each varied by a few per cent differed from each
+#: other by 14 % (standard deviation), half of it between sessions of a process, half between
+#: processes. A new session takes 0.3 s in PyTorch, a new worker 5 s.
+_RENEWAL_SECONDS = 3.0
 
 SelectRemaining = Callable[[tuple[Finalist, ...]], Collection[int]]
 """Returns the indices of the finalists that run another round; none: the rounds are enough."""
@@ -96,8 +107,11 @@ class InterleavedTiming:
         listener: Listener,
         contention_monitor: ContentionMonitor,
         concurrently: bool = True,
+        renewal_seconds: float = 0.0,
     ) -> None:
         self.recipes = tuple(recipes)
+        self._renewal_seconds = renewal_seconds if together else 0.0
+        self._saved_seconds = self._start_seconds = self._open_seconds = 0.0
         self._fastest = [math.inf] * len(self.recipes)
         self.measured: list[list[Measurement]] = [[] for _ in recipes]
         self._retried_seconds = 0.0
@@ -135,41 +149,74 @@ class InterleavedTiming:
                 runner.drop()
 
     def _open_together(self) -> None:
-        """Start the workers and open every session; concurrently on a CPU, as one takes seconds.
+        """Start the workers and open every session, and note how long each took."""
+        indices = range(len(self.recipes))
+        began = time.monotonic()
+        self._start_workers(indices)
+        started = time.monotonic()
+        self._open_sessions(indices)
+        self._start_seconds = started - began
+        self._open_seconds = time.monotonic() - started
 
-        On an accelerator a session limits itself to the free memory, so the workers start
-        concurrently, but their sessions are opened one after the other.
-        """
-        by_runner: dict[Runner, list[int]] = {}
-        for index, runner in enumerate(self._runners):
-            by_runner.setdefault(runner, []).append(index)
+    def _renew(self, indices: Sequence[int]) -> None:
+        """Replace the workers or, where no time is saved up for that, the sessions."""
+        self._saved_seconds += self._renewal_seconds
+        in_new_workers = self._saved_seconds >= self._start_seconds + self._open_seconds
+        if not in_new_workers and self._saved_seconds < self._open_seconds:
+            return
+        began = time.monotonic()
+        for index in tuple(self._open_now):
+            self._close(index)
+        if in_new_workers:
+            for index in indices:
+                self._runners[index].drop()
+            self._start_workers(indices)
+        opening = time.monotonic()
+        self._open_sessions(indices)
+        now = time.monotonic()
+        self._saved_seconds -= now - began
+        if not in_new_workers:  # the first session of a worker takes longer
+            self._open_seconds = now - opening
 
+    def _start_workers(self, indices: Iterable[int]) -> None:
         def start(runner: Runner) -> None:
             with contextlib.suppress(WorkerFailure):  # opening fails again, and names the recipe
                 runner.load()
 
-        def open_all(indices: list[int]) -> None:
-            for index in indices:
+        self._each_in_a_thread(start, {self._runners[index] for index in indices})
+
+    def _open_sessions(self, indices: Iterable[int]) -> None:
+        """Open sessions and warm them up; workers open theirs concurrently on a CPU.
+
+        On an accelerator a session limits itself to the free memory, so one is opened after the
+        other.
+        """
+        by_runner: dict[Runner | None, list[int]] = {}
+        for index in indices:
+            runner = self._runners[index] if self._concurrently else None
+            by_runner.setdefault(runner, []).append(index)
+
+        def open_all(mates: list[int]) -> None:
+            for index in mates:
                 self._open(index)
 
-        with ThreadPoolExecutor(len(by_runner)) as pool:
-            try:
-                if self._concurrently:
-                    list(pool.map(open_all, by_runner.values()))
-                else:
-                    list(pool.map(start, by_runner))
-                    open_all([index for indices in by_runner.values() for index in indices])
-            except KeyboardInterrupt:
-                for runner in self._runners:  # the threads wait for these
-                    runner.drop()
-                raise
-        for index in range(len(self.recipes)):
+        self._each_in_a_thread(open_all, by_runner.values())
+        for index in indices:
             own = self._runners[index] is not self._shared
             warm = self._time(
                 index, _OWN_WORKER_WARMUP_SECONDS if own else _SHARED_WORKER_WARMUP_SECONDS
             )
-            self._fastest[index] = min(self._fastest[index], warm.step_seconds)
+            self._fastest[index] = warm.step_seconds
             self._last = self._runners[index]
+
+    def _each_in_a_thread(self, function: Callable[[T], None], arguments: Collection[T]) -> None:
+        with ThreadPoolExecutor(len(arguments)) as pool:
+            try:
+                list(pool.map(function, arguments))
+            except KeyboardInterrupt:
+                for runner in self._runners:  # the threads wait for these
+                    runner.drop()
+                raise
 
     def _open(self, index: int) -> None:
         self._call(index, "open", recipe=self.recipes[index], seed=self._seed)
@@ -207,6 +254,8 @@ class InterleavedTiming:
         """
         order = list(range(len(self.recipes)))
         for number in range(rounds):
+            if number and self._renewal_seconds:
+                self._renew(order)
             self._retried_seconds = 0.0
             with self._contention_monitor.over(self._worker_pids):
                 for index in order if number % 2 == 0 else reversed(order):
@@ -331,6 +380,7 @@ def time_interleaved(
         listener=job.listener,
         contention_monitor=job.contention_monitor,
         concurrently=job.on_cpu,
+        renewal_seconds=_RENEWAL_SECONDS if job.on_cpu else 0.0,
     )
     with timing:
         finalists = timing.run(rounds, running)

@@ -5,107 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from factories import steady
 
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.recipe import Recipe
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.confirmation.interleaved_timing import (
     FinalistFailed,
-    InterleavedTiming,
     may_share_worker,
 )
-from autoprec.tuning.events import silent
-from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
-from autoprec.workers.runner import RETRIED_FAILURES, Runner
-
-KEPT = {KEEP_MEMORY: True}
-PLAIN = Recipe(batch_size=32)
-FAST = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64, knobs=KEPT)
-LARGE = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=128, knobs=KEPT)
-WATCH = cast(Any, SimpleNamespace(over=lambda pids: nullcontext()))
-
-
-class Worker:
-    """Keeps sessions by name, as a real one does, and dies when it is told to."""
-
-    killed_at: int | None = None
-    killed_by = FailureKind.KILLED
-
-    def __init__(self, log: list[tuple[int, str, str]], number: int) -> None:
-        self.log, self.pid, self.alive = log, number, True
-        self.pids = (number,)
-        self.open: dict[str, Recipe] = {}
-        self.timed = 0
-
-    def load(self, on_progress: object = None) -> None: ...
-
-    def call(self, method: str, *, on_progress: object = None, **arguments: Any) -> Any:
-        name = arguments["name"]
-        self.log.append((self.pid, method, name))
-        if method == "open":
-            self.open[name] = arguments["recipe"]
-        elif method == "close":
-            del self.open[name]
-        else:
-            recipe = self.open[name]
-            self.timed += 1
-            if self.timed == self.killed_at:
-                self.alive = False
-                raise WorkerFailure(self.killed_by, "somebody else's kill")
-            return steady(0.1, recipe.batch_size, steps=3, peak_memory_bytes=7)
-        return None
-
-    def kill(self) -> None:
-        self.alive = False
-        self.open.clear()
-
-    close = kill
-
-
-class Workers:
-    """Starts workers and remembers them."""
-
-    def __init__(self, killed_at: int | None = None) -> None:
-        self.log: list[tuple[int, str, str]] = []
-        self.made: list[Worker] = []
-        self.killed_at = killed_at
-
-    def start(self, settings: WorkerSettings) -> Any:
-        worker = Worker(self.log, len(self.made))
-        worker.killed_at = self.killed_at if not self.made else None
-        self.made.append(worker)
-        return worker
-
-    def runner(self) -> Runner:
-        return Runner(WorkerSettings(Path("task.py")), None, self.start)
-
-
-def contest(
-    workers: Workers, recipes: list[Recipe], *, together: bool = True, concurrently: bool = True
-) -> tuple[InterleavedTiming, Runner]:
-    shared = workers.runner()
-    made = InterleavedTiming(
-        recipes,
-        shared,
-        workers.runner,
-        shares=lambda recipe: recipe.keeps_memory,
-        seed=0,
-        together=together,
-        listener=silent,
-        contention_monitor=WATCH,
-        concurrently=concurrently,
-    )
-    return made, shared
+from autoprec.workers.runner import RETRIED_FAILURES
+from tests.tuning.fake_workers import FAST, KEPT, LARGE, PLAIN, Worker, Workers, contest
 
 
 def test_those_who_may_share_run_in_one_worker_and_leave_it_as_it_was() -> None:
@@ -140,7 +54,7 @@ def test_the_order_turns_round_in_every_second_round() -> None:
     ],
 )
 def test_a_turn_after_another_worker_begins_with_a_step_that_does_not_count(
-    step_seconds: float, expected: list[object], monkeypatch: pytest.MonkeyPatch
+    step_seconds: float, expected: list[object]
 ) -> None:
     heard: list[object] = []
 
@@ -153,8 +67,7 @@ def test_a_turn_after_another_worker_begins_with_a_step_that_does_not_count(
             heard.append("lead" if lead else int(arguments["name"].removeprefix("final")))
             return replace(answer, step_seconds=9.0 if lead else step_seconds)
 
-    monkeypatch.setitem(globals(), "Worker", Slow)
-    made, _ = contest(Workers(), [PLAIN, FAST])
+    made, _ = contest(Workers(Slow), [PLAIN, FAST])
     with made:
         heard.clear()
         finals = made.run(2)
@@ -227,26 +140,22 @@ def paced(steps: Iterator[float]) -> type[Worker]:
     ],
 )
 def test_a_disturbed_turn_goes_on_until_the_recipe_runs_as_before(
-    turns: list[list[float]], kept: list[float], monkeypatch: pytest.MonkeyPatch
+    turns: list[list[float]], kept: list[float]
 ) -> None:
     steps = iter([turns[0][0], *(step for turn in turns for step in turn)])  # a warm-up first
 
-    monkeypatch.setitem(globals(), "Worker", paced(steps))
-    made, _ = contest(Workers(), [FAST])
+    made, _ = contest(Workers(paced(steps)), [FAST])
     with made:
         made.run(len(turns))
     assert [m.step_seconds for m in made.measured[0]] == kept
     assert next(steps, None) is None
 
 
-def test_a_machine_that_has_become_slower_is_waited_for_once_a_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_machine_that_has_become_slower_is_waited_for_once_a_round() -> None:
     rounds = [0.1, 0.2], [*[0.3] * 2, 0.15], [0.15, 0.3]
     steps = iter([0.1, 0.2, *chain(*rounds)])  # a warm-up first
 
-    monkeypatch.setitem(globals(), "Worker", paced(steps))
-    made, _ = contest(Workers(), [FAST, LARGE])
+    made, _ = contest(Workers(paced(steps)), [FAST, LARGE])
     with made:
         made.run(3)
     assert [[m.step_seconds for m in of] for of in made.measured] == [
@@ -266,9 +175,7 @@ def test_what_does_not_fit_together_is_opened_for_its_turn() -> None:
     assert methods == ["open", "time", "close"] * 2
 
 
-def test_on_an_accelerator_workers_start_side_by_side_and_sessions_open_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_an_accelerator_workers_start_side_by_side_and_sessions_open_in_turn() -> None:
     both, opening = threading.Barrier(2, timeout=60), threading.Semaphore(1)
 
     class Limited(Worker):
@@ -285,8 +192,7 @@ def test_on_an_accelerator_workers_start_side_by_side_and_sessions_open_in_turn(
             opening.release()
             return super().call(method, **arguments)
 
-    monkeypatch.setitem(globals(), "Worker", Limited)
-    workers = Workers()
+    workers = Workers(Limited)
     made, _ = contest(workers, [PLAIN, Recipe(batch_size=8)], concurrently=False)
     with made:
         assert [method for _, method, _ in workers.log[:2]] == ["open", "open"]
@@ -307,15 +213,14 @@ def test_a_worker_that_was_killed_or_faulted_comes_back_with_all_its_sessions(
     assert [len(final.rates) for final in finals] == [3, 3]
 
 
-def test_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_fails_is_named() -> None:
     class Full(Worker):
         def call(self, method: str, **arguments: Any) -> Any:
             if arguments.get("recipe") == LARGE:
                 raise WorkerFailure(FailureKind.OUT_OF_MEMORY, "no room")
             return super().call(method, **arguments)
 
-    monkeypatch.setitem(globals(), "Worker", Full)
-    made, _ = contest(Workers(), [FAST, LARGE])
+    made, _ = contest(Workers(Full), [FAST, LARGE])
     with pytest.raises(FinalistFailed) as info, made:
         pass
     assert info.value.recipe == LARGE
