@@ -66,7 +66,7 @@ _WORKER_SWITCH_PAUSE_SECONDS, _LONGEST_WARM_STEP_SECONDS = 0.02, 0.5
 #: Sessions of one recipe (an MLP at batch 32) that each varied by a few per cent differed from each
 #: other by 14 % (standard deviation), half of it between sessions of a process, half between
 #: processes. A new session takes 0.3 s in PyTorch, a new worker 5 s.
-_RENEWAL_SECONDS = 3.0
+_RENEWAL_SECONDS = 2.0
 
 SelectRemaining = Callable[[tuple[Finalist, ...]], Collection[int]]
 """Returns the indices of the finalists that run another round; none: the rounds are enough."""
