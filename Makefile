@@ -38,6 +38,10 @@ $(VENV)/.scale-installed: $(VENV)/.all-installed
 	$(INSTALL) -e '.[torch,tensorflow,examples,dev,ray,submitit]'
 	@touch $@
 
+$(VENV)/.integrations-installed: $(VENV)/.docs-installed
+	$(INSTALL) -e '.[torch,tensorflow,examples,dev,docs,integrations]'
+	@touch $@
+
 # -- use ------------------------------------------------------------------------------------------
 
 .PHONY: demo
@@ -71,9 +75,9 @@ RUN_FILES_IN_PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile 
 
 .PHONY: tests
 tests: $(VENV)/.all-installed  ## Run the tests, each framework's in processes of its own.
-	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not gpu and not scale"
-	$(RUN_FILES_IN_PARALLEL) -m "torch and not gpu and not scale"
-	$(RUN_FILES_IN_PARALLEL) -m "keras and not gpu and not scale"
+	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not gpu and not scale and not integrations"
+	$(RUN_FILES_IN_PARALLEL) -m "torch and not gpu and not scale and not integrations"
+	$(RUN_FILES_IN_PARALLEL) -m "keras and not gpu and not scale and not integrations"
 
 # Each test starts several ranks or nodes, so one file runs at a time.
 .PHONY: test-scale
@@ -81,6 +85,13 @@ test-scale: $(VENV)/.scale-installed  ## Run the tests that train on several dev
 	OMP_NUM_THREADS=1 $(PYTEST) -m "scale and not torch and not keras and not gpu"
 	OMP_NUM_THREADS=1 $(PYTEST) -m "scale and torch and not gpu" || [ $$? -eq 5 ]
 	OMP_NUM_THREADS=1 $(PYTEST) -m "scale and keras and not gpu" || [ $$? -eq 5 ]
+
+# Needs a Chromium besides (Debian: apt install chromium).
+.PHONY: test-integrations
+test-integrations: $(VENV)/.integrations-installed  ## Run the tests with a browser and experiment trackers.
+	$(PYTEST) -m "integrations and not torch and not keras"
+	$(PYTEST) -m "integrations and torch"
+	$(PYTEST) -m "integrations and keras"
 
 # Exit code 5 (no test found) is accepted for Keras only, which has no GPU tests: not every machine
 # has a TensorFlow that sees its GPU.

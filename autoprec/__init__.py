@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 from autoprec.version import __version__
 
 if TYPE_CHECKING:
-    from autoprec.api import apply_profile, distribute, load_profile, probe, report, tune, verify
+    from autoprec.api import (
+        apply_profile,
+        distribute,
+        load_profile,
+        log_to,
+        probe,
+        report,
+        tune,
+        verify,
+    )
     from autoprec.core.dtypes import Policy
     from autoprec.core.profile import Profile
     from autoprec.core.recipe import Recipe
@@ -25,6 +34,7 @@ _HOMES = {
     "apply_profile": "autoprec.api",
     "distribute": "autoprec.api",
     "load_profile": "autoprec.api",
+    "log_to": "autoprec.api",
     "probe": "autoprec.api",
     "report": "autoprec.api",
     "tune": "autoprec.api",
@@ -44,6 +54,7 @@ __all__ = [
     "apply_profile",
     "distribute",
     "load_profile",
+    "log_to",
     "probe",
     "report",
     "tune",

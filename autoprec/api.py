@@ -33,6 +33,7 @@ from autoprec.hardware.observe import select as select_devices
 from autoprec.probing import device_fingerprint, probe
 from autoprec.profiles import default_path, load_profile, save_profile
 from autoprec.reports import check_report_path, report
+from autoprec.tracking import log_to
 from autoprec.verifying import check_profile, verify
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ __all__ = [
     "distribute",
     "fleet_status",
     "load_profile",
+    "log_to",
     "plan",
     "probe",
     "report",

@@ -9,7 +9,15 @@ from autoprec.core.device.merging import merge
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.profile import Baseline, Chosen, DeviceRecord, Evidence, Profile, TaskRecord
+from autoprec.core.profile import (
+    Baseline,
+    Chosen,
+    DeviceRecord,
+    Evidence,
+    Profile,
+    TaskRecord,
+    schema_of,
+)
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import BATCH, Point
@@ -39,7 +47,7 @@ def profile_of(
 ) -> Profile:
     """Return a profile of this recipe that is twice as fast as float32."""
     return Profile(
-        schema=1,
+        schema=schema_of(recipe),
         created="2026-11-21T00:00:00Z",
         autoprec="0.1.0",
         task=TaskRecord("model.py", "0" * 64, framework),

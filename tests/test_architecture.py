@@ -28,9 +28,10 @@ PACKAGE = Path(autoprec.__file__).parent
 # layer may import itself and what is listed; "" is the package's own __init__, which nothing inside
 # may import.
 # profile_selection chooses the recipe that applying applies; verifying compares a profile with this
-# machine; reports makes pages of profiles; studies lists what tunings keep; probing finds devices
-# and times their products. yaml_files, profiles (profile files, with their comments) and
-# measurement_cache do for the layers above what core may not do; version holds one constant.
+# machine; reports makes pages of profiles, tracking logs them; studies lists what tunings keep;
+# probing finds devices and times their products. yaml_files, profiles (profile files, with their
+# comments) and measurement_cache do for the layers above what core may not do; version holds one
+# constant.
 FILES = {"measurement_cache", "profile_comments", "profiles", "version", "yaml_files"}
 LAYERS = {
     "errors": set(),
@@ -53,13 +54,15 @@ LAYERS = {
     "applying": {"profile_selection", "backends", "core", "errors", *FILES},
     "studies": {"tuning", "errors"},
     "reports": {"reporting", "core", "errors", *FILES},
+    "tracking": {"reports", "core", "errors", *FILES},
     "verifying": {
         *("profile_selection", "probing", "tuning", "workers", "backends", "hardware", "core"),
         *("errors", *FILES),
     },
     "probing": {"backends", "hardware", "core", "errors", *FILES},
     "api": {
-        *("applying", "reports", "verifying", "probing", "reporting", "fleet", "tuning"),
+        *("applying", "reports", "tracking", "verifying", "probing", "reporting", "fleet"),
+        "tuning",
         *("workers", "backends", "hardware", "core", "errors"),
         *FILES,
     },
@@ -82,7 +85,7 @@ LOOKING = {
 }
 
 PUBLIC_NAMES = {
-    *("apply_profile", "distribute", "load_profile", "probe", "report", "tune", "verify"),
+    *("apply_profile", "distribute", "load_profile", "log_to", "probe", "report", "tune", "verify"),
     *("AutoprecError", "Policy", "Profile", "Recipe", "__version__"),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,11 +12,10 @@ import tensorflow as tf
 
 from autoprec import Policy, Recipe, apply_profile
 from autoprec.core.recipe import LossScale
+from tests.code_blocks import block
 
 #: What Keras itself warns about: numpy 2 reading TensorFlow's eager tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
-PAGE = (Path(__file__).parent.parent / "docs" / "migration.md").read_text(encoding="utf-8")
 
 
 def test_the_graph_rewrite_is_gone_and_its_rest_refuses_keras_3() -> None:
@@ -114,12 +112,6 @@ def test_compile_wraps_the_optimizer_only_by_the_models_own_policy() -> None:
 FLOAT16 = Recipe(policy=Policy.MIXED_FLOAT16, loss_scale=LossScale(initial=256.0))
 
 
-def code_of(section: str) -> list[str]:
-    """The Python blocks of one section of the page."""
-    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-
-
 def tuned(name: str, **arguments: Any) -> Any:
     """What the page's `apply_profile` does where the profile chose float16."""
     assert name == "model.profile.yaml"
@@ -143,7 +135,7 @@ def one_step() -> dict[str, Any]:
 
 
 def test_the_custom_loop_after_trains_as_a_plain_one() -> None:
-    before, after = code_of("Keras 2")
+    before, after = block("docs/migration.md", 5), block("docs/migration.md", 6)
     assert "get_unscaled_gradients" in before
     plain, scaled = one_step(), one_step()
     exec(after, scaled)
@@ -160,7 +152,7 @@ def test_the_custom_loop_after_trains_as_a_plain_one() -> None:
 
 
 def test_what_takes_the_place_of_the_graph_rewrite_applies() -> None:
-    (code,) = code_of("TensorFlow's graph rewrite")
+    code = block("docs/migration.md", 4)
     then, first, second = re.split(r"^# (?:now|or).*$", code, flags=re.MULTILINE)
     assert "enable_mixed_precision_graph_rewrite" in then
     names = one_step() | {"build_model": small_model}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from autoprec import Policy, Recipe, apply_profile
 from autoprec.core.recipe import LossScale
+from tests.code_blocks import block
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available:UserWarning")
@@ -71,18 +71,10 @@ def test_a_float16_checkpoint_loads_into_a_float32_model() -> None:
 
 # The page's own loops ---------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parent.parent / "docs" / "migration.md").read_text(encoding="utf-8")
 POLICIES = [Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16]
 SCALE = 256.0
 
 WriteProfile = Callable[[Recipe, str], Path]
-
-
-def loops_of(section: str) -> list[str]:
-    """The Python blocks of one section of the page, in order."""
-    _, found, rest = PAGE.partition(f"\n## {section}\n")
-    assert found, section
-    return re.findall(r"```python\n(.*?)```", rest.partition("\n## ")[0], re.DOTALL)
 
 
 def tuned(policy: Policy, accumulation_steps: int = 1) -> Recipe:
@@ -117,7 +109,7 @@ def test_the_loop_before_and_the_one_after_train_the_same(
     monkeypatch.setattr(torch.cuda.amp, "GradScaler", lambda: scaler_of(policy))
     loader = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(6)]
     trained = []
-    for loop in loops_of("torch.cuda.amp and torch.cpu.amp"):
+    for loop in (block("docs/migration.md", 0), block("docs/migration.md", 1)):
         model = net(6, 3, seed=0)
         names = {
             "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2),
@@ -206,7 +198,7 @@ def test_the_gan_trains_as_the_plain_loop_does(
     torch.manual_seed(0)
     gan, plain = Gan(), Gan()
     plain.loader = gan.loader
-    (loop,) = loops_of("Several optimizers")
+    loop = block("docs/migration.md", 2)
     losses = {"discriminator_loss": discriminator_loss, "generator_loss": generator_loss}
     exec(loop, {"torch": torch, "apply_profile": apply_profile} | {"nn": nn} | vars(gan) | losses)
     train_by_hand(plain, policy, accumulation_steps)

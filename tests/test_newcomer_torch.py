@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import re
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from autoprec import Policy, Recipe, apply_profile
+from tests.code_blocks import block
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples" / "torch"
@@ -35,7 +35,7 @@ def changes() -> list[str]:
 
 
 def test_the_docs_show_the_real_change() -> None:
-    (shown,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    shown = block("docs/first-hour.md", 0)
     assert shown.splitlines() == changes()
 
 

@@ -59,6 +59,7 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(wheel: Path) -> N
     assert {name.split("/")[0].split("-")[0] for name in names} == {"autoprec"}
     assert "autoprec/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "autoprec/_profiles/profile.schema.json" in names
     for data in (ROOT / "profiles").rglob("*.yaml"):
         assert f"autoprec/_profiles/{data.relative_to(ROOT / 'profiles').as_posix()}" in names
 

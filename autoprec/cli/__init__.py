@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from autoprec.cli import check, diff, fleet, probe, report, schema, show, studies, tune, verify
+from autoprec.cli.completion import SHELLS, PrintCompletion
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.reporting.flags import with_flags
 from autoprec.version import __version__
@@ -78,6 +79,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"autoprec {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python tracebacks")
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f"print a script that completes this command in a shell ({', '.join(SHELLS)})",
+    )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)

@@ -165,7 +165,8 @@ class InProcessWorker:
         return getattr(self._service, method)(**arguments)
 
     def kill(self) -> None:
-        """Nothing is to be ended."""
+        """Forget the task, so that another worker can load it."""
+        sys.modules.pop(self._settings.task.stem, None)
 
     close = kill
 
@@ -195,7 +196,7 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
             target = Target(facts, {}, lambda known: known)
             job = TuningJob(task, target, options, lambda event: None, start=InProcessWorker)  # type: ignore[arg-type]
             profile = tune(job)
-            del sys.modules[task.stem]  # of one name only one file can be loaded
+            sys.modules.pop(task.stem, None)  # of one name only one file can be loaded
         yield claim_of(f"noise {drift:.1%}, seed {seed}", profile)
 
 

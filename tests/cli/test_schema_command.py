@@ -23,6 +23,12 @@ def test_it_is_written_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(file.read_text()) == profile_schema()
 
 
+def test_the_file_that_is_shipped_is_todays() -> None:
+    """Write it again by `autoprec schema -o profiles/profile.schema.json`."""
+    file = Path(__file__).parents[2] / "profiles" / "profile.schema.json"
+    assert json.loads(file.read_text()) == profile_schema()
+
+
 @pytest.mark.parametrize("name", ["schema.yaml", "gone/schema.json"])
 def test_another_place_is_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

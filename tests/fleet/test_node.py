@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autoprec import probing
+from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.errors import TaskError, TrialFailure
 from autoprec.fleet import node, ray_actor
@@ -25,7 +26,10 @@ FAST = {
     "overhead": {"float32": 0.004, "mixed_bfloat16": 0.006},
     "per_sample": {"float32": 0.0005, "mixed_bfloat16": 0.0002},
 }
-OPTIONS = Options(batch_sizes=(16, 32), rounds=2, extras=False)
+#: Policies by name: whatever the processor here is good at, both are tried.
+OPTIONS = Options(
+    policies=(Policy.FLOAT32, Policy.MIXED_BFLOAT16), batch_sizes=(16, 32), rounds=2, extras=False
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,38 @@
+"""A profile in TensorBoard's log, written through PyTorch's SummaryWriter."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from autoprec import log_to
+from autoprec.profiles import dump_profile
+from autoprec.tracking import scalars_of
+from tests.integrations.tensorboard_log import read_log
+from tests.reporting.page.test_page import won
+
+pytestmark = pytest.mark.integrations
+
+
+@pytest.fixture(autouse=True)
+def without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep TensorBoard from importing TensorFlow, by the module that it asks for this."""
+    name = "tensorboard.compat.notf"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+
+def test_a_summary_writer(tmp_path: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    profile = won()
+    with SummaryWriter(str(tmp_path)) as writer:
+        log_to(writer, profile)
+        scalars, text = read_log(tmp_path)
+    assert scalars == pytest.approx(scalars_of(profile))
+    lines = [line.removeprefix("    ") for line in text.splitlines()]
+    assert lines == dump_profile(profile).splitlines()
+    (page,) = tmp_path.glob("*.report.html")
+    assert "<svg" in page.read_text(encoding="utf-8")

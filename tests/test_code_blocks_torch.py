@@ -1,0 +1,134 @@
+"""The PyTorch code of README and docs/ runs as it stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import autoprec
+from autoprec import Policy, Recipe, apply_profile
+from autoprec.core.recipe import Distributed, LossScale
+from tests.code_blocks import block
+
+POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
+WriteProfile = Callable[[Recipe, str], Path]
+
+
+def recipe_of(policy: Policy, **settings: Any) -> Recipe:
+    scale = LossScale(initial=256.0) if policy.needs_loss_scale else None
+    return Recipe(policy=policy, batch_size=8, loss_scale=scale, **settings)
+
+
+@pytest.mark.slow
+def test_the_task_file_is_tuned_by_the_python_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.py").write_text(block("README.md", 3))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block("README.md", 6), names)
+    profile = names["profile"]
+    assert profile.recipe.effective_batch == 128  # the task's BATCH_SIZE
+    assert profile.recipe.policy in POLICIES
+    assert profile.task.framework == "torch"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] in {str(policy) for policy in Policy}
+    assert printed[1].startswith(str(profile.recipe.policy))
+    assert len(printed) == 3
+
+
+def training(seed: int) -> dict[str, Any]:
+    """Everything that the README's loop takes as given."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5),
+        "loss_fn": nn.CrossEntropyLoss(),
+        "loader": [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(6)],
+    }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_the_two_loops_of_the_readme_train_alike(
+    policy: Policy,
+    accumulation_steps: int,
+    write_profile: WriteProfile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = recipe_of(policy, accumulation_steps=accumulation_steps)
+    monkeypatch.chdir(write_profile(recipe, "torch").parent)
+    long, short = training(0), training(0)
+    first = [parameter.detach().clone() for parameter in long["model"].parameters()]
+    exec(block("README.md", 4), long)
+    short["precision"] = apply_profile(
+        "model.profile.yaml", model=short["model"], optimizer=short["optimizer"]
+    )
+    exec(block("README.md", 5), short)
+    assert long["scheduler"].last_epoch == short["scheduler"].last_epoch == 6 // accumulation_steps
+    for one, other, before in zip(
+        long["model"].parameters(), short["model"].parameters(), first, strict=True
+    ):
+        assert torch.equal(one, other)
+        assert not torch.equal(one, before)
+
+
+@pytest.mark.parametrize("code", [block("README.md", 1), block("docs/index.md", 1)])
+def test_the_line_for_a_training_script(code: str) -> None:
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["apply_profile"] is apply_profile
+
+
+@pytest.mark.parametrize(
+    ("policy", "lightning", "accelerate"),
+    [
+        (Policy.FLOAT32, "32-true", "no"),
+        (Policy.TF32, "32-true", "no"),
+        (Policy.MIXED_BFLOAT16, "bf16-mixed", "bf16"),
+        (Policy.MIXED_FLOAT16, "16-mixed", "fp16"),
+    ],
+)
+def test_a_recipe_for_a_trainer_that_owns_precision(
+    policy: Policy,
+    lightning: str,
+    accelerate: str,
+    write_profile: WriteProfile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(write_profile(recipe_of(policy, accumulation_steps=4), "torch").parent)
+    names: dict[str, Any] = {"Trainer": dict, "Accelerator": dict}
+    exec(block("docs/migration.md", 3), names)
+    assert names["trainer"] == {"precision": lightning, "accumulate_grad_batches": 4}
+    assert names["accelerator"] == {
+        "mixed_precision": accelerate,
+        "gradient_accumulation_steps": 4,
+    }
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_a_script_that_torchrun_starts(
+    engine: Any, write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of(Policy.MIXED_BFLOAT16, distributed=Distributed(engine, 1))
+    monkeypatch.chdir(write_profile(recipe, "torch").parent)
+    given = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    names: dict[str, Any] = {"torch": torch, "autoprec": autoprec, "apply_profile": apply_profile}
+    names["build_model"] = lambda: nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 3))
+    try:
+        exec(block("docs/scale.md", 1), names)
+        loss = names["precision"].forward(torch.randn(8, 6)).square().mean()
+        assert names["precision"].backward_and_step(loss)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
