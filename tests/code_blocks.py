@@ -1,8 +1,8 @@
 """The code blocks of README and docs/, by page and order.
 
-A test that runs one asks for it by `block` with its page and number as literals; test_code_blocks.py finds every
-block that no test asks for. Blocks of `text` (what a run printed) and of Sphinx's directives are
-not counted.
+A test that runs one asks for it by `block`, with page and number as literals; test_code_blocks.py
+finds every block that no test asks for. Blocks of `text` (what a run printed) and of Sphinx's
+directives are not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Keras code of docs/scale.md runs as it stands there, on one replica.
+"""The Keras code of docs/ runs as it stands there; under a strategy on one replica.
 
 tests/backends/keras/ has several.
 """
@@ -58,3 +58,23 @@ def test_fit_under_a_strategy(names: dict[str, Any]) -> None:
 def test_a_loop_of_ones_own_under_a_strategy(names: dict[str, Any]) -> None:
     exec(block("docs/scale.md", 3), names)
     assert names["precision"].steps == 4
+
+
+def test_fit_and_a_loop_of_ones_own(
+    write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=32, accumulation_steps=2)
+    monkeypatch.chdir(write_profile(recipe, "keras").parent)
+    keras.utils.set_random_seed(0)
+    names: dict[str, Any] = {}
+    exec(block("docs/trainers.md", 5), names)
+    try:
+        assert names["model"].layers[0].compute_dtype == "bfloat16"
+        assert names["model"].evaluate(names["x"], names["y"], verbose=0)[1] > 0.85
+    finally:
+        names["precision"].restore()
+    names["model"] = keras.models.clone_model(names["model"])
+    exec(block("docs/trainers.md", 6), names)
+    predicted = np.argmax(names["model"].predict(names["x"], verbose=0), axis=1)
+    assert (predicted == names["y"]).mean() > 0.85
+    names["precision"].restore()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,21 +115,96 @@ def test_a_recipe_for_a_trainer_that_owns_precision(
     }
 
 
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give the environment that torchrun gives the only rank, and end the group afterwards."""
+    given = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
 def test_a_script_that_torchrun_starts(
     engine: Any, write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = recipe_of(Policy.MIXED_BFLOAT16, distributed=Distributed(engine, 1))
     monkeypatch.chdir(write_profile(recipe, "torch").parent)
-    given = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
     names: dict[str, Any] = {"torch": torch, "autoprec": autoprec, "apply_profile": apply_profile}
     names["build_model"] = lambda: nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 3))
-    try:
-        exec(block("docs/scale.md", 1), names)
-        loss = names["precision"].forward(torch.randn(8, 6)).square().mean()
-        assert names["precision"].backward_and_step(loss)
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    exec(block("docs/scale.md", 1), names)
+    loss = names["precision"].forward(torch.randn(8, 6)).square().mean()
+    assert names["precision"].backward_and_step(loss)
+
+
+def digits_accuracy(names: dict[str, Any]) -> float:
+    """The share of the digits that a page's model has learned."""
+    inputs, targets = names["data"].tensors
+    with torch.no_grad():
+        return float((names["model"](inputs).argmax(1) == targets).float().mean())
+
+
+DIGITS = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=32, accumulation_steps=2)
+
+
+@pytest.fixture
+def digits(write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the first section of docs/trainers.md defines, its model trained by its loop."""
+    monkeypatch.chdir(write_profile(DIGITS, "torch").parent)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    exec(block("docs/trainers.md", 0), names)
+    return names
+
+
+def with_new_model(names: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    assert digits_accuracy({**names, "model": model}) < 0.3
+    return {**names, "model": model}
+
+
+def test_a_plain_loop(digits: dict[str, Any]) -> None:
+    assert digits_accuracy(digits) > 0.9
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_loop_under_torchrun(digits: dict[str, Any], write_profile: WriteProfile) -> None:
+    write_profile(replace(DIGITS, distributed=Distributed("ddp", 1)), "torch")
+    names = with_new_model(digits)
+    exec(block("docs/trainers.md", 1), names)
+    assert digits_accuracy(names) > 0.9
+
+
+def test_a_loop_with_accelerate(digits: dict[str, Any]) -> None:
+    names = with_new_model(digits)
+    exec(block("docs/trainers.md", 3), names)
+    assert digits_accuracy(names) > 0.9
+
+
+def test_arguments_for_hugging_faces_trainer(digits: dict[str, Any], tmp_path: Path) -> None:
+    from transformers import Trainer
+
+    names = with_new_model(digits)
+    exec(block("docs/trainers.md", 4), names)
+    arguments = names["arguments"]
+    assert (arguments.bf16, arguments.fp16, arguments.tf32) == (True, False, None)
+    assert arguments.per_device_train_batch_size == 32
+    assert arguments.gradient_accumulation_steps == 2
+
+    class Classifier(nn.Module):
+        def forward(self, pixels: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            outputs = names["model"](pixels)
+            return {"loss": names["loss_fn"](outputs, labels), "logits": outputs}
+
+    rows = [{"pixels": pixels, "labels": label} for pixels, label in names["data"]]
+    arguments.max_steps, arguments.report_to, arguments.disable_tqdm = 6, [], True
+    arguments.save_strategy = "no"
+    module = Classifier()
+    module.add_module("net", names["model"])
+    before = names["model"][0].weight.detach().clone()
+    Trainer(module, arguments, train_dataset=rows).train()
+    assert not torch.equal(names["model"][0].weight, before)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,14 +12,7 @@ from autoprec.tracking import scalars_of
 from tests.integrations.tensorboard_log import read_log
 from tests.reporting.page.test_page import won
 
-pytestmark = pytest.mark.integrations
-
-
-@pytest.fixture(autouse=True)
-def without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep TensorBoard from importing TensorFlow, by the module that it asks for this."""
-    name = "tensorboard.compat.notf"
-    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+pytestmark = [pytest.mark.integrations, pytest.mark.usefixtures("without_tensorflow")]
 
 
 def test_a_summary_writer(tmp_path: Path) -> None:
