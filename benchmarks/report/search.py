@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkout import RESULTS, TASKS
+from benchmarks.checkout import HOLDOUT, RESULTS, TASKS
 from benchmarks.peers.rows import peer_table
 from benchmarks.provenance import lines_of
 from benchmarks.report import gpu
@@ -210,3 +210,8 @@ def holdout(path: Path) -> Iterator[str]:
     if ratios:
         yield ""
         yield f"In the geometric mean {mean(ratios):.2f}x, at worst {min(ratios):.2f}x."
+    ran = {row["task"] for row in found["rows"]}
+    left = sorted({path.stem for path in HOLDOUT.glob("*.py")} - ran)
+    if left:
+        yield ""
+        yield f"Not run to the end here: {', '.join(left)}."
