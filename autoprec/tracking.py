@@ -19,7 +19,7 @@ from autoprec.yaml_files import write_text
 
 _EXPECTED = (
     "expected a wandb run (wandb.init()), an MLflow run (mlflow.start_run()), or TensorBoard's "
-    "SummaryWriter (torch.utils.tensorboard, tensorboardX) or tf.summary.create_file_writer(...)"
+    "SummaryWriter (torch.utils.tensorboard) or tf.summary.create_file_writer(...)"
 )
 
 
@@ -133,8 +133,12 @@ def _logger_of(run: Any) -> _Logger:
     raise UsageError(f"`run` of type {kind} given, {_EXPECTED}")
 
 
-def _is_from(package: str) -> Callable[[Any], bool]:
-    return lambda run: package in {_package(kind) for kind in type(run).__mro__}
+def _is_from(package: str, attribute: str) -> Callable[[Any], bool]:
+    def knows(run: Any) -> bool:
+        packages = {_package(kind) for kind in type(run).__mro__}
+        return package in packages and hasattr(run, attribute)
+
+    return knows
 
 
 def _can(*methods: str) -> Callable[[Any], bool]:
@@ -146,8 +150,8 @@ def _package(kind: type) -> str:
 
 
 _LOGGERS: tuple[tuple[Callable[[Any], bool], _Logger], ...] = (
-    (_is_from("wandb"), _log_to_wandb),
-    (_is_from("mlflow"), _log_to_mlflow),
-    (_can("add_scalar", "add_text"), _log_to_summary_writer),
+    (_is_from("wandb", "log_artifact"), _log_to_wandb),
+    (_is_from("mlflow", "info"), _log_to_mlflow),
+    (_can("add_scalar", "add_text", "get_logdir"), _log_to_summary_writer),
     (_can("as_default", "set_as_default", "flush"), _log_to_summary_ops),
 )

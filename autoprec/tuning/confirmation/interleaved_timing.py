@@ -175,7 +175,9 @@ class InterleavedTiming:
         self._open_sessions(indices)
         now = time.monotonic()
         self._saved_seconds -= now - began
-        if not in_new_workers:  # the first session of a worker takes longer
+        if in_new_workers:
+            self._start_seconds = opening - began  # at first, some ran already
+        else:  # the first session of a worker takes longer
             self._open_seconds = now - opening
 
     def _start_workers(self, indices: Iterable[int]) -> None:

@@ -104,6 +104,17 @@ def test_what_the_first_session_of_a_worker_costs_more_is_not_expected_of_the_ne
     ]
 
 
+def test_what_a_new_worker_costs_is_learned_where_the_first_ran_already(clock: Clock) -> None:
+    workers = Workers(slow(clock, load=9.0, first=1.0, again=1.0))
+    made, shared = contest(workers, [FAST], renewal_seconds=3.0)
+    shared.load()
+    with made:
+        made.run(6)
+    # Ten seconds for the second worker are saved up again in four rounds; a session takes one.
+    assert len(workers.made) == 2
+    assert [method for _, method, _ in workers.log].count("open") == 4
+
+
 def test_dear_sessions_are_renewed_as_seldom_as_their_time_allows(clock: Clock) -> None:
     assert [
         opened
