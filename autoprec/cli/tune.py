@@ -116,7 +116,9 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "mixed_float16; short names such as bf16 and fp16 are accepted",
     )
     group.add_argument(
-        "--batch-sizes", metavar="B,B|LOW-HIGH", help="micro-batches to try (default: 8-1024)"
+        "--batch-sizes",
+        metavar="B,B|LOW-HIGH",
+        help="micro-batches to try (default: 8-1024 on a CPU, 8-4096 elsewhere)",
     )
     group.add_argument(
         "--trials",

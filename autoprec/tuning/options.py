@@ -24,13 +24,14 @@ class Options:
     """Every setting of a tuning. Times are in seconds; None means no limit.
 
     Empty `policies` stand for those that the hardware's rules propose; `batch_sizes` None stands
-    for the powers of two from 8 to 1024, or BATCH_SIZE and its halves. `knobs` maps a knob's name
-    to the levels to try, its default first; other knobs that are plausible on this device are tried
-    too, unless `extras` is off. `align` overrides the device's padding multiple. `time_limit`
-    bounds the whole tuning, `search_limit` the search alone. `proof_steps` is the maximum number of
-    steps of a proof; None means as many as fit `proof_seconds` (None: 60) at the speed of a float32
-    step. `tolerance` widens (above 1) or narrows the proof's tolerances. `checkpoint` is a file of
-    weights that the model is given wherever it is built, so that the proof starts from them.
+    for the powers of two from 8 to 1024 (to 4096 on an accelerator), or BATCH_SIZE and its halves.
+    `knobs` maps a knob's name to the levels to try, its default first; other knobs that are
+    plausible on this device are tried too, unless `extras` is off. `align` overrides the device's
+    padding multiple. `time_limit` bounds the whole tuning, `search_limit` the search alone.
+    `proof_steps` is the maximum number of steps of a proof; None means as many as fit
+    `proof_seconds` (None: 60) at the speed of a float32 step. `tolerance` widens (above 1) or
+    narrows the proof's tolerances. `checkpoint` is a file of weights that the model is given
+    wherever it is built, so that the proof starts from them.
     `attribute` times every part of the speed-up by itself, however long that takes.
     `nproc` processes (ranks) train together, each on a device of its own, and share a step by
     `engine`.

@@ -32,16 +32,17 @@ def train(
     scale: float,
     noisy: bool = False,
     plain: bool = False,
+    device: str = "cpu",
 ) -> Trajectory:
     """Train as torch's AMP examples do; `policy` "float32" has neither autocast nor scaler."""
     torch.manual_seed(seed)
-    model = task.build_model()
+    model = task.build_model().to(device)
     if not plain:
         model.register_forward_hook(_in_float32)
     if noisy:
         _perturb(model, seed)
     optimizer = task.build_optimizer(model) if task.build_optimizer else _adamw(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=policy == "float16")
+    scaler = torch.amp.GradScaler(device, init_scale=scale, enabled=policy == "float16")
     losses: list[float | None] = []
     skipped = []
     torch.manual_seed(seed)
@@ -49,7 +50,7 @@ def train(
     for step in range(steps):
         taken = next(stream)
         torch.manual_seed(seed * 1_000_003 + step)
-        loss = _loss(task, model, taken, policy)
+        loss = _loss(task, model, _moved(taken, device), policy, device)
         value = float(loss.detach())
         losses.append(value if math.isfinite(value) else None)
         scaler.scale(loss).backward()
@@ -71,11 +72,15 @@ def _up(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in DTYPES.values() else tensor
 
 
-def _loss(task: Task, model: torch.nn.Module, batch: Any, policy: str) -> torch.Tensor:
+def _moved(batch: Any, device: str) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)
+
+
+def _loss(task: Task, model: torch.nn.Module, batch: Any, policy: str, device: str) -> torch.Tensor:
     """A training step under autocast as a whole; a loss function outside it, in float32."""
     autocast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if policy != "float32":
-        autocast = torch.autocast("cpu", dtype=DTYPES[policy])
+        autocast = torch.autocast(device, dtype=DTYPES[policy])
     if task.training_step is not None:
         with autocast:
             loss: torch.Tensor = task.training_step(model, batch)
@@ -103,4 +108,5 @@ def _perturb(model: torch.nn.Module, seed: int) -> None:
     """Multiply every weight by 1 + uniform(-2**-9, 2**-9)."""
     generator = torch.Generator().manual_seed(7919 + seed)
     for weight in model.parameters():
-        weight.mul_(1 + NOISE * (2 * torch.rand(weight.shape, generator=generator) - 1))
+        noise = NOISE * (2 * torch.rand(weight.shape, generator=generator) - 1)
+        weight.mul_(1 + noise.to(weight.device))

@@ -12,7 +12,7 @@ trained once more with the model's outputs left in 16 bits: `under_plain_autocas
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +58,34 @@ def write_truth(folder: Path, only: list[str]) -> None:
     write(folder, only, about, lambda path: truth_of(load_task(path)))
 
 
-def truth_of(task: Task) -> dict[str, Any]:
-    """Label every policy of one task, over more seeds where a few do not decide."""
+def truth_of(
+    task: Task,
+    *,
+    device: str = "cpu",
+    policies: Sequence[str] = tuple(POLICIES),
+    seeds: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """Label policies of one task, over more seeds where a few do not decide."""
     steps = getattr(sys.modules[task.build_model.__module__], "TRUTH_STEPS", None)
     rows: dict[str, Any] = {} if steps is None else {"steps": steps}
     few, many = (SEEDS, MORE_SEEDS) if steps is None else (HAND_SEEDS, MORE_HAND_SEEDS)
+    few, many = seeds or (few, many)
     floor = FLOOR if steps is None else HAND_FLOOR
-    trace = tracer(task)
+    trace = tracer(task, device=device)
+    hand = steps if steps is not None or device == "cpu" else STEPS
 
     def runs(name: str, recipe: Recipe, *, noisy: bool = False, plain: bool = False) -> Runs:
-        if steps is None:
+        if hand is None:
             return Runs(traced(trace, recipe, noisy=noisy), recipe)
-        return Runs(by_hand(task, name, recipe, steps, noisy=noisy, plain=plain), recipe)
+        made = by_hand(task, name, recipe, hand, device, noisy=noisy, plain=plain)
+        return Runs(made, recipe)
 
     plain = Recipe(batch_size=BATCH)
     float32, noisy = runs("float32", plain), runs("float32", plain, noisy=True)
-    for name, recipe in POLICIES.items():
-        if steps is not None and name not in DTYPES:
+    for name in policies:
+        if hand is not None and name not in DTYPES:
             continue
+        recipe = POLICIES[name]
         tuned = at_tuned_scale(Proof(trace), recipe) if name == "float16" else recipe
         ours = runs(name, tuned)
         rows[name] = label(float32, noisy, ours, few, floor)
@@ -97,7 +107,7 @@ def traced(trace: ComparisonTracer, recipe: Recipe, *, noisy: bool) -> Callable[
 
 
 def by_hand(
-    task: Task, policy: str, recipe: Recipe, steps: int, *, noisy: bool, plain: bool
+    task: Task, policy: str, recipe: Recipe, steps: int, device: str, *, noisy: bool, plain: bool
 ) -> Callable[[int], Trajectory]:
     """Long runs by a loop written by hand, as a function of the seed."""
     scale = recipe.loss_scale.initial if recipe.loss_scale else 1.0
@@ -112,6 +122,7 @@ def by_hand(
             scale=scale,
             noisy=noisy,
             plain=plain,
+            device=device,
         )
 
     return run

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.core.dtypes import Policy
+from benchmarks.search.oracle_rows import words
 
 Rows = Sequence[Mapping[str, Any]]
 Found = Mapping[str, Mapping[str, Rows]]
@@ -54,11 +55,12 @@ def speed(found: Found) -> Iterator[str]:
         *NAMES.values(),
         "`autoprec tune` chose",
         "over float32 as it was run",
+        "over float32 at its batch",
     ]
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
     if not found:
-        yield "| any | not measured: `make gpu-evidence` does it" + " | -" * 6 + " |"
+        yield "| any | not measured: `make gpu-evidence` does it" + " | -" * 7 + " |"
     for device, pieces in found.items():
         for task in dict.fromkeys(name.split("-", 1)[1] for name in pieces if "-" in name):
             rows = pieces.get(f"grid-{task}", ())
@@ -80,13 +82,18 @@ def cell(rows: Rows, policy: Policy) -> str:
     return ", ".join(said) or "-"
 
 
-def chosen(rows: Rows) -> tuple[str, str]:
-    """What a tuning chose, and what it brings."""
+def chosen(rows: Rows) -> tuple[str, str, str]:
+    """What a tuning chose, and what it brings: with its batch, and without."""
     if not rows or "recipe" not in rows[0]:
-        return ("failed" if rows else "-"), "-"
-    recipe, over = rows[0]["recipe"], rows[0]["evidence"]["speedup"]
-    words = f"{recipe['policy']}, batch {recipe['batch_size']}"
-    return words, f"{over['ratio']:.2f}x ({over['low']:.2f}-{over['high']:.2f})"
+        return ("failed" if rows else "-"), "-", "-"
+    evidence = rows[0]["evidence"]
+    recipe = words(rows[0]["recipe"])
+    return recipe, ratio(evidence["speedup"]), ratio(evidence["speedup_same_batch"])
+
+
+def ratio(over: Mapping[str, float] | None) -> str:
+    """A ratio with its interval, as far as it was measured."""
+    return f"{over['ratio']:.2f}x ({over['low']:.2f}-{over['high']:.2f})" if over else "-"
 
 
 def section(found: Found) -> Iterator[str]:
@@ -137,14 +144,22 @@ def _numerics(rows: Rows) -> Iterator[str]:
     judged = [row for row in rows if "verdict" in row]
     for policy in dict.fromkeys(row["policy"] for row in judged):
         for truth, word in (("broken", "caught"), ("healthy", "flagged")):
-            own = [r for r in judged if (r["policy"], r["truth"]) == (policy, truth)]
+            own = [r for r in judged if (r["policy"], truth_of(r)) == (policy, truth)]
             count = sum(row["verdict"] != "equal" for row in own)
             yield f"{policy}: {count} of {len(own)} {truth} {word}"
     for row in rows:
         if "failed" in row:
             yield f"{row['task']} does not run: {row['failed']}"
         if "of" in row:
-            yield f"{row['tasks']} of {row['of']} tasks reached; the truth is a CPU's"
+            yield (
+                f"{row['tasks']} of {row['of']} tasks reached; the truth is a CPU's, and the GPU's "
+                "own where the verdict contradicts that"
+            )
+
+
+def truth_of(row: Mapping[str, Any]) -> str:
+    """What becomes of a task: on the GPU where that was measured, else on a CPU."""
+    return str(row.get("truth_here", row["truth"]))
 
 
 _SUMMARIES = {"tests": _tests, "products": _products, "overhead": _overhead, "numerics": _numerics}

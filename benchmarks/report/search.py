@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autoprec.core.speed.attribution import PRECISION
 from benchmarks.checkout import HOLDOUT, RESULTS, TASKS
 from benchmarks.peers.rows import peer_table
 from benchmarks.provenance import lines_of
@@ -142,10 +143,12 @@ def tuned(folder: Path = RESULTS) -> dict[str, Row | None]:
 def gpu_row(row: Row) -> Row:
     """A GPU's tuning in the form of an oracle's row."""
     evidence = row["evidence"]
+    parts = {part["what"]: part["speedup"] for part in evidence.get("waterfall", ())}
     return {
         "date": row["date"],
         "recipes": {"chosen": row["recipe"]},
         "chosen_over_float32": evidence["speedup"],
+        "chosen_over_float32_alike": parts.get(PRECISION),
         "reason": evidence["reason"],
     }
 

@@ -23,7 +23,7 @@ class Pair(nn.Module):
         self.critic = nn.Sequential(nn.Linear(6, 24), nn.LeakyReLU(0.2), nn.Linear(24, 1))
 
     def forward(self, real):
-        made = self.generator(torch.randn(len(real), 4))
+        made = self.generator(torch.randn(len(real), 4, device=real.device))
         return self.critic(real), self.critic(Reverse.apply(made))
 
 

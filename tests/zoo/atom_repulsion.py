@@ -14,7 +14,7 @@ class Repulsion(nn.Module):
         apart = places.unsqueeze(2) - places.unsqueeze(1)
         squared = apart.square().sum(-1) + 0.05
         energy = (0.8 / squared) ** 6
-        itself = torch.eye(ATOMS, dtype=torch.bool)
+        itself = torch.eye(ATOMS, dtype=torch.bool, device=places.device)
         return torch.log1p(energy.masked_fill(itself, 0.0).sum((1, 2)))
 
 

@@ -17,7 +17,7 @@ def build_optimizer(model):
 def training_step(model, batch):
     first, second = (normalize(model(view), dim=-1) for view in batch)
     similarity = first.float() @ second.float().T / 0.2
-    return cross_entropy(similarity, torch.arange(len(similarity)))
+    return cross_entropy(similarity, torch.arange(len(similarity), device=similarity.device))
 
 
 def build_data(batch_size):

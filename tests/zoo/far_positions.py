@@ -11,7 +11,7 @@ build_optimizer = adam
 
 class Angles(nn.Module):
     def forward(self, places):
-        frequencies = torch.tensor([1.0, 0.5, 0.2, 0.1, 0.02])
+        frequencies = torch.tensor([1.0, 0.5, 0.2, 0.1, 0.02], device=places.device)
         angles = places[:, None] @ frequencies[None, :]
         return torch.cat([angles.sin(), angles.cos()], -1)
 

@@ -18,7 +18,7 @@ class Messages(nn.Module):
     def forward(self, batch):
         nodes, sources, goals = batch
         sent = self.along(nodes)[sources]
-        total = torch.zeros(len(nodes), 24, dtype=sent.dtype).index_add(0, goals, sent)
+        total = sent.new_zeros(len(nodes), 24).index_add(0, goals, sent)
         return self.out(torch.tanh(self.inside(nodes) + total / 3.0))
 
 

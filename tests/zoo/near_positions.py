@@ -11,8 +11,8 @@ build_optimizer = adam
 
 class Waves(nn.Module):
     def forward(self, places):
-        frequencies = torch.exp(-0.7 * torch.arange(6.0))
-        angles = places.to(torch.get_autocast_dtype("cpu")).float() * frequencies
+        frequencies = torch.exp(-0.7 * torch.arange(6.0, device=places.device))
+        angles = places.to(torch.get_autocast_dtype(places.device.type)).float() * frequencies
         return torch.cat([angles.sin(), angles.cos()], -1)
 
 

@@ -54,7 +54,7 @@ def build_optimizer(model):
 def training_step(model, batch):
     words, features = batch
     scores = model(words, features)
-    places = torch.arange(len(scores))
+    places = torch.arange(len(scores), device=scores.device)
     return (cross_entropy(scores, places) + cross_entropy(scores.t(), places)) / 2
 
 

@@ -11,7 +11,7 @@ build_optimizer = adam
 
 class Angles(nn.Module):
     def forward(self, places):
-        angles = places[:, None] @ torch.tensor([[0.5, 0.2]])
+        angles = places[:, None] @ torch.tensor([[0.5, 0.2]], device=places.device)
         return torch.cat([angles.sin(), angles.cos()], -1)
 
 

@@ -115,7 +115,7 @@ def _neighbour_of_fastest(
     are spent this way.
     """
     fastest = max(good, key=lambda outcome: outcome.rate)
-    model = _fit_model(good)
+    model = fit_model(good)
     sizes = space.batch_sizes
     position = sizes.index(int(fastest.point[BATCH]))
     ran = [int(o.point[BATCH]) for o in good]
@@ -200,7 +200,7 @@ def _is_first_of_policy(point: Point, baseline: Point) -> bool:
 def _most_promising(
     open_points: Sequence[Point], good: Sequence[Outcome], limits: Limits
 ) -> Next | Stop:
-    model = _fit_model(good)
+    model = fit_model(good)
     best = max(math.log(outcome.rate) for outcome in good)
     ranked = []
     for index, point in enumerate(open_points):
@@ -240,7 +240,7 @@ def _cost(point: Point, prediction: Prediction, limits: Limits) -> float:
     return limits.setup_seconds + max(limits.timed_seconds, limits.steps * step)
 
 
-def _fit_model(good: Sequence[Outcome]) -> ThroughputModel:
+def fit_model(good: Sequence[Outcome]) -> ThroughputModel:
     """Fit the cost model to what ran; what may have been disturbed gets little weight."""
     disturbed = possibly_disturbed(good)
     rates = [measured_rate(outcome) for outcome in good]

@@ -42,7 +42,7 @@ _UNSAVED_OPERANDS_SHARE = 2 / 3
 #: An update of all weights at once makes this many copies of them: Adam's are the denominators.
 _UPDATE_COPIES = 2
 
-_KERNEL_LAUNCHING_KINDS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU, DeviceKind.MPS)
+KERNEL_LAUNCHING_KINDS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU, DeviceKind.MPS)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _estimate(task: TaskFacts, peaks: DeviceFacts, policy: Policy, batch: int) -
         else:
             memory += moving
     launched = sum(kernel.count for kernel in task.kernels)
-    launching = LAUNCH_SECONDS * launched if peaks.kind in _KERNEL_LAUNCHING_KINDS else 0.0
+    launching = LAUNCH_SECONDS * launched if peaks.kind in KERNEL_LAUNCHING_KINDS else 0.0
     return Estimate(policy, batch, arithmetic, memory, launching)
 
 

@@ -6,10 +6,12 @@ chosen instead, because a setting is kept only where it wins by itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe, communication_settings
+from autoprec.core.speed.acquisition import fit_model
 from autoprec.core.speed.attribution import PRECISION, switch_off_in_turn
 from autoprec.core.speed.best_arm import TURN_SECONDS
 from autoprec.core.speed.keep_memory import clearly_pays
@@ -86,13 +88,18 @@ class Ablations:
         return (self.job.options.rounds + _SETUP_TURNS) * max(TURN_SECONDS, step_seconds)
 
     def _step_seconds(self, recipe: Recipe) -> float:
-        """Return a recipe's step time, estimated from the baseline's where it was not measured."""
+        """Return a recipe's step time, as the cost model predicts it where it was not measured.
+
+        A step of a larger batch takes longer in proportion only where it keeps the device busy.
+        """
         trials, baseline = self.search.trials, self.search.baseline
         measured, base = map(trials.measurement_of, (recipe, baseline))
-        if measured is not None:
-            return measured.step_seconds
+        if measured is not None or base is None:
+            return 0.0 if measured is None else measured.step_seconds
+        model = fit_model([outcome for outcome in trials.history if outcome.rate > 0])
+        plain, other = (model.predict(trials.space.point(each)) for each in (baseline, recipe))
         larger = recipe.effective_batch / baseline.effective_batch
-        return 0.0 if base is None else larger * base.step_seconds
+        return base.step_seconds * larger * math.exp(plain.mean - other.mean)
 
 
 def _without_communication_settings(winner: Recipe) -> list[Recipe]:

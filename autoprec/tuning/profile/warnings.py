@@ -6,8 +6,9 @@ from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import relative_spread
 from autoprec.core.speed.space import Space
+from autoprec.core.speed.step_bounds import KERNEL_LAUNCHING_KINDS
 from autoprec.tuning.profile.padding_evidence import describe_padding_trials
-from autoprec.tuning.stage_results import TuningResult
+from autoprec.tuning.stage_results import PreflightResult, TuningResult
 from autoprec.workers.cpu_contention import BUSY_SHARE
 
 #: A baseline that varies more than this between rounds makes small ratios meaningless.
@@ -43,6 +44,7 @@ def warnings_for(
     found += _noise_warning(result, plain)
     found += _slower_warning(result, recipe)
     found += _batch_range_warning(result.preflight.space, recipe)
+    found += _compilation_advice(result.preflight)
     if measured.data_seconds > measured.step_seconds:
         found.append(
             f"the loader needs {measured.data_seconds * 1e3:.1f} ms for a step of "
@@ -114,4 +116,17 @@ def _batch_range_warning(space: Space, recipe: Recipe) -> list[str]:
         f"batch {recipe.batch_size} is the {end} of those that were to be tried "
         f"({smallest}-{largest}): a {beyond} one may be faster still; widen the range with "
         "`batch_sizes`"
+    ]
+
+
+def _compilation_advice(preflight: PreflightResult) -> list[str]:
+    """Advise to try the compiler where it was left out and kernels are launched one by one."""
+    task = preflight.task
+    if preflight.space.compile != (False,) or task.compiled or task.not_compilable:
+        return []
+    if preflight.facts.kind not in KERNEL_LAUNCHING_KINDS:
+        return []
+    return [
+        "the compiler was not tried: on a device like this it can gain as much as precision does, "
+        "or lose that; `compile` measures it, at some ten seconds more for each recipe"
     ]

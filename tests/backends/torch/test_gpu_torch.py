@@ -161,6 +161,24 @@ def test_a_real_overflow_skips_the_step_and_halves_the_scale() -> None:
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("kept", [torch.float32, torch.float64])
+def test_every_loss_that_is_not_finite_is_counted(kept: torch.dtype) -> None:
+    """More of them than wait there together, of two dtypes, changed after they were given."""
+    weight = nn.Parameter(torch.ones((), device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    model = nn.ParameterList([weight])
+    precision = apply_profile(Recipe(batch_size=1), model=model, optimizer=optimizer)
+    bad = {3: float("inf"), 63: float("nan"), 64: float("-inf"), 129: float("nan")}
+    for step in range(130):
+        loss = (weight * bad.get(step, 1.0)).to(kept if step % 3 == 0 else torch.float32)
+        precision.backward(loss)
+        with torch.no_grad():
+            loss.zero_()
+        precision.step()
+    assert precision.nonfinite_losses == len(bad)
+    assert precision.nonfinite_losses == len(bad), "counted once"
+
+
 def test_what_comes_back_to_the_cpu_can_be_read_at_once() -> None:
     there = torch.arange(2.0**20, device="cuda") + 1
     assert torch.equal(move({"x": there}, "cpu")["x"], torch.arange(2.0**20) + 1)
@@ -197,6 +215,9 @@ def test_a_process_is_held_to_what_is_free() -> None:
 @real_hardware
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.filterwarnings(
+    "default"
+)  # the compiler's, of deprecated parts and of TF32 that is off
 @pytest.mark.parametrize("policy", [Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16])
 def test_a_compiled_recipe_trains_as_the_same_without_compiling(policy: Policy) -> None:
     recipe = Recipe(policy=policy, batch_size=32).with_policy(policy)

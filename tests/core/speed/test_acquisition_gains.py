@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.speed.acquisition import Next, _fit_model, next_point
+from autoprec.core.speed.acquisition import Next, fit_model, next_point
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.stopping import Limits
 from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed
@@ -67,5 +67,5 @@ def test_a_measurement_in_doubt_weighs_little():
     rates = {size: size / (4e-3 + 1e-4 * size) for size in (32, 64, 128, 256)}
     slowed = [measured(at(s), rate * (0.75 if s == 256 else 1)) for s, rate in rates.items()]
     assert possibly_disturbed(slowed) == (slowed[-1],)
-    mean = _fit_model(slowed).predict(at(256)).mean
+    mean = fit_model(slowed).predict(at(256)).mean
     assert mean > math.log(rates[256]) - 0.1

@@ -12,6 +12,7 @@ from factories import steady
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.space import point_key
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.confirmation import ablations, interleaved_timing
 from autoprec.tuning.events import Event
 from autoprec.tuning.stage_results import (
@@ -123,6 +124,23 @@ def test_a_comparison_that_would_take_long_is_left_out(search: SearchResult, siz
     result = confirmed(search, [proven(FAST[64])])
     assert result.speedup is not None
     assert result.speedup_same_batch is None
+
+
+@pytest.mark.parametrize(("step", "compared"), [(0.6, True), (1.2, False)])
+def test_a_step_at_a_larger_batch_is_estimated_from_what_ran_there(
+    search: SearchResult, step: float, compared: bool
+) -> None:
+    """A GPU takes as long for a small batch: twice the batch is not twice the baseline's step."""
+    kept = replace(PLAIN, batch_size=64, knobs={KEEP_MEMORY: True})
+    steps = {PLAIN.key(): 0.6, kept.key(): step, FAST[64].key(): 0.3}
+    search = search_of(
+        tuple(
+            Outcome(SPACE.point(recipe), Status.OK, steady(steps[recipe.key()], recipe.batch_size))
+            for recipe in (PLAIN, kept, FAST[64])
+        )
+    )
+    result = confirmed(search, [replace(proven(FAST[64]), step_seconds=0.3)])
+    assert (result.speedup_same_batch is not None) is compared
 
 
 @pytest.fixture

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement
 from autoprec.core.recipe import Alignment, Recipe
@@ -150,6 +153,27 @@ def test_a_loader_that_is_slower_than_the_step_is_told_of(seconds: float, warned
 def test_what_the_time_limit_left_out_is_told() -> None:
     result = with_confirmation(found(not_covered=("this",)), not_covered=("that",))
     assert warnings(result) == ("the time limit was reached; not covered: this; that",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "compilation", "advised"),
+    [
+        (DeviceKind.CUDA, {}, (False,), True),
+        (DeviceKind.CUDA, {}, (False, True), False),
+        (DeviceKind.CPU, {}, (False,), False),
+        (DeviceKind.CUDA, {"compiled": True}, (False,), False),
+        (DeviceKind.CUDA, {"not_compilable": "it branches on its data"}, (False,), False),
+    ],
+)
+def test_the_compiler_is_advised_where_it_was_left_out_on_a_gpu(
+    kind: DeviceKind, task: dict[str, Any], compilation: tuple[bool, ...], advised: bool
+) -> None:
+    result = found(task=replace(TASK, **task))
+    observed = SimpleNamespace(kind=kind, observation=SimpleNamespace(rehearsal=False))
+    space = replace(result.preflight.space, compile=compilation)
+    preflight = replace(result.preflight, facts=cast(Any, observed), space=space)
+    said = warnings(replace(result, preflight=preflight))
+    assert [text.startswith("the compiler was not tried") for text in said] == [True] * advised
 
 
 def test_dimensions_off_the_alignment_are_named_up_to_four() -> None:
