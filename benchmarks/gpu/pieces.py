@@ -245,27 +245,32 @@ def numerics(setting: Setting) -> Rows:
 
 
 def verdicts_or_why(job: Any) -> dict[str, list[dict[str, Any]]]:
-    """A zoo task's rows; where it does not run on the device, why.
-
-    The truth is a CPU's, whose autocast casts other operators. Where the verdict contradicts it,
-    the loops that are written by hand tell the device's own.
-    """
-    from autoprec.workers.task_file import load_task
-    from benchmarks.numerics.truth_torch import truth_of
+    """A zoo task's rows; where it does not run on the device, why."""
     from benchmarks.numerics.zoo import run
 
     try:
-        found = run(job)
-        for row in found["confusion"]:
-            if (row["truth"] == "broken") == (row["verdict"] == "equal"):
-                task, policies = load_task(job.path), (row["policy"],)
-                here = truth_of(task, device=job.device, policies=policies, seeds=ZOO_TRUTH_SEEDS)
-                row["truth_here"] = here[row["policy"]]["label"]
-                row["why_here"] = here[row["policy"]].get("why", "")
-        return found
+        return run(job, with_truth_here)
     except Exception as error:
         why = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return {table: [{"task": job.path.stem, "failed": why}] for table in job.tables}
+
+
+def with_truth_here(task: Any, job: Any) -> Rows:
+    """The verdicts on one task, with the truth of the device where they contradict a CPU's.
+
+    A CPU's autocast casts other operators. The loops that are written by hand tell what becomes of
+    the task here.
+    """
+    from benchmarks.numerics.truth_torch import truth_of
+    from benchmarks.numerics.zoo import verdicts
+
+    for row in verdicts(task, job):
+        policy = row["policy"]
+        if (row["truth"] == "broken") == (row["verdict"] == "equal"):
+            found = truth_of(task, device=job.device, policies=(policy,), seeds=ZOO_TRUTH_SEEDS)
+            here = found[policy]
+            row |= {"truth_here": here["label"], "why_here": here.get("why", "")}
+        yield row
 
 
 PIECES: Mapping[str, Callable[[Setting], Rows]] = {

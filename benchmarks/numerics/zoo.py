@@ -83,13 +83,15 @@ class Job:
         return backend.tracer(task, device=self.device, seed=seed, report=silent)
 
 
-def run(job: Job) -> dict[str, list[dict[str, Any]]]:
-    """The rows of every table that the job asks for."""
+def run(
+    job: Job, judge: Callable[[Task, Job], Iterator[dict[str, Any]]] | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of every table that the job asks for; `judge` makes those of the verdicts."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)  # a line for every loss that is not finite
     on_one_thread(job.framework)
     task = load_task(job.path)
-    makers = {"confusion": verdicts, "scales": scales, "islands": islands}
+    makers = {"confusion": judge or verdicts, "scales": scales, "islands": islands}
     return {
         table: [{"zoo": job.zoo, "task": job.path.stem} | row for row in makers[table](task, job)]
         for table in job.tables
