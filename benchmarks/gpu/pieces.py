@@ -48,7 +48,7 @@ BATCHES: Mapping[str, int] = {"mlp": 4096, "encoder": 1024, "gpt": 256, "unet": 
 DRY = "tiny"
 POLICIES = (Policy.FLOAT32, Policy.TF32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
 
-TUNING = {"search_limit": 40.0, "proof_seconds": 10.0, "rounds": 3, "extras": True, "knobs": {}}
+TUNING = {"search_limit": 25.0, "proof_seconds": 10.0, "rounds": 3, "extras": True, "knobs": {}}
 DRY_TUNING = {"trials": 2, "rounds": 1, "proof_seconds": 2.0, "extras": False, "knobs": {}}
 ROUNDS = 6
 

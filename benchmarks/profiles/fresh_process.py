@@ -5,6 +5,7 @@ profile, and in a plain float32 loop at the baseline's batch. Their ratio stands
 the profile claims. What the tuning did to its own processes (memory, threads) is not there.
 
     python -m benchmarks.profiles.fresh_process --tasks mlp lstm
+    python -m benchmarks.profiles.fresh_process --tasks gpt --device cuda --profile gpt.yaml
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks.checkout import RESULTS, TASKS, child_environment
 from benchmarks.provenance import machine
 
 TASK_NAMES = ("mlp", "lstm", "resnet", "encoder")
+FURTHER_NAMES = ("gpt", "unet")
 ROUNDS = 6
 
 #: Trains for some seconds after a warm-up and prints samples per second.
@@ -35,10 +37,10 @@ import torch
 sys.path.insert(0, sys.argv[1])
 task = __import__(sys.argv[2])
 path, batch, warm, seconds = sys.argv[3], int(sys.argv[4]), float(sys.argv[5]), float(sys.argv[6])
-dtype = getattr(torch, sys.argv[7])
+dtype, device = getattr(torch, sys.argv[7]), sys.argv[8]
 
 torch.manual_seed(0)
-model = task.build_model()
+model = task.build_model().to(device)
 build = getattr(task, "build_optimizer", lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3))
 optimizer = build(model)
 precision = None
@@ -46,12 +48,14 @@ if path:
     from autoprec import apply_profile
     precision = apply_profile(path, model=model, optimizer=optimizer)
     batch = precision.batch_size
-batches = itertools.cycle(list(itertools.islice(task.build_data(batch), 4)))
+batches = itertools.islice(task.build_data(batch), 4)
+batches = itertools.cycle([(inputs.to(device), targets.to(device)) for inputs, targets in batches])
+wait = getattr(torch, device).synchronize if device != "cpu" else lambda: None
 
 def step():
     inputs, targets = next(batches)
     if precision is None:
-        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+        with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             outputs = model(inputs)
         task.loss_fn(outputs.float(), targets).backward()
         optimizer.step()
@@ -64,10 +68,13 @@ def step():
 
 def run(limit):
     began, steps = time.perf_counter(), 0
-    while (spent := time.perf_counter() - began) < limit:
+    while time.perf_counter() - began < limit:
         step()
         steps += 1
-    return steps * batch / spent
+        if steps % 10 == 0:
+            wait()
+    wait()
+    return steps * batch / (time.perf_counter() - began)
 
 run(warm)
 print(run(seconds))
@@ -81,6 +88,7 @@ def rate(
     seconds: float,
     *,
     dtype: str = "float32",
+    device: str = "cpu",
     variables: Mapping[str, str] | None = None,
 ) -> float:
     """Samples per second of one fresh process, with these environment variables from its start.
@@ -88,6 +96,7 @@ def rate(
     Without a profile the loop is written by hand: autocast in `dtype`, none in float32.
     """
     words = [str(task.parent), task.stem, str(profile or ""), str(batch), "2", str(seconds), dtype]
+    words += [device]
     done = subprocess.run(
         [sys.executable, "-c", LOOP, *words],
         env=child_environment(**(variables or {})),
@@ -98,25 +107,36 @@ def rate(
     return float(done.stdout)
 
 
-def compare(name: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Tune a task, then train it with the profile and in plain float32, in alternation."""
+def compare(
+    name: str, rounds: int, seconds: float, *, device: str = "cpu", made: Path | None = None
+) -> dict[str, Any]:
+    """Train a task with its profile and in plain float32, in alternation; tune it before.
+
+    Where a profile is there already (`made`), that one is held to its word. Float32 runs at the
+    baseline's batch, and at the profile's where that is another.
+    """
     task = TASKS / f"{name}.py"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.yaml"
-        tune(task, device="cpu", output=path, storage=str(Path(folder) / "study.journal"))
+        path = made or Path(folder) / "profile.yaml"
+        if made is None:
+            tune(task, device=device, output=path, storage=str(Path(folder) / "study.journal"))
         profile = load_profile(path)
-        batch = profile.evidence.baseline.batch_size
-        both: list[list[float]] = [[], []]
+        batches = [profile.evidence.baseline.batch_size, profile.recipe.batch_size]
+        arms = [(path, 0), *((None, size) for size in dict.fromkeys(batches))]
+        rates: list[list[float]] = [[] for _ in arms]
         for number in range(rounds):
-            order = (0, 1) if number % 2 == 0 else (1, 0)
-            for which in order:
-                both[which].append(rate(task, (path, None)[which], batch, seconds))
+            order = [*enumerate(arms)][:: 1 if number % 2 == 0 else -1]
+            for which, (given, batch) in order:
+                rates[which].append(rate(task, given, batch, seconds, device=device))
+    same = profile.evidence.speedup_same_batch
     return {
         "task": name,
         "recipe": to_plain(profile.recipe),
         "inconclusive": profile.evidence.inconclusive,
         "claimed": to_plain(profile.evidence.speedup),
-        "applied": to_plain(paired_ratio(*both)),
+        "applied": to_plain(paired_ratio(rates[0], rates[1])),
+        "claimed_same_batch": None if same is None else to_plain(same),
+        "applied_same_batch": to_plain(paired_ratio(rates[0], rates[-1])),
     }
 
 
@@ -136,17 +156,25 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Run, print, and store."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=TASK_NAMES, choices=TASK_NAMES)
+    parser.add_argument(
+        "--tasks", nargs="+", default=TASK_NAMES, choices=(*TASK_NAMES, *FURTHER_NAMES)
+    )
+    parser.add_argument("--device", default="cpu", help="torch's name for it, such as cuda")
+    parser.add_argument("--profile", type=Path, help="of the one task: hold this one to its word")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    head = machine()
-    output = arguments.output or RESULTS / f"applied-{head['date']}.json"
+    if arguments.profile is not None and len(arguments.tasks) != 1:
+        parser.error("--profile is that of one task: give --tasks NAME, too")
+    head = machine(arguments.device)
+    place = "" if arguments.device == "cpu" else f"-{head['family']}"
+    output = arguments.output or RESULTS / f"applied-{head['date']}{place}.json"
     print("task       policy          batch  claimed              in fresh processes")
     rows = []
     for name in arguments.tasks:
-        rows.append(compare(name, arguments.rounds, arguments.seconds))
+        given = {"device": arguments.device, "made": arguments.profile}
+        rows.append(compare(name, arguments.rounds, arguments.seconds, **given))
         print(line(rows[-1]), flush=True)
         output.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.overhead.fit import judged
 from benchmarks.provenance import staleness_in_words
 from benchmarks.report.latest import where
-from benchmarks.search.oracle_rows import interleaved_timing, mean, proof, ratio_text, words
+from benchmarks.search.oracle_rows import NOT_MEASURED, interleaved_timing, mean, proof, ratio_text, words
 
 
 def overhead(path: Path) -> Iterator[str]:
@@ -82,14 +82,19 @@ def applied(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text(encoding="utf-8"))
     yield (
         f"{where(found)}, torch {found['torch']}: each profile's speed-up as the tuning measured "
-        "it, and in fresh processes, README's loop with the profile over the plain loop."
+        "it, and in fresh processes, README's loop with the profile over the plain loop; the same "
+        "over the plain loop at the profile's batch."
     )
     yield ""
-    yield "| task | chosen | claimed | in fresh processes |"
-    yield "|---|---|---|---|"
+    yield (
+        "| task | chosen | claimed | in fresh processes | claimed at its batch | "
+        "in fresh processes at its batch |"
+    )
+    yield "|---" * 6 + "|"
     for row in found["rows"]:
-        claimed, seen = (ratio_text(row[name], 2) for name in ("claimed", "applied"))
-        yield f"| {row['task']} | {words(row['recipe'])} | {claimed} | {seen} |"
+        ratios = ("claimed", "applied", "claimed_same_batch", "applied_same_batch")
+        said = [ratio_text(row[name], 2) if row.get(name) else NOT_MEASURED for name in ratios]
+        yield f"| {row['task']} | {words(row['recipe'])} | {' | '.join(said)} |"
 
 
 def regret(path: Path) -> Iterator[str]:

@@ -170,7 +170,7 @@ def test_every_loss_that_is_not_finite_is_counted(kept: torch.dtype) -> None:
     precision = apply_profile(Recipe(batch_size=1), model=model, optimizer=optimizer)
     bad = {3: float("inf"), 63: float("nan"), 64: float("-inf"), 129: float("nan")}
     for step in range(130):
-        loss = (weight * bad.get(step, 1.0)).to(kept if step % 3 == 0 else torch.float32)
+        loss = (weight + bad.get(step, 0.0)).to(kept if step % 3 == 0 else torch.float32)
         precision.backward(loss)
         with torch.no_grad():
             loss.zero_()
