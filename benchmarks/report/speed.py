@@ -10,7 +10,14 @@ from typing import Any
 from benchmarks.overhead.fit import judged
 from benchmarks.provenance import staleness_in_words
 from benchmarks.report.latest import where
-from benchmarks.search.oracle_rows import NOT_MEASURED, interleaved_timing, mean, proof, ratio_text, words
+from benchmarks.search.oracle_rows import (
+    NOT_MEASURED,
+    interleaved_timing,
+    mean,
+    proof,
+    ratio_text,
+    words,
+)
 
 
 def overhead(path: Path) -> Iterator[str]:
