@@ -19,6 +19,9 @@ T = TypeVar("T")
 #: Other names in /dev are disks and volumes, some named by their owner.
 _ACCELERATOR = re.compile(r"nv(idia|host|map|gpu)|dxg$|kfd$|accel")
 
+#: What assigns a text to a name of the module. The rest of a package's file is its author's.
+_STATED = re.compile(r"\w+\s*(:[^=]+)?=\s*['\"]")
+
 
 class Recorder:
     """A `Machine` that passes every question on and records the answers."""
@@ -45,13 +48,19 @@ class Recorder:
             system=self.system,
             architecture=self.architecture,
             python=self.python,
-            variables=self._variables,
+            variables={name: self._renamed(text) for name, text in self._variables.items()},
             files=_anonymous(self._files),
             folders=self._folders,
             commands=self._commands,
             packages=self._packages,
             **self._answers,
         )
+
+    def _renamed(self, text: str) -> str:
+        """Return a text with every GPU's UUID as the recording names it (CUDA_VISIBLE_DEVICES)."""
+        for uuid, name in self._uuids.items():
+            text = text.replace(uuid, name)
+        return text
 
     def variable(self, name: str) -> str | None:
         """Pass the question on and record the answer."""
@@ -99,11 +108,12 @@ class Recorder:
         return found
 
     def package_file(self, name: str, path: str) -> str | None:
-        """Pass the question on and record the answer."""
+        """Pass the question on and record the answer: the lines that may state a version."""
         text = self._machine.package_file(name, path)
         if text is not None:
             package = self._packages.get(name, Package())
-            self._packages[name] = replace(package, files={**package.files, path: text})
+            stated = "".join(f"{line}\n" for line in text.splitlines() if _STATED.match(line))
+            self._packages[name] = replace(package, files={**package.files, path: stated})
         return text
 
     def distribution_version(self, name: str) -> str | None:

@@ -90,7 +90,7 @@ def _loss(task: Task, model: torch.nn.Module, batch: Any, policy: str, device: s
         outputs = model(inputs)
     if task.loss_fn is None:
         raise ValueError(f"{task.name} has neither loss_fn nor training_step")
-    answer: torch.Tensor = task.loss_fn(outputs.float(), targets)
+    answer: torch.Tensor = task.loss_fn(_in_float32(model, inputs, outputs), targets)
     return answer
 
 

@@ -36,7 +36,7 @@ HEAD = """\
 
 Made by `python -m benchmarks.report` from the data in `benchmarks/results/`; every table names the
 command that prints it, and earlier runs stay in that folder under their date. The machines, all
-virtual with 2 cores and no accelerator:
+virtual, those named after a processor with 2 cores and no accelerator:
 
 - **Xeon with AMX**: an Intel Xeon that has AMX and AVX512_BF16 (`intel-amx` in the catalogue).
 - **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). When its grids were recorded (all but gpt's
@@ -44,17 +44,23 @@ virtual with 2 cores and no accelerator:
   the tables were made.
 - **Zen 4**: an AMD EPYC with AVX512_BF16 (`amd-zen4`), whose speed came and went while it was
   measured.
-- **Zen 3**: an AMD EPYC without 16-bit arithmetic (`amd-zen3`): its probe was recorded, nothing was
-  tuned on it.
+- **Zen 3**: an AMD EPYC without 16-bit arithmetic (`amd-zen3`).
+- **NVIDIA H200**: one GPU beside 16 cores of an Intel Xeon (Emerald Rapids), for half an hour; its
+  results are in the last section, and in a section each where they are of a benchmark that others
+  ran, too.
 
-No TPU was measured; what was of GPUs is in the last section. Tables that name no machine are from
+No TPU was measured. Tables that name no machine are from
 the Xeon.
 """
 
 GPUS = (
     "`make gpu-evidence`, data: `benchmarks/results/gpu_*.jsonl`. Each policy's throughput over "
     "plain float32's at the same batch, in alternation, as it is and under torch.compile; and what "
-    "one tuning chose, over float32 as it was run.",
+    "one tuning chose, over float32 as it was run, and over float32 at the batch chosen.",
+    "",
+    "A step of a small batch takes such a GPU as long as its host needs to launch the kernels. So "
+    "the ratio over float32 as it was run, at batch 32, differs between hosts with the same GPU "
+    "(*Profiles in fresh processes* has a case); the ratio at the profile's own batch does not.",
 )
 
 Section = Callable[[Path], Iterator[str]]

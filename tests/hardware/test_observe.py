@@ -16,7 +16,7 @@ from autoprec.errors import UsageError
 from autoprec.hardware import observe as observing
 from autoprec.hardware.machine import LocalMachine
 from autoprec.hardware.machine_recorder import Recorder
-from autoprec.hardware.machine_replay import Expectation, RecordedMachine
+from autoprec.hardware.machine_replay import Expectation, Package, RecordedMachine
 from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.observe import _PROBES as PROBES
 from autoprec.hardware.observe import observe, select
@@ -153,6 +153,31 @@ def test_a_recording_of_a_machine_replays_exactly_but_for_uuids(asked, gpus):
         assert replace(ours, uuid="") == replace(theirs, uuid="")
         assert bool(ours.uuid) == bool(theirs.uuid)
     assert replace(again, devices=()) == replace(seen, devices=())
+
+
+def test_a_recording_shows_neither_a_gpu_that_was_chosen_nor_what_a_package_is_written_like():
+    chosen = replace(
+        a_machine_with_a_gpu()._recording,
+        variables={"CUDA_VISIBLE_DEVICES": "GPU-secret"},
+        packages={
+            "torch": Package(
+                {
+                    "version.py": "import os\n__version__: str = '2.11.0'\ncuda = '13.0'\n"
+                    "_date = os.environ['BUILD']\ndef version():\n  v = 'theirs'\n"
+                }
+            )
+        },
+    )
+    recorder = Recorder(RecordedMachine(chosen))
+    seen = observe(recorder)
+    recording = recorder.recording("this one", Expectation(Policy.FLOAT32))
+    again = observe(RecordedMachine(recording))
+    assert "secret" not in str(to_plain(recording))
+    assert recording.packages["torch"].files == {
+        "version.py": "__version__: str = '2.11.0'\ncuda = '13.0'\n"
+    }
+    assert again.frameworks == seen.frameworks
+    assert [device.kind for device in again.devices] == [DeviceKind.CUDA, DeviceKind.CPU]
 
 
 def test_a_recorder_passes_every_answer_on(monkeypatch):

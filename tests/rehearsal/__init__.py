@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -125,19 +126,28 @@ class Rehearsal:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def autoprec(self, *words: object, seconds: float = 240) -> subprocess.CompletedProcess[str]:
+    def autoprec(self, *words: object, seconds: float = 540) -> subprocess.CompletedProcess[str]:
         """Run the command line on this machine."""
         command = [sys.executable, "-m", "autoprec", *map(str, words)]
         return self.run(command, seconds=seconds)
 
     def run(self, command: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
-        """Run a command on this machine."""
-        return subprocess.run(
+        """Run a command on this machine; where it hangs, say what it had printed, and its stack."""
+        with subprocess.Popen(
             command,
-            env=self.variables(),
+            env=self.variables() | {"PYTHONFAULTHANDLER": "1"},
             cwd=self.folder,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=seconds,
-            check=False,
-        )
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGABRT)
+                out, err = process.communicate(timeout=30)
+                raise AssertionError(f"still running after {seconds:g} s:\n{out}\n{err}") from None
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)

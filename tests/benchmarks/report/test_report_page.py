@@ -9,7 +9,7 @@ from benchmarks.report import page
 
 def test_the_pages_are_what_the_report_makes_of_the_results() -> None:
     """So a result that has become stale is marked as such: the report says it, and must be run."""
-    again = "run python benchmarks/page.py and commit what it writes"
+    again = "run python -m benchmarks.report and commit what it writes"
     unknown = "stale or not is unknown"
     made, kept = page.page(), page.PAGE.read_text(encoding="utf-8")
     pairs = list(zip(made.splitlines(), kept.splitlines(), strict=False))
