@@ -21,6 +21,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_title = f"autoprec {__version__}"
 html_copy_source = False
+html_show_copyright = False
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"

@@ -332,6 +332,15 @@ def _describe_single_steps(numbers: Verdict) -> str:
     return f"loss within {percent(numbers.loss_deviation)} at the same weights"
 
 
+def _from_to(first: float, last: float) -> str:
+    """Describe how a loss went, in as many digits as show it: two at least, five at most."""
+    size, change = max(abs(first), abs(last)), abs(first - last)
+    digits = 2
+    if 0.0 < change < math.inf:
+        digits = min(5, max(2, 1 + math.ceil(math.log10(size / change))))
+    return f"{first:.{digits}g} to {last:.{digits}g}"
+
+
 def _describe_success(numbers: Verdict, long: Check, evidence: ProofEvidence) -> str:
     """Describe what passed and over which part of training."""
     start = evidence.start
@@ -343,7 +352,7 @@ def _describe_success(numbers: Verdict, long: Check, evidence: ProofEvidence) ->
     first, last = or_infinity(numbers.first_loss), or_infinity(numbers.last_loss)
     over = f"{numbers.steps} steps from {start}" if start else f"the first {numbers.steps} steps"
     told = (
-        f"trains like float32: equal over {over}, loss {first:.2g} to {last:.2g}; "
+        f"trains like float32: equal over {over}, loss {_from_to(first, last)}; "
         f"{', '.join(part for part in parts if part)}"
     )
     if evidence.ranks:

@@ -13,7 +13,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part, describe_settings
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
-from autoprec.reporting.page.drawing import WIDTH, Plot, linear_ticks, log_ticks, short
+from autoprec.reporting.page.drawing import WIDTH, Plot, labelled, linear_ticks, log_ticks
 from autoprec.reporting.text import rate_text, ratio_text, status_text
 
 _NO_ROOM = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT)
@@ -30,13 +30,18 @@ def throughput(tried: Sequence[TriedRecipe], chosen: Recipe) -> str:
     failed = [each for each in tried if each.status is not Status.OK]
     sizes = sorted({each.batch_size for each in tried})
     top = max(each.samples_per_second for each in ran)
-    plot = Plot.over((sizes[0] / 1.2, sizes[-1] * 1.2), (0.0, 1.06 * top), log_x=True)
-    plot.y_axis([(tick, short(tick)) for tick in linear_ticks(0.0, top)], "samples/s")
-    plot.x_axis([(size, str(size)) for size in sizes], "batch on one device")
     best: dict[Policy, dict[int, float]] = defaultdict(dict)
     for each in ran:
         known = best[each.policy].get(each.batch_size, 0.0)
         best[each.policy][each.batch_size] = max(known, each.samples_per_second)
+    plot = Plot.over(
+        (sizes[0] / 1.2, sizes[-1] * 1.2),
+        (0.0, 1.06 * top),
+        log_x=True,
+        legend=[(policy.value, policy.value) for policy in best],
+    )
+    plot.y_axis(labelled(linear_ticks(0.0, top)), "samples/s")
+    plot.x_axis([(size, str(size)) for size in sizes], "batch on one device")
     for policy, rates in best.items():
         plot.curve(sorted(rates.items()), policy.value)
     for each in ran:
@@ -51,7 +56,6 @@ def throughput(tried: Sequence[TriedRecipe], chosen: Recipe) -> str:
         plot.cross(each.batch_size, at, each.policy.value, why)
         if each.status in _NO_ROOM:
             plot.label(plot.x(each.batch_size) + 7, at + 4, "OOM", kind="small")
-    _legend(plot, [policy.value for policy in best])
     return plot.svg("throughput over batch size, by policy")
 
 
@@ -66,14 +70,6 @@ def _is(each: TriedRecipe, chosen: Recipe) -> bool:
         chosen.batch_size,
         describe_settings(chosen),
     )
-
-
-def _legend(plot: Plot, names: Sequence[str]) -> None:
-    """Name the kinds of line, one below the other, in the upper left corner."""
-    for index, name in enumerate(names):
-        left, top = plot.x.start + 10, plot.y.end + 10 + 15 * index
-        plot.line(left, top, left + 18, top, f"curve {name}")
-        plot.label(left + 24, top + 4, name)
 
 
 def waterfall(parts: Sequence[Part], whole: Ratio) -> str:
@@ -130,18 +126,17 @@ def losses(curves: LossCurves, candidate: str) -> str:
     logarithmic = low > 0 and high > 10 * low
     pad = 0.05 * (high - low) or abs(high) or 1.0
     limits = (low / 1.1, high * 1.1) if logarithmic else (low - pad, high + pad)
-    plot = Plot.over((0, max(1, curves.steps[-1])), limits, log_y=logarithmic)
-    ticks = log_ticks(*limits) if logarithmic else linear_ticks(*limits)
-    plot.y_axis([(tick, short(tick)) for tick in ticks], "loss")
-    plot.x_axis([(t, short(t)) for t in linear_ticks(0, max(1, curves.steps[-1]))], "step")
     kinds = dict(zip(series, ("reference", "candidate", "noise"), strict=True))
+    plot = Plot.over(
+        (0, max(1, curves.steps[-1])),
+        limits,
+        log_y=logarithmic,
+        legend=[(name, kind) for name, kind in kinds.items() if series[name]],
+    )
+    plot.y_axis(labelled(log_ticks(*limits) if logarithmic else linear_ticks(*limits)), "loss")
+    plot.x_axis(labelled(linear_ticks(0, max(1, curves.steps[-1]))), "step")
     for name in ("float32 with noise", "float32", candidate):
         plot.curve(series[name], kinds[name])
-    shown = [name for name in lines if series[name]]
-    for index, name in enumerate(shown):
-        right, top = plot.x.end - 160, plot.y.end + 10 + 15 * index
-        plot.line(right, top, right + 18, top, f"curve {kinds[name]}")
-        plot.label(right + 24, top + 4, name)
     return plot.svg("loss over training steps")
 
 

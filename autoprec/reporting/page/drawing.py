@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 680, 300
 #: An axis shorter than this has one tick: its parts are no floats any more.
 _NO_LENGTH = 1e-300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 12, 44
+_LEGEND, _LETTER = 16, 7
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,21 @@ class Plot:
         left: int = _LEFT,
         right: int = _RIGHT,
         height: int = HEIGHT,
+        legend: Sequence[tuple[str, str]] = (),
     ) -> Plot:
-        """Make a plot of data within these limits."""
-        return cls(
+        """Make a plot of data within these limits; a legend of (name, kind of line) lies above."""
+        top = _TOP + _LEGEND if legend else _TOP
+        plot = cls(
             Scale(*xs, left, WIDTH - right, log_x),
-            Scale(*ys, height - _BOTTOM, _TOP, log_y),
+            Scale(*ys, height - _BOTTOM, top, log_y),
             height,
         )
+        at = float(left)
+        for name, kind in legend:
+            plot.line(at, _TOP - 4, at + 18, _TOP - 4, f"curve {kind}")
+            plot.label(at + 24, _TOP, name)
+            at += 24 + _LETTER * len(name) + 24
+        return plot
 
     def x_axis(self, ticks: Iterable[tuple[float, str]], title: str) -> None:
         """Draw ticks along the bottom, each at a value with its label, and the axis' title."""
@@ -154,6 +163,16 @@ def log_ticks(low: float, high: float) -> list[float]:
     return linear_ticks(low, high)
 
 
-def short(value: float) -> str:
+def labelled(ticks: Sequence[float]) -> list[tuple[float, str]]:
+    """Return ticks with labels of as many digits as tell them apart."""
+    for digits in range(3, 17):
+        labels = [short(tick, digits) for tick in ticks]
+        if len(set(labels)) == len(ticks):
+            break
+    return list(zip(ticks, labels, strict=True)) if ticks else []
+
+
+def short(value: float, digits: int = 3) -> str:
     """Show a tick's value: "1500", "0.25", "2e-06"."""
-    return f"{value:.0f}" if 1 <= abs(value) < 1e6 and value == round(value) else f"{value:.3g}"
+    whole = 1 <= abs(value) < 1e6 and value == round(value)
+    return f"{value:.0f}" if whole else f"{value:.{digits}g}"

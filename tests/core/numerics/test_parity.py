@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.numerics.loss_curves import SeedRun, check_stability, check_trajectory
-from autoprec.core.numerics.parity import LONG_STEPS, judge
+from autoprec.core.numerics.parity import LONG_STEPS, _from_to, judge
 from autoprec.core.numerics.single_step import check_single_steps
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
@@ -246,6 +246,21 @@ def test_a_verdict_says_over_which_part_of_training_it_was_equal():
     assert (verdict.steps, verdict.most_steps) == (30, 120)
     assert verdict.first_loss == 2.0
     assert "equal over the first 30 steps, loss 2 to 0.52" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "told"),
+    [
+        (2.0, 0.52, "2 to 0.52"),
+        (10.8501, 10.8366, "10.85 to 10.84"),
+        (2.302, 2.331, "2.3 to 2.33"),
+        (2.0, 2.0, "2 to 2"),
+        (2.5, 2.4999999, "2.5 to 2.5"),
+        (2.5, float("inf"), "2.5 to inf"),
+    ],
+)
+def test_how_the_loss_went_is_told_in_digits_that_show_it(first, last, told):
+    assert _from_to(first, last) == told
 
 
 @given(anything, st.floats(0.01, 100), st.floats(1, 100))

@@ -237,6 +237,21 @@ def test_any_numbers_can_be_drawn(
     assert set(Reader(page).numbers) <= set(numbers_in(to_plain(profile)))
 
 
+@pytest.mark.parametrize(
+    ("ticks", "labels"),
+    [
+        ([10.835, 10.84, 10.845], ["10.835", "10.84", "10.845"]),
+        ([0.0, 100.0, 200.0], ["0", "100", "200"]),
+        ([2.0, 2.5], ["2", "2.5"]),
+        ([], []),
+    ],
+)
+def test_labels_have_as_many_digits_as_tell_ticks_apart(
+    ticks: list[float], labels: list[str]
+) -> None:
+    assert labelled(ticks) == list(zip(ticks, labels, strict=True))
+
+
 def test_several_profiles_are_compared_by_device() -> None:
     from autoprec.reporting.page.document import page_of_several
 
