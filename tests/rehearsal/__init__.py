@@ -34,6 +34,9 @@ _ROOT = _HERE.parents[1]
 _GUARD = {"cuda": "CUDA", "rocm": "CUDA", "xpu": "XPU", "mps": "MPS"}
 GIB = 2**30
 
+#: How a program ends: torch's threads for a pretended device may abort a process that goes on.
+_END = "import os, sys; sys.stdout.flush(); sys.stderr.flush(); os._exit(0)"
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -122,7 +125,8 @@ class Rehearsal:
 
     def python(self, code: str, *arguments: object, seconds: float = 120) -> str:
         """Run a program on this machine; return what it printed. It must end well."""
-        done = self.run([sys.executable, "-c", code, *map(str, arguments)], seconds=seconds)
+        program = f"{code}\n{_END}"
+        done = self.run([sys.executable, "-c", program, *map(str, arguments)], seconds=seconds)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

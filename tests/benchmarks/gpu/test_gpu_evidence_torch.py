@@ -300,16 +300,19 @@ def test_the_report_shows_what_is_there_and_says_what_is_not(tmp_path: Path) -> 
         {"task": "mlp", "recipe": plain, "over_float32": ratio},
         {"task": "mlp", "recipe": {**plain, "compile": True}, "failed": "no compiler"},
     ]
-    tuned = [{"task": "mlp", "recipe": plain, "evidence": {"speedup": ratio}}]
+    evidenced = {"speedup": ratio, "speedup_same_batch": {**ratio, "ratio": 1.95}}
+    tuned = [{"task": "mlp", "recipe": plain, "evidence": evidenced}]
     judged = {"policy": "float16", "verdict": "equal", "truth": "broken"}
+    here = {**judged, "policy": "bfloat16", "truth_here": "healthy"}
     evidence.write("grid-mlp", evidence.PieceResult(tuple(grid)), head, tmp_path)
     evidence.write("tune-mlp", evidence.PieceResult(tuple(tuned)), head, tmp_path)
     evidence.write(
-        "numerics", evidence.PieceResult((judged,), "ran out of its 9 s"), head, tmp_path
+        "numerics", evidence.PieceResult((judged, here), "ran out of its 9 s"), head, tmp_path
     )
     shown = "\n".join(tables.section(tables.read(tmp_path)))
     assert "not measured" not in shown
     row = "| Made Up GPU | mlp | - | - | 2.00x, compiled failed | - | mixed_bfloat16, batch 8 |"
-    assert f"{row} 2.00x (1.90-2.10) |" in shown
+    assert f"{row} 2.00x (1.90-2.10) | 1.95x (1.90-2.10) |" in shown
     assert "float16: 0 of 1 broken caught" in shown
+    assert "bfloat16: 0 of 0 broken caught; bfloat16: 0 of 1 healthy flagged" in shown
     assert "failed: ran out of its 9 s" in shown

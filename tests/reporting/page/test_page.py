@@ -20,6 +20,7 @@ from autoprec.core.recipe import Distributed, LossScale, Recipe
 from autoprec.core.speed.attribution import Part, describe_settings
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
+from autoprec.reporting.page.drawing import labelled
 from tests.fuzz.example import FULL, PLAIN_FLOAT32
 from tests.reporting.page.reading import Reader, numbers_in
 
