@@ -33,6 +33,8 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "autoprec/backends/torch/apply/precision.py",
         "autoprec/backends/torch/apply/surgeon.py",
         "autoprec/backends/torch/apply/loss_scaler.py",
+        "autoprec/backends/torch/apply/nonfinite_losses.py",
+        "autoprec/backends/torch/apply/optimizer_steps.py",
         "autoprec/backends/keras/apply/precision.py",
         "autoprec/backends/keras/apply/surgeon.py",
         "autoprec/backends/keras/apply/train_function.py",
