@@ -60,7 +60,7 @@ GPUS = (
     "",
     "A step of a small batch takes such a GPU as long as its host needs to launch the kernels. So "
     "the ratio over float32 as it was run, at batch 32, differs between hosts with the same GPU "
-    "(*Profiles in fresh processes* has a case); the ratio at the profile's own batch does not.",
+    "(*Profiles in fresh processes* has a case). At a batch that fills the GPU, the GPU decides.",
 )
 
 Section = Callable[[Path], Iterator[str]]

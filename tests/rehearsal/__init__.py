@@ -149,7 +149,10 @@ class Rehearsal:
                 out, err = process.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGABRT)
-                out, err = process.communicate(timeout=30)
+                try:
+                    out, err = process.communicate(timeout=30)
+                finally:
+                    process.kill()
                 raise AssertionError(f"still running after {seconds:g} s:\n{out}\n{err}") from None
             except BaseException:
                 process.kill()

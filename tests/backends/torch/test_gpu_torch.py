@@ -215,9 +215,7 @@ def test_a_process_is_held_to_what_is_free() -> None:
 @real_hardware
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.filterwarnings(
-    "default"
-)  # the compiler's, of deprecated parts and of TF32 that is off
+@pytest.mark.filterwarnings("default")  # the compiler has its own
 @pytest.mark.parametrize("policy", [Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16])
 def test_a_compiled_recipe_trains_as_the_same_without_compiling(policy: Policy) -> None:
     recipe = Recipe(policy=policy, batch_size=32).with_policy(policy)

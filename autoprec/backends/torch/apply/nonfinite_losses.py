@@ -9,8 +9,8 @@ import torch
 
 logger = logging.getLogger("autoprec")
 
-#: So many losses wait on an accelerator until they are checked together: a check is six kernels,
-#: which take longer to launch (some 25 microseconds) than the one that copies a loss.
+#: So many losses wait on an accelerator until they are checked together: a check is several
+#: kernels, which take longer to launch than the one that copies a loss.
 _WAITING = 64
 
 
