@@ -5,6 +5,7 @@ The format is `core.profile.Profile` as YAML. Nothing in a file is run, and no p
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from autoprec.yaml_files import read_yaml, write_text
 
 SUFFIX = ".profile.yaml"
 REPORT_SUFFIX = ".report.html"
+
+#: The file of `autoprec schema` that profiles point editors to.
+SCHEMA_NAME = "autoprec.schema.json"
 
 
 def default_path(task: Path) -> Path:
@@ -180,5 +184,16 @@ def _with_inline_tables(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile file whole or not at all."""
-    write_text(path, dump_profile(profile))
+    """Write a profile file whole or not at all.
+
+    It begins with the line that shows editors its schema, where `autoprec schema` has written that
+    next to it or in a folder above.
+    """
+    write_text(path, _schema_line(path) + dump_profile(profile))
+
+
+def _schema_line(path: Path) -> str:
+    for up, folder in enumerate(Path(os.path.abspath(path)).parents):
+        if os.path.isfile(folder / SCHEMA_NAME):  # false where nothing may be looked at
+            return f"# yaml-language-server: $schema={'../' * up}{SCHEMA_NAME}\n"
+    return ""

@@ -1,22 +1,24 @@
 """Every code block of README and docs/ runs in a test; here the shell's, and that none is missed.
 
-The commands that tune run on the simulated model. Those that need several devices or nodes are only
-read by the command line's parser: tests of `make test-scale` run the like.
+The commands that tune run on the simulated model. Those that need several devices or nodes run in
+`make test-scale`, and the one that installs is in test_packaging.py.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import subprocess
-import tomllib
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import SIMULATED_TASK
 
-from autoprec.cli import build_parser, main
+from autoprec.cli import main
 from tests.code_blocks import PAGES, ROOT, block, blocks_of, commands_in
 
 TASK = SIMULATED_TASK.format(
@@ -45,22 +47,6 @@ def run(command: str) -> None:
     assert main(words) == 0, command
 
 
-def is_understood(command: str) -> None:
-    """Parse a command of ours, or what torchrun starts; of pip, check the extras."""
-    words = shlex.split(command, comments=True)
-    while re.fullmatch(r"[A-Z_]+=\S+", words[0]):
-        del words[0]
-    if words[0] == "pip":
-        extras = re.findall(r"\[(.*?)\]", words[-1])[0].split(",")
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        assert set(extras) <= project["optional-dependencies"].keys()
-        return
-    if words[0] == "torchrun":
-        words = words[words.index("-m") + 1 :]
-    assert words[0] == "autoprec", command
-    build_parser().parse_args(words[1:])
-
-
 @pytest.mark.slow
 def test_the_first_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for console in (block("README.md", 0), block("docs/index.md", 0)):
@@ -87,44 +73,26 @@ def test_verify_prints_what_its_page_shows(
         assert stated in printed, line
 
 
-@pytest.mark.parametrize(
-    "console",
-    [
-        pytest.param(block("README.md", 2), id="installing"),
-        pytest.param(block("docs/scale.md", 0), id="several ranks"),
-        pytest.param(block("docs/scale.md", 4), id="a cluster"),
-        pytest.param(block("docs/scale.md", 5), id="SLURM"),
-    ],
-)
-def test_commands_that_are_not_run_are_understood(console: str) -> None:
-    commands = commands_in(console)
-    assert commands
-    for command in commands:
-        is_understood(command)
-
-
-def test_the_loop_over_clouds_is_shell_and_its_commands_are_understood() -> None:
-    script = "\n".join(commands_in(block("docs/scale.md", 7)))
-    subprocess.run(["bash", "-n", "-c", script], check=True)
-    ours = re.findall(r"autoprec (?:tune|fleet) [^\"\n]*", script)
-    assert len(ours) == 2
-    for command in ours:
-        is_understood(command)
-
-
-def test_the_kubernetes_job_tunes_with_arguments_that_are_understood() -> None:
-    job = yaml.safe_load(block("docs/scale.md", 6))
-    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    is_understood(shlex.join([*container["command"], *container["args"]]))
-    mounted = {each["name"] for each in container["volumeMounts"]}
-    assert mounted == {each["name"] for each in pod["volumes"]}
-
-
-def test_the_workflow_runs_commands_that_are_understood() -> None:
+@pytest.mark.slow
+def test_the_workflow_installs_and_verifies(folder: Path) -> None:
+    """Its steps run where everything is installed, and pip asks no package index."""
+    run("autoprec tune model.py --policies float32,mixed_bfloat16")
+    (folder / "requirements.txt").write_text("pyyaml\n")
     workflow = yaml.safe_load(block("docs/verify.md", 1))
     steps = workflow["jobs"]["verify"]["steps"]
-    commands = [step["run"].partition(">")[0] for step in steps if "run" in step]
+    commands = [step["run"] for step in steps if "run" in step]
     assert [command.split()[0] for command in commands] == ["pip", "autoprec"]
-    is_understood(commands[1])
+    programs = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-e", "-c", command],
+            env={**os.environ, "PATH": programs, "PIP_NO_INDEX": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "does not provide the extra" not in done.stderr
+    uploaded = next(step["with"]["path"] for step in steps if "upload" in step.get("uses", ""))
+    claims = json.loads((folder / uploaded).read_text())
+    assert claims

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.code_blocks import ROOT, block, commands_in
+
 CONSTRAINTS = ROOT / "constraints.txt"
 SCRIPTS = "Scripts" if os.name == "nt" else "bin"
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
@@ -123,6 +126,31 @@ def test_installing_pulls_no_framework(environment: Path) -> None:
     names = {package["name"].lower() for package in listed}
     assert "autoprec" in names
     assert names.isdisjoint(FRAMEWORKS)
+
+
+PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="the command is one of a POSIX shell")
+def test_a_checkout_is_installed_as_the_readme_says(tmp_path: Path) -> None:
+    """In a copy of the repository; what it needs is found among the packages of these tests."""
+    (command,) = commands_in(block("README.md", 2))
+    copy, programs = tmp_path / "copy", tmp_path / "environment" / SCRIPTS
+    copy.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "autoprec", "profiles"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / name)
+    run(sys.executable, "-m", "venv", programs.parent, cwd=copy)
+    packages = Path(run(programs / "python", "-c", PURELIB, cwd=copy).strip())
+    (packages / "known.pth").write_text(sysconfig.get_path("purelib"))
+    said = run("bash", "-c", f"exec 2>&1; export PATH={programs}:$PATH; {command}", cwd=copy)
+    assert "does not provide the extra" not in said
+    question = "import autoprec; print(autoprec.__file__)"
+    found = run(programs / "python", "-c", question, cwd=tmp_path)
+    assert Path(found.strip()) == copy / "autoprec" / "__init__.py"
+    probed = json.loads(run(programs / "autoprec", "probe", "--json", cwd=tmp_path))
+    assert "torch" in {each["name"] for each in probed["frameworks"]}
 
 
 def test_the_constraints_pin_exactly_and_name_no_place() -> None:

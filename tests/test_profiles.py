@@ -124,6 +124,23 @@ NOTHING = Evidence(
 )
 
 
+def test_it_begins_with_the_line_for_editors_where_the_schema_is(tmp_path):
+    near, below, elsewhere = (tmp_path / "job" / name for name in ("", "fleet/a", "../other"))
+    for folder in (below, elsewhere):
+        folder.mkdir(parents=True)
+    (near / "autoprec.schema.json").write_text("{}")
+    lines = {near: "autoprec.schema.json", below: "../../autoprec.schema.json"}
+    for folder, place in lines.items():
+        save_profile(PROFILE, folder / "m.profile.yaml")
+        first, *rest = (folder / "m.profile.yaml").read_text().splitlines(keepends=True)
+        assert first == f"# yaml-language-server: $schema={place}\n"
+        assert (folder / place).resolve() == near / "autoprec.schema.json"
+        assert "".join(rest) == dump_profile(PROFILE)
+        assert load_profile(folder / "m.profile.yaml") == PROFILE
+    save_profile(PROFILE, elsewhere / "m.profile.yaml")
+    assert (elsewhere / "m.profile.yaml").read_text() == dump_profile(PROFILE)
+
+
 def test_what_there_is_nothing_of_is_left_out_and_read_as_before():
     """A profile of float32 holds no parity of nulls, and no speed-up of no rounds."""
     plain = replace(PROFILE, evidence=NOTHING)

@@ -14,7 +14,8 @@ examples:
   autoprec schema -o autoprec.schema.json
   check-jsonschema --schemafile autoprec.schema.json *.profile.yaml
 
-For completion in an editor, begin a profile with
+Profiles written next to an autoprec.schema.json, or in a folder below it, begin with the line that
+lets an editor check and complete them:
   # yaml-language-server: $schema=autoprec.schema.json
 """
 

@@ -1,4 +1,4 @@
-"""Batch jobs by submitit, which runs them on this machine where there is no SLURM."""
+"""Batch jobs by submitit: without SLURM, as it runs them on one machine, and with a local one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from autoprec.fleet.messages import Ended
 from autoprec.fleet.scheduler import NodeLost, NoRoom
 from autoprec.profiles import load_folder
 from tests.fleet.commands import QUICK, Command, built, wait_until, write_task
+from tests.fleet.local_slurm import LocalSlurm
 
 pytestmark = [
     pytest.mark.scale,
@@ -37,7 +38,7 @@ def tune(tmp_path: Path) -> Iterator[Tune]:
     locks = tmp_path / "locks"
     locks.mkdir()
 
-    def start(task: Path, *words: object) -> Command:
+    def start(task: Path, *words: object, **variables: str) -> Command:
         process = subprocess.Popen(
             [sys.executable, "-m", "autoprec", "tune", *map(str, (task, *QUICK, *words))],
             env={
@@ -45,6 +46,7 @@ def tune(tmp_path: Path) -> Iterator[Tune]:
                 "AUTOPREC_REHEARSAL": "1",
                 "PYTHONPATH": str(ROOT),
                 "TMPDIR": str(locks),
+                **variables,
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -103,6 +105,51 @@ def test_an_interrupt_cancels_the_jobs_and_the_same_command_resumes(
     again = tune(task, "--submitit", "fast")
     assert again.end()[0] == 0, again.text
     assert not set(known) & set(again.trials())
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> LocalSlurm:
+    return LocalSlurm(tmp_path / "slurm", {"fast": {"NODE": "fast-0"}})
+
+
+def test_a_job_whose_node_fails_is_submitted_again_and_loses_no_finished_trial(
+    tune: Tune, slurm: LocalSlurm, tmp_path: Path
+) -> None:
+    task = write_task(tmp_path / "d", step_seconds=0.01)
+    command = tune(task, "--submitit", "fast", **slurm.variables())
+    command.wait_for(r":   trial", count=2)
+    known = command.trials()
+    slurm.fail_node("fast")
+    code, _ = command.end()
+    assert code == 0, command.text
+    assert "its job ended (node_fail)" in command.text
+    assert "finished trials are kept" in command.text
+    assert command.trials()[: len(known)] == known
+    assert len(command.trials()) == len(set(command.trials()))
+    assert {line["node"] for line in built(task)} == {"fast-0"}
+    assert [each["state"] for each in slurm.jobs()] == ["COMPLETED", "NODE_FAIL", "COMPLETED"]
+
+
+def test_an_interrupt_leaves_no_job_in_slurm(tune: Tune, slurm: LocalSlurm, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "e", step_seconds=0.01)
+    command = tune(task, "--submitit", "fast", **slurm.variables())
+    command.wait_for(r":   trial", count=2)
+    command.process.send_signal(signal.SIGINT)
+    code, _ = command.end()
+    assert code == 130, command.text
+    assert [each["state"] for each in slurm.jobs()] == ["COMPLETED", "CANCELLED"]
+    started = {line[each] for line in built(task) for each in ("tuner", "worker")}
+    wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in started))
+
+
+def test_a_partition_that_slurm_does_not_know_is_a_usage_error(
+    tune: Tune, slurm: LocalSlurm, tmp_path: Path
+) -> None:
+    command = tune(write_task(tmp_path / "f"), "--submitit", "fats", **slurm.variables())
+    code, _ = command.end()
+    assert code == 2, command.text
+    assert "invalid partition specified: fats" in command.text
+    assert "Traceback" not in command.text
 
 
 class FakeJob:
