@@ -26,6 +26,7 @@ exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 default_role = "code"
 
 #: A link to a file of the repository that is no page: on a page only its text is shown.

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import SIMULATED_TASK
+from markdown_it import MarkdownIt
 
 from autoprec.cli import main
 from tests.code_blocks import PAGES, ROOT, block, blocks_of, commands_in
@@ -32,6 +33,12 @@ def test_every_block_is_asked_for_by_a_test() -> None:
         for page, number in re.findall(r'block\("([^"]+)", (\d+)\)', file.read_text("utf-8")):
             asked.add((page, int(number)))
     assert asked == {(page, n) for page in PAGES for n in range(len(blocks_of(page)))}
+
+
+def test_no_block_is_indented_for_those_would_not_be_found() -> None:
+    for page in PAGES:
+        tokens = MarkdownIt().parse((ROOT / page).read_text("utf-8"))
+        assert [each.content for each in tokens if each.type == "code_block"] == []
 
 
 @pytest.fixture
@@ -56,6 +63,20 @@ def test_the_first_commands(folder: Path, capsys: pytest.CaptureFixture[str]) ->
             run(command)
     assert (folder / "model.profile.yaml").is_file()
     assert (folder / "model.report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_first_hour(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file that it tunes is of PyTorch; tests/test_examples_torch.py trains the real one."""
+    (probe,) = commands_in(block("docs/first-hour.md", 0))
+    run(probe)
+    assert "measured" in capsys.readouterr().out
+    (tune,) = commands_in(block("docs/first-hour.md", 1))
+    task = folder / tune.split()[-1]
+    task.parent.mkdir(parents=True)
+    task.write_text(TASK)
+    run(tune)
+    assert task.with_suffix(".profile.yaml").is_file()
 
 
 @pytest.mark.slow
