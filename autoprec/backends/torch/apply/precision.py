@@ -24,6 +24,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import torch
@@ -228,7 +229,7 @@ class Precision:
         `parameters` defaults to those of all optimizers, or of the one that is named. Between
         boundaries nothing is clipped, but `flush()` will clip what it steps with the same way.
         """
-        if is_sharded_by_fsdp1(self._model):
+        if self._is_sharded_by_fsdp1:
             raise UsageError(
                 "precision.clip_grad_norm_ sees this process's part of the gradients only: under "
                 "FullyShardedDataParallel call model.clip_grad_norm_, or use fully_shard (FSDP2)"
@@ -240,6 +241,11 @@ class Precision:
             norm_type,
             error_if_nonfinite=error_if_nonfinite,
         )
+
+    @cached_property
+    def _is_sharded_by_fsdp1(self) -> bool:
+        """Looked up once: it goes through all modules, which takes longer than all else here."""
+        return is_sharded_by_fsdp1(self._model)
 
     def clip_grad_value_(
         self,

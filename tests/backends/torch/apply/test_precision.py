@@ -75,6 +75,20 @@ def test_a_step_in_float32_makes_no_autocast_and_puts_no_gradient_aside(monkeypa
     assert all(train(precision, model, batches(2)))
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_after_the_first_step_none_goes_through_the_modules(name: str, monkeypatch) -> None:
+    """A model has hundreds, and a step of a small one takes as long as going through them."""
+    model = mlp()
+    precision = apply(RECIPES[name], model, adam(model))
+    assert all(train(precision, model, batches(1), clip=0.1))
+
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a step went through the model's modules")
+
+    monkeypatch.setattr(nn.Module, "named_modules", never)
+    assert all(train(precision, model, batches(2), clip=0.1))
+
+
 def test_float32_switches_off_an_autocast_that_is_on_around_it() -> None:
     model = mlp()
     precision = apply(FLOAT32, model, adam(model))
