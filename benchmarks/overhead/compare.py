@@ -89,6 +89,18 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"cases": cases, "fixed": lines}
 
 
+def with_other_ways(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """The ways measured now, after those that the file has from the same commit and options."""
+    rows = ("cases", "fixed")
+    if {k: v for k, v in found.items() if k not in rows} != {
+        k: v for k, v in earlier.items() if k not in rows
+    }:
+        return found
+    now = {row["way"] for row in found["cases"]}
+    kept = {name: [row for row in earlier[name] if row["way"] not in now] for name in rows}
+    return {**found, **{name: kept[name] + found[name] for name in rows}}
+
+
 def in_a_line(row: dict[str, Any]) -> str:
     """A case on a terminal."""
     ratio = row["ratio"]
@@ -114,6 +126,8 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = {n: getattr(arguments, n) for n in ("processes", "rounds", "seconds", "threads")}
     found = {**head, **asked, **measure(arguments)}
     output = arguments.output or RESULTS / f"overhead-{head['date']}-{head['family']}.json"
+    if output.exists():
+        found = with_other_ways(found, json.loads(output.read_text()))
     write_text(output, json.dumps(found, indent=1) + "\n")
     for judgement in (UNRESOLVED, BROKEN):
         name = "not kept" if judgement == BROKEN else judgement

@@ -9,6 +9,7 @@ import pytest
 
 from autoprec.core.statistics import median_interval
 from benchmarks.overhead import fit
+from benchmarks.overhead.compare import with_other_ways
 
 
 def test_the_fixed_cost_is_where_the_line_meets_a_step_of_none() -> None:
@@ -65,3 +66,18 @@ def test_one_disturbed_process_of_nine_is_outside_the_interval() -> None:
     calm = [10.0, 10.1, 10.2, 10.3, 10.4, 10.5, 10.6, 10.7]
     assert median_interval([*calm, 90.0])[1] == 10.7
     assert median_interval([*calm[:5], 90.0])[1] == 90.0
+
+
+def test_a_way_measured_later_joins_the_others_of_its_commit() -> None:
+    def measured(way: str, commit: str, cost: float) -> dict[str, object]:
+        rows = [{"way": way, "cost": cost}]
+        return {"commit": commit, "processes": 9, "cases": rows, "fixed": rows}
+
+    torch = measured(fit.TORCH, "1", 1.0)
+    both = with_other_ways(measured(fit.FIT, "1", 2.0), torch)
+    assert [row["cost"] for row in both["cases"]] == [1.0, 2.0]
+    assert [row["cost"] for row in both["fixed"]] == [1.0, 2.0]
+    again = with_other_ways(measured(fit.TORCH, "1", 3.0), both)
+    assert [row["cost"] for row in again["cases"]] == [2.0, 3.0]
+    for other in (measured(fit.FIT, "2", 2.0), measured(fit.FIT, "1", 2.0) | {"processes": 5}):
+        assert with_other_ways(other, torch) == other
