@@ -8,7 +8,7 @@ from dataclasses import replace
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.reference_recipe import is_reference, keeps_arithmetic
-from autoprec.core.speed.space import BATCH
+from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE, Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.job import TuningJob
@@ -75,9 +75,8 @@ def _prove_policy(
         share = f"{best[0].rate / floor:.2g}x the speed of"
         measured = "slower than" if search.trials.rehearsed else share
         return _refused(result, policy, f"measured {measured} the best float32 recipe")
-    if job.deadline.passed(PROOF_SHARE) and not is_reference(space.recipe(best[0].point)):
-        result = _refused(result, policy, "no time was left to prove it")
-        return replace(result, not_covered=(*result.not_covered, f"the proof of {policy}"))
+    if job.deadline.passed(PROOF_SHARE):
+        return _without_time(policy, own, space, prover, result)
     floor = _MIN_SPEED_SHARE * max((each.rate for each in result.proven), default=0.0)
     # Where the re-ranking decided which recipe is the fastest, one is proven, else the best two.
     leaders = shortlist(own, space, count=1 if search.ranking != search.trials.history else 2)
@@ -89,6 +88,20 @@ def _prove_policy(
     plain = shortlist([o for o in own if keeps_arithmetic(space.recipe(o.point))], space, count=1)
     others = [each for each in plain if each not in near and each.rate >= floor]
     return _prove_all(others, prover, proved)
+
+
+def _without_time(
+    policy: Policy, own: Sequence[Outcome], space: Space, prover: Prover, result: ProofResult
+) -> ProofResult:
+    """Take of a policy what needs no proof: the fastest recipe that computes what float32 does."""
+    free = [each for each in own if is_reference(space.recipe(each.point))]
+    fastest, needs_none = shortlist(own, space, count=1), shortlist(free, space, count=1)
+    if fastest != needs_none:
+        left_out = f"the proof of {policy}" + ("'s fastest recipe" if needs_none else "")
+        result = replace(result, not_covered=(*result.not_covered, left_out))
+    if not needs_none:
+        return _refused(result, policy, "no time was left to prove it")
+    return _prove_all(needs_none, prover, result)
 
 
 def _prove_all(outcomes: Sequence[Outcome], prover: Prover, result: ProofResult) -> ProofResult:

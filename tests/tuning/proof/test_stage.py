@@ -186,9 +186,15 @@ def test_without_time_only_the_reference_itself_may_be_chosen() -> None:
     assert [proven.recipe.policy for proven in result.proven] == [F32]
     assert said(result)["mixed_bfloat16"] == "no time was left to prove it"
     assert result.not_covered == ("the proof of mixed_bfloat16",)
-    compiled = (ran(100, F32), ran(120, F32, compiled=True))
+    compiled = ran(120, F32, compiled=True)
+    asked, result = prove(*history, compiled, deadline=late)
+    assert asked == [(F32, 32, False)]
+    assert [proven.recipe.compile for proven in result.proven] == [False]
+    left_out = ("the proof of mixed_bfloat16", "the proof of float32's fastest recipe")
+    assert result.not_covered == left_out
+    assert "float32" not in said(result)
     with pytest.raises(NoFeasibleRecipe, match="no time was left to prove it"):
-        prove(*compiled, deadline=late)
+        prove(compiled, deadline=late)
 
 
 def test_where_nothing_passes_every_reason_is_told() -> None:
