@@ -249,7 +249,8 @@ def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
 def _costs(event: Finished) -> str:
     """Say what the tuning cost: its time, the time of proofs, and its peak memory."""
     evidence = event.profile.evidence
-    text = f"{evidence.trials} trials in {evidence.tuning_seconds:.0f} s"
+    trials = "1 trial" if evidence.trials == 1 else f"{evidence.trials} trials"
+    text = f"{trials} in {evidence.tuning_seconds:.0f} s"
     if evidence.proof_seconds:
         text += f", of which {evidence.proof_seconds:.0f} s for proofs"
     peaks = [o.measurement.peak_memory_bytes for o in event.outcomes if o.measurement is not None]

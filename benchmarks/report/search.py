@@ -181,6 +181,9 @@ def peers(path: Path) -> Iterator[str]:
         f"{where(first)}, torch {first['torch']}, lightning {first['lightning']}, "
         f"accelerate {first['accelerate']}, pytorch-autotune {first['pytorch-autotune']}."
     )
+    for row in rows:
+        if row.get("commit") != first.get("commit"):
+            yield f"{row['task']} at commit {row['commit']}."
     yield ""
     yield from peer_table(rows)
     yield from notes(rows)
