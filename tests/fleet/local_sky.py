@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from tests.fleet.local_programs import play, variables, write_programs, write_variables
 
 
 class LocalSky:
@@ -22,20 +23,13 @@ class LocalSky:
 
     def __init__(self, folder: Path, gpus: Mapping[str, Mapping[str, str]]) -> None:
         self.folder = folder
-        for name in ("bin", "clusters", "gpus"):
-            (folder / name).mkdir(parents=True)
-        for name, variables in gpus.items():
-            (folder / "gpus" / name).write_text(json.dumps(dict(variables)))
-        for name in ("sky", "rsync"):
-            program = folder / "bin" / name
-            called = shlex.join([sys.executable, __file__, name])
-            program.write_text(f'#!/bin/sh\nexec {called} "$@"\n')
-            program.chmod(0o755)
+        write_programs(folder, __file__, ("sky", "rsync"))
+        write_variables(folder / "gpus", gpus)
+        (folder / "clusters").mkdir()
 
     def variables(self) -> dict[str, str]:
         """Return what the environment of a command has besides."""
-        path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
-        return {"PATH": path, "LOCAL_SKY": str(self.folder)}
+        return variables(self.folder)
 
     def clusters(self) -> list[str]:
         """Return the clusters that were not taken down."""
@@ -62,12 +56,12 @@ def sky(cloud: Path, words: list[str]) -> int:
     gpu, _, count = given.gpus.partition(":")
     if count != "1":
         parser.error("one GPU a node, please")
-    variables = json.loads((cloud / "gpus" / gpu).read_text())
+    given_there = json.loads((cloud / "gpus" / gpu).read_text())
     shutil.copytree(given.workdir, cluster / "sky_workdir", dirs_exist_ok=True)
     return subprocess.call(
         ["bash", "-c", given.command],
         cwd=cluster / "sky_workdir",
-        env={**os.environ, **variables},
+        env={**os.environ, **given_there},
     )
 
 
@@ -82,4 +76,4 @@ def rsync(cloud: Path, words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(globals()[sys.argv[1]](Path(os.environ["LOCAL_SKY"]), sys.argv[2:]))
+    play(globals())

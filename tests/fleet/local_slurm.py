@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.fleet.local_programs import play, variables, write_programs, write_variables
+
 PROGRAMS = ("sbatch", "srun", "sacct", "scancel")
 
 
@@ -30,20 +32,13 @@ class LocalSlurm:
 
     def __init__(self, folder: Path, partitions: Mapping[str, Mapping[str, str]]) -> None:
         self.folder = folder
-        for name in ("bin", "jobs", "partitions"):
-            (folder / name).mkdir(parents=True)
-        for name, variables in partitions.items():
-            (folder / "partitions" / name).write_text(json.dumps(dict(variables)))
-        for name in PROGRAMS:
-            program = folder / "bin" / name
-            called = shlex.join([sys.executable, __file__, name])
-            program.write_text(f'#!/bin/sh\nexec {called} "$@"\n')
-            program.chmod(0o755)
+        write_programs(folder, __file__, PROGRAMS)
+        write_variables(folder / "partitions", partitions)
+        (folder / "jobs").mkdir()
 
     def variables(self) -> dict[str, str]:
         """Return what the environment of a command has besides."""
-        path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
-        return {"PATH": path, "LOCAL_SLURM": str(self.folder)}
+        return variables(self.folder)
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return the jobs so far: options of sbatch, its variables, process and state."""
@@ -182,4 +177,4 @@ def scancel(slurm: Path, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](Path(os.environ["LOCAL_SLURM"]), sys.argv[2:])
+    play(globals())
