@@ -75,9 +75,9 @@ def _prove_policy(
         share = f"{best[0].rate / floor:.2g}x the speed of"
         measured = "slower than" if search.trials.rehearsed else share
         return _refused(result, policy, f"measured {measured} the best float32 recipe")
-    if job.deadline.passed(PROOF_SHARE):
-        return _without_time(policy, own, space, prover, result)
     floor = _MIN_SPEED_SHARE * max((each.rate for each in result.proven), default=0.0)
+    if job.deadline.passed(PROOF_SHARE):
+        return _without_time(policy, own, space, floor, prover, result)
     # Where the re-ranking decided which recipe is the fastest, one is proven, else the best two.
     leaders = shortlist(own, space, count=1 if search.ranking != search.trials.history else 2)
     near = [each for each in leaders if each.rate >= MAY_BE_FASTEST_SHARE * best[0].rate]
@@ -91,7 +91,12 @@ def _prove_policy(
 
 
 def _without_time(
-    policy: Policy, own: Sequence[Outcome], space: Space, prover: Prover, result: ProofResult
+    policy: Policy,
+    own: Sequence[Outcome],
+    space: Space,
+    floor: float,
+    prover: Prover,
+    result: ProofResult,
 ) -> ProofResult:
     """Take of a policy what needs no proof: the fastest recipe that computes what float32 does."""
     free = [each for each in own if is_reference(space.recipe(each.point))]
@@ -101,7 +106,7 @@ def _without_time(
         result = replace(result, not_covered=(*result.not_covered, left_out))
     if not needs_none:
         return _refused(result, policy, "no time was left to prove it")
-    return _prove_all(needs_none, prover, result)
+    return _prove_all([each for each in needs_none if each.rate >= floor], prover, result)
 
 
 def _prove_all(outcomes: Sequence[Outcome], prover: Prover, result: ProofResult) -> ProofResult:

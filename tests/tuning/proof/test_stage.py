@@ -197,6 +197,14 @@ def test_without_time_only_the_reference_itself_may_be_chosen() -> None:
         prove(compiled, deadline=late)
 
 
+def test_without_time_what_is_clearly_slower_than_what_passed_stays_out() -> None:
+    readings = iter([0.0, PROOF_SHARE])
+    later = Deadline(0.0, 1.0, lambda: next(readings))
+    asked, result = prove(ran(100, F32), ran(200, BF16), deadline=later)
+    assert asked == [(BF16, 32, False)]
+    assert result.not_covered == ()
+
+
 def test_where_nothing_passes_every_reason_is_told() -> None:
     failed = Outcome(at(F16), Status.CRASHED, reason="died")
     with pytest.raises(NoFeasibleRecipe) as caught:
