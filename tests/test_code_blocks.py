@@ -75,7 +75,7 @@ def test_the_commands_of_the_first_hour(folder: Path, capsys: pytest.CaptureFixt
     """The file that it tunes is of PyTorch; tests/test_examples_torch.py trains the real one."""
     (probe,) = commands_in(block("docs/first-hour.md", 0))
     run(probe)
-    assert "measured" in capsys.readouterr().out
+    assert "mixed_bfloat16" in capsys.readouterr().out  # a busy machine may leave it unmeasured
     (tune,) = commands_in(block("docs/first-hour.md", 1))
     task = folder / tune.split()[-1]
     task.parent.mkdir(parents=True)
