@@ -67,8 +67,9 @@ def alternate(
     """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once.
 
     Each has `PROCESSES` processes, one after the other: where a process lies in memory moves a step
-    by a few per cent, which no number of rounds in one process shows. Further ones follow for as
-    long as `sharpness` wants them. `peaks` are the recipes' bytes by the same keys, where known.
+    by a few per cent, which no number of rounds in one process shows. Every second time they run in
+    reverse order. Further ones follow for as long as `sharpness` wants them. `peaks` are the
+    recipes' bytes by the same keys, where known.
     """
     sharpness = sharpness or Sharpness()
     unique = list({recipe.key(): recipe for recipe in recipes}.values())
@@ -77,7 +78,7 @@ def alternate(
     began, processes = time.monotonic(), 0
     while processes < PROCESSES or not sharpness.reached(rates, time.monotonic() - began):
         together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
-        with interleaved(job, unique, together) as timing:
+        with interleaved(job, unique[:: -1 if processes % 2 else 1], together) as timing:
             for final in timing.run(math.ceil(rounds / PROCESSES)):
                 rates[final.recipe.key()] += final.rates
         processes += 1

@@ -55,6 +55,11 @@ from benchmarks.search.grids import make_job
 from benchmarks.search.oracle_rows import ratio_text, words
 
 Found = dict[str, dict[str, Any]]
+Sides = tuple[dict[str, Entrant], dict[str, Entrant]]
+"""Autoprec's side of each peer, and the peer's, by the peer's name."""
+
+SIDES = ("ours", "theirs")
+UNKNOWN_BYTES = 2**62
 
 
 def compare(
@@ -72,16 +77,14 @@ def compare(
         return {"task": task, "limit": limit, "peers": found, "comparisons": {}}
     own_batch = from_plain(Recipe, found[OURS_AT_THE_BATCH].get("recipe", found[OURS]["recipe"]))
     sides = entrants_of(job, space, found, peers, own_batch.effective_batch)
-    rates = {}
-    for comparison, (ours, theirs) in sides.items():
-        rates[comparison] = time_in_alternation(job, found, ours, theirs, rounds)
-    return {"task": task, "limit": limit, "peers": found, "comparisons": rates}
+    rows = time_in_alternation(job, found, sides, rounds)
+    return {"task": task, "limit": limit, "peers": found, "comparisons": rows}
 
 
 def entrants_of(
     job: KeptJob, space: Space, found: Found, peers: Sequence[str], batch: int
-) -> dict[str, tuple[dict[str, Entrant], dict[str, Entrant]]]:
-    """By comparison: autoprec's side of each peer, and the peer's, by the peer's name."""
+) -> dict[str, Sides]:
+    """By comparison: who runs."""
     chose = {p: from_plain(Recipe, found[p]["recipe"]) for p in peers if "recipe" in found[p]}
     dressed: dict[str, Recipe] = {}
 
@@ -111,37 +114,44 @@ def entrants_of(
 
 
 def time_in_alternation(
-    job: KeptJob,
-    found: Found,
-    ours: Mapping[str, Entrant],
-    theirs: Mapping[str, Entrant],
-    rounds: int,
-) -> dict[str, dict[str, Any]]:
-    """One comparison: each peer's recipe, and autoprec's side over it."""
-    sides = {f"ours {p}": e for p, e in ours.items()} | {
-        f"theirs {p}": e for p, e in theirs.items()
+    job: KeptJob, found: Found, sides: Mapping[str, Sides], rounds: int
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """By comparison: each peer's recipe, and autoprec's over it; all of them in one alternation.
+
+    Most recipes stand in several comparisons, and equal ones run once.
+    """
+    entrants = {
+        (comparison, side, peer): entrant
+        for comparison, both in sides.items()
+        for side, by_peer in zip(SIDES, both, strict=True)
+        for peer, entrant in by_peer.items()
     }
-    own = found[OURS].get("peak_memory_bytes", 2**62)
-    peaks = {f"ours {p}": max(own, found.get(p, {}).get("peak_memory_bytes", 0)) for p in ours}
-    peaks |= {
-        f"theirs {p}": found.get(p, found[OURS]).get("peak_memory_bytes", 2**62) for p in theirs
-    }
-    rates, out = rates_of(job, sides, peaks, rounds)
-    rows: dict[str, dict[str, Any]] = {}
-    for peer in theirs:
-        left, right = f"ours {peer}", f"theirs {peer}"
-        row: dict[str, Any] = {
-            "ours": to_plain(ours[peer].recipe),
-            "theirs": to_plain(theirs[peer].recipe),
-        }
-        for name, side in (("ours", left), ("theirs", right)):
-            if side in out:
-                row["failed"] = f"{name} {out[side]}"
-        if "failed" not in row:
-            row["ours_over"] = to_plain(paired_ratio(rates[left], rates[right]))
-            row["rates"] = {"ours": rates[left], "theirs": rates[right]}
-        rows[peer] = row
+    peaks = {name: peak_bytes(found, *name[1:]) for name in entrants}
+    rates, out = rates_of(job, entrants, peaks, rounds)
+    rows: dict[str, dict[str, dict[str, Any]]] = {comparison: {} for comparison in sides}
+    for comparison, peer in dict.fromkeys((name[0], name[2]) for name in entrants):
+        names = {side: (comparison, side, peer) for side in SIDES}
+        row = {side: to_plain(entrants[name].recipe) for side, name in names.items()}
+        failed = [f"{side} {out[name]}" for side, name in names.items() if name in out]
+        if failed:
+            row["failed"] = failed[-1]
+        else:
+            row["rates"] = {side: rates[name] for side, name in names.items()}
+            row["ours_over"] = to_plain(paired_ratio(*row["rates"].values()))
+        rows[comparison][peer] = row
     return rows
+
+
+def peak_bytes(found: Found, side: str, peer: str) -> int:
+    """What a search's process held at most, as a bound of what its choice will hold.
+
+    Our side in a comparison may run at the peer's batch, so the larger of both is taken.
+    """
+    own = found[OURS].get("peak_memory_bytes", UNKNOWN_BYTES)
+    theirs = found.get(peer, {}).get("peak_memory_bytes")
+    if side == "ours":
+        return max(own, theirs or 0)
+    return theirs or (own if peer not in found else UNKNOWN_BYTES)
 
 
 def describe(result: Mapping[str, Any]) -> str:

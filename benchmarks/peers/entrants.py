@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
@@ -20,6 +20,8 @@ from autoprec.workers.failures import WorkerFailure
 from autoprec.workers.runner import Runner
 from benchmarks.interleaving import alternate
 from benchmarks.peers.searches import KEPT
+
+Name = TypeVar("Name")
 
 #: How long each way to set a rival's free settings is timed before one is taken.
 BUDGET = TimingBudget(seconds=1.0, min_steps=3, max_steps=100_000, precision=0.0)
@@ -133,15 +135,18 @@ def in_plain_float32(recipe: Recipe) -> Recipe:
 
 
 def rates_of(
-    job: KeptJob, entrants: Mapping[str, Entrant], peaks: Mapping[str, int], rounds: int
-) -> tuple[dict[str, Sequence[float]], dict[str, str]]:
+    job: KeptJob, entrants: Mapping[Name, Entrant], peaks: Mapping[Name, int], rounds: int
+) -> tuple[dict[Name, Sequence[float]], dict[Name, str]]:
     """Everybody's rates in alternation by name, and why those are out that do not train.
 
-    `peaks` are bytes by name, where they are known.
+    `peaks` are bytes by name; of equal recipes the largest counts.
     """
     left, out = dict(entrants), {}
     while left:
-        known = {left[n].marked.key(): peaks[n] for n in left if n in peaks}
+        known: dict[str, int] = {}
+        for name, entrant in left.items():
+            key = entrant.marked.key()
+            known[key] = max(known.get(key, 0), peaks[name])
         try:
             rates = alternate(job, [e.marked for e in left.values()], known, rounds)
         except Exception as error:
