@@ -28,6 +28,10 @@ class Deadline:
         """Return the clock reading at which this share of the time has passed."""
         return self.began + share * self.seconds
 
+    def left(self, share: float) -> float:
+        """Return the seconds until this share of the time has passed; negative afterwards."""
+        return self.end_of(share) - self.clock()
+
     def passed(self, share: float) -> bool:
         """Say whether this share of the time has passed."""
         return self.clock() >= self.end_of(share)

@@ -90,14 +90,20 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_other_ways(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """The ways measured now, after those that the file has from the same commit and options."""
-    rows = ("cases", "fixed")
-    if {k: v for k, v in found.items() if k not in rows} != {
-        k: v for k, v in earlier.items() if k not in rows
-    }:
+    """The ways measured now, after those that the file has of the same machine and options.
+
+    A row of another commit names it.
+    """
+    rows, of_its_own = ("cases", "fixed"), ("date", "commit")
+
+    def shared(each: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in each.items() if name not in (*rows, *of_its_own)}
+
+    if shared(found) != shared(earlier):
         return found
     now = {row["way"] for row in found["cases"]}
-    kept = {name: [row for row in earlier[name] if row["way"] not in now] for name in rows}
+    other = {} if earlier["commit"] == found["commit"] else {"commit": earlier["commit"]}
+    kept = {name: [{**other, **r} for r in earlier[name] if r["way"] not in now] for name in rows}
     return {**found, **{name: kept[name] + found[name] for name in rows}}
 
 

@@ -45,6 +45,8 @@ def overhead(path: Path) -> Iterator[str]:
         "weighted by its step; promised are upper ends. Where the promised number lies inside the "
         "interval, nothing is resolved."
     )
+    for way, commit in {r["way"]: r["commit"] for r in found["cases"] if "commit" in r}.items():
+        yield f"{way}: {staleness_in_words('overhead', {'commit': commit})}"
     yield ""
     yield "| way | policy | step by hand | with apply_profile | cost | kept |"
     yield "|---|---|---|---|---|---|"

@@ -6,6 +6,7 @@ rounds: reporting the rounds that a recipe was selected by would overstate its s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -178,7 +179,9 @@ class _Confirmation:
         if searched is not None and self._must_take and searched.ratio < _SURELY_SLOWER_SHARE:
             return self._take_as_searched(winner, searched, measured)
         simpler = self.ablations.simpler(winner.recipe)
+        began = time.monotonic()
         timed = None if self._is_late() else self._time_winner(winner, simpler)
+        took = time.monotonic() - began
         if timed is not None:
             measured = {**measured, **timed.measured}
         if timed is None or not self._is_enough(timed):
@@ -189,7 +192,8 @@ class _Confirmation:
         decided = self._decide(baseline, rivals, measured)
         if decided.choice.recipe.key() == self._baseline.key():
             return decided
-        if self.job.options.attribute and not self._is_late():
+        left = self.job.deadline.left(CONFIRMATION_SHARE)
+        if self.job.options.attribute and left > took:  # it takes as long again
             again = self._time_every_part(decided.choice.recipe)
             if self._is_enough(again):
                 timed = again

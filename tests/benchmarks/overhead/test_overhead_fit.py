@@ -68,7 +68,7 @@ def test_one_disturbed_process_of_nine_is_outside_the_interval() -> None:
     assert median_interval([*calm[:5], 90.0])[1] == 90.0
 
 
-def test_a_way_measured_later_joins_the_others_of_its_commit() -> None:
+def test_a_way_measured_later_joins_the_others_of_its_machine_and_options() -> None:
     def measured(way: str, commit: str, cost: float) -> dict[str, object]:
         rows = [{"way": way, "cost": cost}]
         return {"commit": commit, "processes": 9, "cases": rows, "fixed": rows}
@@ -79,5 +79,10 @@ def test_a_way_measured_later_joins_the_others_of_its_commit() -> None:
     assert [row["cost"] for row in both["fixed"]] == [1.0, 2.0]
     again = with_other_ways(measured(fit.TORCH, "1", 3.0), both)
     assert [row["cost"] for row in again["cases"]] == [2.0, 3.0]
-    for other in (measured(fit.FIT, "2", 2.0), measured(fit.FIT, "1", 2.0) | {"processes": 5}):
-        assert with_other_ways(other, torch) == other
+    later = with_other_ways(measured(fit.FIT, "2", 4.0), both)
+    assert [(row["cost"], row.get("commit")) for row in later["cases"]] == [(1.0, "1"), (4.0, None)]
+    latest = with_other_ways(measured("loop", "3", 5.0), later)
+    assert [row.get("commit") for row in latest["fixed"]] == ["1", "2", None]
+    assert latest["commit"] == "3"
+    other = measured(fit.FIT, "1", 2.0) | {"processes": 5}
+    assert with_other_ways(other, torch) == other

@@ -206,6 +206,19 @@ def test_where_no_time_is_left_for_the_parts_those_of_the_confirmation_count(
     assert result.speedup.rounds == JOB.options.rounds
 
 
+def test_the_parts_are_not_begun_where_less_time_is_left_than_the_confirmation_took(
+    slow_float32: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JOB.options, "attribute", True)
+    monkeypatch.setattr(JOB, "deadline", Deadline(0.0, 1e-9, lambda: 0.0))
+    events: list[Event] = []
+    monkeypatch.setattr(JOB, "listener", events.append)
+    result = confirmed(slow_float32, [proven(FAST[64])])
+    assert not any("each part" in getattr(event, "detail", "") for event in events)
+    assert result.speedup is not None
+    assert result.speedup.rounds == JOB.options.rounds
+
+
 def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(
     search: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:

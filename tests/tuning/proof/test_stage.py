@@ -198,10 +198,37 @@ def test_without_time_only_the_reference_itself_may_be_chosen() -> None:
 
 
 def test_without_time_what_is_clearly_slower_than_what_passed_stays_out() -> None:
-    readings = iter([0.0, PROOF_SHARE])
-    later = Deadline(0.0, 1.0, lambda: next(readings))
+    readings = iter([0.0, 0.0, 1000 * PROOF_SHARE])
+    later = Deadline(0.0, 1000.0, lambda: next(readings))
     asked, result = prove(ran(100, F32), ran(200, BF16), deadline=later)
     assert asked == [(BF16, 32, False)]
+    assert result.not_covered == ()
+
+
+@pytest.mark.parametrize(("seconds", "batch"), [(100.0, 64), (20.0, 16), (1.0, 64)])
+def test_a_batch_whose_proof_would_not_end_in_time_gives_way_to_a_smaller_one(
+    seconds: float, batch: int
+) -> None:
+    """80 steps of float32 at batch 64 take 51 s, at batch 16 13 s; a second is enough for none."""
+    limited = Deadline(0.0, seconds, lambda: 0.0)
+    history = (ran(100, F32), ran(200, BF16, 64), ran(190, BF16, 16))
+    asked, result = prove(*history, deadline=limited)
+    assert asked[0] == (BF16, batch, False)
+    left_out = ("the proof of mixed_bfloat16 at batch 64, which is faster",)
+    assert result.not_covered == (left_out if batch == 16 else ())
+
+
+def test_what_needs_no_proof_is_taken_at_any_batch() -> None:
+    limited = Deadline(0.0, 20.0, lambda: 0.0)
+    asked, result = prove(ran(90, F32, 16), ran(100, F32, 64), deadline=limited)
+    assert asked == [(F32, 64, False)]
+    assert result.not_covered == ()
+
+
+def test_a_smaller_batch_that_is_slower_than_float32_is_not_proven_for_lack_of_time() -> None:
+    limited = Deadline(0.0, 20.0, lambda: 0.0)
+    asked, result = prove(ran(100, F32), ran(200, BF16, 64), ran(80, BF16, 16), deadline=limited)
+    assert asked[0] == (BF16, 64, False)
     assert result.not_covered == ()
 
 
