@@ -83,6 +83,9 @@ def peer_table(rows: Sequence[Row]) -> Iterator[str]:
             said = [row["task"], ALIKE, words(alike["theirs"]), "-", "-", _ratio(alike), "-", "-"]
             yield f"| {' | '.join([*said, 'autoprec without its precision'])} |"
     yield ""
+    if lost := [row["task"] for row in rows if "recipe" not in row["peers"][OURS]]:
+        yield f"autoprec itself chose nothing on {', '.join(lost)}, which no mean includes."
+        yield ""
     yield from _means_table(means(rows))
 
 

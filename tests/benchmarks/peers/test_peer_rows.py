@@ -49,6 +49,15 @@ def test_each_of_the_three_ratios_has_its_geometric_mean() -> None:
     )
 
 
+def test_a_task_on_which_autoprec_chose_nothing_is_named() -> None:
+    lost = peers_row()
+    lost["task"], lost["peers"] = "gpt", {**lost["peers"], "autoprec": {"note": "not finished"}}
+    won = peers_row(chosen={"lightning": side(4.0)})
+    text = "\n".join(rows.peer_table([won, lost]))
+    assert "autoprec itself chose nothing on gpt, which no mean includes." in text
+    assert "chose nothing" not in "\n".join(rows.peer_table([won]))
+
+
 def test_a_peers_row_of_before_has_one_ratio_and_says_what_it_mixes() -> None:
     older = peers_row()
     del older["comparisons"]
