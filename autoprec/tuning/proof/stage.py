@@ -107,8 +107,8 @@ def _provable_in_time(
     """Leave out the batches whose proof would not end within the time limit.
 
     A proof that cannot train is none, and a smaller batch that is proven beats that. Where no
-    recipe faster than float32 would remain, all stay. Returns the outcomes to choose from, and the
-    result with what was left out.
+    recipe that may beat float32 would remain, all stay. Returns the outcomes to choose from, and
+    the result with what was left out.
     """
     float32 = _best_rate(search, Policy.FLOAT32)
     samples = job.deadline.left(PROOF_SHARE) * float32 / _SHORTEST_PROOF_STEPS
