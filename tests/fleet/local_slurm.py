@@ -18,6 +18,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,20 @@ class LocalSlurm:
         return variables(self.folder)
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Return the jobs so far: options of sbatch, its variables, process and state."""
+        """Return the jobs so far: options of sbatch, its variables, and state."""
         folders = sorted((self.folder / "jobs").iterdir(), key=lambda each: int(each.name))
         return [_facts(each) | {"state": _state(each)} for each in folders]
+
+    def ended_jobs(self) -> list[dict[str, Any]]:
+        """Wait for all jobs to end, then return them.
+
+        As in a real SLURM a job has written its result before its state tells that it ended.
+        """
+        deadline = time.monotonic() + 60
+        while any(each["state"] in ("PENDING", "RUNNING") for each in self.jobs()):
+            assert time.monotonic() < deadline, self.jobs()
+            time.sleep(0.05)
+        return self.jobs()
 
     def fail_node(self, partition: str) -> None:
         """End the partition's running jobs, as if their node was switched off."""

@@ -145,7 +145,7 @@ def test_slurm_gets_what_its_variables_say(job: Path, slurm: LocalSlurm) -> None
     (command,) = commands_in(block("docs/scale.md", 5))
     shell(command, job, {**slurm.variables(), "TMPDIR": str(job.parent)})
     assert tuned_for(job / "model.profiles") == {GPUS[name].name for name in ("A100", "L4")}
-    for each in slurm.jobs():
+    for each in slurm.ended_jobs():
         assert each["variables"] == {"SBATCH_ACCOUNT": "vision", "SBATCH_GRES": "gpu:1"}
         assert each["state"] == "COMPLETED"
         assert "exclusive" in each["options"]

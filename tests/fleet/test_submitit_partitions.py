@@ -127,7 +127,7 @@ def test_a_job_whose_node_fails_is_submitted_again_and_loses_no_finished_trial(
     assert command.trials()[: len(known)] == known
     assert len(command.trials()) == len(set(command.trials()))
     assert {line["node"] for line in built(task)} == {"fast-0"}
-    assert [each["state"] for each in slurm.jobs()] == ["COMPLETED", "NODE_FAIL", "COMPLETED"]
+    assert [each["state"] for each in slurm.ended_jobs()] == ["COMPLETED", "NODE_FAIL", "COMPLETED"]
 
 
 def test_an_interrupt_leaves_no_job_in_slurm(tune: Tune, slurm: LocalSlurm, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_an_interrupt_leaves_no_job_in_slurm(tune: Tune, slurm: LocalSlurm, tmp_
     command.process.send_signal(signal.SIGINT)
     code, _ = command.end()
     assert code == 130, command.text
-    assert [each["state"] for each in slurm.jobs()] == ["COMPLETED", "CANCELLED"]
+    assert [each["state"] for each in slurm.ended_jobs()] == ["COMPLETED", "CANCELLED"]
     started = {line[each] for line in built(task) for each in ("tuner", "worker")}
     wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in started))
 
