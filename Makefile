@@ -100,7 +100,7 @@ test-gpu: $(VENV)/.all-installed  ## Run the tests that need a CUDA device.
 	$(PYTEST) -m "gpu and not keras"
 	$(PYTEST) -m "gpu and keras" || [ $$? -eq 5 ]
 
-# Mutants run in build/mutants/. One module: make mutants MODULE=core/speed/selection.py. All of them: hours.
+# Mutants run in build/mutants/. One module: make mutants MODULE=core/speed/selection.py. All of them: some minutes.
 .PHONY: mutants
 mutants: $(VENV)/.all-installed  ## Count the small faults in core/ that its tests find (MODULE=core/speed/selection.py).
 	$(BIN)/python tests/mutants.py $(MODULE)

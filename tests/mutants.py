@@ -4,8 +4,8 @@ mutmut makes the faults and runs the tests; here stand which tests are a module'
 Every module is mutated in a copy of the package under `build/mutants/`, so that nothing is left
 behind where one works. `tests/mutants.md` says which mutants are left alive, and why.
 
-    python tests/mutants.py core/speed/selection.py  # minutes
-    python tests/mutants.py                 # every module named below: an hour or more
+    python tests/mutants.py core/speed/selection.py  # seconds
+    python tests/mutants.py                 # every module named below: some minutes
 
 Constants of a module are not mutated, nor what is decorated (properties).
 """
@@ -33,7 +33,7 @@ TESTS_OF = {
     "device/policies": ("device/policies",),
     "speed/acquisition": (
         *("speed/acquisition", "speed/acquisition_neighbours", "speed/acquisition_gains"),
-        *("speed/feasibility", "speed/keep_memory", "speed/stopping"),
+        *("speed/feasibility", "speed/keep_memory", "speed/stopping", "speed/communication"),
     ),
     "speed/stopping": ("speed/stopping",),
     "speed/feasibility": ("speed/feasibility", "speed/acquisition"),
@@ -42,8 +42,8 @@ TESTS_OF = {
     "speed/trial_results": ("speed/trial_results", "speed/acquisition", "speed/feasibility"),
     "numerics/islands": ("numerics/islands",),
     "numerics/parity": (
-        *("numerics/parity", "numerics/loss_curves"),
-        *("numerics/late_failures", "numerics/single_step"),
+        *("numerics/parity", "numerics/parity_longer_runs", "numerics/parity_reports"),
+        *("numerics/loss_curves", "numerics/late_failures", "numerics/single_step"),
     ),
     "numerics/tolerance": (
         *("numerics/tolerance", "numerics/parity", "numerics/loss_curves"),
@@ -51,7 +51,9 @@ TESTS_OF = {
     ),
     "numerics/headroom": ("numerics/headroom",),
     "numerics/single_step": ("numerics/single_step", "numerics/parity"),
-    "numerics/late_failures": ("numerics/late_failures", "numerics/parity"),
+    "numerics/late_failures": (
+        *("numerics/late_failures", "numerics/error_floor", "numerics/parity"),
+    ),
     "numerics/loss_curves": ("numerics/loss_curves", "numerics/parity"),
     "numerics/proof_steps": ("numerics/proof_steps",),
     "parallel/effective_batch": ("parallel/effective_batch",),
@@ -100,7 +102,8 @@ def _copy(module: str, tree: Path) -> None:
     shutil.rmtree(tree, ignore_errors=True)
     for name in ("autoprec", "tests/core", "profiles"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "tests" / "conftest.py", tree / "tests")
+    for name in ("conftest.py", "factories.py"):
+        shutil.copy(ROOT / "tests" / name, tree / "tests")
     tests = [f"tests/core/{'/test_'.join(name.split('/'))}.py" for name in TESTS_OF[module]]
     arguments = ["-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

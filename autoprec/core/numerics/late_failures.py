@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import DType
 from autoprec.core.numerics.loss_curves import SeedRun, seed_spread
@@ -169,6 +169,41 @@ def _end_losses(run: Trajectory, reference: Trajectory) -> tuple[float, float]:
 # Extrapolation from the checkpoints of a run -----------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Excess:
+    """By how much a loss is above float32's at one checkpoint, and what chance may add to that.
+
+    Shares are of `level`: float32's loss, or the smallest loss that an excess is divided by.
+    """
+
+    step: int
+    amount: float
+    error: float
+    level: float
+
+    @property
+    def least(self) -> float:
+        return self.amount - self.error
+
+    @property
+    def most(self) -> float:
+        return self.amount + self.error
+
+    @property
+    def share(self) -> float:
+        return self.amount / self.level
+
+    @property
+    def largest_share(self) -> float:
+        return self.most / self.level
+
+
+def _excess(point: StepComparison, floor: float) -> _Excess:
+    loss, reference = point.losses
+    error = STANDARD_ERRORS * point.mean_error
+    return _Excess(point.step, loss - reference, error, max(abs(reference), floor))
+
+
 def check_error_floor(
     points: Sequence[StepComparison],
     noise: Sequence[NoisyStep],
@@ -189,50 +224,45 @@ def check_error_floor(
     falling = loss_fall(reference.losses)
     if falling < FALLING_LOSS_SHARE or len(points) < MIN_CHECKPOINTS:
         return Check(judged=False)
-    last = points[-MIN_CHECKPOINTS:]
-    pairs = [point.losses for point in last]
-    excesses = [ours - theirs for ours, theirs in pairs]
-    errors = [STANDARD_ERRORS * point.mean_error for point in last]
     floor = SMALLEST_LATE_LOSS_SHARE * abs(or_infinity(reference.losses[0])) or 1.0
-    levels = [max(abs(theirs), floor) for _, theirs in pairs]
-    shares = [excess / level for excess, level in zip(excesses, levels, strict=True)]
-    largest_shares = [
-        (e + error) / level for e, error, level in zip(excesses, errors, levels, strict=True)
-    ]
-    certain = (excesses[-1] - errors[-1]) / levels[-1]
-    allowed = max(
-        ERROR_FLOOR_SHARE * tolerance.loss, NOISE_FACTOR * _noise_at(last[-1].step, noise)
-    )
-    above = all(e + error > 0 for e, error in zip(excesses, errors, strict=True))
+    excesses = [_excess(point, floor) for point in points[-MIN_CHECKPOINTS:]]
+    last = excesses[-1]
+    allowed = max(ERROR_FLOOR_SHARE * tolerance.loss, NOISE_FACTOR * _noise_at(last.step, noise))
+    above = all(each.most > 0 for each in excesses)
     stays = all(
-        2 * later >= earlier - error
-        for (earlier, later), error in zip(itertools.pairwise(excesses), errors, strict=False)
+        2 * later.amount >= earlier.least for earlier, later in itertools.pairwise(excesses)
     )
     grows = all(
-        shares[-1] > ERROR_FLOOR_GROWTH ** (MIN_CHECKPOINTS - 1 - at) * share
-        for at, share in enumerate(largest_shares[:-1])
+        last.share > ERROR_FLOOR_GROWTH ** (MIN_CHECKPOINTS - 1 - at) * each.largest_share
+        for at, each in enumerate(excesses[:-1])
     )
     trained, plain = _end_losses(run.candidate, reference)
-    confirmed = 2 * (trained - plain) >= excesses[-1] - errors[-1]
-    if not (above and stays and grows and confirmed and certain > allowed):
+    confirmed = 2 * (trained - plain) >= last.least
+    if not (above and stays and grows and confirmed and last.least / last.level > allowed):
         return Check()
-    expected = certain / (1 - falling) ** math.log2(EXTRAPOLATION_FACTOR)
+    level = max(last.level * (1 - falling) ** math.log2(EXTRAPOLATION_FACTOR), floor)
+    expected = last.least / level
     if expected <= LONG_RUN_FACTOR * tolerance.trajectory:
         return Check(deviation=finite_or_none(expected))
-    listed = ", ".join(percent(share) for share in shares)
+    steps = ", ".join(str(each.step) for each in excesses)
     problem = (
-        f"at the same weights of steps {', '.join(str(p.step) for p in last)} its loss is {listed} "
+        f"at the same weights of steps {steps} its loss is "
+        f"{', '.join(percent(each.share) for each in excesses)} "
         f"above float32's: an error that stays constant while the loss falls; it will be "
         f"{percent(expected)} of the loss by step {EXTRAPOLATION_FACTOR * len(reference.losses)}, "
         "if that keeps falling"
     )
-    return Check(problem=problem, step=last[-1].step, deviation=finite_or_none(expected))
+    return Check(problem=problem, step=last.step, deviation=finite_or_none(expected))
 
 
 def _noise_at(step: int, noise: Sequence[NoisyStep]) -> float:
     """Return how far noise in the weights moves float32's loss at a step, as a share of it."""
-    moved = [abs(or_infinity(p.loss) - p.reference) / (abs(p.reference) or 1.0) for p in noise]
-    return max((m for m, p in zip(moved, noise, strict=True) if p.step == step), default=0.0)
+    moved = [
+        abs(or_infinity(point.loss) - point.reference) / (abs(point.reference) or 1.0)
+        for point in noise
+        if point.step == step
+    ]
+    return max(moved, default=0.0)
 
 
 def check_gradient_growth(points: Sequence[StepComparison]) -> Check:

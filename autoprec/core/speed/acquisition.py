@@ -203,16 +203,16 @@ def _most_promising(
     model = fit_model(good)
     best = max(math.log(outcome.rate) for outcome in good)
     ranked = []
-    for index, point in enumerate(open_points):
+    for point in open_points:
         prediction = model.predict(point)
         gain, cost = prediction.expected_gain(best), _cost(point, prediction, limits)
         if cost > limits.cheap_seconds and _skips_smaller_batch(point, open_points, good):
             continue
         if is_worth_a_trial(prediction, cost, best, limits):
-            ranked.append((gain / cost, -index, point, gain))
+            ranked.append((gain / cost, gain, point))
     if not ranked:
         return nothing_worth_a_trial(limits)
-    _, _, point, gain = max(ranked, key=lambda item: item[:2])
+    _, gain, point = max(ranked, key=lambda item: item[0])  # the first of equals
     return Next(point, f"expected gain {math.expm1(gain):.1%}", _expected_rate(model, point, best))
 
 

@@ -1,4 +1,4 @@
-"""What shows late: where long runs end, error floors, and gradients that will overflow."""
+"""What shows late: where long runs end, and gradients that will overflow."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.numerics.late_failures import (
-    check_error_floor,
     check_gradient_growth,
+    check_long_run_stability,
     check_long_runs,
     deviation_grows,
     magnitudes_grow,
@@ -17,7 +17,8 @@ from autoprec.core.numerics.late_failures import (
 )
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.parity import judge
-from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.tolerance import Check
+from autoprec.core.numerics.traces import StepComparison, Trajectory
 from tests.core.evidence import DEFAULT, evidence, times
 
 STEPS = 240
@@ -40,6 +41,8 @@ def long(share: float, noisy: float | None = None, **kwargs) -> SeedRun:
         ([long(0.12, 0.0), long(0.12, 0.0)], False),
         ([long(-0.12, 0.0), long(-0.12, 0.0)], False),
         ([long(0.3, 0.0), long(-0.01, 0.0)], True),  # the seeds do not agree
+        ([long(0.3, 0.0), long(0.0, 0.0)], True),
+        ([long(-0.3, 0.0), long(0.0, 0.0)], True),
         ([long(0.3, 0.11), long(0.3, 0.11)], True),  # noise does as much
         ([long(0.3, 0.09), long(0.3, 0.09)], False),
     ],
@@ -50,10 +53,59 @@ def test_a_long_run_is_off_where_its_seeds_agree_beyond_noise(runs, passed):
     assert passed or "over 2 seeds" in found.problem
 
 
+def test_a_long_run_says_how_far_it_ends_away_and_what_noise_does():
+    found = check_long_runs([long(-0.3, 0.03), long(-0.3, 0.04)], DEFAULT)
+    assert found.deviation == pytest.approx(0.3)
+    assert found.noise == pytest.approx((0.5 * (0.03**2 + 0.04**2)) ** 0.5)
+    assert (found.step, found.judged) == (STEPS, True)
+    assert found.problem == (
+        "after 240 steps its loss is 30 % away from float32's over 2 seeds; noise in the weights "
+        "moves it by 3.5 %"
+    )
+    near = check_long_runs([long(0.02)], DEFAULT)
+    assert near == Check(deviation=pytest.approx(0.02), noise=0.0)
+
+
+def ending(*losses: float, reference: tuple[float, ...]) -> SeedRun:
+    """A run that is float32's but for its last losses."""
+    kept = len(reference) - len(losses)
+    return SeedRun(Trajectory(reference), Trajectory((*reference[:kept], *losses)))
+
+
+def test_where_a_run_ends_is_the_mean_of_its_last_fifth():
+    def deviation(run: SeedRun) -> float | None:
+        return check_long_runs([run], DEFAULT).deviation
+
+    assert deviation(ending(9.0, 8.0, reference=(8.0,) * 10)) == 1 / 16
+    assert deviation(ending(9.0, 8.0, 8.0, reference=(8.0,) * 10)) == 0.0
+    assert deviation(ending(9.0, 8.0, reference=(8.0,) * 5)) == 0.0
+    longer = SeedRun(Trajectory((8.0,) * 5), Trajectory((8.0,) * 5 + (9.0,) * 5))
+    assert deviation(longer) == 0.0
+
+
+@pytest.mark.parametrize(("last", "passed"), [(1.9e-5, True), (2.1e-5, False), (0.0, True)])
+def test_a_loss_that_falls_to_nothing_counts_as_a_share_of_the_first(last, passed):
+    reference = (2.0, 0.02, *(0.0,) * 8)  # 2e-4 is the least that divides; a tenth may deviate
+    assert check_long_runs([ending(last, last, reference=reference)], DEFAULT).passed is passed
+
+
+def test_limits_are_allowed_themselves():
+    wide = replace(DEFAULT, trajectory=1 / 16)
+    at_limit = ending(9.0, 9.0, reference=(8.0,) * 10)
+    assert check_long_runs([at_limit], wide).passed
+    assert not check_long_runs([ending(9.0, 9.01, reference=(8.0,) * 10)], wide).passed
+    half = ending(17.0, 17.0, reference=(16.0,) * 10)
+    assert not needs_second_seed(half, wide)
+    assert needs_second_seed(ending(17.0, 17.01, reference=(16.0,) * 10), wide)
+    points = [StepComparison(step, loss, 2.0, 0.01) for step, loss in enumerate((2.0, 2 + 1 / 64))]
+    assert deviation_grows(points, replace(DEFAULT, loss=1 / 64))
+    assert not deviation_grows(points, replace(DEFAULT, loss=1 / 63))
+
+
 def test_what_ends_near_float32_needs_no_second_seed():
     assert not needs_second_seed(long(0.04), DEFAULT)
     assert needs_second_seed(long(0.06), DEFAULT)
-    assert not check_long_runs((), DEFAULT).judged
+    assert check_long_runs((), DEFAULT) == Check(judged=False)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +116,20 @@ def test_what_ends_near_float32_needs_no_second_seed():
         ((0.0, -0.003, 0.006), True),  # a single batch's loss is off in any direction
         ((0.0, 0.003, 0.004), False),  # too little
         ((0.0, 0.008, 0.006), False),  # no more than before
+        ((0.0, 0.006, 0.006), False),
+        ((0.0, 0.006), True),
         ((0.006,), False),
     ],
 )
 def test_a_loss_that_leaves_float32_from_mark_to_mark_leans(away, leaning):
     points = [StepComparison(step, 2 * (1 + share), 2.0, 0.01) for step, share in enumerate(away)]
+    assert deviation_grows(points, DEFAULT) is leaning
+
+
+@pytest.mark.parametrize(("last", "leaning"), [(2.9e-4, False), (3.1e-4, True)])
+def test_a_small_loss_leans_by_a_share_of_the_first(last, leaning):
+    points = [StepComparison(0, 2.0, 2.0, 0.01), StepComparison(1, 0.01, 0.01, 0.01)]
+    points.append(StepComparison(2, 0.01 + last, 0.01, 0.01))  # 0.06 is the least that divides
     assert deviation_grows(points, DEFAULT) is leaning
 
 
@@ -116,11 +177,20 @@ def test_float32_that_breaks_later_on_tells_nothing():
 
 def test_a_long_run_must_stay_finite_and_keep_its_steps():
     lost = replace(long(0.0), candidate=Trajectory((*CURVE[:70], None, *CURVE[71:])))
-    assert check_long_runs([lost], DEFAULT).problem == "the loss is not finite at step 70"
-    skips = long(0.0, skipped=(60, 70, 71, 90, 95))
-    assert "5 of 240 steps were skipped" in check_long_runs([skips], DEFAULT).problem
+    found = check_long_runs([lost], DEFAULT)
+    assert found == Check(problem="the loss is not finite at step 70", step=70)
+    skips = long(0.3, skipped=(60, 70, 71, 90, 95))
+    found = check_long_runs([skips], DEFAULT)
+    assert found == Check(
+        problem="5 of 240 steps were skipped because gradients overflowed, the first of them "
+        "step 60",
+        step=60,
+        skipped=5,
+    )
+    assert check_long_run_stability(skips.candidate, replace(DEFAULT, skipped=5)).passed
     assert check_long_runs([long(0.0, skipped=(60, 70, 71, 90))], DEFAULT).passed
     assert not needs_second_seed(skips, DEFAULT)
+    assert check_long_run_stability(None, DEFAULT) == Check(judged=False)
 
 
 def test_where_float32s_seeds_end_far_apart_no_loss_curve_tells_less():
@@ -144,108 +214,6 @@ def test_a_break_that_shows_late_is_rejected_although_the_first_steps_passed():
     assert "equal over the first 240 steps" in passed.reason
 
 
-# Error floors ------------------------------------------------------------------------------------
-
-
-def comparisons_at(excess, steps=(8, 29, 59, 119)) -> tuple[StepComparison, ...]:
-    """Marks on the curve at which a loss is above float32's by what `excess` says of it."""
-    return tuple(StepComparison(s, CURVE[s] + excess(CURVE[s]), CURVE[s], 0.01) for s in steps)
-
-
-QUIET = tuple(NoisyStep(step, CURVE[step], CURVE[step]) for step in (8, 29, 59, 119))
-SHORTER = SeedRun(Trajectory(CURVE[:120]), Trajectory(tuple(loss + 1e-3 for loss in CURVE[:120])))
-
-
-@pytest.mark.parametrize(
-    ("excess", "passed"),
-    [
-        (lambda loss: 1e-3, False),  # 0.4 % of the loss at step 8, 6 % at step 119
-        (lambda loss: 1e-5, True),  # next to nothing of it
-        (lambda loss: 0.009 * loss, True),  # always the same share
-        (lambda loss: -1e-3, True),
-        (lambda loss: 1e-2 * loss**2, True),  # it goes before the loss does
-    ],
-)
-def test_an_error_that_stays_while_the_loss_falls_is_a_floor(excess, passed):
-    found = check_error_floor(comparisons_at(excess), QUIET, SHORTER, DEFAULT)
-    assert found.passed is passed
-    assert passed or "stays constant while the loss falls" in found.problem
-
-
-def test_a_floor_is_read_from_means_where_single_batches_hide_it():
-    points = comparisons_at(lambda loss: 1e-3)
-    hidden = [replace(p, loss=p.reference + e) for p, e in zip(points, (1, -3, 2, -2), strict=True)]
-    assert check_error_floor(hidden, QUIET, SHORTER, DEFAULT).passed
-    means = {p.step: {"mean_loss": p.loss, "mean_reference": p.reference} for p in points}
-    shown = [replace(p, **means[p.step]) for p in hidden]
-    found = check_error_floor(shown, QUIET, SHORTER, DEFAULT)
-    assert found.problem == check_error_floor(points, QUIET, SHORTER, DEFAULT).problem
-    assert not found.passed
-    none = {"mean_loss": None}  # not finite on one of the further batches
-    assert check_error_floor([replace(p, **none) for p in shown], QUIET, SHORTER, DEFAULT).passed
-
-
-@pytest.mark.parametrize(
-    ("errors", "passed"),
-    [
-        ((0.0, 0.0, 0.0, 1e-4), False),  # ten standard errors
-        ((0.0, 0.0, 0.0, 4.9e-4), True),  # two: nothing is sure of it
-        ((0.0, 1e-4, 1e-4, 1e-4), False),
-        ((0.0, 1.0, 0.0, 1e-4), True),  # as large a share may have been there at step 29
-    ],
-)
-def test_a_mean_counts_as_far_as_its_standard_error_lets_it(errors, passed):
-    points = [
-        replace(p, mean_loss=p.loss, mean_reference=p.reference, mean_error=error)
-        for p, error in zip(comparisons_at(lambda loss: 1e-3), errors, strict=True)
-    ]
-    assert check_error_floor(points, QUIET, SHORTER, DEFAULT).passed is passed
-
-
-def test_an_excess_below_zero_within_its_error_is_a_floor_all_the_same():
-    excess, errors = (-1e-4, 2e-4, 1e-3), (2e-4, 2e-4, 1e-4)
-    points = [
-        replace(p, mean_loss=p.reference + e, mean_reference=p.reference, mean_error=error)
-        for p, e, error in zip(comparisons_at(lambda loss: 0.0)[1:], excess, errors, strict=True)
-    ]
-    assert not check_error_floor(points, QUIET, SHORTER, DEFAULT).passed
-    certain = [replace(p, mean_error=0.0) for p in points]
-    assert check_error_floor(certain, QUIET, SHORTER, DEFAULT).passed
-
-
-def test_means_are_of_the_same_batches_and_have_the_error_of_their_difference():
-    point = StepComparison(119, 1.0, 1.0, 0.01)
-    found = point.with_mean_losses((1.0, 2.5, 4.0), (1.0, 2.0, 3.0))
-    assert found.losses == (2.5, 2.0)
-    assert found.mean_error == pytest.approx(0.5 / 3**0.5)  # differences 0, 0.5 and 1
-    assert point.with_mean_losses((), ()) == point
-    assert point.with_mean_losses((1.0, float("nan")), (1.0, 1.0)) == point
-    assert point.with_mean_losses((1.0,), (1.0,)).mean_error == float("inf")
-
-
-def test_no_floor_is_foretold_where_the_loss_has_settled_or_noise_does_as_much():
-    points = comparisons_at(lambda loss: 1e-3)
-    settled = Trajectory(tuple(2.0 for _ in range(120)))
-    assert not check_error_floor(points, QUIET, SeedRun(settled, settled), DEFAULT).judged
-    agrees = replace(SHORTER, candidate=SHORTER.reference)
-    assert check_error_floor(points, QUIET, agrees, DEFAULT).passed
-    noise = tuple(NoisyStep(p.step, p.reference + 1e-3, p.reference) for p in points)
-    assert check_error_floor(points, noise, SHORTER, DEFAULT).passed
-    assert not check_error_floor(points[:2], QUIET, SHORTER, DEFAULT).judged
-
-
-def test_a_floor_is_drift():
-    early, late = (
-        comparisons_at(lambda loss: 2e-4, (0, 2, 8, 29)),
-        comparisons_at(lambda loss: 4e-4, (59, 119)),
-    )
-    passed = evidence(times(1.0), comparisons=early, noise=QUIET)
-    assert judge(passed, DEFAULT).accepted
-    verdict = judge(replace(passed, late_comparisons=late, long_runs=(SHORTER,)), DEFAULT)
-    assert verdict.verdict == "drift"
-    assert "an error that stays" in verdict.reason
-
-
 # Gradients ---------------------------------------------------------------------------------------
 
 
@@ -265,17 +233,33 @@ def backward(*exponents, steps=(8, 29, 59)) -> tuple[StepComparison, ...]:
         ((-9, -4, 1), None),  # still far away at four times the steps
         ((2, 12, 12.5), None),  # it stops
         ((12, 7, 12), None),
+        ((13, 14, 15), 120),  # an octave for each doubling, and one is left
+        ((12, 13, 14), 240),
+        ((11, 12, 13), None),  # 480 is beyond four times the steps
     ],
 )
 def test_gradients_that_grow_until_no_scale_helps_are_foreseen(exponents, step):
     found = check_gradient_growth(backward(*exponents))
     assert found.passed is (step is None)
-    assert step is None or f"it will overflow at about step {step}" in found.problem
+    assert step is None or f"it will overflow at about step {step}," in found.problem
+
+
+def test_growth_is_told_with_its_steps_and_measured_between_doublings():
+    assert check_gradient_growth(backward(2, 7, 12)) == Check(
+        problem="the largest float16 number of its backward pass grows from 4 at step 8 to 128 at "
+        "step 29 to 4.1e+03 at step 59; so it will overflow at about step 104, whatever the loss "
+        "scale",
+        step=59,
+    )
+    four_times = check_gradient_growth(backward(1, 6, 12, steps=(8, 29, 119)))
+    assert "at about step 302," in four_times.problem  # three octaves a doubling, four are left
+    far = check_gradient_growth(backward(-140, -139, -138, steps=(0, 1, 479)))
+    assert far == Check()  # beyond what a float holds
 
 
 def test_gradients_that_will_overflow_are_drift_and_few_marks_tell_nothing():
     compared = backward(1, 2, 7, 12, steps=(0, 2, 8, 29))
     verdict = judge(evidence(times(1.0), comparisons=compared), DEFAULT)
-    assert verdict.verdict == "drift"
+    assert (verdict.verdict, verdict.step) == ("drift", 29)
     assert "whatever the loss scale" in verdict.reason
-    assert not check_gradient_growth(compared[-2:]).judged
+    assert check_gradient_growth(compared[-2:]) == Check(judged=False)

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from autoprec.core.numerics.single_step import MIN_NOISE_SHARE, check_single_steps
+from autoprec.core.numerics.single_step import (
+    MIN_NOISE_SHARE,
+    NOISE_ROUNDOFF,
+    check_single_steps,
+    is_noise_sensitive,
+)
+from autoprec.core.numerics.tolerance import Check
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
 from tests.core.evidence import DEFAULT, points
 
@@ -27,6 +33,7 @@ def test_a_gradient_that_is_far_off_or_not_finite_fails_the_single_step():
         ((29,), 0.019, 0.01, False),  # nothing was seen after it
         ((29,), 0.0, 0.9, True),
         ((29,), 0.0, 1.1, False),
+        ((8,), 0.0, 1.0, True),  # twice what is allowed
     ],
 )
 def test_one_checkpoint_a_little_off_was_passed_through(steps, deviation, error, passes):
@@ -104,3 +111,132 @@ def test_what_is_far_beyond_the_limit_is_not_passed_through():
         StepComparison(step, 2.2 if step == 2 else 2.0, 2.0, 0.01) for step in (0, 2, 8, 29)
     )
     assert not check_single_steps(points_, (), DEFAULT).passed
+
+
+def test_without_checkpoints_or_noise_nothing_is_made_up():
+    assert check_single_steps((), (), DEFAULT) == Check(judged=False)
+    found = check_single_steps(points(0.005), (), DEFAULT)
+    assert found == Check(
+        deviation=pytest.approx(0.005), gradient_error=0.01, noise=0.0, gradient_noise=0.0
+    )
+    unknown = (NoisyStep(0, 2.0, 2.0, None),)
+    assert check_single_steps(points(), unknown, DEFAULT).gradient_noise == 0.0
+    assert not is_noise_sensitive(unknown, DEFAULT)
+    assert not is_noise_sensitive((), DEFAULT)
+
+
+def test_a_coarser_format_is_allowed_no_more_than_bfloat16():
+    noisy = (NoisyStep(0, 2.1, 2.0, 0.3),)
+    found = check_single_steps(points(0.15), noisy, DEFAULT, roundoff=2 * NOISE_ROUNDOFF)
+    assert (found.noise, found.gradient_noise) == (pytest.approx(0.05), 0.3)
+
+
+def test_a_gradient_may_deviate_by_what_is_allowed():
+    assert check_single_steps(points(error=DEFAULT.gradient), (), DEFAULT).passed
+
+
+def test_noise_elsewhere_excuses_what_is_short_of_a_lost_gradient():
+    noise = (NoisyStep(0, 2.0, 2.0, 0.2),)  # four times of it, but never 0.9
+    assert check_single_steps((StepComparison(29, 2.0, 2.0, 0.79),), noise, DEFAULT).passed
+    assert not check_single_steps((StepComparison(29, 2.0, 2.0, 0.81),), noise, DEFAULT).passed
+
+
+def test_what_failed_says_where_by_how_much_and_what_is_allowed():
+    far = check_single_steps(points(error=0.6), (), DEFAULT)
+    assert far.problem == (
+        "at the same weights and batch of step 0 its gradient is 60 % away from float32's; 50 % is "
+        "allowed"
+    )
+    assert (far.step, far.undecided) == (0, "near_limit")
+    noise = (NoisyStep(0, 2.0, 2.0, 0.4),)
+    most = check_single_steps(
+        [StepComparison(step, 2.0, 2.0, error) for step, error in ((0, 0.4), (2, 0.7), (8, 0.8))],
+        noise,
+        DEFAULT,
+    )
+    assert most == Check(
+        problem="at most of 3 checkpoints its gradient is 70 % or more away from float32's; 50 % "
+        "is allowed",
+        step=0,
+        undecided="near_limit",
+        deviation=0.0,
+        gradient_error=0.8,
+        noise=0.0,
+        gradient_noise=0.4,
+    )
+
+
+def test_of_three_checkpoints_one_may_be_a_little_off():
+    steps = [StepComparison(0, 2.03, 2.0, 0.01), *points()[2:]]
+    assert check_single_steps(steps, (), DEFAULT).passed
+    assert not check_single_steps([steps[0], steps[0], steps[2]], (), DEFAULT).passed
+
+
+@pytest.mark.parametrize(
+    ("deviations", "errors", "undecided"),
+    [
+        ((0.0, 0.0), (0.0, 0.0), ""),  # nothing failed
+        ((0.05, -0.006), (0.1, 0.1), "both_signs"),
+        ((0.05, -0.004), (0.1, 0.1), ""),  # as good as nothing below
+        ((0.05, -0.05), (0.5, 0.5), "both_signs"),
+        ((0.05, -0.05), (0.1, 0.6), ""),  # a gradient is another's
+        ((0.09, -0.05), (0.1, 0.1), "both_signs"),
+        ((0.11, -0.05), (0.1, 0.1), ""),  # too far
+        ((0.019, 0.015), (0.1, 0.1), "near_limit"),
+        ((0.019, 0.015), (0.1, 0.8), "near_limit"),
+        ((0.019, 0.015), (0.1, None), ""),
+        ((0.021, 0.015), (0.1, 0.1), ""),
+    ],
+)
+def test_what_failed_may_be_for_training_to_decide(deviations, errors, undecided):
+    seen = [
+        StepComparison(step, 2.0 * (1 + deviation), 2.0, error)
+        for step, (deviation, error) in enumerate(zip(deviations, errors, strict=True))
+    ]
+    found = check_single_steps(seen, (), DEFAULT)
+    assert found.passed is (max(deviations) == 0.0)
+    assert found.undecided == undecided
+
+
+@pytest.mark.parametrize(
+    ("deviation", "passes", "undecided"),
+    [
+        (0.034, True, ""),
+        (0.036, True, "noise_level"),
+        (0.19, True, "noise_level"),
+        (0.21, False, "near_limit"),
+    ],
+)
+def test_what_passes_because_noise_goes_as_far_is_for_training_to_decide(
+    deviation, passes, undecided
+):
+    noise = (NoisyStep(0, 2.1, 2.0, 0.01),)
+    found = check_single_steps(points(deviation), noise, DEFAULT)
+    assert (found.passed, found.undecided) == (passes, undecided)
+
+
+def test_noise_is_sensitive_where_most_steps_have_a_draw_that_breaks_the_gradient():
+    def sensitive(*errors: tuple[int, float]) -> bool:
+        return is_noise_sensitive([NoisyStep(s, 2.0, 2.0, error) for s, error in errors], DEFAULT)
+
+    assert sensitive((0, 0.9), (0, 0.1), (2, 0.1), (2, 0.9))  # the largest of a step counts
+    assert not sensitive((0, 0.1), (2, 0.9))
+    assert sensitive((0, 0.1), (2, 0.9), (8, 0.9))
+    assert not sensitive((0, 0.1), (2, 0.1), (8, 0.9))
+    assert not sensitive((0, 0.5))
+
+
+def test_limits_of_what_training_may_decide_are_allowed_themselves():
+    wide = replace(DEFAULT, loss=1 / 64)
+
+    def undecided(*sixty_fourths: float) -> str:
+        seen = [
+            StepComparison(step, 2.0 * (1 + share / 64), 2.0, 0.01)
+            for step, share in enumerate(sixty_fourths)
+        ]
+        return check_single_steps(seen, (), wide).undecided
+
+    assert undecided(10, -0.5) == "both_signs"
+    assert undecided(10.01, -0.5) == undecided(10, -0.49) == ""
+    assert undecided(2, 2) == "near_limit"
+    assert undecided(2, 2.01) == ""

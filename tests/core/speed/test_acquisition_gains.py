@@ -69,3 +69,13 @@ def test_a_measurement_in_doubt_weighs_little():
     assert possibly_disturbed(slowed) == (slowed[-1],)
     mean = fit_model(slowed).predict(at(256)).mean
     assert mean > math.log(rates[256]) - 0.1
+
+
+def test_of_equal_gains_the_first_is_looked_for():
+    space = replace(ONE, memory_formats=("contiguous", "channels_last", "another"))
+    history = ran([8, 16, 32])
+    found = next_point(space, at(8), history, EAGER).point
+    model = fit_model(history)
+    other = {**found, "memory_format": "another"}
+    assert model.predict(other) == model.predict(found)
+    assert found["memory_format"] == "channels_last"

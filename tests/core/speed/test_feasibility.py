@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out
+from autoprec.core.speed.feasibility import fitting_baseline, is_within_reach, why_ruled_out
 from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.trial_results import (
     Outcome,
@@ -76,6 +76,18 @@ def test_a_failure_between_batches_that_ran_counts_there_alone():
 def test_a_recipe_of_less_than_a_sample_per_second_ran_too():
     history = [measured(at(32), 0.5), Outcome(at(64), Status.UNSUPPORTED)]
     assert not why_ruled_out(at(16), history, None)
+
+
+def test_a_batch_is_within_reach_of_eight_times_what_ran_with_its_policy_if_any():
+    history = [
+        measured(at(8), 100.0),
+        measured(at(64, "mixed_bfloat16"), 0.5),
+        Outcome(at(64), Status.TIMEOUT),
+    ]
+    for policy, largest in (("float32", 64), ("mixed_bfloat16", 512), ("mixed_float16", 512)):
+        assert is_within_reach(at(largest, policy), history)
+        assert not is_within_reach(at(largest + 1, policy), history)
+    assert is_within_reach(at(4096), [])
 
 
 def test_data_that_are_too_short_rule_out_larger_batches_everywhere():
