@@ -80,7 +80,7 @@ class Result:
 def mutate(module: str, children: int) -> Result:
     """Mutate one module of `core/` and run its tests on every mutant."""
     tree = TREE / module
-    _copy(module, tree)
+    copy_package(module, tree)
     words = ["-m", "mutmut", "run", "--max-children", str(children)]
     # A path to this checkout would be imported before the mutated copy.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -97,14 +97,20 @@ def mutate(module: str, children: int) -> Result:
     return Result(module, len(ended), _changes(mutated, alive))
 
 
-def _copy(module: str, tree: Path) -> None:
+def file_of_tests(name: str) -> str:
+    """The path of a test file that `TESTS_OF` names, from the root."""
+    folder, _, stem = name.rpartition("/")
+    return f"tests/core/{folder}/test_{stem}.py"
+
+
+def copy_package(module: str, tree: Path) -> None:
     """Copy the package and its core tests, with what mutmut is to do in a pyproject.toml."""
     shutil.rmtree(tree, ignore_errors=True)
     for name in ("autoprec", "tests/core", "profiles"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "factories.py"):
         shutil.copy(ROOT / "tests" / name, tree / "tests")
-    tests = [f"tests/core/{'/test_'.join(name.split('/'))}.py" for name in TESTS_OF[module]]
+    tests = [file_of_tests(name) for name in TESTS_OF[module]]
     arguments = ["-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     _, _, options = project.partition("[tool.pytest.ini_options]")

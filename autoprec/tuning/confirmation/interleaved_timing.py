@@ -3,8 +3,8 @@
 Machines drift by more than the differences that matter, so recipes are compared only within rounds
 that all of them ran. Every second round runs in reverse order (A B C, C B A). Starting a process
 costs as much as several rounds, so recipes share a worker where that does not change their times.
-Where the finalists together exceed the memory limit, each session is opened for its turn and closed
-again.
+Where the finalists together exceed the memory limit, each session is opened for its turn, warmed
+up, and closed again.
 
 On a CPU a session's speed also depends on where its memory happens to lie. No number of rounds in
 one session shows that, so sessions are renewed between rounds, and workers as often as time allows.
@@ -44,7 +44,8 @@ class FinalistFailed(Exception):
         self.recipe, self.failure = recipe, failure
 
 
-#: How long a session is warmed up, in a shared worker and in one of its own.
+#: How long a session is warmed up, in a shared worker and in one of its own. The first steps of a
+#: new session fault its memory in: a GPT's at batch 256 ran at 46 to 243 samples/s, then at 243.
 _SHARED_WORKER_WARMUP_SECONDS, _OWN_WORKER_WARMUP_SECONDS = 0.1, 0.5
 
 #: A turn this much slower than the recipe's fastest so far is disturbed, for example while memory
@@ -287,6 +288,7 @@ class InterleavedTiming:
             shared = self._runners.count(self._runners[index]) > 1
             return replace(measured, peak_memory_bytes=0) if shared else measured
         self._open(index)
+        self._time(index, _OWN_WORKER_WARMUP_SECONDS)
         measured = self._time(index, TURN_SECONDS)
         self._close(index)
         return measured

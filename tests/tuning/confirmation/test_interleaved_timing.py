@@ -172,7 +172,16 @@ def test_what_does_not_fit_together_is_opened_for_its_turn() -> None:
         made.run(2)
         assert all(not worker.open for worker in workers.made)
     methods = [method for _, method, name in workers.log if name == "final2"]
-    assert methods == ["open", "time", "close"] * 2
+    assert methods == ["open", "time", "time", "close"] * 2
+
+
+def test_what_is_opened_for_its_turn_is_warmed_up_first() -> None:
+    steps = iter([0.5, 0.1, 0.9, 0.2, 0.7, 0.2, 0.3, 0.1])  # a new session's first steps are slow
+    made, _ = contest(Workers(paced(steps)), [FAST, LARGE], together=False)
+    with made:
+        made.run(2)
+    assert [[m.step_seconds for m in of] for of in made.measured] == [[0.1, 0.1], [0.2, 0.2]]
+    assert next(steps, None) is None
 
 
 def test_on_an_accelerator_workers_start_side_by_side_and_sessions_open_in_turn() -> None:
