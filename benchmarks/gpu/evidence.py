@@ -324,7 +324,7 @@ def main(words: Sequence[str] | None = None) -> int:
     left_out = FULL_PIECES if arguments.quick else QUICK_PIECES
     pieces = arguments.only or [name for name in LIMIT_SECONDS if name not in left_out]
     print(f"{head['device']}, commit {head['commit']}, to {output}", flush=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a shell's "&" ignores SIGINT
         signal.signal(number, interrupt)
     failures, interrupted = measure(pieces, arguments, facts, head, output)
     for failure in failures:
