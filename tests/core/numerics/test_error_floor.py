@@ -196,7 +196,7 @@ def test_a_floor_grows_as_a_share_of_the_loss(percents, passed):
     [
         # 1e-4 of the first loss is the least that divides, now and later
         (tuple(2.0 * 0.9**step for step in range(120)), (1e-5, 1e-5, 1e-5), 0.05),
-        # or 1, where the first is 0: the excess may then be 0.8 % by a loss 0.43 times as large
+        # or 1, where the first is 0
         (tuple(-1e-3 * step for step in range(120)), (2e-3, 4e-3, 8e-3), 8e-3),
     ],
 )
