@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
-from autoprec.tuning.confirmation.interleaved_timing import InterleavedTiming
+from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed, InterleavedTiming
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.cpu_contention import ContentionMonitor
 
@@ -57,12 +57,18 @@ class Sharpness:
         return sharp or seconds >= self.seconds
 
 
+def give_up(failed: FinalistFailed) -> None:
+    """End an alternation at the first failure of a recipe."""
+    raise failed
+
+
 def alternate(
     job: TuningJob,
     recipes: Sequence[Recipe],
     peaks: Mapping[str, int],
     rounds: int,
     sharpness: Sharpness | None = None,
+    on_failure: Callable[[FinalistFailed], None] = give_up,
 ) -> dict[str, list[float]]:
     """Rates of the recipes, by their keys, in alternating rounds; equal recipes run once.
 
@@ -70,16 +76,26 @@ def alternate(
     by a few per cent, which no number of rounds in one process shows. Every second time they run in
     reverse order. Further ones follow for as long as `sharpness` wants them. `peaks` are the
     recipes' bytes by the same keys, where known.
+
+    Where a recipe fails and `on_failure` does not raise, what its processes measured is dropped,
+    and others take their place; from then on one recipe at a time is in memory, since a peak is not
+    the same in every process.
     """
     sharpness = sharpness or Sharpness()
     unique = list({recipe.key(): recipe for recipe in recipes}.values())
     room = job.memory_bytes or 0
     rates: dict[str, list[float]] = {recipe.key(): [] for recipe in unique}
+    together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
     began, processes = time.monotonic(), 0
     while processes < PROCESSES or not sharpness.reached(rates, time.monotonic() - began):
-        together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
-        with interleaved(job, unique[:: -1 if processes % 2 else 1], together) as timing:
-            for final in timing.run(math.ceil(rounds / PROCESSES)):
-                rates[final.recipe.key()] += final.rates
+        try:
+            with interleaved(job, unique[:: -1 if processes % 2 else 1], together) as timing:
+                finals = timing.run(math.ceil(rounds / PROCESSES))
+        except FinalistFailed as failed:
+            on_failure(failed)
+            together = False
+            continue
+        for final in finals:
+            rates[final.recipe.key()] += final.rates
         processes += 1
     return rates

@@ -5,9 +5,11 @@ processes, in alternation, before one is called the best; then `autoprec tune` f
 README says it is run, with two seeds; then the chosen recipe, the grid's best, float32 as it was
 run and float32 with all else as chosen in alternation. A grid is measured by the commit that is
 judged: what was recorded before counts only where the commit is the same. Prints a table per task
-with the geometric means, and writes every number as JSON lines.
+with the geometric means, and writes every number as JSON lines. What was tuned is kept beside them
+until its last alternation is through; where that fails, `--compare-again` makes up for it:
 
     python -m benchmarks.search.oracle --tasks mlp conv --seconds 3
+    python -m benchmarks.search.oracle --tasks conv --compare-again FOLDER/unfinished-NAME.jsonl
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Status
+from autoprec.reporting.text import recipe_text
+from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
 from autoprec.tuning.job import TuningJob
 from autoprec.yaml_files import write_text
@@ -50,6 +54,10 @@ from benchmarks.search.grids import (
     writer,
 )
 from benchmarks.search.oracle_rows import HEAD, row, summary
+
+#: Failures of recipes, all together, after which a last alternation is given up: a recipe that ran
+#: may fail later, since the memory that it needs is not the same in every process.
+RETRIES = 3
 
 
 class Clock:
@@ -131,8 +139,8 @@ def best_of(
     return max(recipes, key=lambda recipe: median(rates[recipe.key()])), rows
 
 
-def run_task(name: str, head: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Grid, tuning with two seeds, and the alternation between what each chose."""
+def tune_task(name: str, head: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Grid, and tuning with two seeds: a row without the ratios of its last alternation."""
     path, seconds = TASKS / f"{name}.py", arguments.seconds
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -143,8 +151,7 @@ def run_task(name: str, head: Mapping[str, Any], arguments: argparse.Namespace) 
         profile, clock = tune_from_scratch(path, folder, seed=0)
         tuning_seconds = time.monotonic() - began
         other, _ = tune_from_scratch(path, folder, seed=1)
-        of = recipes_of(profile, other, best)
-        ratios = compare(job, of, peaks_of(space, grid.outcomes), arguments)
+    of, peaks = recipes_of(profile, other, best), peaks_of(space, grid.outcomes)
 
     return {
         **head,
@@ -160,7 +167,7 @@ def run_task(name: str, head: Mapping[str, Any], arguments: argparse.Namespace) 
         "knobs_of_the_fastest": [] if arguments.whole_grid else [*further_knobs(space)],
         "fastest": again,
         "recipes": {label: to_plain(recipe) for label, recipe in of.items()},
-        **ratios,
+        "peaks": {label: peaks.get(recipe.key()) for label, recipe in of.items()},
         "reason": profile.evidence.reason,
         "inconclusive": profile.evidence.inconclusive,
         "stages": clock.seconds,
@@ -190,41 +197,57 @@ def in_float32(recipe: Recipe) -> Recipe:
     return replace(recipe.with_policy(Policy.FLOAT32), knobs=knobs)
 
 
-def compare(
-    job: TuningJob,
-    of: Mapping[str, Recipe],
-    peaks: Mapping[str, int],
-    arguments: argparse.Namespace,
-) -> dict[str, Any]:
-    """The last alternation: the ratios that a row reports."""
+class Retries:
+    """Recipes that failed in an alternation; raises where there are more than it puts up with."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = allowed
+        self.failed: list[str] = []
+
+    def __call__(self, failed: FinalistFailed) -> None:
+        said = f"{recipe_text(failed.recipe)} failed: {failed}"
+        self.failed.append(said)
+        print(f"    {said}", flush=True)
+        if len(self.failed) > self._allowed:
+            raise failed
+
+
+def compare(result: Mapping[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """A row with the last alternation of its recipes, in place of an earlier one; tunes nothing."""
+    name = result["task"]
+    of = {label: from_plain(Recipe, plain) for label, plain in result["recipes"].items()}
+    of.setdefault("float32_alike", in_float32(of["chosen"]))
     watched = (of["chosen"], of["best"], of["second"])
     sharpness = Sharpness(watched, arguments.precision, arguments.limit)
-    rates = alternate(job, [*of.values()], peaks, arguments.rounds, sharpness)
+    retries = Retries(RETRIES)
+    with tempfile.TemporaryDirectory() as temporary:
+        job, space = make_job(TASKS / f"{name}.py", Path(temporary), wide=True)
+        grid = read_curves(arguments.curves / result["family"] / f"{name}.json", space, {})
+        known = {of[label].key(): peak for label, peak in result.get("peaks", {}).items() if peak}
+        peaks = {**peaks_of(space, grid), **known}
+        rates = alternate(job, [*of.values()], peaks, arguments.rounds, sharpness, retries)
 
     def ratio(left: str, right: str) -> Any:
         return to_plain(paired_ratio(rates[of[left].key()], rates[of[right].key()]))
 
     return {
+        **result,
         "chosen_over_best": ratio("chosen", "best"),
         "chosen_over_float32": ratio("chosen", "float32"),
         "chosen_over_float32_alike": ratio("chosen", "float32_alike"),
         "best_over_float32": ratio("best", "float32"),
         "second_over_chosen": ratio("second", "chosen"),
+        "recipes": {label: to_plain(recipe) for label, recipe in of.items()},
+        **notes(result, arguments.limit, retries.failed),
     }
 
 
-def compare_again(result: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """A row with the last alternation of its recipes anew; nothing is tuned."""
-    name = result["task"]
-    of = {label: from_plain(Recipe, plain) for label, plain in result["recipes"].items()}
-    of.setdefault("float32_alike", in_float32(of["chosen"]))
-    with tempfile.TemporaryDirectory() as temporary:
-        job, space = make_job(TASKS / f"{name}.py", Path(temporary), wide=True)
-        grid = read_curves(arguments.curves / result["family"] / f"{name}.json", space, {})
-        ratios = compare(job, of, peaks_of(space, grid), arguments)
-    limit = f"the last alternation was measured once more, for up to {arguments.limit:.0f} s"
-    recipes = {label: to_plain(recipe) for label, recipe in of.items()}
-    return {**result, **ratios, "recipes": recipes, "note": limit}
+def notes(result: Mapping[str, Any], limit: float, failed: Sequence[str]) -> dict[str, str]:
+    """What a reader must know of a last alternation, if anything."""
+    said = [f"in the last alternation {each}; it was measured again" for each in failed]
+    if "chosen_over_best" in result:
+        said.insert(0, f"the last alternation was measured once more, for up to {limit:.0f} s")
+    return {"note": "; ".join(said)} if said else {}
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -282,20 +305,47 @@ def main() -> None:
             print(name, flush=True)
             record_grid(name, head, arguments)
         return
-    again = arguments.compare_again
-    results = {result["task"]: result for result in lines_of(again)} if again else {}
+    again = rows_of(arguments.compare_again)
+    results = {name: r for name, r in rows_of(output).items() if r.get("commit") == head["commit"]}
+    results |= {name: r for name, r in again.items() if "chosen_over_best" in r}
+    waiting = output.with_name(f"unfinished-{output.name}")
+    unfinished = rows_of(waiting)
+    missing = [name for name in arguments.tasks if again and name not in again]
+    if missing:
+        raise SystemExit(f"{arguments.compare_again} has no result of {', '.join(missing)}")
     for name in arguments.tasks:
         print(name, flush=True)
-        if again and name not in results:
-            raise SystemExit(f"{again} has no result of {name}")
-        known = results.get(name)
-        results[name] = (
-            compare_again(known, arguments) if known else run_task(name, head, arguments)
-        )
-        write_text(output, "".join(f"{json.dumps(result)}\n" for result in results.values()))
+        tuned = again.get(name) or tune_task(name, head, arguments)
+        write_rows(waiting, unfinished | {name: tuned})
+        try:
+            results[name] = compare(tuned, arguments)
+        except FinalistFailed as failed:
+            print(f"    not compared: {failed}; tuned all the same, see {waiting}", flush=True)
+            unfinished[name] = tuned
+            continue
+        unfinished.pop(name, None)
+        write_rows(output, results)
+        write_rows(waiting, unfinished)
         print(row(results[name]), flush=True)
     found = list(results.values())
-    print("", HEAD, *(row(result) for result in found), summary(found), sep="\n")
+    if found:
+        print("", HEAD, *(row(result) for result in found), summary(found), sep="\n")
+    if unfinished:
+        raise SystemExit(f"not compared: {', '.join(unfinished)}; --compare-again {waiting}")
+
+
+def rows_of(path: Path | None) -> dict[str, dict[str, Any]]:
+    """A file's rows by their task; none where there is no file."""
+    rows = lines_of(path) if path is not None and path.exists() else []
+    return {row["task"]: row for row in rows}
+
+
+def write_rows(path: Path, rows: Mapping[str, Any]) -> None:
+    """Rows as JSON lines; no file where there are none."""
+    if rows:
+        write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows.values()))
+    else:
+        path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
