@@ -11,7 +11,6 @@ from benchmark_rows import BF16
 
 from autoprec.core.codec import to_plain
 from autoprec.core.recipe import Recipe
-from benchmarks import interleaving
 from benchmarks.peers import compare, entrants
 from benchmarks.peers.entrants import Entrant, KeptJob
 
@@ -59,35 +58,3 @@ def test_each_comparison_has_the_rates_of_its_own_sides(monkeypatch: pytest.Monk
 def _naming(error: RuntimeError, recipe: Recipe) -> RuntimeError:
     error.recipe = recipe  # type: ignore[attr-defined]
     return error
-
-
-def test_every_second_process_runs_in_reverse_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    orders = []
-
-    class Timing:
-        def __init__(self, recipes: Any) -> None:
-            self.recipes = recipes
-            orders.append([recipe.batch_size for recipe in recipes])
-
-        def __enter__(self) -> Timing:
-            return self
-
-        def __exit__(self, *exception: object) -> None:
-            pass
-
-        def run(self, rounds: int) -> list[Any]:
-            return [_Final(recipe) for recipe in self.recipes]
-
-    class _Final:
-        rates = (1.0,)
-
-        def __init__(self, recipe: Recipe) -> None:
-            self.recipe = recipe
-
-    class Job:
-        memory_bytes = 100
-
-    monkeypatch.setattr(interleaving, "interleaved", lambda job, recipes, together: Timing(recipes))
-    rates = interleaving.alternate(cast(Any, Job()), [FLOAT32, BF16], {}, rounds=6)
-    assert orders == [[32, 64], [64, 32]] * 3
-    assert rates == {FLOAT32.key(): [1.0] * 6, BF16.key(): [1.0] * 6}

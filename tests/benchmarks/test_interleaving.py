@@ -1,0 +1,93 @@
+"""Recipes in alternation over many processes: their order, and what becomes of a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from benchmark_rows import BF16
+
+from autoprec.core.recipe import Recipe
+from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
+from autoprec.workers.failures import FailureKind, WorkerFailure
+from benchmarks import interleaving
+
+FLOAT32 = Recipe(batch_size=32)
+PEAKS = {FLOAT32.key(): 40, BF16.key(): 40}
+
+
+class Job:
+    memory_bytes = 100
+
+
+class Final:
+    def __init__(self, recipe: Recipe, rate: float) -> None:
+        self.recipe, self.rates = recipe, (rate,)
+
+
+class Processes:
+    """Stands in for the processes: the n-th ones measure n for every recipe, or fail."""
+
+    def __init__(self, failing: tuple[int, ...] = ()) -> None:
+        self.failing = failing
+        self.opened: list[tuple[list[int], bool]] = []
+
+    def __call__(self, job: object, recipes: list[Recipe], together: bool) -> Processes:
+        self.recipes = recipes
+        self.opened.append(([recipe.batch_size for recipe in recipes], together))
+        return self
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def run(self, rounds: int) -> list[Final]:
+        number = len(self.opened)
+        if number in self.failing:
+            raise FinalistFailed(BF16, WorkerFailure(FailureKind.OUT_OF_MEMORY, "out of memory"))
+        return [Final(recipe, float(number)) for recipe in self.recipes]
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Processes]:
+    def play(failing: tuple[int, ...] = ()) -> Processes:
+        processes = Processes(failing)
+        monkeypatch.setattr(interleaving, "interleaved", processes)
+        return processes
+
+    return play
+
+
+def alternate(**more: Any) -> dict[str, list[float]]:
+    return interleaving.alternate(cast(Any, Job()), [FLOAT32, BF16], PEAKS, rounds=6, **more)
+
+
+def test_every_second_process_runs_in_reverse_order(played: Callable[..., Processes]) -> None:
+    processes = played()
+    rates = alternate()
+    assert processes.opened == [([32, 64], True), ([64, 32], True)] * 3
+    assert rates == {key: [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] for key in PEAKS}
+
+
+def test_a_failure_ends_an_alternation_unless_it_is_told_to_go_on(
+    played: Callable[..., Processes],
+) -> None:
+    played(failing=(2,))
+    with pytest.raises(FinalistFailed, match="out of memory"):
+        alternate()
+
+
+def test_what_failed_is_measured_again_with_one_recipe_at_a_time_in_memory(
+    played: Callable[..., Processes],
+) -> None:
+    processes = played(failing=(2, 4))
+    failed: list[FinalistFailed] = []
+    rates = alternate(on_failure=failed.append)
+    assert [each.recipe for each in failed] == [BF16, BF16]
+    assert rates == {key: [1.0, 3.0, 5.0, 6.0, 7.0, 8.0] for key in PEAKS}
+    assert [together for _, together in processes.opened] == [True] * 2 + [False] * 6
+    orders = [order for order, _ in processes.opened]
+    assert orders[1] == orders[2] == [64, 32], "a replacement runs in the order of what it replaces"
