@@ -65,6 +65,7 @@ _COMMENTS = {
     "evidence.parity.most_steps": "how far it might have been: --proof-steps repeats it",
     "evidence.parity.first_loss": "float32's, at the first step",
     "evidence.parity.last_loss": "float32's, in the last fifth of the steps",
+    "evidence.parity.loss_origin": "a loss counts from here where shares of it are told",
     "evidence.checkpoint": "weights that training began with: they, too, are what was proven",
     "evidence.trials": "recipes that were measured",
     "evidence.tried": "each of them, by a short timing: the ratios above are surer",

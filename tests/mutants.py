@@ -42,6 +42,7 @@ TESTS_OF = {
     "speed/trial_results": ("speed/trial_results", "speed/acquisition", "speed/feasibility"),
     "numerics/islands": ("numerics/islands",),
     "numerics/parity": (
+        "numerics/loss_origin",
         *("numerics/parity", "numerics/parity_longer_runs", "numerics/parity_reports"),
         *("numerics/loss_curves", "numerics/late_failures", "numerics/single_step"),
     ),
@@ -54,6 +55,7 @@ TESTS_OF = {
     "numerics/late_failures": (
         *("numerics/late_failures", "numerics/error_floor", "numerics/parity"),
     ),
+    "numerics/loss_origin": ("numerics/loss_origin",),
     "numerics/loss_curves": ("numerics/loss_curves", "numerics/parity"),
     "numerics/proof_steps": ("numerics/proof_steps",),
     "parallel/effective_batch": ("parallel/effective_batch",),

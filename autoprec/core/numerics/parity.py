@@ -28,6 +28,7 @@ from autoprec.core.numerics.loss_curves import (
     check_stability,
     check_trajectory,
 )
+from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.single_step import (
     NOISE_ROUNDOFF,
     check_single_steps,
@@ -73,7 +74,19 @@ class _Checks:
 
 
 def judge(evidence: ProofEvidence, tolerance: Tolerance) -> Verdict:
-    """Combine the tests: failed stability, trajectory or metric rejects; the others are drift."""
+    """Combine the tests: failed stability, trajectory or metric rejects; the others are drift.
+
+    A share of a loss is one of what is above its origin; see `loss_origin`.
+    """
+    evidence = above_origin(evidence)
+    verdict = _judge(evidence, tolerance)
+    if evidence.loss_origin == 0.0 or " %" not in verdict.reason:
+        return verdict
+    of = f"shares are of the loss above {evidence.loss_origin:.3g}"
+    return replace(verdict, reason=f"{verdict.reason}; {of}")
+
+
+def _judge(evidence: ProofEvidence, tolerance: Tolerance) -> Verdict:
     runs = evidence.runs
     float32 = check_stability((run.reference for run in runs), replace(tolerance, skipped=2**31))
     if is_noise_sensitive(evidence.noise, tolerance):
@@ -125,6 +138,7 @@ def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) 
         most_steps=evidence.max_steps,
         first_loss=first_loss,
         last_loss=last_loss,
+        loss_origin=evidence.loss_origin,
         seconds=evidence.seconds,
         covered=_covered(evidence, checks.curves, checks.metric),
         not_covered=evidence.not_covered,
@@ -179,6 +193,12 @@ def _judge_long_runs(
     return replace(numbers, reason=_describe_success(numbers, long, evidence))
 
 
+def check_first_steps(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
+    """Check the single steps of the first checkpoints."""
+    evidence = above_origin(evidence)
+    return check_calibrated(evidence.comparisons, evidence.noise, tolerance, evidence.roundoff)
+
+
 def check_calibrated(
     points: Sequence[StepComparison],
     noise: Sequence[NoisyStep],
@@ -206,7 +226,8 @@ def needs_longest_run(evidence: ProofEvidence, tolerance: Tolerance) -> bool:
     It does where training had to decide what the single-step test left undecided, and where the
     loss moves away from float32's between checkpoints (`deviation_grows`).
     """
-    single = check_calibrated(evidence.comparisons, evidence.noise, tolerance, evidence.roundoff)
+    evidence = above_origin(evidence)
+    single = check_first_steps(evidence, tolerance)
     return bool(single.undecided) or deviation_grows(
         (*evidence.comparisons, *evidence.late_comparisons), tolerance
     )
@@ -317,13 +338,17 @@ def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
 
 
 def _loss_range(evidence: ProofEvidence) -> tuple[float | None, float | None]:
-    """Return where float32's loss began and ended, over the longest run that was judged."""
+    """Return where float32's loss began and ended, over the longest run that was judged.
+
+    Both as the task gives them, not as shares of them are taken.
+    """
     runs = [run.reference for run in (*evidence.long_runs, *evidence.runs)]
     losses = max((run.losses for run in runs), key=len, default=())
     if not losses or None in losses:
         return None, None
     tail = [loss for loss in losses[-max(1, len(losses) // 5) :] if loss is not None]
-    return losses[0], mean(tail)
+    first, origin = losses[0], evidence.loss_origin
+    return None if first is None else first + origin, mean(tail) + origin
 
 
 def _describe_single_steps(numbers: Verdict) -> str:

@@ -23,7 +23,8 @@ class Verdict:
     mean loss of the last fifth, `trajectory_ratio` the deviation over the whole run against the
     noisy one's.
     `steps` is how far training was followed, from `first_loss` to `last_loss` in float32, and
-    `most_steps` how far it might have been, so that a repeated proof takes the same steps.
+    `most_steps` how far it might have been, so that a repeated proof takes the same steps. Shares
+    of a loss are of what is above `loss_origin`.
     A number that was not finite or not measured is None. `curves` are the losses of its longest
     training, to be looked at; the verdict does not rest on them.
     """
@@ -44,6 +45,7 @@ class Verdict:
     most_steps: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
+    loss_origin: float = 0.0
     seconds: float = 0.0
     covered: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
@@ -60,7 +62,9 @@ class ProofEvidence:
     """All that was recorded of one candidate; `roundoff` is that of the format it computes in.
 
     `comparisons` are the checkpoints of the first steps, with `noise`; `headroom_comparisons` are
-    later ones, inspected for the head-room only. `late_comparisons` are those of a long float32 run
+    later ones, inspected for the head-room only. `float32_losses` are those of the run whose
+    checkpoints were compared, up to the last that counts; all losses are
+    counted from `loss_origin`. `late_comparisons` are those of a long float32 run
     after its first steps, with `late_noise`, and `long_runs` the runs of that length. `start` names
     the weights that training began with, where they were trained already, and `ranks` what trained
     together, where several did. `candidate_run` is the candidate's own run, which may be longer
@@ -72,6 +76,8 @@ class ProofEvidence:
     headroom_comparisons: tuple[StepComparison, ...] = ()
     noise: tuple[NoisyStep, ...] = ()
     runs: tuple[SeedRun, ...] = ()
+    float32_losses: tuple[float | None, ...] = ()
+    loss_origin: float = 0.0
     late_comparisons: tuple[StepComparison, ...] = ()
     late_noise: tuple[NoisyStep, ...] = ()
     long_runs: tuple[SeedRun, ...] = ()

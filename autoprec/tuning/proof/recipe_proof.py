@@ -26,6 +26,7 @@ from autoprec.core.numerics.late_failures import (
     needs_more_steps,
     needs_second_seed,
 )
+from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
 from autoprec.core.numerics.parity import LONG_STEPS
 from autoprec.core.numerics.tolerance import Tolerance
@@ -135,9 +136,7 @@ class Proof:
         evidence = runs.compared(evidence, first)
         yield evidence
         missing, steps = list(evidence.not_covered), min(proof_steps.SHORT_STEPS, first)
-        check = judging.check_calibrated(
-            evidence.comparisons, evidence.noise, self._tolerance, evidence.roundoff
-        )
+        check = judging.check_first_steps(evidence, self._tolerance)
         if any(each.loss is None for each in evidence.comparisons):
             missing.append("trainings (the loss is not finite already)")
             seeds = ()
@@ -157,7 +156,7 @@ class Proof:
             )
             evidence = replace(evidence, runs=(*evidence.runs, run))
             decided = check.passed and not check.undecided and runs.reference.metric is None
-            if decided and judging.stays_close(run, self._tolerance):
+            if decided and judging.stays_close(above_origin(evidence).runs[-1], self._tolerance):
                 break
         yield evidence
         if seeds:
@@ -201,13 +200,13 @@ class Proof:
         long = recorder.long_run(recipe, runs, SEEDS[0], steps, noisy=False)
         evidence = replace(evidence, long_runs=(long,))
         yield evidence
-        if not needs_second_seed(long, self._tolerance):
+        if not needs_second_seed(above_origin(evidence).long_runs[0], self._tolerance):
             return
         for length in (steps, most):
             both = [recorder.long_run(recipe, runs, seed, length, noisy=True) for seed in SEEDS]
             evidence = replace(evidence, long_runs=tuple(both))
             yield evidence
-            if not needs_more_steps(both, self._tolerance):
+            if not needs_more_steps(above_origin(evidence).long_runs, self._tolerance):
                 return
 
     def _max_steps(self, recipe: Recipe) -> int:

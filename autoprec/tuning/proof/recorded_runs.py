@@ -73,6 +73,7 @@ class RecordedRuns:
             late_comparisons=tuple(each for each in comparisons if each.step >= short),
             noise=tuple(each for each in noise if each.step < short),
             late_noise=tuple(each for each in noise if each.step >= short),
+            float32_losses=self.reference.losses[:steps],
             not_covered=tuple(missing),
             notes=_notes(self.reference),
         )

@@ -1,0 +1,88 @@
+"""Finds the constant in a loss: a log-likelihood may leave one out, an ELBO may add another.
+
+Training does not see it, so no verdict may depend on it. How far a loss is from float32's is a
+share of the loss; so a large constant would hide a difference, and a loss that crosses zero would
+make one of nothing. `python -m benchmarks.numerics.loss_constants` counts how often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from autoprec.core.numerics.loss_curves import SeedRun
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.verdict import ProofEvidence
+
+SMALLEST_HEIGHT_SHARE = 0.1
+"""A loss counts as at least this share of what it is, however little it varies."""
+
+
+def loss_origin(losses: Iterable[float | None]) -> float:
+    """Return what to subtract from a loss, so that shares of the rest mean something; often 0.
+
+    `losses` are float32's, step by step. The smallest of them lies no higher above the origin than
+    they vary, and no lower than `SMALLEST_HEIGHT_SHARE` of what it is. A loss that is never
+    negative keeps its zero where that is nearer; one that becomes negative has no zero of its own.
+    """
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if not known or min(known) == max(known):
+        return 0.0
+    smallest = min(known)
+    height = max(max(known) - smallest, SMALLEST_HEIGHT_SHARE * abs(smallest))
+    return smallest - height if smallest < 0.0 else max(0.0, smallest - height)
+
+
+def above_origin(evidence: ProofEvidence) -> ProofEvidence:
+    """Return the evidence with all losses counted from their origin."""
+    if evidence.loss_origin != 0.0:
+        return evidence  # they are already
+    origin = loss_origin(evidence.float32_losses)
+    run = evidence.candidate_run
+    return replace(
+        evidence,
+        comparisons=tuple(_compared(each, origin) for each in evidence.comparisons),
+        late_comparisons=tuple(_compared(each, origin) for each in evidence.late_comparisons),
+        noise=tuple(_noisy(each, origin) for each in evidence.noise),
+        late_noise=tuple(_noisy(each, origin) for each in evidence.late_noise),
+        runs=tuple(_paired(each, origin) for each in evidence.runs),
+        long_runs=tuple(_paired(each, origin) for each in evidence.long_runs),
+        candidate_run=None if run is None else _trained(run, origin),
+        float32_losses=_less(evidence.float32_losses, origin),
+        loss_origin=origin,
+    )
+
+
+def _compared(point: StepComparison, origin: float) -> StepComparison:
+    loss, mean_loss, mean_reference = _less(
+        (point.loss, point.mean_loss, point.mean_reference), origin
+    )
+    return replace(
+        point,
+        loss=loss,
+        reference=point.reference - origin,
+        mean_loss=mean_loss,
+        mean_reference=mean_reference,
+    )
+
+
+def _noisy(point: NoisyStep, origin: float) -> NoisyStep:
+    (loss,) = _less((point.loss,), origin)
+    return replace(point, loss=loss, reference=point.reference - origin)
+
+
+def _paired(run: SeedRun, origin: float) -> SeedRun:
+    return SeedRun(
+        _trained(run.reference, origin),
+        _trained(run.candidate, origin),
+        None if run.noisy is None else _trained(run.noisy, origin),
+    )
+
+
+def _trained(run: Trajectory, origin: float) -> Trajectory:
+    return replace(run, losses=_less(run.losses, origin))
+
+
+def _less(losses: tuple[float | None, ...], origin: float) -> tuple[float | None, ...]:
+    return tuple(None if loss is None else loss - origin for loss in losses)
