@@ -150,26 +150,39 @@ def verdicts(job: Job) -> dict[str, list[dict[str, Any]]]:
     return {"rows": rows}
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The table's lines, and the pairs whose verdict depends on the constant."""
-    yield "| constant | broken caught | healthy flagged |\n|---|---|---|"
+def counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """By constant how many broken pairs were caught and healthy ones flagged, of how many."""
+    found: dict[str, dict[str, list[int]]] = {}
     for name in CONSTANTS:
+        own = [r for r in rows if r["constant"] == name]
+        of = {truth: [r for r in own if r["truth"] == truth] for truth in ("broken", "healthy")}
         caught, flagged = (
-            [sum(r["verdict"] != "equal" for r in own), len(own)]
-            for truth in ("broken", "healthy")
-            for own in [[r for r in rows if r["constant"] == name and r["truth"] == truth]]
+            [sum(r["verdict"] != "equal" for r in each), len(each)] for each in of.values()
         )
-        yield f"| {name} | {share(caught)} | {share(flagged)} |"
-    plain = {_pair(r): r for r in rows if r["constant"] == "none"}
+        found[name] = {"broken_caught": caught, "healthy_flagged": flagged}
+    return found
+
+
+def changed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The pairs that are accepted with one constant and not with another, with all verdicts."""
+    pairs: dict[tuple[str, ...], dict[str, Any]] = {}
     for r in rows:
-        before = plain[_pair(r)]
-        if (r["verdict"] == "equal") != (before["verdict"] == "equal"):
-            yield f"  {' '.join(_pair(r))}, {r['truth']}, {r['constant']}: {r['reason']}"
-            yield f"    without: {before['reason']}"
+        about = {name: r[name] for name in ("zoo", "task", "policy", "truth")}
+        pair = pairs.setdefault(tuple(about.values()), {**about, "verdicts": {}, "reasons": {}})
+        pair["verdicts"][r["constant"]] = r["verdict"]
+        pair["reasons"][r["constant"]] = r["reason"]
+    accepted = {key: {v == "equal" for v in p["verdicts"].values()} for key, p in pairs.items()}
+    return [pair for key, pair in pairs.items() if len(accepted[key]) > 1]
 
 
-def _pair(r: Mapping[str, Any]) -> tuple[str, str, str]:
-    return r["zoo"], r["task"], r["policy"]
+def table(found: Mapping[str, Any]) -> Iterator[str]:
+    """The table's lines, and the pairs whose verdict depends on the constant."""
+    yield "| constant | broken caught | healthy flagged |"
+    yield "|---|---|---|"
+    for name, row in found["counts"].items():
+        yield f"| {name} | {share(row['broken_caught'])} | {share(row['healthy_flagged'])} |"
+    yield ""
+    yield f"Pairs whose verdict depends on the constant: {len(found['changed'])}."
 
 
 def main() -> int:
@@ -183,9 +196,18 @@ def main() -> int:
     seeds = (arguments.seed,)
     jobs = [job for f in FOLDERS for job in jobs_of(f, arguments.only, seeds, (), "cpu")]
     rows = [row for found in judged(jobs, arguments.jobs, judge=verdicts) for row in found["rows"]]
-    print("\n".join(table(rows)))
+    found = {
+        **machine(),
+        "seed": arguments.seed,
+        "counts": counts(rows),
+        "changed": changed(rows),
+    }
+    print("\n".join(table(found)))
+    for pair in found["changed"]:
+        print(f"{pair['zoo']} {pair['task']} {pair['policy']}, {pair['truth']}:")
+        for name, reason in pair["reasons"].items():
+            print(f"  {name}: {reason}")
     if arguments.output:
-        found = {**machine(), "seed": arguments.seed, "rows": rows}
         arguments.output.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.report import gpu
 from benchmarks.report.latest import latest
-from benchmarks.report.proof import fuzz, islands, numerics, soak
+from benchmarks.report.proof import constants, fuzz, islands, numerics, soak
 from benchmarks.report.search import SHOWN, holdout, machines, oracle, oracle_summary, peers
 from benchmarks.report.speed import (
     ablation,
@@ -89,6 +89,13 @@ SECTIONS: tuple[tuple[str, str, str, str, Section], ...] = (
     ("How tuning time grows", "growth", "json", "search.growth", growth),
     ("Numerics: the zoo", "numerics", "json", "numerics.zoo", numerics),
     ("Numerics: Keras", "numerics_keras", "json", "numerics.zoo", numerics),
+    (
+        "A constant in the loss",
+        "loss_constants",
+        "json",
+        "numerics.loss_constants",
+        constants,
+    ),
     ("Speed kept by islands", "islands", "json", "numerics.islands_speed", islands),
     ("Faults: the soak", "soak", "json", "faults.soak", soak),
     ("Malformed files: the fuzzers", "fuzz", "json", "faults.fuzz", fuzz),

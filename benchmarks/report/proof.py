@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.numerics import loss_constants
 from benchmarks.numerics.zoo_tables import share
 from benchmarks.report.latest import machine_name, where
 from benchmarks.search.oracle_rows import ratio_text
@@ -47,6 +48,24 @@ def numerics(path: Path) -> Iterator[str]:
     if "scales" in found:
         yield ""
         yield _skips(found["scales"])
+
+
+def constants(path: Path) -> Iterator[str]:
+    """What a constant in the loss does to the verdicts, now and before losses had an origin."""
+    found = json.loads(path.read_text())
+    yield f"{where(found)}, the zoo's tasks of both frameworks, seed {found['seed']}."
+    yield ""
+    yield from loss_constants.table(found)
+    earlier = path.with_name(f"{path.stem}-earlier{path.suffix}")
+    if earlier.exists():
+        before = json.loads(earlier.read_text())
+        yield ""
+        yield (
+            f"At commit {before['commit']} (`{earlier.name}`), where shares were of the loss as "
+            "it is:"
+        )
+        yield ""
+        yield from loss_constants.table(before)
 
 
 def _wrong(lines: Sequence[str]) -> dict[str, list[str]]:

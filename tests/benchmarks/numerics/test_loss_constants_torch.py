@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autoprec.core.recipe import Recipe
-from benchmarks.numerics.loss_constants import CONSTANTS, Replayed, table, verdicts
+from benchmarks.numerics.loss_constants import CONSTANTS, Replayed, changed, counts, table, verdicts
 from benchmarks.numerics.zoo import ZOO, jobs_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
@@ -36,7 +36,7 @@ def test_a_verdict_depends_on_no_constant(task: str, policy: str, truth: str) ->
     assert [row["constant"] for row in rows] == list(CONSTANTS)
     assert {row["truth"] for row in rows} == {truth}
     assert {row["verdict"] == "equal" for row in rows} == {truth == "healthy"}
-    assert not any(line.startswith("  ") for line in table(rows))
+    assert changed(rows) == []
 
 
 class Tracer:
@@ -78,17 +78,20 @@ def test_a_run_is_made_once_and_compared_where_it_was_asked_for() -> None:
     assert tracer.calls.count("compare_steps") == 2
 
 
-def test_the_table_names_the_pairs_whose_verdict_depends_on_a_constant() -> None:
+def test_the_pairs_whose_verdict_depends_on_a_constant_are_counted_and_named() -> None:
     about = {"zoo": "zoo", "task": "t", "policy": "float16", "truth": "broken", "steps": 60}
     verdict = {"none": "rejected", "ten first losses": "equal", "crosses zero": "drift"}
     rows = [
-        {**about, "constant": name, "verdict": found, "reason": f"why {found}"}
+        {**about, "task": task, "constant": name, "verdict": found, "reason": f"why {found}"}
+        for task in ("t", "u")
         for name, found in verdict.items()
+        if task == "t" or found != "equal"
     ]
-    lines = "\n".join(table(rows))
-    assert "| none | 1 of 1 (100.0 %" in lines
-    assert "| ten first losses | 0 of 1 (0.0 %" in lines
-    assert (
-        "  zoo t float16, broken, ten first losses: why equal\n    without: why rejected" in lines
-    )
-    assert "crosses zero: why" not in lines
+    found = {"counts": counts(rows), "changed": changed(rows)}
+    lines = list(table(found))
+    assert lines[2].startswith("| none | 2 of 2 (100.0 %")
+    assert lines[3].startswith("| ten first losses | 0 of 1 (0.0 %")
+    assert lines[-1] == "Pairs whose verdict depends on the constant: 1."
+    (pair,) = found["changed"]
+    assert (pair["task"], pair["verdicts"]) == ("t", verdict)
+    assert pair["reasons"]["ten first losses"] == "why equal"
