@@ -7,6 +7,7 @@ make one of nothing. `python -m benchmarks.numerics.loss_constants` counts how o
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -38,7 +39,8 @@ def above_origin(evidence: ProofEvidence) -> ProofEvidence:
     """Return the evidence with all losses counted from their origin."""
     if evidence.loss_origin != 0.0:
         return evidence  # they are already
-    origin = loss_origin(evidence.float32_losses)
+    seeds = [run.reference.losses for run in (*evidence.runs, *evidence.long_runs)]
+    origin = loss_origin(itertools.chain(evidence.float32_losses, *seeds))
     run = evidence.candidate_run
     return replace(
         evidence,

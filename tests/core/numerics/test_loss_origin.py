@@ -72,7 +72,7 @@ def test_all_losses_are_counted_from_the_origin_and_once():
         noise=(NoisyStep(0, 2.25, 2.0),),
         late_comparisons=(replace(points()[1], loss=None),),
         late_noise=(NoisyStep(59, None, 1.0),),
-        runs=(SeedRun(run((2.0,)), run((2.5,))),),
+        runs=(SeedRun(run((0.5,)), run((2.5,))),),
         long_runs=(SeedRun(run((1.0,)), run((1.5,)), run((1.25,))),),
         candidate_run=Trajectory((3.0, None), skipped=(1,)),
         float32_losses=(1.0, -1.0),
@@ -85,11 +85,19 @@ def test_all_losses_are_counted_from_the_origin_and_once():
     assert (late.loss, late.reference, late.mean_loss) == (None, points()[1].reference + 3, None)
     assert found.noise == (NoisyStep(0, 5.25, 5.0),)
     assert found.late_noise == (NoisyStep(59, None, 4.0),)
-    assert found.runs == (SeedRun(run((5.0,)), run((5.5,))),)
+    assert found.runs == (SeedRun(run((3.5,)), run((5.5,))),)
     assert found.long_runs == (SeedRun(run((4.0,)), run((4.5,)), run((4.25,))),)
     assert found.candidate_run == Trajectory((6.0, None), skipped=(1,))
     assert found.float32_losses == (4.0, 2.0)
     assert above_origin(found) == found
+
+
+def test_a_loss_that_falls_further_in_a_longer_run_stays_above_the_origin():
+    short = ProofEvidence(float32_losses=(10.0, 8.0))
+    assert above_origin(short).loss_origin == 6.0
+    further = SeedRun(run((10.0, 8.0, 5.5)), run((10.0, 8.0, 5.5)))
+    assert above_origin(replace(short, long_runs=(further,))).loss_origin == 1.0
+    assert above_origin(replace(short, runs=(further,))).loss_origin == 1.0
 
 
 def test_nothing_changes_where_the_loss_comes_near_zero():
