@@ -63,10 +63,10 @@ class ProofEvidence:
 
     `comparisons` are the checkpoints of the first steps, with `noise`; `headroom_comparisons` are
     later ones, inspected for the head-room only. `float32_losses` are those of the run whose
-    checkpoints were compared, up to the last that counts; all losses are
-    counted from `loss_origin`. `late_comparisons` are those of a long float32 run
-    after its first steps, with `late_noise`, and `long_runs` the runs of that length. `start` names
-    the weights that training began with, where they were trained already, and `ranks` what trained
+    checkpoints were compared, up to the last that counts. `late_comparisons` are those of a long
+    float32 run after its first steps, with `late_noise`, and `long_runs` the runs of that length.
+    All losses count from `loss_origin`: 0 as they were recorded. `start` names the weights that
+    training began with, where they were trained already, and `ranks` what trained
     together, where several did. `candidate_run` is the candidate's own run, which may be longer
     than float32's. `max_steps` might have been made. `stalled` says that the machine stalled before
     the proof was done.
