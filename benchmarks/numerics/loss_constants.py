@@ -17,7 +17,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import BATCH, POLICIES, at_tuned_scale
 from benchmarks.numerics.zoo import FOLDERS, Job, jobs_of, judged, on_one_thread
-from benchmarks.numerics.zoo_tables import JUDGED, share
+from benchmarks.numerics.zoo_tables import JUDGED, constants_table
 from benchmarks.provenance import machine
 
 #: By name, what is added to a loss that begins at `first` and ends at `last` in float32.
@@ -98,31 +98,14 @@ class WithConstant:
         return self._more(self._tracer.trajectory(**arguments))
 
     def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
-        c = self._constant
-        return tuple(
-            replace(
-                point,
-                loss=_plus(point.loss, c),
-                reference=point.reference + c,
-                mean_loss=_plus(point.mean_loss, c),
-                mean_reference=_plus(point.mean_reference, c),
-            )
-            for point in self._tracer.compare_steps(recipe=recipe)
-        )
+        points = self._tracer.compare_steps(recipe=recipe)
+        return tuple(point.above(-self._constant) for point in points)
 
     def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
-        c = self._constant
-        return tuple(
-            replace(each, loss=_plus(each.loss, c), reference=each.reference + c)
-            for each in self._tracer.noise(draws=draws)
-        )
+        return tuple(each.above(-self._constant) for each in self._tracer.noise(draws=draws))
 
     def _more(self, run: Trajectory) -> Trajectory:
-        return replace(run, losses=tuple(_plus(loss, self._constant) for loss in run.losses))
-
-
-def _plus(loss: float | None, constant: float) -> float | None:
-    return None if loss is None else loss + constant
+        return run.above(-self._constant)
 
 
 def verdicts(job: Job) -> dict[str, list[dict[str, Any]]]:
@@ -175,16 +158,6 @@ def changed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [pair for key, pair in pairs.items() if len(accepted[key]) > 1]
 
 
-def table(found: Mapping[str, Any]) -> Iterator[str]:
-    """The table's lines, and the pairs whose verdict depends on the constant."""
-    yield "| constant | broken caught | healthy flagged |"
-    yield "|---|---|---|"
-    for name, row in found["counts"].items():
-        yield f"| {name} | {share(row['broken_caught'])} | {share(row['healthy_flagged'])} |"
-    yield ""
-    yield f"Pairs whose verdict depends on the constant: {len(found['changed'])}."
-
-
 def main() -> int:
     """Read the arguments; print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -202,7 +175,7 @@ def main() -> int:
         "counts": counts(rows),
         "changed": changed(rows),
     }
-    print("\n".join(table(found)))
+    print("\n".join(constants_table(found)))
     for pair in found["changed"]:
         print(f"{pair['zoo']} {pair['task']} {pair['policy']}, {pair['truth']}:")
         for name, reason in pair["reasons"].items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 JUDGED = ("bfloat16", "float16")
@@ -76,6 +77,16 @@ def _costs(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "followed": dict(Counter(row["steps"] for row in rows)),
         "above_one": [f"{r['task']} {r['policy']} {r['seed']}: {r['cost']:.2f}" for r in dear],
     }
+
+
+def constants_table(found: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of `loss_constants`: verdicts by constant, and how many depend on it."""
+    yield "| constant | broken caught | healthy flagged |"
+    yield "|---|---|---|"
+    for name, row in found["counts"].items():
+        yield f"| {name} | {share(row['broken_caught'])} | {share(row['healthy_flagged'])} |"
+    yield ""
+    yield f"Pairs whose verdict depends on the constant: {len(found['changed'])}."
 
 
 def share(pair: list[int]) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.numerics import loss_constants
-from benchmarks.numerics.zoo_tables import share
+from benchmarks.numerics.zoo_tables import constants_table, share
 from benchmarks.report.latest import machine_name, where
 from benchmarks.search.oracle_rows import ratio_text
 
@@ -55,7 +54,7 @@ def constants(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
     yield f"{where(found)}, the zoo's tasks of both frameworks, seed {found['seed']}."
     yield ""
-    yield from loss_constants.table(found)
+    yield from constants_table(found)
     earlier = path.with_name(f"{path.stem}-earlier{path.suffix}")
     if earlier.exists():
         before = json.loads(earlier.read_text())
@@ -65,7 +64,7 @@ def constants(path: Path) -> Iterator[str]:
             "it is:"
         )
         yield ""
-        yield from loss_constants.table(before)
+        yield from constants_table(before)
 
 
 def _wrong(lines: Sequence[str]) -> dict[str, list[str]]:

@@ -43,6 +43,11 @@ class SeedRun:
     candidate: Trajectory
     noisy: Trajectory | None = None
 
+    def above(self, origin: float) -> SeedRun:
+        """Return the runs with their losses counted from `origin`."""
+        noisy = None if self.noisy is None else self.noisy.above(origin)
+        return SeedRun(self.reference.above(origin), self.candidate.above(origin), noisy)
+
 
 def check_stability(runs: Iterable[Trajectory], tolerance: Tolerance) -> Check:
     """Check that every loss is finite and that no run skips more steps than allowed."""

@@ -12,8 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from autoprec.core.numerics.loss_curves import SeedRun
-from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.traces import above
 from autoprec.core.numerics.verdict import ProofEvidence
 
 SMALLEST_HEIGHT_SHARE = 0.1
@@ -44,47 +43,13 @@ def above_origin(evidence: ProofEvidence) -> ProofEvidence:
     run = evidence.candidate_run
     return replace(
         evidence,
-        comparisons=tuple(_compared(each, origin) for each in evidence.comparisons),
-        late_comparisons=tuple(_compared(each, origin) for each in evidence.late_comparisons),
-        noise=tuple(_noisy(each, origin) for each in evidence.noise),
-        late_noise=tuple(_noisy(each, origin) for each in evidence.late_noise),
-        runs=tuple(_paired(each, origin) for each in evidence.runs),
-        long_runs=tuple(_paired(each, origin) for each in evidence.long_runs),
-        candidate_run=None if run is None else _trained(run, origin),
-        float32_losses=_less(evidence.float32_losses, origin),
+        comparisons=tuple(each.above(origin) for each in evidence.comparisons),
+        late_comparisons=tuple(each.above(origin) for each in evidence.late_comparisons),
+        noise=tuple(each.above(origin) for each in evidence.noise),
+        late_noise=tuple(each.above(origin) for each in evidence.late_noise),
+        runs=tuple(each.above(origin) for each in evidence.runs),
+        long_runs=tuple(each.above(origin) for each in evidence.long_runs),
+        candidate_run=None if run is None else run.above(origin),
+        float32_losses=above(evidence.float32_losses, origin),
         loss_origin=origin,
     )
-
-
-def _compared(point: StepComparison, origin: float) -> StepComparison:
-    loss, mean_loss, mean_reference = _less(
-        (point.loss, point.mean_loss, point.mean_reference), origin
-    )
-    return replace(
-        point,
-        loss=loss,
-        reference=point.reference - origin,
-        mean_loss=mean_loss,
-        mean_reference=mean_reference,
-    )
-
-
-def _noisy(point: NoisyStep, origin: float) -> NoisyStep:
-    (loss,) = _less((point.loss,), origin)
-    return replace(point, loss=loss, reference=point.reference - origin)
-
-
-def _paired(run: SeedRun, origin: float) -> SeedRun:
-    return SeedRun(
-        _trained(run.reference, origin),
-        _trained(run.candidate, origin),
-        None if run.noisy is None else _trained(run.noisy, origin),
-    )
-
-
-def _trained(run: Trajectory, origin: float) -> Trajectory:
-    return replace(run, losses=_less(run.losses, origin))
-
-
-def _less(losses: tuple[float | None, ...], origin: float) -> tuple[float | None, ...]:
-    return tuple(None if loss is None else loss - origin for loss in losses)

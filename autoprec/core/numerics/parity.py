@@ -344,11 +344,10 @@ def _loss_range(evidence: ProofEvidence) -> tuple[float | None, float | None]:
     """
     runs = [run.reference for run in (*evidence.long_runs, *evidence.runs)]
     losses = max((run.losses for run in runs), key=len, default=())
-    if not losses or None in losses:
+    known = [loss + evidence.loss_origin for loss in losses if loss is not None]
+    if not known or len(known) < len(losses):
         return None, None
-    tail = [loss for loss in losses[-max(1, len(losses) // 5) :] if loss is not None]
-    first, origin = losses[0], evidence.loss_origin
-    return None if first is None else first + origin, mean(tail) + origin
+    return known[0], mean(known[-max(1, len(known) // 5) :])
 
 
 def _describe_single_steps(numbers: Verdict) -> str:

@@ -11,6 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 
+def above(losses: Sequence[float | None], origin: float) -> tuple[float | None, ...]:
+    """Return losses counted from `origin`; None where one is not known."""
+    return tuple(None if loss is None else loss - origin for loss in losses)
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """The losses of one training run from the initial weights.
@@ -34,6 +39,10 @@ class Trajectory:
     step_seconds: float = 0.0
     reproducible: bool = True
     notes: tuple[str, ...] = ()
+
+    def above(self, origin: float) -> Trajectory:
+        """Return the run with its losses counted from `origin`."""
+        return replace(self, losses=above(self.losses, origin))
 
     @property
     def finite(self) -> bool:
@@ -83,6 +92,17 @@ class StepComparison:
         error = math.sqrt(squares / (count - 1) / count) if count > 1 else math.inf
         return replace(self, mean_loss=mean, mean_reference=reference, mean_error=error)
 
+    def above(self, origin: float) -> StepComparison:
+        """Return the point with its losses counted from `origin`."""
+        loss, mean, mean_reference = above((self.loss, self.mean_loss, self.mean_reference), origin)
+        return replace(
+            self,
+            loss=loss,
+            reference=self.reference - origin,
+            mean_loss=mean,
+            mean_reference=mean_reference,
+        )
+
     @property
     def losses(self) -> tuple[float, float]:
         """Return the candidate's loss (infinity: not finite) and float32's; means where known."""
@@ -99,6 +119,11 @@ class NoisyStep:
     loss: float | None
     reference: float
     gradient_error: float | None = None
+
+    def above(self, origin: float) -> NoisyStep:
+        """Return the point with its losses counted from `origin`."""
+        (loss,) = above((self.loss,), origin)
+        return replace(self, loss=loss, reference=self.reference - origin)
 
 
 @dataclass(frozen=True)

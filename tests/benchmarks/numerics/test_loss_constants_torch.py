@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from autoprec.core.recipe import Recipe
-from benchmarks.numerics.loss_constants import CONSTANTS, Replayed, changed, counts, table, verdicts
+from benchmarks.numerics.loss_constants import CONSTANTS, Replayed, changed, counts, verdicts
 from benchmarks.numerics.zoo import ZOO, jobs_of
+from benchmarks.numerics.zoo_tables import constants_table
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
@@ -88,7 +89,7 @@ def test_the_pairs_whose_verdict_depends_on_a_constant_are_counted_and_named() -
         if task == "t" or found != "equal"
     ]
     found = {"counts": counts(rows), "changed": changed(rows)}
-    lines = list(table(found))
+    lines = list(constants_table(found))
     assert lines[2].startswith("| none | 2 of 2 (100.0 %")
     assert lines[3].startswith("| ten first losses | 0 of 1 (0.0 %")
     assert lines[-1] == "Pairs whose verdict depends on the constant: 1."
