@@ -14,7 +14,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
-from autoprec.core.speed.space import Point, Space
+from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.search.trials import Measured, Trials, typical_measurement
 
@@ -60,6 +60,22 @@ class SearchResult:
     def baseline(self) -> Recipe:
         """Return the baseline's recipe."""
         return self.trials.space.recipe(self.baseline_point)
+
+    @property
+    def baseline_outcome(self) -> Outcome:
+        """Return the baseline's outcome, as the re-ranking ranked it."""
+        ranked = self.ranking or self.trials.history
+        key = point_key(self.baseline_point)
+        return next(outcome for outcome in ranked if point_key(outcome.point) == key)
+
+    def continued(self, again: SearchResult) -> SearchResult:
+        """Return what the search came to when it ran again, with what this knew besides."""
+        return replace(
+            again,
+            measured={**self.measured, **again.measured},
+            refusals=(*self.refusals, *again.refusals),
+            not_covered=tuple(dict.fromkeys((*self.not_covered, *again.not_covered))),
+        )
 
     def of_policy(self, policy: str) -> list[Outcome]:
         """Return the outcomes of one policy, as the re-ranking ranked them."""

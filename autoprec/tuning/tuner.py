@@ -8,8 +8,10 @@ workers measure.
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,14 +20,16 @@ from autoprec.core.numerics.reference_recipe import is_reference
 from autoprec.core.profile import Profile
 from autoprec.core.speed.trial_results import shortlist
 from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
+from autoprec.tuning.confirmation.search_comparison import overstated_log_ratio
 from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import Finished, Note, Stage
 from autoprec.tuning.final_study import write_final_study
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
-from autoprec.tuning.proof.stage import replace_finalist, run_proofs
+from autoprec.tuning.proof.stage import prove_again, replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
+from autoprec.tuning.search.reranking_rounds import doubt_search
 from autoprec.tuning.search.stage import run_search
 from autoprec.tuning.stage_results import (
     ConfirmationResult,
@@ -39,7 +43,7 @@ from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.study.kept_tunings import RESULT, TASK_PATH, StoredProfile
 from autoprec.tuning.study.places import default_journal
 from autoprec.tuning.study.study import Study, study_name
-from autoprec.tuning.time_limit import Deadline
+from autoprec.tuning.time_limit import SEARCH_SHARE, Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.prestart import PrestartedRunners
 from autoprec.workers.runner import Runner
@@ -74,31 +78,67 @@ def tune(job: TuningJob) -> Profile:
                 )
                 return stored.profile
             preflight = run_preflight(job, study, runner)
-            search = run_search(job, study, preflight, runner)
-            proof, confirmation = _prove_and_confirm(job, study, preflight, search, runner)
-            contention = job.contention_monitor.worst
-        result = TuningResult(preflight, search, proof, confirmation, contention)
+            result = _tune_after_preflight(job, study, preflight, runner)
         profile = build_profile(job, result, digest=digest, seconds=time.monotonic() - began)
         write_final_study(study, result, profile)
         study.remember(RESULT, StoredProfile(profile, repr(job.options.limits())))
-    job.listener(Finished(profile, search.trials.history, study.location))
+    job.listener(Finished(profile, result.trials.history, study.location))
     return profile
 
 
-def _prove_and_confirm(
-    job: TuningJob, study: Study, preflight: PreflightResult, search: SearchResult, runner: Runner
-) -> tuple[ProofResult, ConfirmationResult]:
-    """Prove recipes and confirm the fastest; a finalist that fails is replaced by a smaller one."""
+def _tune_after_preflight(
+    job: TuningJob, study: Study, preflight: PreflightResult, runner: Runner
+) -> TuningResult:
+    """Search, prove and confirm; search once more where the confirmation belies the search.
+
+    Whatever slowed the baseline in the search may have slowed what it took for too slow.
+    """
+    search = run_search(job, study, preflight, runner)
     prover = Prover(job, study, preflight, runner)
     with PrestartedRunners(job.runner, search.baseline) as make_runner:
         if _should_prestart(job, search):
             make_runner.start()
         proof = run_proofs(job, preflight, search, prover)
-        confirmation = confirm(job, search, proof, runner, make_runner)
-        while isinstance(confirmation, FinalistLost):
-            proof = replace_finalist(proof, confirmation, search, prover)
-            confirmation = confirm(job, search, proof, runner, make_runner, confirmation)
-        return proof, confirmation
+        proof, confirmation = _confirm(job, search, proof, prover, runner, make_runner)
+        overstated = overstated_log_ratio(search, proof, confirmation)
+        if overstated and not job.deadline.passed(SEARCH_SHARE):
+            job.listener(Note(_explain_second_search(overstated)))
+            doubt_search(study, search.baseline_outcome, overstated)
+            search = search.continued(run_search(job, study, preflight, runner))
+            again = prove_again(job, preflight, search, prover, proof)
+            if _leader(again) != _leader(proof):
+                again, confirmation = _confirm(job, search, again, prover, runner, make_runner)
+            proof = again
+    contention = job.contention_monitor.worst
+    return TuningResult(preflight, search, proof, confirmation, contention)
+
+
+def _leader(proof: ProofResult) -> str:
+    """Return the key of the fastest proven recipe."""
+    return max(proof.proven, key=lambda each: each.rate).recipe.key()
+
+
+def _explain_second_search(overstated: float) -> str:
+    return (
+        f"the search saw {math.exp(overstated):.2g} times the speed-up that was confirmed: "
+        "what seemed slower to it is compared once more"
+    )
+
+
+def _confirm(
+    job: TuningJob,
+    search: SearchResult,
+    proof: ProofResult,
+    prover: Prover,
+    runner: Runner,
+    make_runner: Callable[[], Runner],
+) -> tuple[ProofResult, ConfirmationResult]:
+    """Confirm the fastest of the proven recipes; a smaller one replaces a finalist that fails."""
+    confirmation = confirm(job, search, proof, runner, make_runner)
+    while isinstance(confirmation, FinalistLost):
+        proof = replace_finalist(proof, confirmation, search, prover)
+        confirmation = confirm(job, search, proof, runner, make_runner, confirmation)
+    return proof, confirmation
 
 
 def _should_prestart(job: TuningJob, search: SearchResult) -> bool:

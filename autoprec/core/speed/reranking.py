@@ -8,7 +8,9 @@ it.
 Corrected rates may make the search propose another recipe after all (the batch next to one that was
 slowed, say). So the search continues, and what it then measures races against the winner. If the
 search's timings turn out to be noisier than assumed, recipes that seemed too slow to race do so
-once, too: on a machine with intermittent load, a recipe may have been the only one affected.
+once, too: on a machine with intermittent load, a recipe may have been the only one affected. The
+confirmation may be what shows it: a neighbour that uses up the shared cache slows small batches
+alone, and with them the baseline, by which all seemed faster than they are.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ SEARCH_RATIO_ERROR = 0.1
 Each was timed once, for half a second, and the fastest of many is often only the luckiest.
 """
 
+OVERSTATED_LOG_RATIO = 2 * SEARCH_RATIO_ERROR
+"""If the confirmed speedup falls this short of what the search saw, the search is not believed."""
+
 MAX_ROUNDS = 20
 """The most rounds of a race."""
 
-#: At most this many recipes race.
-_MAX_RECIPES = 5
+#: At most this many recipes race; the second number is for a search whose rates are not believed.
+_MAX_RECIPES, _MAX_RECIPES_IN_DOUBT = 5, 10
 
 #: Seconds that setup and rounds may take, by the search's timings. Where the fewest rounds that can
 #: decide do not fit, fewer recipes race; where that leaves none to compare, the search's order
@@ -116,7 +121,8 @@ class Reranking:
         suspected = possibly_disturbed(ranking)
         unsure = ranking if self.luck > SEARCH_RATIO_ERROR else suspected
         new = [o for o in (*unsure, *history[self.trials :]) if point_key(o.point) not in raced]
-        may_run = [o for o in ranking if allowed(o) and (self._won(o) or o in new)]
+        winner = max(filter(allowed, self.ran), key=lambda o: o.rate, default=None)
+        may_run = [o for o in ranking if allowed(o) and (o == winner or o in new)]
         fastest = _worth_racing(may_run, self.luck)
         slowed = [o for o in suspected if o in may_run and o not in fastest]
         contenders = _within_time([*fastest, *slowed[:1]], fit, self.luck)
@@ -139,12 +145,17 @@ class Reranking:
         """Return this with a recipe that failed in the next race."""
         return self._joined([outcome], self.trials, self.luck)
 
+    def doubted(self, baseline: Outcome, overstated: float) -> Reranking:
+        """Return this with the baseline faster by `overstated`, and the search's rates as far off.
+
+        `overstated` is the logarithm of what the search's speedup was too large by.
+        """
+        corrected = _with_rate(baseline, baseline.rate * math.exp(overstated))
+        return self._joined([corrected], self.trials, max(self.luck, overstated))
+
     def closed(self, history: Sequence[Outcome]) -> Reranking:
         """Return this as it is when no other recipe of the history needs to race."""
         return self._joined([], len(history), SEARCH_RATIO_ERROR)
-
-    def _won(self, outcome: Outcome) -> bool:
-        return outcome == max(self.ran, key=lambda o: o.rate, default=None)
 
     def _joined(self, ran: Iterable[Outcome], trials: int, luck: float) -> Reranking:
         raced = self._by_key() | {point_key(o.point): o for o in ran}
@@ -156,7 +167,8 @@ class Reranking:
 
 def _worth_racing(outcomes: Sequence[Outcome], ratio_error: float) -> list[Outcome]:
     """Return the fastest recipes, fastest first, as far as racing them is worth its time."""
-    best = sorted(outcomes, key=lambda o: -o.rate)[:_MAX_RECIPES]
+    most = _MAX_RECIPES if ratio_error <= SEARCH_RATIO_ERROR else _MAX_RECIPES_IN_DOUBT
+    best = sorted(outcomes, key=lambda o: -o.rate)[:most]
     return [o for o in best if o is best[0] or _is_worth_racing(o, best[0], ratio_error)]
 
 

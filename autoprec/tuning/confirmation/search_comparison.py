@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import describe_recipe
 from autoprec.core.speed.consistency import RATE_CHANGE_FACTOR, RecipeRates, find_inconsistencies
 from autoprec.core.speed.noise import Ratio, paired_ratio
+from autoprec.core.speed.reranking import OVERSTATED_LOG_RATIO
 from autoprec.core.speed.selection import Finalist
+from autoprec.core.statistics import median
 from autoprec.tuning.search.trials import Trials
+from autoprec.tuning.stage_results import ConfirmationResult, ProofResult, SearchResult
 
 
 def searched_ratio(trials: Trials, recipe: Recipe, baseline: Recipe) -> Ratio | None:
@@ -34,6 +39,23 @@ def inconsistencies(trials: Trials, baseline: Finalist, best: Finalist | None) -
     searched = searched_ratio(trials, best.recipe, baseline.recipe)
     both = [_rates(trials, each) for each in (baseline, best)]
     return "; ".join(find_inconsistencies(ratio, searched, both))
+
+
+def overstated_log_ratio(
+    search: SearchResult, proof: ProofResult, confirmation: ConfirmationResult
+) -> float:
+    """Return how far the rounds fall short of the speedup that the search saw, as a logarithm.
+
+    It is that of the fastest proven recipe; 0 where the two agree, or where there are no rounds.
+    """
+    baseline, measured = search.baseline, confirmation.measured
+    fastest = max(proof.proven, key=lambda each: each.rate)
+    rounds = [measured.get(each.key(), ()) for each in (baseline, fastest.recipe)]
+    if search.trials.rehearsed or not all(rounds):
+        return 0.0
+    slow, fast = (median([each.samples_per_second for each in own]) for own in rounds)
+    short = math.log(fastest.rate / search.baseline_outcome.rate) - math.log(fast / slow)
+    return short if short > OVERSTATED_LOG_RATIO else 0.0
 
 
 def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:

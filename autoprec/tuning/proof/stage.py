@@ -8,7 +8,7 @@ from dataclasses import replace
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.reference_recipe import is_reference, keeps_arithmetic
-from autoprec.core.speed.space import BATCH, Space
+from autoprec.core.speed.space import BATCH, Space, point_key
 from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE, Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
 from autoprec.tuning.job import TuningJob
@@ -47,6 +47,23 @@ def run_proofs(
         )
     prover.forget()
     return result
+
+
+def prove_again(
+    job: TuningJob,
+    preflight: PreflightResult,
+    search: SearchResult,
+    prover: Prover,
+    before: ProofResult,
+) -> ProofResult:
+    """Prove what the search ranks first now that it ran again; keep what was proven before."""
+    result = run_proofs(job, preflight, search, prover)
+    space, known = search.trials.space, {each.recipe.key() for each in result.proven}
+    others = [each.recipe for each in before.proven if each.recipe.key() not in known]
+    points = {point_key(space.point(recipe)) for recipe in others}
+    kept = [each for each in search.ranking if each.rate > 0 and point_key(each.point) in points]
+    result = _prove_all(kept, prover, result)
+    return replace(result, seconds=before.seconds + result.seconds)
 
 
 def replace_finalist(

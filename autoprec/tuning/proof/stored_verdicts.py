@@ -73,7 +73,8 @@ class ProofAttempt:
 class Prover:
     """Proves recipes of one task in the tuner's worker: loss scale, judgement, float32 islands.
 
-    Verdicts are kept in the study, so that a resumed tuning need not prove a recipe again.
+    A recipe is proven once in a tuning. Verdicts that accept one are kept in the study, so that a
+    resumed tuning need not prove it again either.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Prover:
         self._study, self._runner = study, runner
         self._space, self._units = preflight.space, preflight.task.units
         self._seconds = 0.0
+        self._attempts: dict[str, ProofAttempt] = {}
         self._proof = Proof(
             RemoteTracer(runner),
             tolerance=Tolerance().scaled(job.options.tolerance),
@@ -101,14 +103,22 @@ class Prover:
         seconds = outcome.measurement.step_seconds if outcome.measurement else 1.0
         if is_reference(recipe):
             return ProofAttempt(ProvenRecipe(recipe, REFERENCE, outcome.rate, seconds))
+        before = self._attempts.get(recipe.key())
+        if before is not None:  # the search ran again since
+            proven = before.proven and _at_rate(before.proven, outcome.rate, seconds)
+            return ProofAttempt(proven, before.refusal)
+        attempt = self._attempts[recipe.key()] = self._attempt(recipe, outcome.rate, seconds)
+        return attempt
+
+    def _attempt(self, recipe: Recipe, rate: float, seconds: float) -> ProofAttempt:
         self._listener(Stage("proof", f"{recipe.policy} at batch {recipe.batch_size}"))
         known = self._recall(recipe)
         if known is not None:
             accepted = known.verdict.accepted or self._drifts(known.verdict)
-            return ProofAttempt(_at_rate(known, outcome.rate, seconds) if accepted else None)
+            return ProofAttempt(_at_rate(known, rate, seconds) if accepted else None)
         self._seconds = 0.0
         try:
-            attempt = self._prove_retrying(recipe, outcome.rate, seconds)
+            attempt = self._prove_retrying(recipe, rate, seconds)
         except WorkerFailure as failure:
             raise_device_lost(failure)
             self._proof.forget()

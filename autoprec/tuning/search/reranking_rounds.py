@@ -42,6 +42,11 @@ def forget_reranking(study: Study) -> None:
     study.remember(_STUDY_KEY, Reranking())
 
 
+def doubt_search(study: Study, baseline: Outcome, overstated: float) -> None:
+    """Keep by how much the search overstated the speedup: what seemed too slow races once more."""
+    study.remember(_STUDY_KEY, recall_reranking(study).doubted(baseline, overstated))
+
+
 @dataclass(frozen=True)
 class RerankingResult:
     """The re-ranking so far; `measured` and `refusals` are those of the last race alone."""

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import math
+from dataclasses import replace
 
+import pytest
+from factories import steady
+
+from autoprec.core.profile import NOT_COMPARED
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.reranking import OVERSTATED_LOG_RATIO
+from autoprec.core.speed.selection import Choice
 from autoprec.tuning.confirmation import interleaved_timing
+from autoprec.tuning.confirmation.search_comparison import overstated_log_ratio
 from autoprec.tuning.stage_results import (
     REFERENCE,
+    ConfirmationResult,
+    ProofResult,
     ProvenRecipe,
     SearchResult,
 )
@@ -93,3 +103,32 @@ def test_why_the_baseline_is_the_answer_is_not_said_of_what_was_not_seen(
     search = searched(*seen)
     result = confirmed(search, [])
     assert result.choice.reason == said
+
+
+def timed(ratio: float) -> ConfirmationResult:
+    """A confirmation in whose typical round a recipe runs at `ratio` times the baseline's speed."""
+    steps = {PLAIN.key(): (0.2, 0.1, 0.1), FAST[32].key(): (0.1 / ratio,) * 3}
+    return ConfirmationResult(
+        Choice(PLAIN, NOT_COMPARED, ""),
+        measured={key: tuple(steady(each, 32.0) for each in own) for key, own in steps.items()},
+    )
+
+
+PROOF = ProofResult(proven=(replace(proven(FAST[32]), rate=480.0),))
+
+
+@pytest.mark.parametrize("confirmed_ratio", [0.9, 1.2, 1.3, 2.5])
+def test_the_search_overstated_what_is_more_than_its_errors_explain(confirmed_ratio: float) -> None:
+    search = searched((PLAIN, 320.0), (FAST[32], 480.0))
+    short = math.log(1.5 / confirmed_ratio)
+    expected = short if short > OVERSTATED_LOG_RATIO else 0.0
+    overstated = overstated_log_ratio(search, PROOF, timed(confirmed_ratio))
+    assert overstated == pytest.approx(expected)
+
+
+def test_a_search_that_was_not_checked_or_only_rehearsed_overstated_nothing() -> None:
+    search = searched((PLAIN, 320.0), (FAST[32], 480.0))
+    rehearsed = replace(search, trials=replace(search.trials, rehearsed=True))
+    assert overstated_log_ratio(search, PROOF, timed(1.0)) > 0.0
+    assert overstated_log_ratio(search, PROOF, replace(timed(1.0), measured={})) == 0.0
+    assert overstated_log_ratio(rehearsed, PROOF, timed(1.0)) == 0.0

@@ -329,6 +329,28 @@ def test_who_is_too_slow_even_for_that_does_not_run() -> None:
     assert Rounds.ran == [[64, 32]]
 
 
+def test_where_the_confirmation_belies_the_search_all_that_may_be_faster_race(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against the winner, not against the baseline, which is now known to be faster than it."""
+    sizes = tuple(2**n for n in range(4, 12))
+    for batch in sizes:
+        monkeypatch.setitem(SEEN, batch, {512: 1000.0, 1024: 950.0}.get(batch, 700.0))
+        monkeypatch.setitem(TRUE, batch, {512: 1000.0, 1024: 950.0, 64: 1300.0}.get(batch, 900.0))
+    found = searched()
+    first = run(found)
+    assert Rounds.ran == [[512, 1024]]
+    doubted = first.doubted(found.history[0], math.log(5.0))
+    assert doubted.ranking(found.history)[0].rate == pytest.approx(5 * 300.0)
+    second = run(found, before=doubted)
+    assert Rounds.ran[1][0] == 512
+    assert sorted(Rounds.ran[1][1:]) == sorted({*sizes} - {512, 1024})
+    ranking = by_batch(second.ranking(found.history))
+    assert max(ranking, key=lambda batch: ranking[batch].rate) == 64
+    assert second.luck == SEARCH_RATIO_ERROR
+    assert run(found, before=second) == second
+
+
 def test_the_search_learns_rates_but_not_that_one_failed_beside_others(monkeypatch: Any) -> None:
     """A trial that crashed rules its kind out; this one ran when it was alone."""
     monkeypatch.setattr(Rounds, "failing", (128,))
