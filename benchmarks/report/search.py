@@ -52,6 +52,17 @@ def oracle(path: Path) -> Iterator[str]:
         yield ""
         yield f"Not measured on this machine: {', '.join(sorted(missing))}."
     yield from notes(rows)
+    yield from measured_again(path)
+
+
+def measured_again(path: Path) -> Iterator[str]:
+    """Tasks of a run that were measured once more at a later commit; they stand in no mean."""
+    for later in sorted(path.parent.glob(f"{path.stem}-*.jsonl")):
+        rows = lines_of(later)
+        yield ""
+        yield f"Measured again at commit {rows[0]['commit']} (`benchmarks/results/{later.name}`):"
+        yield ""
+        yield from table(rows)
 
 
 def notes(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

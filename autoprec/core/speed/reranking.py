@@ -35,7 +35,7 @@ Each was timed once, for half a second, and the fastest of many is often only th
 """
 
 OVERSTATED_LOG_RATIO = 2 * SEARCH_RATIO_ERROR
-"""If the confirmed speedup falls this short of what the search saw, the search is not believed."""
+"""A confirmed interval this far below what the search saw means that the search was misled."""
 
 MAX_ROUNDS = 20
 """The most rounds of a race."""

@@ -10,7 +10,6 @@ from autoprec.core.speed.consistency import RATE_CHANGE_FACTOR, RecipeRates, fin
 from autoprec.core.speed.noise import Ratio, paired_ratio
 from autoprec.core.speed.reranking import OVERSTATED_LOG_RATIO
 from autoprec.core.speed.selection import Finalist
-from autoprec.core.statistics import median
 from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import ConfirmationResult, ProofResult, SearchResult
 
@@ -47,15 +46,21 @@ def overstated_log_ratio(
     """Return how far the rounds fall short of the speedup that the search saw, as a logarithm.
 
     It is that of the fastest proven recipe; 0 where the two agree, or where there are no rounds.
+    They agree where the search's errors explain its distance from the rounds' interval: more would
+    give noise a second chance to make a winner.
     """
     baseline, measured = search.baseline, confirmation.measured
     fastest = max(proof.proven, key=lambda each: each.rate)
     rounds = [measured.get(each.key(), ()) for each in (baseline, fastest.recipe)]
     if search.trials.rehearsed or not all(rounds):
         return 0.0
-    slow, fast = (median([each.samples_per_second for each in own]) for own in rounds)
-    short = math.log(fastest.rate / search.baseline_outcome.rate) - math.log(fast / slow)
-    return short if short > OVERSTATED_LOG_RATIO else 0.0
+    base, own = ([each.samples_per_second for each in found] for found in rounds)
+    both = min(len(base), len(own))
+    confirmed = paired_ratio(own[:both], base[:both])
+    searched = fastest.rate / search.baseline_outcome.rate
+    if math.log(searched / confirmed.high) <= OVERSTATED_LOG_RATIO:
+        return 0.0
+    return math.log(searched / confirmed.ratio)
 
 
 def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:

@@ -28,6 +28,25 @@ def test_the_readme_has_the_worst_machine_beside_the_best_and_counts_runs(tmp_pa
     assert "| mlp | Zen 5, 2026-12-01 | 4 | 0.900" in text
 
 
+def test_what_was_measured_again_stands_below_its_run_and_in_no_mean(tmp_path: Path) -> None:
+    versions = {"torch": "2.13.0", "keras": "3.15.1", "tensorflow": "2.21.0"}
+    again = {**row("lstm", best=1.05), "commit": "later"}
+    rows = [{**row(best=1.01), **versions}, row("lstm", best=0.8)]
+    write_rows(tmp_path, "oracle-2026-12-01-a.jsonl", rows)
+    write_rows(tmp_path, "oracle-2026-12-01-a-later.jsonl", [again])
+    assert [path.name for path in latest("oracle", "jsonl", tmp_path)] == [
+        "oracle-2026-12-01-a.jsonl"
+    ]
+    lines = list(search.oracle(tmp_path / "oracle-2026-12-01-a.jsonl"))
+    again_line = (
+        "Measured again at commit later (`benchmarks/results/oracle-2026-12-01-a-later.jsonl`):"
+    )
+    at = lines.index(again_line)
+    assert any(line.startswith("| lstm | 0.800") for line in lines[:at])
+    assert any("(worst 0.800)" in line for line in lines[:at])
+    assert lines[-1].startswith("| lstm | 1.050")
+
+
 def test_every_machine_has_a_row_and_a_new_one_adds_its_own(tmp_path: Path) -> None:
     write_rows(tmp_path, "oracle-2026-12-01-a.jsonl", [row(search.SHOWN)])
     write_rows(tmp_path, "peers-2026-12-01-b.jsonl", [{"family": "new-cpu", "date": "2026-12-01"}])
