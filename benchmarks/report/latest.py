@@ -47,6 +47,11 @@ def newest_rows(name: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def later_runs(path: Path) -> list[Path]:
+    """What was measured again at a later commit of the same day, a part of a result as a rule."""
+    return sorted(path.parent.glob(f"{path.stem}-later*{path.suffix}"))
+
+
 def machine_name(family: str) -> str:
     """A family as the tables name it; a new one by its name in the catalogue."""
     return MACHINES.get(family, family)
