@@ -27,7 +27,7 @@ from autoprec.tuning.final_study import write_final_study
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.preflight import load_task, run_preflight
 from autoprec.tuning.profile.builder import build_profile
-from autoprec.tuning.proof.stage import prove_again, replace_finalist, run_proofs
+from autoprec.tuning.proof.stage import replace_finalist, run_proofs
 from autoprec.tuning.proof.stored_verdicts import Prover
 from autoprec.tuning.search.reranking_rounds import doubt_search
 from autoprec.tuning.search.stage import run_search
@@ -105,7 +105,7 @@ def _tune_after_preflight(
             job.listener(Note(_explain_second_search(overstated)))
             doubt_search(study, search.baseline_outcome, overstated)
             search = search.continued(run_search(job, study, preflight, runner))
-            again = prove_again(job, preflight, search, prover, proof)
+            again = run_proofs(job, preflight, search, prover, proof)
             if _leader(again) != _leader(proof):
                 again, confirmation = _confirm(job, search, again, prover, runner, make_runner)
             proof = again

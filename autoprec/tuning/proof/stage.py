@@ -26,18 +26,25 @@ _SHORTEST_PROOF_STEPS = 80
 
 
 def run_proofs(
-    job: TuningJob, preflight: PreflightResult, search: SearchResult, prover: Prover
+    job: TuningJob,
+    preflight: PreflightResult,
+    search: SearchResult,
+    prover: Prover,
+    before: ProofResult | None = None,
 ) -> ProofResult:
     """Prove the fastest recipe of every policy that may be chosen and could win, fastest first.
 
     A proof costs as much as the search, so a recipe clearly slower than one that passed is not
-    proven. Raises `NoFeasibleRecipe` where nothing passes.
+    proven. What was proven `before` the search ran again stays proven. Raises `NoFeasibleRecipe`
+    where nothing passes.
     """
-    result = ProofResult()
+    result = ProofResult(seconds=0.0 if before is None else before.seconds)
     allowed = job.options.policies or preflight.space.policies
     for policy in sorted(preflight.space.policies, key=lambda each: -_best_rate(search, each)):
         if policy in allowed:
             result = _prove_policy(job, policy, search, prover, result)
+    if before is not None:
+        result = _keep_proven(before, search, prover, result)
     if not result.proven:
         refusals = (*preflight.refusals, *search.refusals, *result.refusals)
         reasons = "; ".join(f"{each.candidate}: {each.reason}" for each in refusals)
@@ -47,23 +54,6 @@ def run_proofs(
         )
     prover.forget()
     return result
-
-
-def prove_again(
-    job: TuningJob,
-    preflight: PreflightResult,
-    search: SearchResult,
-    prover: Prover,
-    before: ProofResult,
-) -> ProofResult:
-    """Prove what the search ranks first now that it ran again; keep what was proven before."""
-    result = run_proofs(job, preflight, search, prover)
-    space, known = search.trials.space, {each.recipe.key() for each in result.proven}
-    others = [each.recipe for each in before.proven if each.recipe.key() not in known]
-    points = {point_key(space.point(recipe)) for recipe in others}
-    kept = [each for each in search.ranking if each.rate > 0 and point_key(each.point) in points]
-    result = _prove_all(kept, prover, result)
-    return replace(result, seconds=before.seconds + result.seconds)
 
 
 def replace_finalist(
@@ -81,6 +71,17 @@ def replace_finalist(
     known = {each.recipe.key() for each in result.proven}
     new = [each for each in proved.proven if each.recipe.key() not in known]
     return replace(proved, proven=(*result.proven, *new))
+
+
+def _keep_proven(
+    before: ProofResult, search: SearchResult, prover: Prover, result: ProofResult
+) -> ProofResult:
+    """Add what was proven before, at its present speed, except what failed since."""
+    space, known = search.trials.space, {each.recipe.key() for each in result.proven}
+    others = [each.recipe for each in before.proven if each.recipe.key() not in known]
+    points = {point_key(space.point(recipe)) for recipe in others}
+    kept = [each for each in search.ranking if each.rate > 0 and point_key(each.point) in points]
+    return _prove_all(kept, prover, result)
 
 
 def _prove_policy(

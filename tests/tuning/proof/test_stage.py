@@ -49,13 +49,18 @@ def ran(rate: float, policy: Policy, batch: int = 32, compiled: bool = False) ->
 class Prover:
     """Passes all but what `broken` says."""
 
-    def __init__(self, broken: Sequence[tuple[str, bool]] = ()) -> None:
+    def __init__(
+        self, broken: Sequence[tuple[str, bool]] = (), proven: Sequence[ProvenRecipe] = ()
+    ) -> None:
         self.broken = broken
+        self.proven = {each.recipe.key() for each in proven}
         self.asked: list[tuple[Policy, int, bool]] = []
         self.forgot = 0
 
     def prove(self, outcome: Outcome) -> ProofAttempt:
         recipe = SPACE.recipe(outcome.point)
+        if recipe.key() in self.proven:
+            return ProofAttempt(ProvenRecipe(recipe, REFERENCE, outcome.rate, 0.1))
         self.asked.append((recipe.policy, recipe.batch_size, recipe.compile))
         if (recipe.policy.value, recipe.compile) in self.broken:
             return ProofAttempt(seconds=1.0)
@@ -77,6 +82,7 @@ def prove(
     broken: Sequence[tuple[str, bool]] = (),
     decided: bool = True,
     deadline: Deadline | None = None,
+    before: ProofResult | None = None,
 ) -> tuple[list[tuple[Policy, int, bool]], ProofResult]:
     """What was proven, and the result."""
     job = SimpleNamespace(
@@ -85,10 +91,10 @@ def prove(
         deadline=deadline or Deadline(),
     )
     preflight = PreflightResult(TASK, device(DeviceKind.CPU), SPACE)
-    prover = Prover(broken)
+    prover = Prover(broken, before.proven if before else ())
     search = searched(*history, decided=decided)
-    result = run_proofs(cast(Any, job), preflight, search, cast(Any, prover))
-    assert result.seconds == len(prover.asked)
+    result = run_proofs(cast(Any, job), preflight, search, cast(Any, prover), before)
+    assert result.seconds == len(prover.asked) + (before.seconds if before else 0.0)
     assert prover.forgot == 1
     return prover.asked, result
 
@@ -245,6 +251,36 @@ def test_where_nothing_passes_every_reason_is_told() -> None:
         "no policy that was asked for passes (mixed_float16: crashed: died). Add float32 to "
         "`policies`, or accept what trains differently with `accept_drift`"
     )
+
+
+BEFORE = ProofResult(
+    proven=(ProvenRecipe(SPACE.recipe(at(BF16, 64)), REFERENCE, 200, 0.1),), seconds=9.0
+)
+
+
+def test_what_was_proven_before_the_search_ran_again_stays_proven_at_its_present_speed() -> None:
+    asked, result = prove(ran(100, F32), ran(180, BF16, 64), ran(220, BF16), before=BEFORE)
+    assert asked == [(BF16, 32, False)]
+    found = [(each.recipe.batch_size, each.rate) for each in result.proven]
+    assert found == [(32, 220), (64, 180)]
+
+
+def test_it_stays_where_nothing_that_is_faster_now_passes() -> None:
+    asked, result = prove(
+        ran(180, BF16, 64),
+        ran(220, BF16),
+        policies=(BF16,),
+        broken=[("mixed_bfloat16", False)],
+        before=BEFORE,
+    )
+    assert asked == [(BF16, 32, False)]
+    assert [(each.recipe.batch_size, each.rate) for each in result.proven] == [(64, 180)]
+
+
+def test_what_was_proven_before_and_failed_since_is_gone() -> None:
+    crashed = replace(ran(180, BF16, 64), status=Status.CRASHED, measurement=None)
+    _, result = prove(ran(100, F32), crashed, ran(220, BF16), before=BEFORE)
+    assert [each.recipe.batch_size for each in result.proven] == [32]
 
 
 def test_a_finalist_that_is_lost_is_replaced_by_the_fastest_at_a_smaller_batch() -> None:
