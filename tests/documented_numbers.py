@@ -151,7 +151,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "grows by more than 8 MiB": constant(
             "backends.shared.process_memory:MemoryGrowth.NOISE_BYTES", 1 / MIB
         ),
-        "its ratio lies below 82 % of": shrunk("core.speed.reranking:OVERSTATED_LOG_RATIO"),
+        "its ratio lies below 82 % of": shrunk("core.speed.consistency:OVERSTATED_LOG_RATIO"),
         "is older than 20 s": constant("tuning.search.drift_correction:_CHECK_SECONDS"),
         "difference is above 10 %": constant("tuning.search.drift_correction:_LOG_THRESHOLD", 100),
         "use more than 15 % of the processors": constant("workers.cpu_contention:BUSY_SHARE", 100),

@@ -104,6 +104,11 @@ class ProofResult:
     not_covered: tuple[str, ...] = ()
     seconds: float = 0.0
 
+    @property
+    def fastest(self) -> ProvenRecipe:
+        """Return the fastest proven recipe; there is one at least."""
+        return max(self.proven, key=lambda each: each.rate)
+
     def without(self, recipe: Recipe, reason: str) -> ProofResult:
         """Return the result without a recipe that can no longer be chosen."""
         return replace(

@@ -20,7 +20,7 @@ from autoprec.core.numerics.reference_recipe import is_reference
 from autoprec.core.profile import Profile
 from autoprec.core.speed.trial_results import shortlist
 from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
-from autoprec.tuning.confirmation.search_comparison import overstated_log_ratio
+from autoprec.tuning.confirmation.search_comparison import overstated
 from autoprec.tuning.confirmation.stage import confirm
 from autoprec.tuning.events import Finished, Note, Stage
 from autoprec.tuning.final_study import write_final_study
@@ -100,27 +100,22 @@ def _tune_after_preflight(
             make_runner.start()
         proof = run_proofs(job, preflight, search, prover)
         proof, confirmation = _confirm(job, search, proof, prover, runner, make_runner)
-        overstated = overstated_log_ratio(search, proof, confirmation)
-        if overstated and not job.deadline.passed(SEARCH_SHARE):
-            job.listener(Note(_explain_second_search(overstated)))
-            doubt_search(study, search.baseline_outcome, overstated)
+        log_ratio = overstated(search, proof, confirmation)
+        if log_ratio and not job.deadline.passed(SEARCH_SHARE):
+            job.listener(Note(_explain_second_search(log_ratio)))
+            doubt_search(study, search.baseline_outcome, log_ratio)
             search = search.continued(run_search(job, study, preflight, runner))
             again = run_proofs(job, preflight, search, prover, proof)
-            if _leader(again) != _leader(proof):
+            if again.fastest.recipe.key() != proof.fastest.recipe.key():
                 again, confirmation = _confirm(job, search, again, prover, runner, make_runner)
             proof = again
     contention = job.contention_monitor.worst
     return TuningResult(preflight, search, proof, confirmation, contention)
 
 
-def _leader(proof: ProofResult) -> str:
-    """Return the key of the fastest proven recipe."""
-    return max(proof.proven, key=lambda each: each.rate).recipe.key()
-
-
-def _explain_second_search(overstated: float) -> str:
+def _explain_second_search(log_ratio: float) -> str:
     return (
-        f"the search saw {math.exp(overstated):.2g} times the speed-up that was confirmed: "
+        f"the search saw {math.exp(log_ratio):.2g} times the speed-up that was confirmed: "
         "what seemed slower to it is compared once more"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,17 @@ def newest_rows(name: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def later_runs(path: Path) -> list[Path]:
-    """What was measured again at a later commit of the same day, a part of a result as a rule."""
-    return sorted(path.parent.glob(f"{path.stem}-later*{path.suffix}"))
+def measured_again(path: Path, told: Callable[[Path], Iterable[str]]) -> Iterator[str]:
+    """What was measured again at a later commit of the same day, mostly a part of a result."""
+    for later in sorted(path.parent.glob(f"{path.stem}-later*{path.suffix}")):
+        commit = re.search(r'"commit": "([^"]+)"', later.read_text(encoding="utf-8"))
+        yield ""
+        yield (
+            f"Measured again at commit {commit[1] if commit else 'unknown'} "
+            f"(`benchmarks/results/{later.name}`):"
+        )
+        yield ""
+        yield from told(later)
 
 
 def machine_name(family: str) -> str:

@@ -12,7 +12,7 @@ from benchmarks.checkout import HOLDOUT, RESULTS, TASKS
 from benchmarks.peers.rows import peer_table
 from benchmarks.provenance import lines_of
 from benchmarks.report import gpu
-from benchmarks.report.latest import later_runs, latest, machine_name, newest_rows, where
+from benchmarks.report.latest import latest, machine_name, measured_again, newest_rows, where
 from benchmarks.search.oracle_rows import (
     NOT_MEASURED,
     Row,
@@ -52,17 +52,7 @@ def oracle(path: Path) -> Iterator[str]:
         yield ""
         yield f"Not measured on this machine: {', '.join(sorted(missing))}."
     yield from notes(rows)
-    yield from measured_again(path)
-
-
-def measured_again(path: Path) -> Iterator[str]:
-    """Tasks of a run that were measured once more at a later commit; they stand in no mean."""
-    for later in later_runs(path):
-        rows = lines_of(later)
-        yield ""
-        yield f"Measured again at commit {rows[0]['commit']} (`benchmarks/results/{later.name}`):"
-        yield ""
-        yield from table(rows)
+    yield from measured_again(path, lambda later: table(lines_of(later)))
 
 
 def notes(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.overhead.fit import judged
 from benchmarks.provenance import staleness_in_words
-from benchmarks.report.latest import later_runs, where
+from benchmarks.report.latest import measured_again, where
 from benchmarks.search.oracle_rows import (
     NOT_MEASURED,
     interleaved_timing,
@@ -131,15 +131,13 @@ def null(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text(encoding="utf-8"))
     yield f"{where(found)}."
     yield ""
-    for kind, run in found["runs"].items():
+    yield from _claims(path)
+    yield from measured_again(path, _claims)
+
+
+def _claims(path: Path) -> Iterator[str]:
+    for kind, run in json.loads(path.read_text(encoding="utf-8"))["runs"].items():
         yield f"- {kind}: {run['summary']}."
-    for later in later_runs(path):
-        again = json.loads(later.read_text(encoding="utf-8"))
-        yield ""
-        yield f"Measured again at commit {again['commit']} (`benchmarks/results/{later.name}`):"
-        yield ""
-        for kind, run in again["runs"].items():
-            yield f"- {kind}: {run['summary']}."
 
 
 def reductions(path: Path) -> Iterator[str]:

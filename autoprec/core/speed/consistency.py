@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoprec.core.speed.noise import Ratio
+from autoprec.core.speed.reranking import SEARCH_RATIO_ERROR
 from autoprec.core.statistics import median
 
 WIDE_INTERVAL_FACTOR = 1.5
@@ -26,6 +27,10 @@ lie this many times apart: a disturbed step in either explains 1.65."""
 RATE_CHANGE_FACTOR = math.sqrt(10)
 """A recipe whose rate changes by this factor is closer to an order of magnitude than to its former
 rate. Another busy process takes half of a machine."""
+
+
+OVERSTATED_LOG_RATIO = 2 * SEARCH_RATIO_ERROR
+"""A confirmed interval this far below what the search saw means that the search was misled."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,17 @@ def contradict(one: Ratio, other: Ratio) -> bool:
     if min(one.low, other.low) <= 0:
         return False
     return max(one.low, other.low) > CONTRADICTION_FACTOR * min(one.high, other.high)
+
+
+def overstated_log_ratio(searched: float, confirmed: Ratio) -> float:
+    """Return how far the confirmed ratio falls short of what the search saw, as a logarithm.
+
+    0 where the search's errors explain how far that is from the confirmed interval: more would
+    give noise a second chance to make a winner.
+    """
+    if math.log(searched / confirmed.high) <= OVERSTATED_LOG_RATIO:
+        return 0.0
+    return math.log(searched / confirmed.ratio)
 
 
 def find_inconsistencies(

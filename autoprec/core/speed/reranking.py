@@ -34,9 +34,6 @@ SEARCH_RATIO_ERROR = 0.1
 Each was timed once, for half a second, and the fastest of many is often only the luckiest.
 """
 
-OVERSTATED_LOG_RATIO = 2 * SEARCH_RATIO_ERROR
-"""A confirmed interval this far below what the search saw means that the search was misled."""
-
 MAX_ROUNDS = 20
 """The most rounds of a race."""
 

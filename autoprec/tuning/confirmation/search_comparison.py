@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import describe_recipe
-from autoprec.core.speed.consistency import RATE_CHANGE_FACTOR, RecipeRates, find_inconsistencies
+from autoprec.core.speed.consistency import (
+    RATE_CHANGE_FACTOR,
+    RecipeRates,
+    find_inconsistencies,
+    overstated_log_ratio,
+)
 from autoprec.core.speed.noise import Ratio, paired_ratio
-from autoprec.core.speed.reranking import OVERSTATED_LOG_RATIO
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.search.trials import Trials
 from autoprec.tuning.stage_results import ConfirmationResult, ProofResult, SearchResult
@@ -40,27 +42,19 @@ def inconsistencies(trials: Trials, baseline: Finalist, best: Finalist | None) -
     return "; ".join(find_inconsistencies(ratio, searched, both))
 
 
-def overstated_log_ratio(
-    search: SearchResult, proof: ProofResult, confirmation: ConfirmationResult
-) -> float:
-    """Return how far the rounds fall short of the speedup that the search saw, as a logarithm.
+def overstated(search: SearchResult, proof: ProofResult, confirmation: ConfirmationResult) -> float:
+    """Return how far the search overstated the speedup of the fastest proven recipe.
 
-    It is that of the fastest proven recipe; 0 where the two agree, or where there are no rounds.
-    They agree where the search's errors explain its distance from the rounds' interval: more would
-    give noise a second chance to make a winner.
+    See `overstated_log_ratio`; 0 where no rounds tell.
     """
-    baseline, measured = search.baseline, confirmation.measured
-    fastest = max(proof.proven, key=lambda each: each.rate)
-    rounds = [measured.get(each.key(), ()) for each in (baseline, fastest.recipe)]
+    fastest, measured = proof.fastest, confirmation.measured
+    rounds = [measured.get(each.key(), ()) for each in (search.baseline, fastest.recipe)]
     if search.trials.rehearsed or not all(rounds):
         return 0.0
     base, own = ([each.samples_per_second for each in found] for found in rounds)
     both = min(len(base), len(own))
     confirmed = paired_ratio(own[:both], base[:both])
-    searched = fastest.rate / search.baseline_outcome.rate
-    if math.log(searched / confirmed.high) <= OVERSTATED_LOG_RATIO:
-        return 0.0
-    return math.log(searched / confirmed.ratio)
+    return overstated_log_ratio(fastest.rate / search.baseline_outcome.rate, confirmed)
 
 
 def far_slower_rival(trials: Trials, baseline: Recipe) -> Recipe | None:

@@ -12,7 +12,7 @@ from autoprec.core.profile import NOT_COMPARED
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.selection import Choice
 from autoprec.tuning.confirmation import interleaved_timing
-from autoprec.tuning.confirmation.search_comparison import overstated_log_ratio
+from autoprec.tuning.confirmation.search_comparison import overstated
 from autoprec.tuning.stage_results import (
     REFERENCE,
     ConfirmationResult,
@@ -131,13 +131,13 @@ def test_the_search_overstated_what_neither_its_errors_nor_the_rounds_explain(
     ratios: tuple[float, ...], confirmed_ratio: float
 ) -> None:
     search = searched((PLAIN, 320.0), (FAST[32], 480.0))
-    overstated = overstated_log_ratio(search, PROOF, timed(*ratios))
-    assert overstated == pytest.approx(math.log(1.5 / confirmed_ratio), abs=1e-3)
+    log_ratio = overstated(search, PROOF, timed(*ratios))
+    assert log_ratio == pytest.approx(math.log(1.5 / confirmed_ratio), abs=1e-3)
 
 
 def test_a_search_that_was_not_checked_or_only_rehearsed_overstated_nothing() -> None:
     search = searched((PLAIN, 320.0), (FAST[32], 480.0))
     rehearsed = replace(search, trials=replace(search.trials, rehearsed=True))
-    assert overstated_log_ratio(search, PROOF, timed(1.0, 1.0)) > 0.0
-    assert overstated_log_ratio(search, PROOF, replace(timed(1.0), measured={})) == 0.0
-    assert overstated_log_ratio(rehearsed, PROOF, timed(1.0, 1.0)) == 0.0
+    assert overstated(search, PROOF, timed(1.0, 1.0)) > 0.0
+    assert overstated(search, PROOF, replace(timed(1.0), measured={})) == 0.0
+    assert overstated(rehearsed, PROOF, timed(1.0, 1.0)) == 0.0
