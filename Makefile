@@ -152,6 +152,7 @@ false-speedups: $(VENV)/.all-installed  ## Count speed-ups claimed between ident
 .PHONY: keep-memory
 keep-memory: $(VENV)/.all-installed  ## Measure what keeping freed memory brings (minutes).
 	$(BIN)/python -m benchmarks.ablations.keep_memory
+	$(BIN)/python -m benchmarks.ablations.memory_growth
 
 .PHONY: worker-history
 worker-history: $(VENV)/.all-installed  ## Test whether a Keras recipe's speed depends on what ran before it (minutes).

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
+from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed, InterleavedTiming
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.cpu_contention import ContentionMonitor
@@ -79,7 +80,8 @@ def alternate(
 
     Where a recipe fails and `on_failure` does not raise, what its processes measured is dropped,
     and others take their place; from then on one recipe at a time is in memory, since a peak is not
-    the same in every process.
+    the same in every process. Then each has its rounds one after the other, in a process of its
+    own: one that kept what another recipe freed has less room.
     """
     sharpness = sharpness or Sharpness()
     unique = list({recipe.key(): recipe for recipe in recipes}.values())
@@ -88,9 +90,12 @@ def alternate(
     together = sum(peaks.get(recipe.key(), room) for recipe in unique) <= room
     began, processes = time.monotonic(), 0
     while processes < PROCESSES or not sharpness.reached(rates, time.monotonic() - began):
+        ordered = unique[:: -1 if processes % 2 else 1]
+        finals: list[Finalist] = []
         try:
-            with interleaved(job, unique[:: -1 if processes % 2 else 1], together) as timing:
-                finals = timing.run(math.ceil(rounds / PROCESSES))
+            for beside in [ordered] if together else [[recipe] for recipe in ordered]:
+                with interleaved(job, beside, together=True) as timing:
+                    finals += timing.run(math.ceil(rounds / PROCESSES))
         except FinalistFailed as failed:
             on_failure(failed)
             together = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import describe_batch
 from autoprec.core.speed.attribution import PRECISION
@@ -26,8 +27,7 @@ def closing_sentence(profile: Profile) -> str:
     if recipe.policy is Policy.FLOAT32 and evidence.speedup.rounds == 0:
         return f"result: {evidence.reason}"
     text = f"result: {headline(profile)}"
-    if evidence.parity.loss_deviation is not None:
-        text += f"; loss within {percent_text(evidence.parity.loss_deviation)}"
+    text += _loss_text(evidence.parity)
     share = evidence.chosen.peak_share
     if share is not None:
         text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
@@ -37,6 +37,14 @@ def closing_sentence(profile: Profile) -> str:
     if evidence.chosen.break_even_steps is not None:
         text += f"; compilation pays off after {evidence.chosen.break_even_steps} steps"
     return text
+
+
+def _loss_text(parity: Verdict) -> str:
+    """Say how near the loss was at the same weights, and of what that is a share."""
+    if parity.loss_deviation is None:
+        return ""
+    above = f", of what is above {parity.loss_origin:.3g}" if parity.loss_origin else ""
+    return f"; loss within {percent_text(parity.loss_deviation)} at the same weights{above}"
 
 
 def headline(profile: Profile) -> str:

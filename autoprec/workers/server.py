@@ -138,12 +138,24 @@ class _MemoryLimit:
 
 
 def _uncounted_bytes() -> int:
-    total = 0
+    """Return what is resident beyond what the limit counts.
+
+    Less what it counts in vain where freed memory is kept: what was given back from within the heap
+    (`malloc_trim`) stays address space.
+    """
+    from autoprec.backends.shared.process_memory import keeps_freed_memory
+
+    sizes: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(("RssFile:", "RssShmem:")):
-                total += int(line.split()[1]) * 1024
-    return total
+            name, _, value = line.partition(":")
+            if name in ("RssFile", "RssShmem", "RssAnon", "VmSwap", "VmData"):
+                sizes[name] = int(value.split()[0]) * 1024
+    held = sizes.get("RssFile", 0) + sizes.get("RssShmem", 0)
+    if not keeps_freed_memory():
+        return held
+    in_vain = sizes.get("VmData", 0) - sizes.get("RssAnon", 0) - sizes.get("VmSwap", 0)
+    return held - max(in_vain, 0)
 
 
 class _Reporter:

@@ -191,6 +191,24 @@ def keep_memory(path: Path) -> Iterator[str]:
     yield f"In the geometric mean {mean(gains):.2f}x, at worst {min(gains):.2f}x."
 
 
+def memory_growth(path: Path) -> Iterator[str]:
+    found = json.loads(path.read_text())
+    few, steps = found["few_steps"], found["steps"]
+    yield (
+        f"{where(found)}, torch {found['torch']}: a small GPT in bfloat16 at batch "
+        f"{found['batch']}, with texts of one length or of any; each row is a process. Peaks of "
+        f"resident memory so far. A trial sees about the first {few} steps."
+    )
+    yield ""
+    yield f"| texts | freed memory | {few} steps | {steps} steps | and an evaluation | grew |"
+    yield "|---|---|---|---|---|---|"
+    for r in found["rows"]:
+        peaks = [r[name] for name in ("few_steps", "all_steps", "after_evaluation")]
+        told = " | ".join(f"{peak / 2**30:.2f} GiB" for peak in peaks)
+        kept = "kept" if r["kept"] else "not kept"
+        yield f"| of {r['lengths']} length | {kept} | {told} | {peaks[-1] / peaks[0]:.2f}x |"
+
+
 def compiled(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
     yield (

@@ -31,11 +31,12 @@ class Processes:
 
     def __init__(self, failing: tuple[int, ...] = ()) -> None:
         self.failing = failing
-        self.opened: list[tuple[list[int], bool]] = []
+        self.opened: list[list[int]] = []
 
     def __call__(self, job: object, recipes: list[Recipe], together: bool) -> Processes:
+        assert together, "no process holds what another recipe left"
         self.recipes = recipes
-        self.opened.append(([recipe.batch_size for recipe in recipes], together))
+        self.opened.append([recipe.batch_size for recipe in recipes])
         return self
 
     def __enter__(self) -> Processes:
@@ -68,7 +69,7 @@ def alternate(**more: Any) -> dict[str, list[float]]:
 def test_every_second_process_runs_in_reverse_order(played: Callable[..., Processes]) -> None:
     processes = played()
     rates = alternate()
-    assert processes.opened == [([32, 64], True), ([64, 32], True)] * 3
+    assert processes.opened == [[32, 64], [64, 32]] * 3
     assert rates == {key: [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] for key in PEAKS}
 
 
@@ -87,7 +88,19 @@ def test_what_failed_is_measured_again_with_one_recipe_at_a_time_in_memory(
     failed: list[FinalistFailed] = []
     rates = alternate(on_failure=failed.append)
     assert [each.recipe for each in failed] == [BF16, BF16]
-    assert rates == {key: [1.0, 3.0, 5.0, 6.0, 7.0, 8.0] for key in PEAKS}
-    assert [together for _, together in processes.opened] == [True] * 2 + [False] * 6
-    orders = [order for order, _ in processes.opened]
-    assert orders[1] == orders[2] == [64, 32], "a replacement runs in the order of what it replaces"
+    assert processes.opened[:2] == [[32, 64], [64, 32]]
+    assert processes.opened[2:6] == [[64], [32], [64], [32]], "in the order of what it replaces"
+    assert processes.opened[6:] == [[32], [64], [64], [32], [32], [64], [64], [32]]
+    assert rates == {
+        FLOAT32.key(): [1.0, 6.0, 7.0, 10.0, 11.0, 14.0],
+        BF16.key(): [1.0, 5.0, 8.0, 9.0, 12.0, 13.0],
+    }
+
+
+def test_recipes_that_do_not_fit_together_run_in_processes_of_their_own(
+    played: Callable[..., Processes],
+) -> None:
+    processes = played()
+    crowded = dict.fromkeys(PEAKS, 60)
+    interleaving.alternate(cast(Any, Job()), [FLOAT32, BF16], crowded, rounds=6)
+    assert processes.opened == [[32], [64], [64], [32]] * 3

@@ -93,6 +93,22 @@ def test_what_was_asked_for_and_is_slower_is_said_so_first() -> None:
     assert headline(replace(slow, evidence=slower)).startswith("0.012x: slower than float32")
 
 
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        (0.0, "; loss within 0.021 % at the same weights;"),
+        (999.5, "; loss within 0.021 % at the same weights, of what is above 1e+03;"),
+    ],
+)
+def test_what_the_loss_was_within_is_said_with_what_it_is_a_share_of(
+    origin: float, said: str
+) -> None:
+    profile = made(WINNER, 1.5, precision=1.5)
+    parity = replace(profile.evidence.parity, loss_deviation=0.00021, loss_origin=origin)
+    evidence = replace(profile.evidence, parity=parity)
+    assert said in closing_sentence(replace(profile, evidence=evidence))
+
+
 def test_an_inconclusive_tuning_says_that_word_first_and_how_to_measure_again() -> None:
     why = "inconclusive: the search saw 13.76x, the final rounds 0.44x; float32 is kept"
     evidence = replace(FULL.evidence, inconclusive="the search saw 13.76x", reason=why)

@@ -174,6 +174,36 @@ def test_too_much_memory_is_an_exception_in_the_worker(tmp_path: Path, start, co
     assert worker.alive
 
 
+#: Reserves address space once, which later steps do not touch.
+RESERVING = """
+import mmap
+if not held:
+    held.append(mmap.mmap(-1, 300 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+return SimulatedModel(base_bytes=200 << 20, allocate_memory=True)
+"""
+KEEPING = f"""
+from autoprec.backends.shared.process_memory import keep_freed_memory
+assert keep_freed_memory()
+{RESERVING}
+"""
+
+
+@linux
+@pytest.mark.parametrize(("code", "runs", "too_large"), [(RESERVING, [], 8), (KEEPING, [8], 512)])
+def test_where_freed_memory_is_kept_only_what_is_resident_counts_against_the_limit(
+    tmp_path: Path, start, code: str, runs: list[int], too_large: int
+) -> None:
+    """A heap keeps its address space when its pages were given back (malloc_trim)."""
+    worker = start(taking(tmp_path, code), memory_bytes=400 * MIB)
+    worker.load()
+    few = TimingBudget(max_steps=5)
+    for batch in runs:
+        worker.call("measure", recipe=Recipe(batch_size=batch), seed=0, budget=few)
+    with pytest.raises(WorkerFailure) as info:
+        worker.call("measure", recipe=Recipe(batch_size=too_large), seed=0, budget=few)
+    assert info.value.kind == FailureKind.OUT_OF_MEMORY
+
+
 SHARED = """
 import mmap, time
 m = mmap.mmap(-1, 900 << 20)

@@ -78,6 +78,12 @@ def can_keep_freed_memory() -> bool:
     return library.startswith("glibc") and not any(name in loaded for name in _OTHER_ALLOCATORS)
 
 
+class _Kept:
+    """Whether this process keeps freed memory, which cannot be undone."""
+
+    now = False
+
+
 def keep_freed_memory() -> bool:
     """Keep freed memory in this process from now on; False where that cannot be."""
     if not can_keep_freed_memory():
@@ -86,8 +92,15 @@ def keep_freed_memory() -> bool:
 
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        return {mallopt(parameter, value) for parameter, value in _MALLOPT_KEEP.items()} == {1}
+        done = {mallopt(parameter, value) for parameter, value in _MALLOPT_KEEP.items()} == {1}
+        _Kept.now = _Kept.now or done
+        return done
     return False
+
+
+def keeps_freed_memory() -> bool:
+    """Say whether `keep_freed_memory` was called here, and could be done."""
+    return _Kept.now
 
 
 def return_freed_memory() -> None:

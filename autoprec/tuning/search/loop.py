@@ -9,7 +9,11 @@ from dataclasses import replace
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.consistency import rate_changed
-from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out
+from autoprec.core.speed.feasibility import (
+    fitting_baseline,
+    why_ruled_out,
+    with_room_to_grow,
+)
 from autoprec.core.speed.keep_memory import describe_gain, start_point
 from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
@@ -165,7 +169,8 @@ class Search:
                 budget=budget,
                 baseline=point_key(point) == point_key(baseline),
             )
-        return replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
+        outcome = replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
+        return with_room_to_grow(outcome, job.memory_bytes)
 
     def _report_trial(
         self, history: tuple[Outcome, ...], baseline: Point, outcome: Outcome

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.feasibility import fitting_baseline, is_within_reach, why_ruled_out
+from autoprec.core.speed.feasibility import (
+    fitting_baseline,
+    is_within_reach,
+    why_ruled_out,
+    with_room_to_grow,
+)
 from autoprec.core.speed.space import BATCH, Space
 from autoprec.core.speed.trial_results import (
     Outcome,
@@ -111,6 +116,43 @@ def test_what_would_not_fit_is_ruled_out_with_the_numbers():
     assert not why_ruled_out(at(64), history, 8 * gib)  # just so much
     unknown = [history[0], measured(at(64), 100, peak=0)]
     assert why_ruled_out(at(128), unknown, budget) == why_ruled_out(at(128), history, budget)
+
+
+def test_what_keeps_freed_memory_may_be_foreseen_at_half_of_it():
+    gib = 2**30
+    history = [measured(at(32), 100, peak=4 * gib), measured(at(64), 100, peak=8 * gib)]
+    kept = [replace(each, point={**each.point, "keep_memory": True}) for each in history]
+    assert not why_ruled_out({**at(64), "keep_memory": True}, kept, 16 * gib)
+    assert why_ruled_out({**at(64), "keep_memory": True}, kept, 15 * gib) == (
+        "would need about 8.0 GiB, more than 7.5 of the 15.0 GiB available: where freed memory is "
+        "kept, it grows in a long training"
+    )
+    assert not why_ruled_out(at(64), history, 15 * gib)
+
+
+def test_a_trial_that_kept_more_than_half_of_the_memory_does_not_count_as_run():
+    gib = 2**30
+    plain = measured(at(64), 100, peak=8 * gib)
+    kept = replace(plain, point={**plain.point, "keep_memory": True})
+    assert with_room_to_grow(kept, 16 * gib) == kept
+    assert with_room_to_grow(kept, None) == kept
+    assert with_room_to_grow(plain, 8 * gib) == plain
+    crowded = with_room_to_grow(kept, 15 * gib)
+    assert (crowded.status, crowded.rate) == (Status.WOULD_NOT_FIT, 0.0)
+    assert crowded.reason == (
+        "took 8.0 GiB, more than 7.5 of the 15.0 GiB available: where freed memory is kept, it "
+        "grows in a long training"
+    )
+    assert not why_ruled_out({**at(32), "keep_memory": True}, [crowded], 15 * gib)
+    assert why_ruled_out({**at(128), "keep_memory": True}, [crowded], 15 * gib)
+
+
+@pytest.mark.parametrize("peak", [9, 17])
+def test_a_trial_without_kept_memory_or_that_failed_stays_as_it_is(peak):
+    plain = measured(at(64), 100, peak=peak * 2**30)
+    assert with_room_to_grow(plain, 16 * 2**30) == plain
+    failed = Outcome({**at(64), "keep_memory": True}, Status.OUT_OF_MEMORY, reason="no memory")
+    assert with_room_to_grow(failed, 16 * 2**30) == failed
 
 
 @settings(max_examples=30, deadline=None)

@@ -16,7 +16,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, powers_of_two
-from autoprec.core.speed.trial_results import Outcome
+from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.search import loop as search_loop
 from autoprec.tuning.search.drift_correction import DriftMonitor
@@ -64,13 +64,19 @@ def measured(runner: object, point: Point, recipe: Recipe, **_: object) -> Outco
 class Tuning:
     """A search on recorded rates, with what it said."""
 
-    def __init__(self, folder: Path, space: Space = SPACE, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        space: Space = SPACE,
+        memory_bytes: int | None = None,
+        **options: Any,
+    ) -> None:
         self.events: list[Event] = []
         settings = {"sampler": "cost", "search_limit": None, "trials": None, "seed": 0, **options}
         job = SimpleNamespace(
             options=SimpleNamespace(**settings),
             listener=self.events.append,
-            memory_bytes=None,
+            memory_bytes=memory_bytes,
             contention_monitor=SimpleNamespace(over=lambda pids: nullcontext()),
             deadline=Deadline(),
         )
@@ -180,3 +186,31 @@ def test_a_new_study_is_not_anchored(tmp_path: Path) -> None:
     tuning = Tuning(tmp_path)
     tuning.search.measure_since_resume(cast(Any, None))
     assert tuning.events == []
+
+
+@pytest.mark.parametrize(
+    ("space", "of_large", "largest", "crowded"),
+    [(SPACE, 1.0, 512, []), (KEEPING, 1.0, 256, []), (KEEPING, 1.5, 128, [256])],
+)
+def test_where_memory_is_kept_a_recipe_leaves_as_much_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    space: Space,
+    of_large: float,
+    largest: int,
+    crowded: list[int],
+) -> None:
+    """Some take more than could be foreseen."""
+
+    def growing(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
+        batch = int(point[BATCH])
+        peak = batch * (of_large if batch >= 256 else 1.0)
+        return ran_at(point, 100.0 * batch, peak_memory_bytes=int(peak))
+
+    monkeypatch.setattr(search_loop, "run_trial", growing)
+    tuning = Tuning(tmp_path, space=space, memory_bytes=700)
+    tuning.run(Reranking())
+    fastest = max(tuning.history, key=lambda outcome: outcome.rate)
+    assert fastest.point[BATCH] == largest
+    too_large = {o.point[BATCH] for o in tuning.history if o.status is Status.WOULD_NOT_FIT}
+    assert sorted(too_large) == crowded
