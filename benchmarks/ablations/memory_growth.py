@@ -5,7 +5,7 @@ freed memory kept; each case in several processes. After the last step it is eva
 another batch, and trained some more. Printed and written are the peaks of resident memory so far.
 A trial sees the first steps only.
 
-    python -m benchmarks.ablations.memory_growth --steps 400
+    python -m benchmarks.ablations.memory_growth --steps 200
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Run, print, and store."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--processes", type=int, default=2, help="of each case")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -108,7 +108,8 @@ def main() -> None:
                 found = in_new_process(peaks, *case)
                 rows.append({"lengths": lengths, "kept": keep, "seed": seed, **found})
                 print(line({**rows[-1], "times": list(found)}), flush=True)
-    write_text(output, json.dumps({**head, **asked, "rows": rows}, indent=1) + "\n")
+                text = json.dumps({**head, **asked, "rows": rows}, indent=1)
+                write_text(output, text + "\n")
 
 
 if __name__ == "__main__":
