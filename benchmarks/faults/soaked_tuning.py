@@ -63,12 +63,17 @@ OPTIONS = {
 TASK_TEXTS = {"simulated": SIMULATED, "torch": TORCH}
 
 # Without a framework there is nothing to time this machine's matrix products with; that part of a
-# tuning is left out where torch is installed as well, so that faults do not fall into it mostly.
+# tuning is left out where torch is installed as well, so that faults do not fall into it mostly. As
+# `python -m autoprec` does, it is stopped quietly while it is imported, too.
 UNMEASURED_PROGRAM = """
 import sys
-from autoprec import cli, probing
-probing.measure_device = lambda facts, frameworks: facts
-sys.exit(cli.main(sys.argv[1:]))
+try:
+    from autoprec import cli, probing
+    probing.measure_device = lambda facts, frameworks: facts
+    code = cli.main(sys.argv[1:])
+except KeyboardInterrupt:
+    code = 130
+sys.exit(code)
 """
 COMMANDS = {"simulated": ["-c", UNMEASURED_PROGRAM], "torch": ["-m", "autoprec"]}
 
