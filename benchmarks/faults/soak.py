@@ -118,6 +118,8 @@ class Soak:
         text = child.communicate(timeout=600)[1]
         if child.returncode != 0:
             raise SystemExit(f"an undisturbed tuning ended with {child.returncode}:\n{text}")
+        if not FINISHED.search(text) or not self.place.journal.exists():
+            raise SystemExit(f"an undisturbed tuning ran no trial, or kept none:\n{text}")
         return text
 
     def _one_tuning(self, left: int) -> int:
@@ -201,6 +203,8 @@ class Soak:
 
     def _compare(self, finished: Counter[str]) -> None:
         """Look at what a tuning that has ended by itself left."""
+        if not finished:
+            self.problems.append("a tuning said of no trial that it was finished")
         again = [name for name, times in finished.items() if times > 1]
         if again:
             self.problems.append(f"run again: {again}")

@@ -130,9 +130,12 @@ class SoakedTuning:
             text=True,
             preexec_fn=limit,  # noqa: PLW1509 - this process has one thread
             # A folder for locks of its own: other tunings on this machine are not what is tested.
+            # Without a cache the study is beside the task, and gone with the folder; one that is
+            # found again would end a tuning before any fault could hit it.
             env={
                 **os.environ,
                 MARK: self.mark,
+                "AUTOPREC_CACHE": "",
                 "TMPDIR": str(self.folder / "tmp"),
                 "COLUMNS": "400",
                 "PYTHONUNBUFFERED": "1",

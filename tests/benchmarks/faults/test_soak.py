@@ -79,3 +79,19 @@ def test_what_is_wrong_when_a_tuning_has_ended_is_laid_to_its_last_fault(
         "survivors": 1,
     }
     assert "missing ['float32, batch 16']" in one.problems[0]
+
+
+def test_a_tuning_that_ran_no_trial_is_no_evidence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So it was when studies had moved to the cache: the second tuning found the first one's."""
+    child = SimpleNamespace(communicate=lambda timeout: ("", "the result is known"), returncode=0)
+    place = soaked_tuning.SoakedTuning("simulated", tmp_path / "s", random.Random(0))
+    monkeypatch.setattr(place, "start", lambda: child)
+    with pytest.raises(SystemExit, match="ran no trial"):
+        soak.Soak(place, random.Random(0)).run(1)
+    place.profile.write_text("recipe: {policy: float32}\n")
+    monkeypatch.setattr(soak, "kept_trials", lambda journal: Counter())
+    one = soak.Soak(place, random.Random(0), recipe={"policy": "float32"})
+    one._compare(Counter())
+    assert one.problems == ["a tuning said of no trial that it was finished"]
