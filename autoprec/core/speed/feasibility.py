@@ -108,7 +108,7 @@ def _needed_text(needed_bytes: float, point: Point, memory_bytes: float) -> str:
         return f"{needed} of the {available:.1f} GiB available"
     return (
         f"{needed}, more than {usable:.1f} of the {available:.1f} GiB available: where freed "
-        "memory is kept, it grows in a long training"
+        "memory is kept, it may grow in a long training"
     )
 
 

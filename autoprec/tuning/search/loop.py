@@ -9,11 +9,7 @@ from dataclasses import replace
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.consistency import rate_changed
-from autoprec.core.speed.feasibility import (
-    fitting_baseline,
-    why_ruled_out,
-    with_room_to_grow,
-)
+from autoprec.core.speed.feasibility import fitting_baseline, why_ruled_out, with_room_to_grow
 from autoprec.core.speed.keep_memory import describe_gain, start_point
 from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
