@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from autoprec.core.device.facts import DeviceFacts, Fingerprint
 from autoprec.core.device.merging import merge
@@ -71,6 +72,22 @@ def device_of_family(name: str) -> DeviceFacts:
     """Return what the catalogue tells of a device of this family that is not here."""
     family = load_catalogue().family(name)
     return merge(hypothetical_observation(family), family)
+
+
+def no_contention() -> Any:
+    """Return what stands in for a `ContentionMonitor` where no other process runs."""
+    return cast(Any, SimpleNamespace(undisturbed=lambda measure, pids, repeatable=None: measure()))
+
+
+def measured_twice() -> Any:
+    """Return what stands in for a `ContentionMonitor` where each first measurement is disturbed."""
+
+    def undisturbed(measure: Any, pids: Any, repeatable: Any = None) -> Any:
+        pids()
+        first = measure()
+        return measure() if repeatable is None or repeatable(first) else first
+
+    return cast(Any, SimpleNamespace(undisturbed=undisturbed))
 
 
 class FakeClock:

@@ -21,7 +21,7 @@ from autoprec.tuning.options import Options
 from autoprec.tuning.ranks import devices_of_ranks, rank_threads
 from autoprec.tuning.time_limit import Deadline
 from autoprec.workers.client import Worker, WorkerSettings
-from autoprec.workers.cpu_contention import ContentionMonitor
+from autoprec.workers.cpu_contention import PATIENCE_SECONDS, ContentionMonitor
 from autoprec.workers.memory_limit import memory_budget
 from autoprec.workers.rank_group import RankGroup, start_workers
 from autoprec.workers.runner import Runner
@@ -40,6 +40,10 @@ class Target:
     measure: Callable[[DeviceFacts], DeviceFacts]
     unusable: tuple[Unusable, ...] = ()
     peers: tuple[DeviceFacts, ...] = ()
+
+
+#: At most this share of the time limit is spent on what other processes disturb.
+_PATIENCE_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,10 @@ class TuningJob:
 
     @cached_property
     def contention_monitor(self) -> ContentionMonitor:
-        """Return what watches for other processes during measurements."""
-        return ContentionMonitor(lambda text: self.listener(Note(text, warning=True)))
+        """Return what watches for other processes, and on a CPU waits until they pause."""
+        limit = _PATIENCE_SHARE * self.deadline.seconds
+        patience = min(PATIENCE_SECONDS, limit) if self.on_cpu else 0.0
+        return ContentionMonitor(lambda text: self.listener(Note(text, warning=True)), patience)
 
     @cached_property
     def devices(self) -> tuple[DeviceFacts, ...]:

@@ -32,7 +32,13 @@ from benchmarks.interleaving import alternate
 from benchmarks.provenance import machine
 from benchmarks.search.grids import make_job
 
-SPIN = "while True: sum(range(10**6))"
+#: Keeps a core busy until it is killed or the seconds given are over.
+SPIN = """
+import sys, time
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    sum(range(10**6))
+"""
 SHORTEST, LONGEST = 0.5, 4.0
 
 
@@ -44,7 +50,7 @@ def neighbours(seed: int) -> Iterator[list[float]]:
     def come_and_go() -> None:
         while not over.wait(draw.uniform(SHORTEST, LONGEST)):
             seconds = draw.uniform(SHORTEST, LONGEST)
-            busy = subprocess.Popen([sys.executable, "-c", SPIN])
+            busy = subprocess.Popen([sys.executable, "-c", SPIN, str(LONGEST)])
             over.wait(seconds)
             busy.kill()
             busy.wait()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from factories import steady
+from factories import no_contention, steady
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
@@ -21,7 +19,6 @@ KEPT = {KEEP_MEMORY: True}
 PLAIN = Recipe(batch_size=32)
 FAST = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=64, knobs=KEPT)
 LARGE = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=128, knobs=KEPT)
-WATCH = cast(Any, SimpleNamespace(over=lambda pids: nullcontext()))
 
 
 class Worker:
@@ -86,6 +83,7 @@ def contest(
     together: bool = True,
     concurrently: bool = True,
     renewal_seconds: float = 0.0,
+    contention_monitor: Any = None,
 ) -> tuple[InterleavedTiming, Runner]:
     shared = workers.runner()
     made = InterleavedTiming(
@@ -96,7 +94,7 @@ def contest(
         seed=0,
         together=together,
         listener=silent,
-        contention_monitor=WATCH,
+        contention_monitor=contention_monitor or no_contention(),
         concurrently=concurrently,
         renewal_seconds=renewal_seconds,
     )

@@ -1,7 +1,9 @@
-"""How much memory a worker may use, by what is known of the device."""
+"""How much memory a worker may use, and how long a tuning waits for other processes."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +16,9 @@ from autoprec.tuning.confirmation.interleaved_timing import fit_in_memory_togeth
 from autoprec.tuning.events import Event, Note
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
+from autoprec.tuning.time_limit import Deadline
 from autoprec.tuning.tuner import with_memory
+from autoprec.workers.cpu_contention import PATIENCE_SECONDS
 
 GIB = 2**30
 
@@ -51,3 +55,18 @@ def test_on_an_accelerator_each_worker_has_a_context_of_its_own(
     two = cast(Any, [object(), object()])
     assert fit_in_memory_together(job([], kind, memory_bytes=GIB), two, findings) is fit
     assert fit_in_memory_together(job([], kind, memory_bytes=2 * GIB), two, findings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "seconds"),
+    [
+        (DeviceKind.CPU, math.inf, PATIENCE_SECONDS),
+        (DeviceKind.CPU, 120.0, 6.0),
+        (DeviceKind.CUDA, math.inf, 0.0),
+    ],
+)
+def test_only_on_a_cpu_a_tuning_waits_for_other_processes(
+    kind: DeviceKind, limit: float, seconds: float
+) -> None:
+    limited = replace(job([], kind), deadline=Deadline(seconds=limit))
+    assert limited.contention_monitor.patience == pytest.approx(seconds)

@@ -58,7 +58,8 @@ def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
     watch = ContentionMonitor(lambda said: None)
     pids = [77]
     write(proc, (0, 0), {os.getpid(): 0, 77: 500})
-    with watch.over(lambda: pids):
+
+    def measure() -> None:
         clock.now = 1.0
         write(proc, (100, 100), {os.getpid(): 0, 78: 80})
         fields = [
@@ -69,7 +70,22 @@ def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
         ]  # 77 ended; its parent's child time
         (proc / str(os.getpid()) / "stat").write_text(f"1 (me) {' '.join(fields)}")
         pids[:] = [78]
+
+    watch.undisturbed(measure, lambda: pids)
     assert watch.worst == 0.0
+
+
+def test_what_a_worker_started_is_its_own(machine: tuple[Path, FakeClock]) -> None:
+    proc, clock = machine
+    watch = ProcessorShare(proc)
+    for pid, thread, children in ((77, 77, ""), (77, 79, "80 81 "), (80, 80, "82")):
+        (proc / f"{pid}/task/{thread}").mkdir(parents=True)
+        (proc / f"{pid}/task/{thread}/children").write_text(children)
+    write(proc, (0, 0), {os.getpid(): 0, 77: 0, 80: 0, 81: 0, 82: 0, 90: 0})
+    watch.start([77])
+    clock.now = 1.0
+    write(proc, (100, 100), {os.getpid(): 0, 77: 50, 80: 20, 81: 30, 82: 40, 90: 60})
+    assert watch.share([77]) == pytest.approx(60 / 200)
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
@@ -78,18 +94,113 @@ def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
     assert watch.share([]) is None
 
 
+class SharedMachine(FakeClock):
+    """Two processors: one for us, and one that a neighbour keeps busy from `began` to `ended`."""
+
+    def __init__(self, proc: Path, *busy: tuple[float, float]) -> None:
+        super().__init__()
+        self._proc, self._busy = proc, busy
+        self.measured: list[float] = []
+        self.said: list[str] = []
+        self.sleep(0.0)
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, in which nothing but the neighbour runs."""
+        self.now += seconds
+        theirs = sum(max(0.0, min(self.now, end) - began) for began, end in self._busy)
+        write(self._proc, (0, round(100 * theirs)), {os.getpid(): 0})
+
+    def measure(self) -> float:
+        """Take a second, and return when it began."""
+        self.measured.append(self.now)
+        self.sleep(1.0)
+        return self.measured[-1]
+
+
+def shared_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *busy: tuple[float, float]
+) -> SharedMachine:
+    made = SharedMachine(folder, *busy)
+    monkeypatch.setattr(cpu_contention, "time", made)
+    monkeypatch.setattr(cpu_contention, "_processors", lambda: {0, 1})
+    monkeypatch.setattr(cpu_contention, "_ticks", lambda: 100)
+    monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(folder))
+    return made
+
+
+def test_what_a_neighbour_disturbed_is_measured_again_when_it_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shared_machine(tmp_path, monkeypatch, (0.5, 3.0))
+    watch = ContentionMonitor(here.said.append)
+    assert watch.undisturbed(here.measure, list) == pytest.approx(3.2, abs=0.21)
+    assert len(here.measured) == 2
+    assert watch.undisturbed(here.measure, list) == here.measured[2]
+    assert watch.worst == 0.0
+    (said,) = here.said
+    assert "using 25% of these processors" in said
+    assert "measured again when they pause" in said
+
+
+def test_it_is_measured_until_no_neighbour_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shared_machine(tmp_path, monkeypatch, (0.5, 3.0), (3.6, 6.0), (6.5, 8.0))
+    watch = ContentionMonitor(here.said.append)
+    assert watch.undisturbed(here.measure, list) >= 8.0
+    assert (len(here.said), watch.worst) == (1, 0.0)
+
+
+def test_a_neighbour_that_never_pauses_is_waited_for_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shared_machine(tmp_path, monkeypatch, (0.0, 1e6))
+    watch = ContentionMonitor(here.said.append, patience=40.0)
+    for number in range(50):
+        watch.undisturbed(here.measure, list)
+        assert len(here.measured) == number + 1
+    assert here.now - 50 < 20
+    assert watch.worst == pytest.approx(0.5)
+    waits, unreliable = here.said
+    assert "measured again when they pause" in waits
+    assert "unreliable" in unreliable
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.5])
+def test_what_takes_longer_than_patience_lasts_counts_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    here = shared_machine(tmp_path, monkeypatch, (0.0, 0.9))
+    watch = ContentionMonitor(here.said.append, patience=patience)
+    assert watch.undisturbed(here.measure, list) == 0.0
+    assert (len(here.measured), here.now) == (1, 1.0)
+    assert watch.worst == pytest.approx(0.45)
+
+
+def test_a_failure_counts_whatever_ran_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shared_machine(tmp_path, monkeypatch, (0.0, 2.0))
+    watch = ContentionMonitor(here.said.append)
+    assert watch.undisturbed(here.measure, list, lambda result: False) == 0.0
+    assert len(here.measured) == 1
+
+
 def test_a_busy_neighbour_is_named_once_and_the_worst_remembered(
     machine: tuple[Path, FakeClock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, clock = machine
     monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(proc))
     said: list[str] = []
-    watch = ContentionMonitor(said.append)
+    watch = ContentionMonitor(said.append, patience=0.0)
     for used in (20, 80, 60):
         write(proc, (0, 0), {os.getpid(): 0})
-        with watch.over(list):
+
+        def measure(used: int = used) -> None:
             clock.now += 1.0
             write(proc, (used, used), {os.getpid(): 0})
+
+        watch.undisturbed(measure, list)
     assert len(said) == 1
     assert "20%" in said[0]
     assert watch.worst == pytest.approx(0.8)

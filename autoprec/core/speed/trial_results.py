@@ -51,6 +51,11 @@ class Outcome:
         return self.measurement.samples_per_second / self.drift
 
 
+def ran(outcome: Outcome) -> bool:
+    """Return whether a trial came to its end, so that its rate is known."""
+    return outcome.rate > 0
+
+
 def measured_rate(outcome: Outcome) -> MeasuredRate:
     """Convert an outcome that ran into the cost model's input."""
     measured = outcome.measurement

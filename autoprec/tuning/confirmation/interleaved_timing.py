@@ -260,9 +260,8 @@ class InterleavedTiming:
             if number and self._renewal_seconds:
                 self._renew(order)
             self._retried_seconds = 0.0
-            with self._contention_monitor.over(self._worker_pids):
-                for index in order if number % 2 == 0 else reversed(order):
-                    self.measured[index].append(self._time_turn(index))
+            for index in order if number % 2 == 0 else reversed(order):
+                self.measured[index].append(self._time_turn(index))
             rates = [0.0] * len(self.recipes)
             for index in order:
                 rates[index] = self.measured[index][-1].samples_per_second
@@ -289,7 +288,7 @@ class InterleavedTiming:
             return replace(measured, peak_memory_bytes=0) if shared else measured
         self._open(index)
         self._time(index, _OWN_WORKER_WARMUP_SECONDS)
-        measured = self._time(index, TURN_SECONDS)
+        measured = self._time_in_a_pause(index)
         self._close(index)
         return measured
 
@@ -299,7 +298,7 @@ class InterleavedTiming:
             self._last = self._runners[index]
             self._warm_caches(index)
         while True:
-            measured = self._time(index, TURN_SECONDS)
+            measured = self._time_in_a_pause(index)
             slow = measured.step_seconds > _DISTURBED_RATIO * self._fastest[index]
             if not slow or self._retry_budget[index] <= 0:
                 self._fastest[index] = min(self._fastest[index], measured.step_seconds)
@@ -316,6 +315,12 @@ class InterleavedTiming:
         time.sleep(_WORKER_SWITCH_PAUSE_SECONDS)
         if self._fastest[index] < _LONGEST_WARM_STEP_SECONDS:
             self._time(index, 0.0)
+
+    def _time_in_a_pause(self, index: int) -> Measurement:
+        """Time a turn while no other process uses the processors, as far as patience lasts."""
+        return self._contention_monitor.undisturbed(
+            lambda: self._time(index, TURN_SECONDS), self._worker_pids
+        )
 
     def _time(self, index: int, seconds: float) -> Measurement:
         budget = TimingBudget(seconds=seconds, min_steps=1, max_steps=1000, precision=0.0)

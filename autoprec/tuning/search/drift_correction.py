@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 
 from autoprec.core.measurement import Measurement
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
-from autoprec.core.speed.trial_results import Outcome
+from autoprec.core.speed.trial_results import Outcome, ran
 from autoprec.tuning.job import TuningJob
 from autoprec.workers.runner import Runner, run_trial
 
@@ -105,10 +106,9 @@ class DriftMonitor:
 
     def _time_baseline(self, runner: Runner, first: Outcome) -> Measurement | None:
         recipe = self._space.recipe(first.point)
-        with self._job.contention_monitor.over(lambda: runner.pids):
-            again = run_trial(
-                runner, first.point, recipe, seed=self._job.options.seed, budget=_BUDGET
-            )
+        seed = self._job.options.seed
+        run = partial(run_trial, runner, first.point, recipe, seed=seed, budget=_BUDGET)
+        again = self._job.contention_monitor.undisturbed(run, lambda: runner.pids, ran)
         return again.measurement if again.rate > 0 else None
 
     def _confirm_change(self, observed: float) -> bool:

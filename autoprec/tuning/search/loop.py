@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.acquisition import Next, next_point
@@ -15,7 +16,7 @@ from autoprec.core.speed.reranking import Reranking
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 from autoprec.core.speed.stopping import Limits, Stop
 from autoprec.core.speed.timing_budget import TimingBudget
-from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.core.speed.trial_results import Outcome, Status, ran
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.drift_correction import DriftMonitor
@@ -156,15 +157,16 @@ class Search:
         first = outcome_at(history, start_point(space, baseline, history))
         drift = self._drift_monitor.check(runner, first)
         budget = _timing_budget(recipe, history, decision.expected_rate, drift)
-        with job.contention_monitor.over(lambda: runner.pids):
-            outcome = run_trial(
-                runner,
-                point,
-                recipe,
-                seed=job.options.seed,
-                budget=budget,
-                baseline=point_key(point) == point_key(baseline),
-            )
+        run = partial(
+            run_trial,
+            runner,
+            point,
+            recipe,
+            seed=job.options.seed,
+            budget=budget,
+            baseline=point_key(point) == point_key(baseline),
+        )
+        outcome = job.contention_monitor.undisturbed(run, lambda: runner.pids, ran)
         outcome = replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
         return with_room_to_grow(outcome, job.memory_bytes)
 

@@ -10,8 +10,10 @@ from itertools import chain
 from typing import Any
 
 import pytest
+from factories import measured_twice
 
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.best_arm import TURN_SECONDS
 from autoprec.core.speed.selection import Finalist
 from autoprec.tuning.confirmation.interleaved_timing import (
     FinalistFailed,
@@ -73,6 +75,25 @@ def test_a_turn_after_another_worker_begins_with_a_step_that_does_not_count(
         finals = made.run(2)
     assert heard == expected
     assert [final.rates for final in finals] == [(32 / step_seconds,) * 2, (64 / step_seconds,) * 2]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_turn_that_other_processes_disturb_is_taken_again(together: bool) -> None:
+    turns = chain(*([9.0, 0.25] for _ in range(4)))
+
+    class Disturbed(Worker):
+        def call(self, method: str, **arguments: Any) -> Any:
+            answer = super().call(method, **arguments)
+            if answer is None or arguments["budget"].seconds != TURN_SECONDS:
+                return answer
+            return replace(answer, step_seconds=next(turns))
+
+    made, _ = contest(
+        Workers(Disturbed), [PLAIN, FAST], together=together, contention_monitor=measured_twice()
+    )
+    with made:
+        finals = made.run(2)
+    assert [final.rates for final in finals] == [(32 / 0.25,) * 2, (64 / 0.25,) * 2]
 
 
 def test_a_peak_that_others_share_is_nobodys() -> None:

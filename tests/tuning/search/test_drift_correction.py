@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from factories import FakeClock
+from factories import FakeClock, no_contention
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
@@ -23,7 +22,7 @@ from tests.workers.test_runner import Starts
 SPACE = Space(policies=(Policy.FLOAT32,), batch_sizes=(8, 16))
 JOB = SimpleNamespace(
     options=SimpleNamespace(seed=0),
-    contention_monitor=SimpleNamespace(over=lambda pids: nullcontext()),
+    contention_monitor=no_contention(),
 )
 
 

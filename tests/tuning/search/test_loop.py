@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from factories import ran_at
+from factories import measured_twice, no_contention, ran_at
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.reranking import Reranking
-from autoprec.core.speed.space import BATCH, Point, Space, powers_of_two
+from autoprec.core.speed.space import BATCH, Point, Space, point_key, powers_of_two
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.search import loop as search_loop
@@ -69,6 +68,7 @@ class Tuning:
         folder: Path,
         space: Space = SPACE,
         memory_bytes: int | None = None,
+        contention_monitor: Any = None,
         **options: Any,
     ) -> None:
         self.events: list[Event] = []
@@ -77,7 +77,7 @@ class Tuning:
             options=SimpleNamespace(**settings),
             listener=self.events.append,
             memory_bytes=memory_bytes,
-            contention_monitor=SimpleNamespace(over=lambda pids: nullcontext()),
+            contention_monitor=contention_monitor or no_contention(),
             deadline=Deadline(),
         )
         self.study = Study(folder / "study.journal", "unet")
@@ -124,6 +124,26 @@ def test_the_search_goes_on_where_re_ranking_corrected_what_ended_it(tuning: Tun
     assert 1024 in tuning.run(tuning.reranked(CORRECTED))
     said = [note.split(",")[0].split(":")[0] for note in tuning.notes]
     assert said == ["the search continues", "the search ends"]
+
+
+def test_a_trial_that_other_processes_disturb_runs_again_unless_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: dict[object, int] = {}
+
+    def disturbed_first(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
+        ran[point_key(point)] = ran.get(point_key(point), 0) + 1
+        if recipe.batch_size == 1024:
+            return Outcome(point, Status.CRASHED, reason="planted")
+        return ran_at(point, rate(point) / (20 if ran[point_key(point)] == 1 else 1))
+
+    monkeypatch.setattr(search_loop, "run_trial", disturbed_first)
+    tuning = Tuning(tmp_path, contention_monitor=measured_twice(), sampler="grid")
+    tuning.run(Reranking())
+    assert {o.rate for o in tuning.history if o.rate} == {
+        rate(o.point) for o in tuning.history if o.rate
+    }
+    assert {o.rate > 0: ran[point_key(o.point)] for o in tuning.history} == {True: 2, False: 1}
 
 
 def test_it_ends_silently_where_re_ranking_corrected_nothing(tuning: Tuning) -> None:
