@@ -166,9 +166,13 @@ def reductions(path: Path) -> Iterator[str]:
 
 
 def startup(path: Path) -> Iterator[str]:
+    found = json.loads(path.read_text())
+    if "commands" in found:
+        yield f"{where(found)}, Python {found['python']}: {found['rounds']} rounds."
+        yield ""
     yield "| command | median | quartiles |"
     yield "|---|---|---|"
-    for name, r in json.loads(path.read_text()).items():
+    for name, r in found.get("commands", found).items():
         quartiles = f"{r['low'] * 1e3:.0f}-{r['high'] * 1e3:.0f} ms"
         yield f"| `{name}` | {r['median'] * 1e3:.0f} ms | {quartiles} |"
 
