@@ -13,6 +13,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,8 +39,30 @@ Pids = Callable[[], Sequence[int]]
 T = TypeVar("T")
 
 
-class ProcessorShare:
-    """Measures the share of this process's processors that other processes use."""
+@dataclass(frozen=True)
+class Usage:
+    """The shares (0 to 1) of this process's processors that others used, and that nobody did."""
+
+    others: float
+    idle: float
+
+    @property
+    def is_high(self) -> bool:
+        """Whether others use so much that a measurement is unreliable."""
+        return self.others > BUSY_SHARE
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether others did not have room enough beside the tuning's own processes.
+
+        A container that may use 2 of its host's 64 processors sees all of them: others' use leaves
+        it its two.
+        """
+        return self.is_high and self.others > self.idle
+
+
+class ProcessorUsage:
+    """Measures what other processes use of this process's processors."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
@@ -49,13 +72,15 @@ class ProcessorShare:
         """Begin an interval; this process, and `pids` with their children, are the tuning's own."""
         self._begin = self._read(pids)
 
-    def share(self, pids: Sequence[int]) -> float | None:
-        """Return others' share (0 to 1) of the processors since `start`; None where unknown."""
+    def usage(self, pids: Sequence[int]) -> Usage | None:
+        """Return the usage of the processors since `start`; None where unknown."""
         begin, end = self._begin, self._read(pids)
         if begin is None or end is None or end[0] - begin[0] < _SHORTEST_SECONDS:
             return None
         wall, busy, own = (after - before for before, after in zip(begin, end, strict=True))
-        return min(1.0, max(0.0, (busy - own) / (wall * len(_processors()))))
+        total = wall * len(_processors())
+        others, idle = (min(1.0, max(0.0, s / total)) for s in (busy - own, total - busy))
+        return Usage(others, idle)
 
     def _read(self, pids: Sequence[int]) -> tuple[float, float, float] | None:
         busy = self._busy()
@@ -136,17 +161,18 @@ class ContentionMonitor:
         not `repeatable` (default: all are) counts as it is.
         """
         while True:
-            neighbours = ProcessorShare()
+            meter = ProcessorUsage()
             began = time.monotonic()
-            neighbours.start(pids())
+            meter.start(pids())
             result = measure()
-            share = neighbours.share(pids()) or 0.0
-            if share <= BUSY_SHARE:
+            usage = meter.usage(pids())
+            if usage is None or not usage.is_high:
                 return result
             taken = time.monotonic() - began
             may_repeat = repeatable is None or repeatable(result)
-            if not may_repeat or taken > self.patience or not self._wait_for_pause(share, pids):
-                self._count(share)
+            worth_waiting = may_repeat and usage.is_crowded and taken <= self.patience
+            if not worth_waiting or not self._wait_for_pause(usage.others, pids):
+                self._count(usage.others)
                 return result
             self.patience -= taken
 
@@ -165,16 +191,17 @@ class ContentionMonitor:
         longest = min(_LONGEST_WAIT_SECONDS, self.patience)
         paused = False
         while not paused and time.monotonic() - began < longest:
-            neighbours = ProcessorShare()
-            neighbours.start(pids())
+            meter = ProcessorUsage()
+            meter.start(pids())
             time.sleep(_POLL_SECONDS)
-            paused = (neighbours.share(pids()) or 0.0) <= BUSY_SHARE
+            usage = meter.usage(pids())
+            paused = usage is None or not usage.is_high
         self.patience -= time.monotonic() - began
         self.patience /= 1 if paused else 2
         return paused
 
     def _count(self, share: float) -> None:
-        if share > BUSY_SHARE >= self.worst:
+        if self.worst <= BUSY_SHARE:
             self._say(
                 f"other processes are using {share:.0%} of these processors, which makes step "
                 "times unreliable. Stop them, or tune again later with `fresh`"

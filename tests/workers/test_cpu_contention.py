@@ -10,7 +10,12 @@ from factories import FakeClock
 
 from autoprec.backends.protocol import DeviceMemory
 from autoprec.workers import cpu_contention
-from autoprec.workers.cpu_contention import ContentionMonitor, ProcessorShare, warn_of_other_users
+from autoprec.workers.cpu_contention import (
+    ContentionMonitor,
+    ProcessorUsage,
+    Usage,
+    warn_of_other_users,
+)
 
 
 @pytest.fixture
@@ -32,29 +37,46 @@ def write(proc: Path, busy: tuple[int, int], own: dict[int, int]) -> None:
         (proc / str(pid) / "stat").write_text(f"{pid} (a (b) c) {' '.join(fields)}")
 
 
-def shares(machine: tuple[Path, FakeClock], used: int, own: int) -> float | None:
+def usage_of(machine: tuple[Path, FakeClock], used: int, own: int) -> Usage | None:
     proc, clock = machine
-    watch = ProcessorShare(proc)
+    watch = ProcessorUsage(proc)
     write(proc, (0, 0), {os.getpid(): 0, 77: 0})
     watch.start([77])
     clock.now = 1.0
     write(proc, (used, used), {os.getpid(): 0, 77: own})
-    return watch.share([77])
+    return watch.usage([77])
 
 
-def test_alone_the_share_is_nothing(machine: tuple[Path, FakeClock]) -> None:
-    assert shares(machine, used=100, own=200) == 0.0
-
-
-def test_what_others_use_is_what_is_left_over(machine: tuple[Path, FakeClock]) -> None:
-    assert shares(machine, used=100, own=100) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("used", "own", "expected", "high", "crowded"),
+    [
+        pytest.param(100, 200, Usage(0.0, 0.0), False, False, id="alone"),
+        pytest.param(100, 100, Usage(0.5, 0.0), True, True, id="others use what is left over"),
+        pytest.param(78, 118, Usage(0.19, 0.22), True, False, id="others have room"),
+        pytest.param(85, 120, Usage(0.25, 0.15), True, True, id="others have too little room"),
+        pytest.param(60, 100, Usage(0.1, 0.4), False, False, id="others use little"),
+        pytest.param(100, 172, Usage(0.14, 0.0), False, False, id="others use too little"),
+    ],
+)
+def test_what_others_use_is_what_is_left_over(
+    machine: tuple[Path, FakeClock],
+    used: int,
+    own: int,
+    expected: Usage,
+    high: bool,
+    crowded: bool,
+) -> None:
+    found = usage_of(machine, used, own)
+    assert found is not None
+    assert (found.others, found.idle) == pytest.approx((expected.others, expected.idle))
+    assert (found.is_high, found.is_crowded) == (high, crowded)
 
 
 def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
     machine: tuple[Path, FakeClock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, clock = machine
-    monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(proc))
+    monkeypatch.setattr(cpu_contention, "ProcessorUsage", lambda: ProcessorUsage(proc))
     watch = ContentionMonitor(lambda said: None)
     pids = [77]
     write(proc, (0, 0), {os.getpid(): 0, 77: 500})
@@ -77,7 +99,7 @@ def test_a_process_that_starts_or_ends_meanwhile_is_no_other(
 
 def test_what_a_worker_started_is_its_own(machine: tuple[Path, FakeClock]) -> None:
     proc, clock = machine
-    watch = ProcessorShare(proc)
+    watch = ProcessorUsage(proc)
     for pid, thread, children in ((77, 77, ""), (77, 79, "80 81 "), (80, 80, "82")):
         (proc / f"{pid}/task/{thread}").mkdir(parents=True)
         (proc / f"{pid}/task/{thread}/children").write_text(children)
@@ -85,13 +107,15 @@ def test_what_a_worker_started_is_its_own(machine: tuple[Path, FakeClock]) -> No
     watch.start([77])
     clock.now = 1.0
     write(proc, (100, 100), {os.getpid(): 0, 77: 50, 80: 20, 81: 30, 82: 40, 90: 60})
-    assert watch.share([77]) == pytest.approx(60 / 200)
+    found = watch.usage([77])
+    assert found is not None
+    assert found.others == pytest.approx(60 / 200)
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
-    watch = ProcessorShare(tmp_path)
+    watch = ProcessorUsage(tmp_path)
     watch.start([])
-    assert watch.share([]) is None
+    assert watch.usage([]) is None
 
 
 class SharedMachine(FakeClock):
@@ -99,21 +123,26 @@ class SharedMachine(FakeClock):
 
     def __init__(self, proc: Path, *busy: tuple[float, float]) -> None:
         super().__init__()
-        self._proc, self._busy = proc, busy
+        self._proc, self._busy, self._own = proc, busy, 0.0
         self.measured: list[float] = []
         self.said: list[str] = []
         self.sleep(0.0)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass, in which nothing but the neighbour runs."""
-        self.now += seconds
-        theirs = sum(max(0.0, min(self.now, end) - began) for began, end in self._busy)
-        write(self._proc, (0, round(100 * theirs)), {os.getpid(): 0})
+        self._pass(seconds, 0.0)
 
-    def measure(self) -> float:
-        """Take a second, and return when it began."""
+    def _pass(self, seconds: float, own: float) -> None:
+        self.now += seconds
+        self._own += own
+        theirs = sum(max(0.0, min(self.now, end) - began) for began, end in self._busy)
+        mine = round(100 * self._own)
+        write(self._proc, (mine, round(100 * theirs)), {os.getpid(): mine})
+
+    def measure(self, own: float = 1.0) -> float:
+        """Take a second, and `own` seconds of processors; return when it began."""
         self.measured.append(self.now)
-        self.sleep(1.0)
+        self._pass(1.0, own)
         return self.measured[-1]
 
 
@@ -124,28 +153,28 @@ def shared_machine(
     monkeypatch.setattr(cpu_contention, "time", made)
     monkeypatch.setattr(cpu_contention, "_processors", lambda: {0, 1})
     monkeypatch.setattr(cpu_contention, "_ticks", lambda: 100)
-    monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(folder))
+    monkeypatch.setattr(cpu_contention, "ProcessorUsage", lambda: ProcessorUsage(folder))
     return made
 
 
 def test_what_a_neighbour_disturbed_is_measured_again_when_it_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = shared_machine(tmp_path, monkeypatch, (0.5, 3.0))
+    here = shared_machine(tmp_path, monkeypatch, (0.2, 3.0))
     watch = ContentionMonitor(here.said.append)
     assert watch.undisturbed(here.measure, list) == pytest.approx(3.2, abs=0.21)
     assert len(here.measured) == 2
     assert watch.undisturbed(here.measure, list) == here.measured[2]
     assert watch.worst == 0.0
     (said,) = here.said
-    assert "using 25% of these processors" in said
+    assert "using 40% of these processors" in said
     assert "measured again when they pause" in said
 
 
 def test_it_is_measured_until_no_neighbour_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = shared_machine(tmp_path, monkeypatch, (0.5, 3.0), (3.6, 6.0), (6.5, 8.0))
+    here = shared_machine(tmp_path, monkeypatch, (0.2, 3.0), (3.3, 6.0), (6.3, 8.0))
     watch = ContentionMonitor(here.said.append)
     assert watch.undisturbed(here.measure, list) >= 8.0
     assert (len(here.said), watch.worst) == (1, 0.0)
@@ -164,6 +193,18 @@ def test_a_neighbour_that_never_pauses_is_waited_for_a_few_times(
     waits, unreliable = here.said
     assert "measured again when they pause" in waits
     assert "unreliable" in unreliable
+
+
+def test_who_has_room_enough_is_not_waited_for_but_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = shared_machine(tmp_path, monkeypatch, (0.0, 0.5))
+    watch = ContentionMonitor(here.said.append)
+    assert watch.undisturbed(lambda: here.measure(own=0.6), list) == 0.0
+    assert (len(here.measured), here.now) == (1, 1.0)
+    assert watch.worst == pytest.approx(0.25)
+    (said,) = here.said
+    assert "unreliable" in said
 
 
 @pytest.mark.parametrize("patience", [0.0, 0.5])
@@ -190,7 +231,7 @@ def test_a_busy_neighbour_is_named_once_and_the_worst_remembered(
     machine: tuple[Path, FakeClock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc, clock = machine
-    monkeypatch.setattr(cpu_contention, "ProcessorShare", lambda: ProcessorShare(proc))
+    monkeypatch.setattr(cpu_contention, "ProcessorUsage", lambda: ProcessorUsage(proc))
     said: list[str] = []
     watch = ContentionMonitor(said.append, patience=0.0)
     for used in (20, 80, 60):
