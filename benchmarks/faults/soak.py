@@ -7,7 +7,8 @@ A tuning is started by its command line and, at a random moment, hit by a fault:
 tuner, to its worker or to the worker's guard, a full disk, a torn journal. Then the same command is
 run again, until it ends by itself; then a new tuning is begun, until all faults are spent. Counted:
 
-- trials run again: a trial that was said to be finished, and is said once more
+- trials run again: a trial that was said to be finished, and is said once more; not where the
+  tuning says that the machine's speed has changed and the earlier trials are measured again
 - trials missing: a trial that was said to be finished, and is not in the journal when the tuning
   has ended by itself
 - files half-written: a profile that is not one; when the tuning has ended by itself, any file that
@@ -42,6 +43,7 @@ from autoprec.workers.supervisor import descendants_of
 from benchmarks.checkout import RESULTS
 from benchmarks.faults.soaked_tuning import (
     FINISHED,
+    MEASURED_AGAIN,
     TASK_TEXTS,
     SoakedTuning,
     kept_trials,
@@ -90,6 +92,7 @@ class Soak:
     counts: dict[str, Count] = field(default_factory=dict)
     tunings: int = 0
     recipes_changed: int = 0
+    remeasured: int = 0
     recipe: Any = None
     seconds: float = 0.0
     trials: int = 0
@@ -134,6 +137,9 @@ class Soak:
             child = self.place.start(full_after=self.place.journal_room() if full else None)
             hit = self._strike(child, fault) if fault and not full else full
             text = child.communicate(timeout=600)[1]
+            if MEASURED_AGAIN in text:
+                finished.clear()
+                self.remeasured += 1
             finished.update(FINISHED.findall(text))
             if not hit:
                 fault = None
@@ -250,9 +256,10 @@ def table(soaks: list[Soak]) -> str:
                     setattr(total, name, getattr(total, name) + value)
         lines.append(_line(soak.framework, "all", total))
         changed = "" if soak.framework != "simulated" else f", {soak.recipes_changed} other recipes"
+        again = f", {soak.remeasured} times at another speed" if soak.remeasured else ""
         lines.append(
             f"{soak.framework}, seed {soak.seed}: {soak.tunings} tunings brought to their end"
-            f"{changed}"
+            f"{changed}{again}"
         )
     return "\n".join(lines)
 
@@ -316,6 +323,7 @@ def report(soaks: list[Soak]) -> dict[str, Any]:
                 "trials_of_a_tuning": soak.trials,
                 "tunings": soak.tunings,
                 "recipes_changed": soak.recipes_changed,
+                "remeasured": soak.remeasured,
                 "problems": soak.problems,
                 "faults": {fault: vars(count) for fault, count in soak.counts.items()},
             }

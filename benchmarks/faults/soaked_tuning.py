@@ -79,6 +79,9 @@ COMMANDS = {"simulated": ["-c", UNMEASURED_PROGRAM], "torch": ["-m", "autoprec"]
 
 #: What a tuning says of a trial that it has finished.
 FINISHED = re.compile(r"^  trial +\d+  (.+?): ", re.MULTILINE)
+MEASURED_AGAIN = "of the earlier trials: they are measured again"
+"""What a resumed tuning says where the machine's speed has changed too much to compare trials."""
+
 _NAMED = re.compile(r"(\w+), batch (\d+)(?: in \d+ micro-batches of (\d+))?")
 
 

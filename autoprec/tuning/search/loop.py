@@ -82,13 +82,15 @@ class Search:
         monitor = DriftMonitor(self._job, space)
         drift = monitor.measure_since_resume(runner, first or plain)
         alone = first is None and self._job.options.sampler == "cost"
-        if rate_changed(1.0, drift) or (alone and drift != 1.0):
+        again = rate_changed(1.0, drift) or (alone and drift != 1.0)
+        if again:
             study.forget_trials()
             forget_reranking(study)
         elif first is not None:
             self._drift_monitor = monitor
         if drift != 1.0:
-            self._job.listener(Note(_pace_change_note(drift), warning=rate_changed(1.0, drift)))
+            note = _pace_change_note(drift, again)
+            self._job.listener(Note(note, warning=rate_changed(1.0, drift)))
 
     def run(self, runner: Runner, reranking: Reranking) -> tuple[Outcome, ...]:
         """Measure recipes until none is worth its time; return every outcome, oldest first.
@@ -186,8 +188,8 @@ class Search:
                 self._job.listener(Note(said))
 
 
-def _pace_change_note(drift: float) -> str:
-    taken = "they are measured again" if rate_changed(1.0, drift) else "this is taken into account"
+def _pace_change_note(drift: float, again: bool) -> str:
+    taken = "they are measured again" if again else "this is taken into account"
     return f"this machine now runs at {drift:.2g}x the speed of the earlier trials: {taken}"
 
 

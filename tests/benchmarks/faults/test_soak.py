@@ -95,3 +95,32 @@ def test_a_tuning_that_ran_no_trial_is_no_evidence(
     one = soak.Soak(place, random.Random(0), recipe={"policy": "float32"})
     one._compare(Counter())
     assert one.problems == ["a tuning said of no trial that it was finished"]
+
+
+def test_trials_that_another_speed_makes_a_tuning_measure_again_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trial = "  trial  1  float32, batch 8: 10 samples/s"
+    changed = f"this machine now runs at 0.1x the speed {soaked_tuning.MEASURED_AGAIN}"
+    for resumed, lost in (([trial], 1), ([changed, trial], 0)):
+        said = iter([(trial, -9), ("\n".join(resumed), 0)])
+        place = soaked_tuning.SoakedTuning("torch", tmp_path / "s", random.Random(0))
+        monkeypatch.setattr(place, "start", lambda full_after, said=said: _child(*next(said)))
+        one = soak.Soak(place, random.Random(0))
+        monkeypatch.setattr(one, "_draw", lambda: "SIGKILL to the tuner")
+        monkeypatch.setattr(one, "_strike", lambda child, fault: True)
+        monkeypatch.setattr(one, "_compare", lambda finished: None)
+        one._one_tuning(2)
+        assert one.counts["SIGKILL to the tuner"].trials_lost == lost
+        assert one.remeasured == 1 - lost
+
+
+def _child(text: str, code: int) -> SimpleNamespace:
+    return SimpleNamespace(communicate=lambda timeout: ("", text), returncode=code)
+
+
+def test_a_tuning_says_so_in_the_words_that_the_soak_looks_for() -> None:
+    from autoprec.tuning.search.loop import _pace_change_note
+
+    assert soaked_tuning.MEASURED_AGAIN in _pace_change_note(0.1, again=True)
+    assert soaked_tuning.MEASURED_AGAIN not in _pace_change_note(0.9, again=False)

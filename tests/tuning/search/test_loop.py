@@ -179,7 +179,7 @@ KEEPING = replace(SPACE, knobs={KEEP_MEMORY: (False, True)})
         (False, 0.014, True, "at 0.014x the speed of the earlier trials: they are measured again"),
         (False, 72.0, True, "at 72x"),
         (True, 1.0, False, ""),
-        (True, 0.5, True, "at 0.5x"),
+        (True, 0.5, True, "at 0.5x the speed of the earlier trials: they are measured again"),
     ],
 )
 def test_a_study_that_goes_on_is_anchored_by_its_baseline(
