@@ -100,6 +100,14 @@ def one_framework() -> Iterator[None]:
         pytest.fail("both torch and tensorflow were imported into this test process")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def impatience() -> Iterator[None]:
+    """Let no tuning wait for other processes: two files of tests run side by side."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autoprec.tuning.job.PATIENCE_SECONDS", 0.0)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def old_objects() -> None:
     """Keep what a framework and earlier files made out of every later search for garbage."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.numerics.zoo_tables import constants_table, share
-from benchmarks.report.latest import machine_name, where
+from benchmarks.report.latest import machine_name, measured_again, where
 from benchmarks.search.oracle_rows import ratio_text
 
 
@@ -137,7 +137,16 @@ def islands(path: Path) -> Iterator[str]:
 
 
 def soak(path: Path) -> Iterator[str]:
-    """Every framework's counts, and what was not survived, as it was printed."""
+    """Every framework's counts, and what was not survived; then those of later runs."""
+    found = json.loads(path.read_text())
+    yield f"{found['created'][:10]}, commit {found['commit']}."
+    yield ""
+    yield from _soaked(path)
+    yield from measured_again(path, _soaked)
+
+
+def _soaked(path: Path) -> Iterator[str]:
+    """One run's counts, and what was not survived, as it was printed."""
     found = json.loads(path.read_text())
     soaks = found["soaks"]
     checked = all("missing" in kind for row in soaks for kind in row["faults"].values())

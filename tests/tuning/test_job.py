@@ -66,7 +66,8 @@ def test_on_an_accelerator_each_worker_has_a_context_of_its_own(
     ],
 )
 def test_only_on_a_cpu_a_tuning_waits_for_other_processes(
-    kind: DeviceKind, limit: float, seconds: float
+    monkeypatch: pytest.MonkeyPatch, kind: DeviceKind, limit: float, seconds: float
 ) -> None:
+    monkeypatch.setattr("autoprec.tuning.job.PATIENCE_SECONDS", PATIENCE_SECONDS)
     limited = replace(job([], kind), deadline=Deadline(seconds=limit))
     assert limited.contention_monitor.patience == pytest.approx(seconds)
