@@ -139,7 +139,7 @@ def islands(path: Path) -> Iterator[str]:
 def soak(path: Path) -> Iterator[str]:
     """Every framework's counts, and what was not survived; then those of later runs."""
     found = json.loads(path.read_text())
-    yield f"{found['created'][:10]}, commit {found['commit']}."
+    yield f"{found['created'][:10]}, commit {found.get('commit', 'not kept')}."
     yield ""
     yield from _soaked(path)
     yield from measured_again(path, _soaked)

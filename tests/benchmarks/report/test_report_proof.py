@@ -12,10 +12,15 @@ def test_the_report_of_a_soak_names_no_cause(tmp_path: Path) -> None:
     counts = {"injected": 2, "survived": 1, "trials_lost": 0, "half_written": 0, "survivors": 0}
     older = {"framework": "torch", "faults": {"SIGINT": counts}, "problems": ["SIGINT: exit -2"]}
     path = tmp_path / "soak.json"
-    path.write_text(json.dumps({"seed": 1, "soaks": [older]}))
+    path.write_text(json.dumps({"created": "2026-11-21T17:10:23Z", "seed": 1, "soaks": [older]}))
     lines = list(proof.soak(path))
     assert "| torch | 1 | 2 | 1 | 0 | not looked for | 0 | 0 |" in lines
     assert lines[-1] == "Not survived, torch: SIGINT."
     now = {**older, "seed": 3, "faults": {"SIGINT": {**counts, "missing": 1}}, "problems": []}
-    path.write_text(json.dumps({"soaks": [now]}))
+    path.write_text(json.dumps({"created": "2026-11-27T05:41:51Z", "commit": "a", "soaks": [now]}))
     assert list(proof.soak(path))[-1] == "| torch | 3 | 2 | 1 | 0 | 1 | 0 | 0 |"
+    later = {"commit": "b", "soaks": [{**now, "seed": 4}]}
+    (tmp_path / "soak-later.json").write_text(json.dumps(later))
+    lines = list(proof.soak(path))
+    assert any(line.startswith("Measured again at commit b") for line in lines)
+    assert lines[-1] == "| torch | 4 | 2 | 1 | 0 | 1 | 0 | 0 |"
