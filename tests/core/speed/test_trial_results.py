@@ -24,6 +24,7 @@ from autoprec.core.speed.trial_results import (
     Status,
     measured_rate,
     possibly_disturbed,
+    ran,
     shortlist,
 )
 from tests.core.speed.machines import (
@@ -228,3 +229,12 @@ def test_a_final_is_run_by_three():
 def test_failed_trials_are_not_in_doubt():
     history = [*curve()[:-1], Outcome(at(256), Status.OUT_OF_MEMORY)]
     assert possibly_disturbed(history) == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "rate", "expected"),
+    [(Status.OK, 0.5, True), (Status.OK, 100.0, True), (Status.CRASHED, 100.0, False)],
+)
+def test_a_trial_that_did_not_fail_ran(status: Status, rate: float, expected: bool) -> None:
+    measured = Measurement(1.0, 1.0, 1.0, 9, rate)
+    assert ran(Outcome(SPACE.points()[0], status, measured)) is expected
