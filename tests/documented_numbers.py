@@ -154,9 +154,7 @@ SOURCES: dict[str, dict[str, Shown]] = {
         "its ratio lies below 82 % of": shrunk("core.speed.consistency:OVERSTATED_LOG_RATIO"),
         "is older than 20 s": constant("tuning.search.drift_correction:_CHECK_SECONDS"),
         "difference is above 10 %": constant("tuning.search.drift_correction:_LOG_THRESHOLD", 100),
-        "using more than 15 % of the processors": constant(
-            "workers.cpu_contention:BUSY_SHARE", 100
-        ),
+        "using more than 15 % of the processors": constant("core.speed.contention:BUSY_SHARE", 100),
         "a turn of 0.15 s": constant("core.speed.best_arm:TURN_SECONDS"),
         "for at most 5 s at a time": constant("workers.cpu_contention:_LONGEST_WAIT_SECONDS"),
         "spends 40 s on this": constant("workers.cpu_contention:PATIENCE_SECONDS"),

@@ -13,14 +13,12 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from autoprec.backends.protocol import DeviceMemory
+from autoprec.core.speed.contention import BUSY_SHARE, Usage
 
-#: Where other processes use more of the processors than this, a measurement is unreliable.
-BUSY_SHARE = 0.15
 _PROC = Path("/proc")
 
 PATIENCE_SECONDS = 40.0
@@ -37,28 +35,6 @@ _SHORTEST_SECONDS = 0.1
 Pids = Callable[[], Sequence[int]]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Usage:
-    """The shares (0 to 1) of this process's processors that others used, and that nobody did."""
-
-    others: float
-    idle: float
-
-    @property
-    def is_high(self) -> bool:
-        """Whether others use so much that a measurement is unreliable."""
-        return self.others > BUSY_SHARE
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether others did not have room enough beside the tuning's own processes.
-
-        A container that may use 2 of its host's 64 processors sees all of them: others' use leaves
-        it its two.
-        """
-        return self.is_high and self.others > self.idle
 
 
 class ProcessorUsage:

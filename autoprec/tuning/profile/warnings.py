@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
+from autoprec.core.speed.contention import BUSY_SHARE
 from autoprec.core.speed.noise import relative_spread
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.step_bounds import KERNEL_LAUNCHING_KINDS
 from autoprec.tuning.profile.padding_evidence import describe_padding_trials
 from autoprec.tuning.stage_results import PreflightResult, TuningResult
-from autoprec.workers.cpu_contention import BUSY_SHARE
 
 #: A baseline that varies more than this between rounds makes small ratios meaningless.
 NOISY_SPREAD = 0.25
