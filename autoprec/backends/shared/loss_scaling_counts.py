@@ -19,3 +19,8 @@ class StepCounts:
     scale_drops: int = 0
     scale_growths: int = 0
     floor_hits: int = 0
+
+    @property
+    def step_number(self) -> int:
+        """Return the number, from 0, of the current optimizer step."""
+        return self.steps + self.skipped

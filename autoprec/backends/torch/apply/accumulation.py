@@ -51,12 +51,12 @@ class Accumulation:
 
     def is_complete(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Return whether each of these optimizers has all its micro-batches."""
-        return all(self.count(each) >= self._steps for each in optimizers or (None,))
+        return all(self._counts.get(id(each), 0) >= self._steps for each in optimizers or (None,))
 
     def add(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Count a micro-batch for each of these optimizers."""
         for each in optimizers or (None,):
-            self._counts[id(each)] = self.count(each) + 1
+            self._counts[id(each)] = self._counts.get(id(each), 0) + 1
 
     def clip_later(
         self, name: object, optimizers: Sequence[torch.optim.Optimizer], clip: Clip

@@ -141,6 +141,12 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.changed_weights = self._stepped
         self._stepped = self._skipped = False
 
+    def note_unscaled_update(self) -> None:
+        """Count an update of all optimizers, made without `step` because this is disabled."""
+        self.counts.steps += 1
+        self.changed_weights = self.changed_by_last_step = True
+        self._stepped = self._skipped = False
+
     def _update_scale(self, new_scale: float | torch.Tensor | None) -> None:
         if new_scale is not None:
             super().update(new_scale)
@@ -150,7 +156,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
             if self._skipped:
                 logger.info(
                     "step %d skipped: gradients not finite at the fixed loss scale %g",
-                    self._step_number,
+                    self.counts.step_number,
                     self._host_scale,
                 )
         elif self._skipped:
@@ -159,11 +165,6 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         else:
             super().update()
             self._follow_growth()
-
-    @property
-    def _step_number(self) -> int:
-        """Return the number, from 0, of the current optimizer step."""
-        return self.counts.steps + self.counts.skipped
 
     def _follow_drop(self) -> None:
         before = self._host_scale
@@ -178,7 +179,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.counts.scale_drops += after < before
         logger.info(
             "step %d skipped: gradients not finite; loss scale %g -> %g",
-            self._step_number,
+            self.counts.step_number,
             before,
             after,
         )
@@ -193,17 +194,17 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         if math.isfinite(after):
             self._host_scale = after
             self.counts.scale_growths += 1
-            logger.info("step %d: loss scale %g -> %g", self._step_number, before, after)
+            logger.info("step %d: loss scale %g -> %g", self.counts.step_number, before, after)
 
     def _warn_floor(self, scale: float) -> None:
         if self._floor_warned:
             return
         self._floor_warned = True
         warnings.warn(
-            f"step {self._step_number}: gradients are not finite at the loss scale {scale:g}, its "
-            "floor. Not the scale but the forward pass is at fault: something in it overflows "
-            "float16. Keep that module in float32 (float32_modules in the profile) or use "
-            "mixed_bfloat16. To silence: warnings.filterwarnings('ignore', category="
+            f"step {self.counts.step_number}: gradients are not finite at the loss scale "
+            f"{scale:g}, its floor. Not the scale but the forward pass is at fault: something in "
+            "it overflows float16. Keep that module in float32 (float32_modules in the profile) "
+            "or use mixed_bfloat16. To silence: warnings.filterwarnings('ignore', category="
             "autoprec.errors.AutoprecWarning).",
             AutoprecWarning,
             stacklevel=5,

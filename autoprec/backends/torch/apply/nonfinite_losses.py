@@ -7,6 +7,8 @@ import math
 
 import torch
 
+from autoprec.backends.shared.loss_scaling_counts import StepCounts
+
 logger = logging.getLogger("autoprec")
 
 #: So many losses wait on an accelerator until they are checked together: a check is several
@@ -28,14 +30,14 @@ class NonfiniteLossCounter:
         self._places = torch.empty(0)
         self._waits = 0
 
-    def check(self, loss: torch.Tensor, step: int) -> None:
-        """Check the loss of optimizer step `step`."""
+    def check(self, loss: torch.Tensor, counts: StepCounts) -> None:
+        """Check the loss of the optimizer step that is `counts`' current one."""
         if loss.dim() != 0:
             return
         if not loss.is_cpu:
             self._keep(loss.detach())
         elif not math.isfinite(loss.item()):
-            self._add(1, step)
+            self._add(1, counts.step_number)
 
     def count(self, step: int) -> int:
         """Return the count up to optimizer step `step`; wait for an accelerator."""

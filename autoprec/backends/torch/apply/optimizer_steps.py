@@ -43,17 +43,12 @@ class OptimizerSteps:
     ) -> None:
         self.losses = NonfiniteLossCounter()
         self._model, self._optimizers, self._sync = model, tuple(optimizers), sync
-        self._scaler = scaler
+        self._scaler, self._scales = scaler, scaler.is_enabled()
         self._accumulation_steps = accumulation_steps
         self._accumulation = Accumulation(accumulation_steps)
         self._accumulation_check = AccumulationCheck()
         self._seen_backward = False
         self._warned_of_float16_loss = False
-
-    @property
-    def number(self) -> int:
-        """Return the number, from 0, of the current optimizer step."""
-        return self._scaler.counts.steps + self._scaler.counts.skipped
 
     @property
     def on_boundary(self) -> bool:
@@ -85,20 +80,20 @@ class OptimizerSteps:
 
         `at_the_end` of the loader the micro-batch completes an update, as on the boundary.
         """
-        chosen = self._selected(optimizer)
+        chosen = self._optimizers if optimizer is None else self._selected(optimizer)
         accumulates = self._accumulation_steps > 1
         if accumulates:
             counted = self._accumulation.largest_count(chosen)
             self._accumulation_check.check(chosen, counted, self._accumulation_steps)
-        self.losses.check(loss, self.number)
+        self.losses.check(loss, self._scaler.counts)
         if loss.dtype in _LOW_DTYPES:
             loss = self._cast_up(loss)
         if accumulates:
             loss = loss / self._accumulation_steps
-        self._sync.before_backward(
-            on_boundary=self._completes_update(chosen, last=last, at_the_end=at_the_end)
-        )
-        scaled = self._scaler.scale(loss) if self._scaler.is_enabled() else loss
+            self._sync.before_backward(
+                on_boundary=self._completes_update(chosen, last=last, at_the_end=at_the_end)
+            )
+        scaled = self._scaler.scale(loss) if self._scales else loss
         if len(chosen) == len(self._optimizers):
             scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
         else:
@@ -120,7 +115,7 @@ class OptimizerSteps:
         Always where several optimizers update the model: gradients that FSDP2 has not reduced yet
         cannot be told apart by optimizer.
         """
-        if self._accumulation_steps == 1 or len(self._optimizers) > 1:
+        if len(self._optimizers) > 1:
             return True
         counted = self._accumulation.largest_count(chosen)
         return last and (at_the_end or counted + 1 >= self._accumulation_steps)
@@ -205,8 +200,9 @@ class OptimizerSteps:
         return clip(chosen)
 
     def _unscale(self, chosen: Sequence[torch.optim.Optimizer]) -> None:
-        for optimizer in chosen:
-            self._scaler.unscale_once_(optimizer)
+        if self._scales:
+            for optimizer in chosen:
+                self._scaler.unscale_once_(optimizer)
 
     def _check_use(self, method: str) -> None:
         """Raise `UsageError` where `backward` never ran, or where there is no optimizer."""
@@ -226,8 +222,9 @@ class OptimizerSteps:
 
     def step(self, optimizer: torch.optim.Optimizer | None, *, at_the_end: bool) -> bool:
         """Step on the boundary, and `at_the_end` of the loader; see `Precision.step`."""
-        self._check_use("step")
-        chosen = self._selected(optimizer)
+        if not self._seen_backward or not self._optimizers:
+            self._check_use("step")
+        chosen = self._optimizers if optimizer is None else self._selected(optimizer)
         if self._accumulation.is_complete(chosen):
             return self._update(chosen)
         return self.flush(optimizer) if at_the_end else False
@@ -256,6 +253,8 @@ class OptimizerSteps:
                 parameter.grad.mul_(factor)
 
     def _update(self, chosen: Sequence[torch.optim.Optimizer]) -> bool:
+        if chosen is self._optimizers and not self._scales:
+            return self._update_all_unscaled()
         changed = False
         for optimizer in chosen:
             self._scaler.step(optimizer)
@@ -265,6 +264,15 @@ class OptimizerSteps:
         if self._accumulation.largest_count(self._optimizers) == 0:
             self._scaler.update()
         return changed
+
+    def _update_all_unscaled(self) -> bool:
+        """Do what `_update` does where no loss scale is involved, in as few calls as can be."""
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self._accumulation.clear()
+        self._scaler.note_unscaled_update()
+        return True
 
     def reset(self) -> None:
         """Forget all accumulated micro-batches, and the clips that wait for them."""

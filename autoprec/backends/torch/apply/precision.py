@@ -72,6 +72,7 @@ class Precision:
         )
         self._device_type = torch.device(device).type
         self._dtype = _AUTOCAST_DTYPES.get(recipe.policy.compute_dtype)
+        self._accumulates = recipe.accumulation_steps > 1
         if recipe.policy.needs_loss_scale and is_sharded_by_fsdp1(model):
             raise UsageError(
                 "mixed_float16 under FullyShardedDataParallel: each process would see the "
@@ -146,12 +147,11 @@ class Precision:
         the tuning does with `loss_fn`. Inside it a loss's own matrix products would be 16-bit, and
         CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
-        cast = self.cast()
-        if self.accumulation_steps == 1 or not self._steps.next_is_mid_accumulation:
-            return cast
+        if not self._accumulates or not self._steps.next_is_mid_accumulation:
+            return self.cast()
         stack = contextlib.ExitStack()
         stack.enter_context(self._sync.forward_between_boundaries())
-        stack.enter_context(cast)
+        stack.enter_context(self.cast())
         return stack
 
     def cast(self) -> AbstractContextManager[Any]:
@@ -334,7 +334,7 @@ class Precision:
     @property
     def nonfinite_losses(self) -> int:
         """Count the losses given to `backward` that were inf or NaN; wait for an accelerator."""
-        return self._steps.losses.count(self._steps.number)
+        return self._steps.losses.count(self.counts.step_number)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale, its growth counter and the counts, as plain values.
