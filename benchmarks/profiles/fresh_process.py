@@ -2,9 +2,10 @@
 
 Every task is tuned; then fresh processes train it in alternation: in README's loop with the
 profile, and in a plain float32 loop at the baseline's batch. Their ratio stands beside the one that
-the profile claims. What the tuning did to its own processes (memory, threads) is not there.
+the profile claims. What the tuning did to its own processes (memory, threads) is not there. A Keras
+task trains with `fit`, and once more with the profile's recipe set by Keras's own means.
 
-    python -m benchmarks.profiles.fresh_process --tasks mlp lstm
+    python -m benchmarks.profiles.fresh_process --tasks mlp lstm keras_conv
     python -m benchmarks.profiles.fresh_process --tasks gpt --device cuda --profile gpt.yaml
 """
 
@@ -21,13 +22,16 @@ from typing import Any
 
 from autoprec.api import tune
 from autoprec.core.codec import to_plain
+from autoprec.core.profile import Profile
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.profiles import load_profile
 from benchmarks.checkout import RESULTS, TASKS, child_environment
+from benchmarks.profiles.holdout import APPLIED, AT_ITS_BATCH, PLAIN, alternated, own_batch
 from benchmarks.provenance import machine
 
+BY_HAND = "by hand"
 TASK_NAMES = ("mlp", "lstm", "resnet", "encoder")
-FURTHER_NAMES = ("gpt", "unet")
+FURTHER_NAMES = ("gpt", "unet", "keras_conv", "keras_mlp")
 ROUNDS = 6
 
 #: Trains for some seconds after a warm-up and prints samples per second.
@@ -121,6 +125,8 @@ def compare(
         if made is None:
             tune(task, device=device, output=path, storage=str(Path(folder) / "study.journal"))
         profile = load_profile(path)
+        if name.startswith("keras"):
+            return {"task": name, **_said(profile), **_keras(task, path, profile, rounds, seconds)}
         batches = [profile.evidence.baseline.batch_size, profile.recipe.batch_size]
         arms = [(path, 0), *((None, size) for size in dict.fromkeys(batches))]
         rates: list[list[float]] = [[] for _ in arms]
@@ -128,15 +134,44 @@ def compare(
             order = [*enumerate(arms)][:: 1 if number % 2 == 0 else -1]
             for which, (given, batch) in order:
                 rates[which].append(rate(task, given, batch, seconds, device=device))
-    same = profile.evidence.speedup_same_batch
     return {
         "task": name,
-        "recipe": to_plain(profile.recipe),
-        "inconclusive": profile.evidence.inconclusive,
-        "claimed": to_plain(profile.evidence.speedup),
+        **_said(profile),
         "applied": to_plain(paired_ratio(rates[0], rates[1])),
-        "claimed_same_batch": None if same is None else to_plain(same),
         "applied_same_batch": to_plain(paired_ratio(rates[0], rates[-1])),
+    }
+
+
+def _said(profile: Profile) -> dict[str, Any]:
+    """What a profile chose and claims."""
+    evidence = profile.evidence
+    same = evidence.speedup_same_batch
+    return {
+        "recipe": to_plain(profile.recipe),
+        "inconclusive": evidence.inconclusive,
+        "claimed": to_plain(evidence.speedup),
+        "claimed_same_batch": None if same is None else to_plain(same),
+    }
+
+
+def _keras(task: Path, path: Path, profile: Profile, rounds: int, seconds: float) -> dict[str, Any]:
+    """What a Keras profile gains, and how it does beside the same recipe written by hand."""
+    recipe = profile.recipe
+    if recipe.compile:
+        raise SystemExit(f"{task.stem}: the recipe has XLA, which the loop by hand does not set")
+    by_hand = ("--batch", recipe.batch_size, "--policy", recipe.policy.value)
+    by_hand += ("--steps-per-execution", recipe.knobs.get("steps_per_execution", 1))
+    sides: dict[str, tuple[object, ...]] = {
+        APPLIED: ("--profile", path),
+        PLAIN: ("--batch", own_batch(profile)),
+        AT_ITS_BATCH: ("--batch", recipe.batch_size),
+        BY_HAND: by_hand,
+    }
+    rates = alternated(task, sides, processes=rounds, rounds=1, seconds=seconds)
+    return {
+        "applied": to_plain(paired_ratio(rates[APPLIED], rates[PLAIN])),
+        "applied_same_batch": to_plain(paired_ratio(rates[APPLIED], rates[AT_ITS_BATCH])),
+        "applied_over_by_hand": to_plain(paired_ratio(rates[APPLIED], rates[BY_HAND])),
     }
 
 

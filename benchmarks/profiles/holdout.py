@@ -103,20 +103,25 @@ def tuned(task: Path, folder: Path, more: Sequence[str]) -> tuple[Profile, Path,
 
 
 def alternated(
-    task: Path, sides: Mapping[str, Sequence[object]], arguments: argparse.Namespace
+    task: Path,
+    sides: Mapping[str, Sequence[object]],
+    *,
+    processes: int,
+    rounds: int,
+    seconds: float,
 ) -> dict[str, list[float]]:
     """Every side's rates, round by round, over several processes of each."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    for process in range(arguments.processes):
+    for process in range(processes):
         with ExitStack() as stack:
             order = list(sides)[:: -1 if process % 2 else 1]
             open_now = {}
             for name in order:
                 open_now[name] = stack.enter_context(TrainingLoop(task, *sides[name]))
                 open_now[name].ready()
-            for round_ in range(arguments.rounds):
+            for round_ in range(rounds):
                 for name in order[:: -1 if round_ % 2 else 1]:
-                    rates[name].append(open_now[name].train(arguments.seconds))
+                    rates[name].append(open_now[name].train(seconds))
     return rates
 
 
@@ -141,7 +146,13 @@ def measure(task: Path, arguments: argparse.Namespace) -> dict[str, Any]:
                 PLAIN: ("--batch", own_batch(profile)),
                 AT_ITS_BATCH: ("--batch", recipe.effective_batch),
             }
-            rates = alternated(task, sides, arguments)
+            rates = alternated(
+                task,
+                sides,
+                processes=arguments.processes,
+                rounds=arguments.rounds,
+                seconds=arguments.seconds,
+            )
     except RuntimeError as error:
         return {**row, "failed": str(error)}
     return {
