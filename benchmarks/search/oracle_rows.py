@@ -130,23 +130,45 @@ def cells(r: Row) -> list[str]:
     ]
 
 
+def measured_twice(r: Row) -> bool:
+    """Whether the grid's five fastest were measured once more before one was called the best."""
+    return "fastest" in r
+
+
+def worst_first(rows: Sequence[Row]) -> list[Row]:
+    """The rows by chosen/best, the worst first."""
+    return sorted(rows, key=lambda r: float(r["chosen_over_best"]["ratio"]))
+
+
+BEST_FOUND = "best of the grid"
+TWICE, ONCE = "measured twice", "measured once"
+
+
+def best_found(rows: Sequence[Row]) -> str:
+    """How the grid's best was found, in words; by row where the rows differ."""
+    further = sorted({knob for r in rows for knob in r.get("knobs_of_the_fastest", ())})
+    ways = {
+        TWICE: f"{', '.join(further)}, which the tuner tries too, at the five fastest only; the "
+        "best is that of the five fastest when these were measured once more",
+        ONCE: "no further knobs, and the tuner was told to leave them out too; the best was "
+        "measured once",
+    }
+    if all(map(measured_twice, rows)):
+        return ways[TWICE]
+    if not any(map(measured_twice, rows)):
+        return ways[ONCE]
+    return (
+        f"where the column *{BEST_FOUND}* says *{TWICE}*: {ways[TWICE]}; where it says *{ONCE}*: "
+        f"{ways[ONCE]}, which makes a weaker best and a better chosen/best"
+    )
+
+
 def explanation(rows: Sequence[Row]) -> str:
     """What the columns say."""
-    further = sorted({knob for r in rows for knob in r.get("knobs_of_the_fastest", ())})
-    of_the_fastest = (
-        f"; {', '.join(further)}, which the tuner tries too, at the five fastest of these only"
-        if further
-        else "; no further knobs, and the tuner was told to leave them out too"
-    )
-    again = (
-        "the best is that of the five fastest when these were measured once more"
-        if all("fastest" in r for r in rows)
-        else "where a row says no more, the best was measured once"
-    )
     return (
         "The best of an exhaustive grid (batch, policy, layout, XLA, and for PyTorch freed memory "
-        f"kept or not{of_the_fastest}; a fresh process for each recipe and 5 s, more where the "
-        f"steps are longer; {again}) against what `autoprec tune` chose, measured in alternation "
+        "kept or not; a fresh process for each recipe and 5 s, more where the steps are longer; "
+        f"{best_found(rows)}) against what `autoprec tune` chose, measured in alternation "
         "with 95 % intervals. *float32 default* is float32 as it was run, at its own batch; "
         "*float32 alike* has the chosen recipe's batch and all its settings, so it says what "
         "precision brings. *tuning/grid* is the whole tuning, from the first step to the last "
