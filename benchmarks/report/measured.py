@@ -50,8 +50,9 @@ def measured(folder: Path = RESULTS, recordings: Path = RECORDINGS) -> Iterator[
             row = found.setdefault(machine, {})
             row[what] = max(day, row.get(what, ""))
     for device, pieces in gpu.read(folder).items():
-        for piece, rows in pieces.items():
-            found.setdefault(device, {})[f"`{piece}`"] = str(rows[0]["date"])
+        what = f"`make gpu-evidence` ({', '.join(pieces)})"
+        newest = max(str(rows[0]["date"]) for rows in pieces.values())
+        found.setdefault(device, {})[what] = newest
     for family, machine in MACHINES.items():
         path = recordings / f"{family}.json"
         if path.exists() and not json.loads(path.read_text(encoding="utf-8"))["synthetic"]:

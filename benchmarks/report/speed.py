@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,21 @@ def overhead(path: Path) -> Iterator[str]:
         cases = [c for c in found["cases"] if (c["way"], c["policy"]) == (r["way"], r["policy"])]
         cells = [r["way"], r["policy"], microseconds(r["fixed"]), said, judged(r)]
         yield f"| {' | '.join([*cells, *short_steps(cases)])} |"
+    yield from other_runs(path, _fixed_costs, older=True)
+
+
+def _fixed_costs(path: Path) -> Iterator[str]:
+    """A run's fixed costs, and how many promises it showed to be kept, in a line."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(found, list):
+        yield "The fixed cost was not fitted."
+        return
+    states = Counter(judged(r) for r in found["cases"])
+    fixed = [f"{r['way']}, {r['policy']} {microseconds(r['fixed'])}" for r in found["fixed"]]
+    yield (
+        f"Of the promises about a step's ratio {states[KEPT]} kept, {states[BROKEN]} broken, "
+        f"{states[UNRESOLVED]} unresolved; fixed costs: {'; '.join(fixed)}."
+    )
 
 
 def short_steps(cases: Sequence[Mapping[str, Any]]) -> tuple[str, str]:

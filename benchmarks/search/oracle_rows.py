@@ -148,28 +148,25 @@ def best_found(rows: Sequence[Row]) -> str:
     """How the grid's best was found, in words; by row where the rows differ."""
     further = sorted({knob for r in rows for knob in r.get("knobs_of_the_fastest", ())})
     ways = {
-        TWICE: f"{', '.join(further)}, which the tuner tries too, at the five fastest only; the "
-        "best is that of the five fastest when these were measured once more",
-        ONCE: "no further knobs, and the tuner was told to leave them out too; the best was "
-        "measured once",
+        TWICE: f"the grid has {', '.join(further)}, which the tuner tries too, at the five fastest "
+        "only; its best is that of the five fastest when these were measured once more",
+        ONCE: "the grid has no further knobs, and the tuner was told to leave them out too; its "
+        "best was measured once, so it is partly lucky, which makes chosen/best better",
     }
     if all(map(measured_twice, rows)):
         return ways[TWICE]
     if not any(map(measured_twice, rows)):
         return ways[ONCE]
-    return (
-        f"where the column *{BEST_FOUND}* says *{TWICE}*: {ways[TWICE]}; where it says *{ONCE}*: "
-        f"{ways[ONCE]}, which makes a weaker best and a better chosen/best"
-    )
+    return f"where it was *{TWICE}*, {ways[TWICE]}. Where it was *{ONCE}*, {ways[ONCE]}"
 
 
 def explanation(rows: Sequence[Row]) -> str:
     """What the columns say."""
     return (
         "The best of an exhaustive grid (batch, policy, layout, XLA, and for PyTorch freed memory "
-        "kept or not; a fresh process for each recipe and 5 s, more where the steps are longer; "
-        f"{best_found(rows)}) against what `autoprec tune` chose, measured in alternation "
-        "with 95 % intervals. *float32 default* is float32 as it was run, at its own batch; "
+        "kept or not; a fresh process for each recipe and 5 s, more where the steps are longer) "
+        "against what `autoprec tune` chose, measured in alternation with 95 % intervals. *Best of "
+        f"the grid*: {best_found(rows)}. *float32 default* is float32 as it was run, at its own batch; "
         "*float32 alike* has the chosen recipe's batch and all its settings, so it says what "
         "precision brings. *tuning/grid* is the whole tuning, from the first step to the last "
         "round, over the grid's steps; *short grid* is a grid whose points take as long as the "

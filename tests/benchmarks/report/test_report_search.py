@@ -46,7 +46,7 @@ def test_a_row_whose_best_was_measured_once_says_so_and_is_no_best_beside_todays
     text = "\n".join(search.oracle_summary(tmp_path))
     assert "| mlp | Xeon with AMX, 2026-12-01 | 3 | measured once | 0.900" in text
     assert "| mlp | Zen 4, 2026-12-01 | 3 | measured twice | 0.990" in text
-    assert "*measured once*: no further knobs" in text
+    assert "Where it was *measured once*, the grid has no further knobs" in text
     assert "Zen 5, commit abc1234, the best measured once." in text
 
 
