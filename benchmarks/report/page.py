@@ -41,10 +41,10 @@ command that prints it. Where a section does not show a machine's earlier runs, 
 files. The machines, all virtual, those named after a processor with 2 cores and no accelerator:
 
 - **Xeon with AMX**: an Intel Xeon that has AMX and AVX512_BF16 (`intel-amx` in the catalogue).
-- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). When the grids of `benchmarks/curves/` were
-  recorded on 2026-11-22 (all but gpt's and keras_mlp's), which *Samplers replayed* uses and the
-  comparison with an exhaustive search does not, many recipes' rates differed from one process to
-  the next; it was quieter later.
+- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). When grids of `benchmarks/curves/` were
+  recorded on 2026-11-22 (all but encoder's, gpt's and keras_mlp's), many recipes' rates differed
+  from one process to the next. *Samplers replayed* uses these grids; the comparison with an
+  exhaustive search has its own of 2026-11-26, when it was quieter.
 - **Zen 4**: an AMD EPYC with AVX512_BF16 (`amd-zen4`), whose speed came and went while it was
   measured.
 - **Zen 3**: an AMD EPYC without 16-bit arithmetic (`amd-zen3`).
