@@ -9,7 +9,8 @@ limit. A rival is helped to what autoprec may use: its freed memory is kept from
 them and the rival does not choose, the faster is taken. Then all train in alternation, measured the
 same way. Three numbers come of it for each rival, autoprec's throughput over theirs:
 
-- chosen: everybody's own choice of policy, batch and settings;
+- chosen: everybody's own choice of policy, batch and settings; where autoprec chose nothing, it has
+  float32 as it was run;
 - fixed: the same with the batch fixed to the task's own, for autoprec's search as well;
 - knobs: the rival's policy and batch on both sides, with autoprec's settings over the rival's, and
   so neither policy nor batch. What is left is layout, optimizer, threads, and how memory is kept.
@@ -59,6 +60,9 @@ Sides = tuple[dict[str, Entrant], dict[str, Entrant]]
 """Autoprec's side of each peer, and the peer's, by the peer's name."""
 
 SIDES = ("ours", "theirs")
+
+#: What is left to a user for whom autoprec chose nothing: float32 as it was run.
+FALLBACK = Recipe(batch_size=USERS_BATCH)
 UNKNOWN_BYTES = 2**62
 
 
@@ -73,9 +77,7 @@ def compare(
     for name in (*peers, OURS, OURS_AT_THE_BATCH):
         found[name] = search_apart(name, task, memory, limit)
         print(f"  {name}: {describe(found[name])}", flush=True)
-    if "recipe" not in found[OURS]:  # a result, too: there is nothing to compare
-        return {"task": task, "limit": limit, "peers": found, "comparisons": {}}
-    own_batch = from_plain(Recipe, found[OURS_AT_THE_BATCH].get("recipe", found[OURS]["recipe"]))
+    own_batch = from_plain(Recipe, found[OURS_AT_THE_BATCH].get("recipe", to_plain(FALLBACK)))
     sides = entrants_of(job, space, found, peers, own_batch.effective_batch)
     rows = time_in_alternation(job, found, sides, rounds)
     return {"task": task, "limit": limit, "peers": found, "comparisons": rows}
@@ -94,18 +96,14 @@ def entrants_of(
             dressed[key] = helped(job, recipe, space, peer in CHOOSES_LAYOUT)
         return Entrant(dressed[key], kept=True)
 
-    ours = from_plain(Recipe, found[OURS]["recipe"])
+    ours = from_plain(Recipe, found[OURS].get("recipe", to_plain(FALLBACK)))
     theirs = {p: help_to(p, recipe) for p, recipe in chose.items()}
-    sides = {
-        CHOSEN: ({p: Entrant(ours, kept=False) for p in theirs}, theirs),
-        KNOBS: (
-            {p: Entrant(with_knobs_of(ours, e.recipe), kept=False) for p, e in theirs.items()},
-            theirs,
-        ),
-    }
-    sides[CHOSEN] = (sides[CHOSEN][0], dict(theirs))
-    sides[CHOSEN][0][ALIKE] = Entrant(ours, kept=False)
-    sides[CHOSEN][1][ALIKE] = Entrant(in_plain_float32(ours), kept=False)
+    sides = {CHOSEN: ({p: Entrant(ours, kept=False) for p in theirs}, dict(theirs))}
+    if "recipe" in found[OURS]:
+        sides[CHOSEN][0][ALIKE] = Entrant(ours, kept=False)
+        sides[CHOSEN][1][ALIKE] = Entrant(in_plain_float32(ours), kept=False)
+        knobs = {p: Entrant(with_knobs_of(ours, e.recipe), kept=False) for p, e in theirs.items()}
+        sides[KNOBS] = (knobs, theirs)
     if "recipe" in found[OURS_AT_THE_BATCH]:
         fixed = from_plain(Recipe, found[OURS_AT_THE_BATCH]["recipe"])
         at = {p: help_to(p, at_batch(recipe, batch)) for p, recipe in chose.items()}

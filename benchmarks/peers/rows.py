@@ -5,6 +5,7 @@ Rows of before there were three hold one ratio, of rivals that were not helped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,13 +14,14 @@ from benchmarks.search.oracle_rows import NOT_MEASURED, Row, mean, ratio_text, w
 OURS = "autoprec"
 ALIKE = "float32 alike"
 BEST = "best rival"
+WITHOUT_LARGEST = "best rival, without its largest ratio"
 CHOSEN, AT_BATCH, KNOBS = "chosen", "fixed", "knobs"
 COMPARISONS = {CHOSEN: "as chosen", AT_BATCH: "batch fixed", KNOBS: "knobs apart"}
 
 HELPED = (
     "Each rival's freed memory is kept from its process's start, and where autoprec tries them and "
     "the rival does not choose, the faster of the layouts and of plain or fused optimizers is "
-    "taken for it; everybody had the same seconds to search in. Three ratios, autoprec's "
+    "taken for it. Three ratios, autoprec's "
     "throughput over theirs, in alternation: *as chosen*, with everybody's own policy, batch and "
     "settings; *batch fixed*, all of them at the task's own batch; *knobs apart*, the rival's "
     "policy and batch on both sides, so that autoprec's other settings are left."
@@ -45,48 +47,151 @@ def comparisons(row: Row) -> Mapping[str, Mapping[str, Any]]:
     return {CHOSEN: made}
 
 
+def rivals_of(row: Row, name: str) -> dict[str, float]:
+    """Autoprec's throughput over each rival's in a comparison, where it was measured."""
+    sides = comparisons(row).get(name, {})
+    return {
+        peer: float(side["ours_over"]["ratio"])
+        for peer, side in sides.items()
+        if peer != ALIKE and "ours_over" in side
+    }
+
+
+def best_rival(row: Row, name: str = CHOSEN) -> float:
+    """Autoprec's throughput over the best rival's, nan where none was measured."""
+    return min(rivals_of(row, name).values(), default=math.nan)
+
+
+def lost(row: Row) -> bool:
+    """Whether autoprec chose nothing: a loss, however fast float32 as it was run may be."""
+    return "recipe" not in row["peers"][OURS]
+
+
+def worst_first(rows: Sequence[Row]) -> list[Row]:
+    """The rows by autoprec over the best rival; where it chose nothing, before all others."""
+    return sorted(rows, key=lambda row: -math.inf if lost(row) else best_rival(row))
+
+
 def means(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """By comparison: the geometric mean of autoprec over each peer, and over each task's best.
 
-    A peer is left out of the tasks in which it chose nothing, or what does not train.
+    A peer is left out of the tasks in which it chose nothing, or what does not train. Without the
+    largest ratio, the last mean says how much of it is of one task.
     """
     found: dict[str, dict[str, float]] = {}
     for name in COMPARISONS:
         by_peer: dict[str, list[float]] = {}
-        best = []
         for row in rows:
-            sides = comparisons(row).get(name, {})
-            ratios = {p: s["ours_over"]["ratio"] for p, s in sides.items() if "ours_over" in s}
+            alike = comparisons(row).get(name, {}).get(ALIKE, {})
+            ratios = rivals_of(row, name)
+            if "ours_over" in alike:
+                ratios[ALIKE] = alike["ours_over"]["ratio"]
             for peer, ratio in ratios.items():
                 by_peer.setdefault(peer, []).append(ratio)
-            rivals = [ratio for peer, ratio in ratios.items() if peer != ALIKE]
-            best += [min(rivals)] if rivals else []
+        best = sorted(best_rival(row, name) for row in rows if rivals_of(row, name))
         if by_peer:
             found[name] = {peer: mean(ratios) for peer, ratios in by_peer.items()}
         if best:
             found[name][BEST] = mean(best)
+        if len(best) > 1:
+            found[name][WITHOUT_LARGEST] = mean(best[:-1])
     return found
 
 
 def peer_table(rows: Sequence[Row]) -> Iterator[str]:
-    """A row for each task and rival, then the geometric means of all three ratios."""
+    """A row for each task and rival, the worst first, then the means of all three ratios."""
     yield HELPED if all("comparisons" in row for row in rows) else NOT_HELPED
     yield ""
+    yield from _limits(rows)
     columns = ["task", "peer", "chose", "search", "peak memory", *COMPARISONS.values(), "note"]
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
-    for row in rows:
-        for peer, found in row["peers"].items():
-            yield f"| {' | '.join(_cells(row, peer, found))} |"
+    for row in worst_first(rows):
+        ratios = rivals_of(row, CHOSEN)
+        for peer in sorted(row["peers"], key=lambda peer: ratios.get(peer, math.inf)):
+            yield f"| {' | '.join(_cells(row, peer, row['peers'][peer]))} |"
         alike = comparisons(row).get(CHOSEN, {}).get(ALIKE)
         if alike is not None:
             said = [row["task"], ALIKE, words(alike["theirs"]), "-", "-", _ratio(alike), "-", "-"]
             yield f"| {' | '.join([*said, 'autoprec without its precision'])} |"
     yield ""
-    if lost := [row["task"] for row in rows if "recipe" not in row["peers"][OURS]]:
-        yield f"autoprec itself chose nothing on {', '.join(lost)}, which no mean includes."
-        yield ""
+    yield said_of_means(rows)
+    yield ""
     yield from _means_table(means(rows))
+
+
+def _limits(rows: Sequence[Row]) -> Iterator[str]:
+    """The limit of the searches, who took longer, and the rounds; older rows do not say."""
+    limits = sorted({row["limit"] for row in rows if "limit" in row})
+    if not limits:
+        return
+    over = [
+        f"{row['task']}: {peer} {found['seconds']:.0f} s"
+        for row in rows
+        for peer, found in row["peers"].items()
+        if (found.get("seconds") or 0.0) >= row["limit"] + 1
+    ]
+    rounds = {
+        side["ours_over"]["rounds"]
+        for row in rows
+        for sides in comparisons(row).values()
+        for side in sides.values()
+        if "ours_over" in side
+    }
+    yield (
+        f"Everybody was given {' or '.join(f'{limit:.0f}' for limit in limits)} s to search in; "
+        "the column *search* has the seconds that each took. Longer than the limit: "
+        f"{', '.join(over) or 'nobody'}. Ratios are of {' or '.join(map(str, sorted(rounds)))} "
+        "rounds."
+    )
+    yield ""
+
+
+def said_of_means(rows: Sequence[Row]) -> str:
+    """How often the best rival won, and which tasks the means leave out, and why."""
+    nothing = [row["task"] for row in rows if lost(row)]
+    chose = [row for row in rows if rivals_of(row, CHOSEN) and not lost(row)]
+    best = {row["task"]: min(_intervals(row), key=lambda over: over["ratio"]) for row in chose}
+    faster = [task for task, over in best.items() if over["low"] > 1]
+    slower = [task for task, over in best.items() if over["high"] < 1]
+    unsure = [task for task in best if task not in (*faster, *slower)]
+    said = (
+        f"As chosen, autoprec over the best rival of each of {len(rows)} tasks: "
+        f"{len(faster)} won ({', '.join(faster) or 'none'}), "
+        f"{len(slower) + len(nothing)} lost ({', '.join((*slower, *nothing)) or 'none'}), "
+        f"{len(unsure)} within the noise ({', '.join(unsure) or 'none'})."
+    )
+    if nothing:
+        said += (
+            f" Lost is also where autoprec chose nothing and leaves float32 as it was run: "
+            f"{', '.join(nothing)}."
+        )
+    for row in rows:
+        if not rivals_of(row, CHOSEN):
+            peers = row["peers"].items()
+            found = [p for p, r in peers if "recipe" in r and not p.startswith(OURS)]
+            why = "autoprec chose nothing" if lost(row) else "nothing was measured"
+            said += (
+                f" The means leave out {row['task']}, where {why} ({row['peers'][OURS]['note']}) "
+                f"while {', '.join(found) or 'nobody'} chose something: they flatter by that."
+            )
+    return said
+
+
+def _intervals(row: Row) -> list[Mapping[str, Any]]:
+    """Autoprec over each rival as chosen, with the intervals."""
+    sides = comparisons(row)[CHOSEN]
+    return [sides[peer]["ours_over"] for peer in rivals_of(row, CHOSEN)]
+
+
+def in_a_line(rows: Sequence[Row]) -> str:
+    """A run in a line: autoprec over the best rival, as chosen, task by task; the worst first."""
+    said = [
+        f"{row['task']} {'nothing chosen' if lost(row) else f'{best_rival(row):.2f}'}"
+        for row in worst_first(rows)
+    ]
+    helped = "" if all("comparisons" in row for row in rows) else ", rivals not helped"
+    return f"autoprec over the best rival, as chosen{helped}: {', '.join(said)}."
 
 
 def _cells(row: Row, peer: str, found: Row) -> list[str]:

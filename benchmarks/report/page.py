@@ -11,7 +11,8 @@ from pathlib import Path
 
 from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.report import gpu
-from benchmarks.report.latest import latest
+from benchmarks.report.latest import MACHINES, head_of, latest
+from benchmarks.report.measured import measured
 from benchmarks.report.proof import constants, fuzz, islands, numerics, soak
 from benchmarks.report.search import SHOWN, holdout, machines, oracle, oracle_summary, peers
 from benchmarks.report.speed import (
@@ -36,13 +37,14 @@ HEAD = """\
 # Results
 
 Made by `python -m benchmarks.report` from the data in `benchmarks/results/`; every table names the
-command that prints it, and earlier runs stay in that folder under their date. The machines, all
-virtual, those named after a processor with 2 cores and no accelerator:
+command that prints it. Where a section does not show a machine's earlier runs, it names their
+files. The machines, all virtual, those named after a processor with 2 cores and no accelerator:
 
 - **Xeon with AMX**: an Intel Xeon that has AMX and AVX512_BF16 (`intel-amx` in the catalogue).
-- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). When its grids were recorded (all but gpt's
-  and keras_mlp's), many recipes' rates differed from one process to the next; it was quieter when
-  the tables were made.
+- **Zen 5**: an AMD EPYC with AVX512_BF16 (`amd-zen5`). When grids of `benchmarks/curves/` were
+  recorded on 2026-11-22 (all but encoder's, gpt's and keras_mlp's), many recipes' rates differed
+  from one process to the next. *Samplers replayed* uses these grids; the comparison with an
+  exhaustive search has its own of 2026-11-26, when it was quieter.
 - **Zen 4**: an AMD EPYC with AVX512_BF16 (`amd-zen4`), whose speed came and went while it was
   measured.
 - **Zen 3**: an AMD EPYC without 16-bit arithmetic (`amd-zen3`).
@@ -50,18 +52,13 @@ virtual, those named after a processor with 2 cores and no accelerator:
   results are in the last section, and in a section each where they are of a benchmark that others
   ran, too.
 
-No TPU was measured. Tables that name no machine are from
-the Xeon.
+No TPU was measured. Where a result did not keep the name of its machine, its table says so.
 """
 
 GPUS = (
     "`make gpu-evidence`, data: `benchmarks/results/gpu_*.jsonl`. Each policy's throughput over "
     "plain float32's at the same batch, in alternation, as it is and under torch.compile; and what "
-    "one tuning chose, over float32 as it was run, and over float32 at the batch chosen.",
-    "",
-    "A step of a small batch takes such a GPU as long as its host needs to launch the kernels. So "
-    "the ratio over float32 as it was run, at batch 32, differs between hosts with the same GPU "
-    "(*Profiles in fresh processes* has a case). At a batch that fills the GPU, the GPU decides.",
+    "one tuning chose, over float32 as it was run, and over float32 at the batch chosen."
 )
 
 Section = Callable[[Path], Iterator[str]]
@@ -112,25 +109,58 @@ SECTIONS: tuple[tuple[str, str, str, str, Section], ...] = (
 
 def page() -> str:
     """The whole of docs/results.md."""
-    lines = [HEAD, f"## One task on every machine: {SHOWN}", "", *machines(), ""]
+    lines = [HEAD, f"## One task on every machine: {SHOWN}", "", *machines(), "", *host_bound(), ""]
     for title, name, suffix, module, section in SECTIONS:
         command = f"python -m benchmarks.{module}"
         paths = latest(name, suffix)
         lines += [f"## {title}", ""]
         if not paths:
             lines += [f"No result yet: `{command}` prints it.", ""]
+        own: list[str] = []
         for path in paths:
-            lines += [f"`{command}`, data: `benchmarks/results/{path.name}`.", ""]
-            lines += [*section(path), ""]
+            data = f"`{command}`, data: `benchmarks/results/{path.name}`."
+            unnamed = name != "replay" and "family" not in head_of(path)
+            own += [f"{data} Its machine was not kept." if unnamed else data, ""]
+            own += [*section(path), ""]
+        lines += [*own, *left_out(name, suffix, own)]
     found = gpu.read(RESULTS)
-    lines += ["## GPUs", "", *GPUS, "", *gpu.section(found), ""]
+    lines += ["## GPUs", "", GPUS, "", *host_bound(), "", *gpu.section(found), ""]
     return "\n".join(lines)
+
+
+def left_out(name: str, suffix: str, lines: Iterable[str], folder: Path = RESULTS) -> Iterator[str]:
+    """The results of a section that none of its lines names."""
+    text = "\n".join(lines)
+    paths = sorted(folder.glob(f"{name}-*.{suffix}"))
+    names = [path.name for path in paths if f"{path.name}`" not in text]
+    if names:
+        listed = ", ".join(f"`{each}`" for each in names)
+        yield f"Earlier runs that are not shown, in the same folder: {listed}."
+        yield ""
+
+
+def host_bound(folder: Path = RESULTS) -> Iterator[str]:
+    """What a GPU's ratio over float32 as it was run depends on, with the cases measured."""
+    for path in latest("applied", folder=folder):
+        head = head_of(path)
+        if head["family"] in MACHINES and head["device"] == MACHINES[head["family"]]:
+            cases = "; ".join(
+                f"{row['task']} was said to be {row['claimed']['ratio']:.2f}x and found at "
+                f"{row['applied']['ratio']:.2f}x on another host"
+                for row in head["rows"]
+            )
+            yield (
+                f"{head['device']}: at its own batch of 32 a step takes as long as the host needs "
+                "to launch its kernels, so a ratio over float32 as it was run differs between "
+                f"hosts with the same GPU ({cases}). At a batch that fills it, the GPU decides."
+            )
 
 
 def readme(text: str) -> str:
     """The README with its tables made anew."""
-    text = with_table(text, "machines", machines())
-    text = with_table(text, "gpus", gpu.speed(gpu.read(RESULTS)))
+    text = with_table(text, "machines", [*machines(), "", *host_bound()])
+    text = with_table(text, "gpus", [*gpu.speed(gpu.read(RESULTS)), "", *host_bound()])
+    text = with_table(text, "measured", measured())
     return with_table(text, "oracle", oracle_summary())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.numerics.zoo_tables import constants_table, share
-from benchmarks.report.latest import machine_name, measured_again, where
+from benchmarks.report.latest import machine_name, other_runs, where
 from benchmarks.search.oracle_rows import ratio_text
 
 
@@ -137,12 +137,12 @@ def islands(path: Path) -> Iterator[str]:
 
 
 def soak(path: Path) -> Iterator[str]:
-    """Every framework's counts, and what was not survived; then those of later runs."""
+    """Every framework's counts, and what was not survived; then those of all other runs."""
     found = json.loads(path.read_text())
     yield f"{found['created'][:10]}, commit {found.get('commit', 'not kept')}."
     yield ""
     yield from _soaked(path)
-    yield from measured_again(path, _soaked)
+    yield from other_runs(path, _soaked, older=True)
 
 
 def _soaked(path: Path) -> Iterator[str]:
@@ -164,16 +164,39 @@ def _soaked(path: Path) -> Iterator[str]:
         "half-written files": "half_written",
         "processes left": "survivors",
     }
-    yield f"| framework | seed | {' | '.join(names)} |"
-    yield "|---" * (len(names) + 2) + "|"
+    yield f"| framework | seed | {' | '.join(names)} | measured again on purpose | problems |"
+    yield "|---" * (len(names) + 4) + "|"
     for row in soaks:
         sums = [_sum_of(row["faults"], name) for name in names.values()]
         seed = row.get("seed", found.get("seed", "-"))
+        sums += [str(row.get("remeasured", "not counted")), str(len(row["problems"]))]
         yield f"| {row['framework']} | {seed} | {' | '.join(sums)} |"
-    problems = [(row["framework"], text) for row in soaks for text in row["problems"]]
-    for framework, text in problems:
+    for row in soaks:
+        for problem in row["problems"]:
+            yield ""
+            yield f"Not survived, {_named(row)}: {_problem(problem)}."
+    uncounted = [row for row in soaks if row["problems"] and "remeasured" not in row]
+    if uncounted:
         yield ""
-        yield f"Not survived, {framework}: {text.split(':')[0]}."
+        yield (
+            "This run did not tell lost trials from those that a resumed tuning measures again on "
+            "purpose, as where the machine's speed has changed. Which these were is not proven."
+        )
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    """A framework and, where there are several, its seed."""
+    return f"{row['framework']}, seed {row['seed']}" if "seed" in row else str(row["framework"])
+
+
+def _problem(text: str) -> str:
+    """What was wrong, without what the tuning had printed and without a guess at the cause."""
+    label, _, said = text.partition(": ")
+    listed = re.match(r"(?:again )?\[('.*?')\]", said)
+    if listed is None:
+        return label
+    again = len(re.findall(r"'[^']*'", listed[1]))
+    return f"{'' if label == 'run again' else f'{label}, '}{again} trials ran again"
 
 
 def _sum_of(faults: Mapping[str, Mapping[str, int]], name: str) -> str:
@@ -186,7 +209,10 @@ def _sum_of(faults: Mapping[str, Mapping[str, int]], name: str) -> str:
 def fuzz(path: Path) -> Iterator[str]:
     """What the loaders did with mutated files."""
     found = json.loads(path.read_text())
-    yield f"{found['date']}, commit {found['commit']}, seed {found['seed']}."
+    yield (
+        f"{found['date']}, commit {found['commit']}, seed {found['seed']}. How many inputs a run "
+        "has is an argument; `make fuzz` loads 100,000 profiles and 10,000 catalogue files."
+    )
     yield ""
     yield "| files | inputs | accepted | failures | most calls | most memory |"
     yield "|---|---|---|---|---|---|"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overhead.fit import judged
+from benchmarks.overhead.fit import BROKEN, KEPT, PROMISED_FROM, UNRESOLVED, judged
 from benchmarks.provenance import staleness_in_words
-from benchmarks.report.latest import measured_again, where
+from benchmarks.report.latest import head_of, other_runs, where
 from benchmarks.search.oracle_rows import (
     NOT_MEASURED,
     interleaved_timing,
@@ -27,8 +28,8 @@ def overhead(path: Path) -> Iterator[str]:
     yield ""
     if isinstance(found, list):
         yield (
-            "One process a case; the fixed cost was not fitted, and the upper ends of the "
-            "intervals were not what was promised."
+            f"{where(head_of(path))}. One process a case; the fixed cost was not fitted, and the "
+            "upper ends of the intervals were not what was promised."
         )
         yield ""
         yield "| policy | step by hand | with apply_profile | cost |"
@@ -55,13 +56,87 @@ def overhead(path: Path) -> Iterator[str]:
             f"| {r['way']} | {r['policy']} | {r['step_milliseconds']:.2f} ms | "
             f"{ratio_text(r['ratio'], 4)} | {microseconds(r['cost'])} | {judged(r)} |"
         )
+    yield from _not_shown(found)
     yield ""
-    yield "| way | policy | fixed cost of a step | promised | kept |"
-    yield "|---|---|---|---|---|"
+    yield (
+        "The fixed cost is where the line meets a step of no length, and alone it understates what "
+        "a step costs: in PyTorch the cost also grows with the step, as the last two columns say. "
+        "*Growth* is between the shortest step and the longest one for which nothing is promised."
+    )
+    yield ""
+    yield (
+        "| way | policy | fixed cost of a step | promised | kept | at the shortest step | growth |"
+    )
+    yield "|---" * 7 + "|"
     for r in found["fixed"]:
         promised = r["promised_microseconds"]
         said = "nothing" if promised is None else f"at most {promised:.0f} us"
-        yield f"| {r['way']} | {r['policy']} | {microseconds(r['fixed'])} | {said} | {judged(r)} |"
+        cases = [c for c in found["cases"] if (c["way"], c["policy"]) == (r["way"], r["policy"])]
+        cells = [r["way"], r["policy"], microseconds(r["fixed"]), said, judged(r)]
+        yield f"| {' | '.join([*cells, *short_steps(cases)])} |"
+    yield from other_runs(path, _fixed_costs, older=True)
+
+
+def _fixed_costs(path: Path) -> Iterator[str]:
+    """A run's fixed costs, and how many promises it showed to be kept, in a line."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(found, list):
+        yield "The fixed cost was not fitted."
+        return
+    states = Counter(judged(r) for r in found["cases"])
+    fixed = [f"{r['way']}, {r['policy']} {microseconds(r['fixed'])}" for r in found["fixed"]]
+    yield (
+        f"Of the promises about a step's ratio {states[KEPT]} kept, {states[BROKEN]} broken, "
+        f"{states[UNRESOLVED]} unresolved; fixed costs: {'; '.join(fixed)}."
+    )
+
+
+def short_steps(cases: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """What the shortest step costs, and by how much of a step that grows where steps are short."""
+    ordered = sorted(cases, key=lambda case: float(case["step_milliseconds"]))
+    first = ordered[0]
+    shown = f"{microseconds(first['cost'])} of {first['step_milliseconds']:.2f} ms"
+    short = [c for c in ordered if c["step_milliseconds"] < 1e3 * PROMISED_FROM]
+    if len(short) < 2 or any(case["cost"]["low"] <= 0 for case in short):
+        return shown, NOT_MEASURED if len(short) < 2 else UNRESOLVED
+    longer = 1e-3 * (short[-1]["step_milliseconds"] - first["step_milliseconds"])
+    return shown, f"{(short[-1]['cost']['middle'] - first['cost']['middle']) / longer:.1%}"
+
+
+def _not_shown(found: Mapping[str, Any]) -> Iterator[str]:
+    """Of the promises about long steps and fixed costs, which were broken or not shown, and why."""
+    broken = [r for r in found["cases"] if judged(r) == BROKEN]
+    unresolved = [r for r in found["cases"] if judged(r) == UNRESOLVED]
+    above = [r for r in unresolved if r["ratio"]["ratio"] > r["promised_ratio"]]
+    kept = sum(judged(r) == KEPT for r in found["cases"])
+    promised = kept + len(broken) + len(unresolved)
+    if kept == promised:
+        return
+    yield ""
+    yield (
+        f"Of {promised} promises about a step's ratio {kept} are shown to be kept, {len(broken)} "
+        f"are broken, and {len(unresolved)} are unresolved: there the interval reaches from below "
+        "the promised number to above it. What is known of these is that interval: the "
+        f"{found['processes']} processes differ from each other by more than is promised. What is "
+        "not known is why they do, and whether the promise is kept."
+    )
+    for name, rows in (("Broken", broken), ("The median itself is above the promise", above)):
+        if rows:
+            listed = "; ".join(
+                f"{r['way']}, {r['policy']}, {r['step_milliseconds']:.2f} ms "
+                f"({r['ratio']['ratio']:.4f})"
+                for r in rows
+            )
+            yield ""
+            yield f"{name}: {listed}."
+    for r in found["fixed"]:
+        if judged(r) in (BROKEN, UNRESOLVED):
+            state = "broken" if judged(r) == BROKEN else UNRESOLVED
+            yield ""
+            yield (
+                f"{r['way']}, {r['policy']}: the fixed cost is {state}; promised are at most "
+                f"{r['promised_microseconds']:.0f} us, found {microseconds(r['fixed'])}."
+            )
 
 
 def microseconds(interval: Mapping[str, float]) -> str:
@@ -86,24 +161,36 @@ def ablation(path: Path) -> Iterator[str]:
         yield f"| {row['way']} | {ratio_text(row['over_profile'])} |"
 
 
+#: By field of a row of `applied`, its column.
+APPLIED = {
+    "claimed": "claimed",
+    "applied": "in fresh processes",
+    "claimed_same_batch": "claimed at its batch",
+    "applied_same_batch": "in fresh processes at its batch",
+}
+
+
 def applied(path: Path) -> Iterator[str]:
     """What a profile claims, and what it brings in processes of its own."""
     found = json.loads(path.read_text(encoding="utf-8"))
+    shown = {name: said for name, said in APPLIED.items() if any(map(_has(name), found["rows"]))}
+    at_batch = "; the same over the plain loop at the profile's batch"
     yield (
         f"{where(found)}, torch {found['torch']}: each profile's speed-up as the tuning measured "
-        "it, and in fresh processes, README's loop with the profile over the plain loop; the same "
-        "over the plain loop at the profile's batch."
+        "it, and in fresh processes, README's loop with the profile over the plain loop"
+        f"{at_batch if 'applied_same_batch' in shown else ''}."
     )
     yield ""
-    yield (
-        "| task | chosen | claimed | in fresh processes | claimed at its batch | "
-        "in fresh processes at its batch |"
-    )
-    yield "|---" * 6 + "|"
-    for row in found["rows"]:
-        ratios = ("claimed", "applied", "claimed_same_batch", "applied_same_batch")
-        said = [ratio_text(row[name], 2) if row.get(name) else NOT_MEASURED for name in ratios]
+    yield f"| task | chosen | {' | '.join(shown.values())} |"
+    yield "|---" * (2 + len(shown)) + "|"
+    for row in sorted(found["rows"], key=lambda r: r["applied"]["ratio"] / r["claimed"]["ratio"]):
+        said = [ratio_text(row[name], 2) if row.get(name) else NOT_MEASURED for name in shown]
         yield f"| {row['task']} | {words(row['recipe'])} | {' | '.join(said)} |"
+
+
+def _has(name: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Whether a row was measured in this column."""
+    return lambda row: row.get(name) is not None
 
 
 def regret(path: Path) -> Iterator[str]:
@@ -115,9 +202,16 @@ def regret(path: Path) -> Iterator[str]:
         "alternation."
     )
     yield ""
+    yield from _regrets(path)
+    yield from other_runs(path, _regrets)
+
+
+def _regrets(path: Path) -> Iterator[str]:
+    """One run's rows, the worst first."""
+    found = json.loads(path.read_text(encoding="utf-8"))
     yield "| task | idle choice | disturbed choice | a core was busy | disturbed/idle |"
     yield "|---|---|---|---|---|"
-    for row in found["rows"]:
+    for row in sorted(found["rows"], key=lambda r: float(r["disturbed_over_idle"]["ratio"])):
         busy = f"{row['busy_seconds']:.0f} of {row['tuning_seconds']:.0f} s"
         unsure = " (inconclusive)" if row["inconclusive"] else ""
         yield (
@@ -132,7 +226,7 @@ def null(path: Path) -> Iterator[str]:
     yield f"{where(found)}."
     yield ""
     yield from _claims(path)
-    yield from measured_again(path, _claims)
+    yield from other_runs(path, _claims, older=True)
 
 
 def _claims(path: Path) -> Iterator[str]:
@@ -167,9 +261,9 @@ def reductions(path: Path) -> Iterator[str]:
 
 def startup(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text())
-    if "commands" in found:
-        yield f"{where(found)}, Python {found['python']}: {found['rounds']} rounds."
-        yield ""
+    told = f", Python {found['python']}: {found['rounds']} rounds" if "commands" in found else ""
+    yield f"{where(head_of(path))}{told}."
+    yield ""
     yield "| command | median | quartiles |"
     yield "|---|---|---|"
     for name, r in found.get("commands", found).items():

@@ -44,10 +44,13 @@ Save = Callable[[Sequence[Outcome]], None]
 
 @dataclass(frozen=True)
 class Grid:
-    """What was measured of a space, and the seconds that took with the start of its processes."""
+    """What was measured of a space, and the seconds that took with the start of its processes.
+
+    None where a part of it was known before: then the rest's seconds are not the grid's.
+    """
 
     outcomes: tuple[Outcome, ...]
-    seconds: float = 0.0
+    seconds: float | None = None
 
     def fastest(self, count: int = FASTEST) -> list[Outcome]:
         """The fastest recipes, the fastest first."""
@@ -110,8 +113,9 @@ def measure_grid(
 ) -> Grid:
     """Every recipe in a process of its own, `seconds` of steps each, then the fastest refined.
 
-    What is `known` is not measured again, and its seconds are not counted. `save` is told of all
-    there is of the first part after each recipe: that is a whole product, which can be replayed.
+    What is `known` is not measured again, and then the grid's seconds are not known. `save` is told
+    of all there is of the first part after each recipe: that is a whole product, which can be
+    replayed.
     """
     measured = {point_key(outcome.point): outcome for outcome in known}
     budget = TimingBudget(seconds=seconds, min_steps=3, max_steps=100_000, precision=0.0)
@@ -122,7 +126,8 @@ def measure_grid(
             if point_key(point) not in measured:
                 measured[point_key(point)] = _apart(job, space, point, budget)
                 save([*measured.values()])
-        return Grid(tuple(measured[point_key(p)] for p in points), time.monotonic() - began)
+        seconds = None if known else time.monotonic() - began
+        return Grid(tuple(measured[point_key(p)] for p in points), seconds)
 
     first = points_of(space, whole)
     grid = measure(first, save)

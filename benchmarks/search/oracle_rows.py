@@ -130,26 +130,45 @@ def cells(r: Row) -> list[str]:
     ]
 
 
+def measured_twice(r: Row) -> bool:
+    """Whether the grid's five fastest were measured once more before one was called the best."""
+    return "fastest" in r
+
+
+def worst_first(rows: Sequence[Row]) -> list[Row]:
+    """The rows by chosen/best, the worst first."""
+    return sorted(rows, key=lambda r: float(r["chosen_over_best"]["ratio"]))
+
+
+BEST_FOUND = "best of the grid"
+TWICE, ONCE = "measured twice", "measured once"
+
+
+def best_found(rows: Sequence[Row]) -> str:
+    """How the grid's best was found, in words; by row where the rows differ."""
+    further = sorted({knob for r in rows for knob in r.get("knobs_of_the_fastest", ())})
+    ways = {
+        TWICE: f"the grid has {', '.join(further)}, which the tuner tries too, at the five fastest "
+        "only; its best is that of the five fastest when these were measured once more",
+        ONCE: "the grid has no further knobs, and the tuner was told to leave them out too; its "
+        "best was measured once, so it is partly lucky, which makes chosen/best better",
+    }
+    if all(map(measured_twice, rows)):
+        return ways[TWICE]
+    if not any(map(measured_twice, rows)):
+        return ways[ONCE]
+    return f"where it was *{TWICE}*, {ways[TWICE]}. Where it was *{ONCE}*, {ways[ONCE]}"
+
+
 def explanation(rows: Sequence[Row]) -> str:
     """What the columns say."""
-    further = sorted({knob for r in rows for knob in r.get("knobs_of_the_fastest", ())})
-    of_the_fastest = (
-        f"; {', '.join(further)}, which the tuner tries too, at the five fastest of these only"
-        if further
-        else "; no further knobs, and the tuner was told to leave them out too"
-    )
-    again = (
-        "the best is that of the five fastest when these were measured once more"
-        if all("fastest" in r for r in rows)
-        else "where a row says no more, the best was measured once"
-    )
     return (
         "The best of an exhaustive grid (batch, policy, layout, XLA, and for PyTorch freed memory "
-        f"kept or not{of_the_fastest}; a fresh process for each recipe and 5 s, more where the "
-        f"steps are longer; {again}) against what `autoprec tune` chose, measured in alternation "
-        "with 95 % intervals. *float32 default* is float32 as it was run, at its own batch; "
-        "*float32 alike* has the chosen recipe's batch and all its settings, so it says what "
-        "precision brings. *tuning/grid* is the whole tuning, from the first step to the last "
+        "kept or not; a fresh process for each recipe and 5 s, more where the steps are longer) "
+        "against what `autoprec tune` chose, measured in alternation with 95 % intervals. *Best of "
+        f"the grid*: {best_found(rows)}. *float32 default* is float32 as it was run, at its own "
+        "batch; *float32 alike* has the chosen recipe's batch and all its settings, so it says "
+        "what precision brings. *tuning/grid* is the whole tuning, from the first step to the last "
         "round, over the grid's steps; *short grid* is a grid whose points take as long as the "
         "tuner's trials do (estimated). No grid proves anything: the proof alone is in *proof*. "
         "Where 1.000 has no interval, both are the same recipe."

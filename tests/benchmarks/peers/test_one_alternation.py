@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from benchmark_rows import BF16
+from benchmark_rows import BF16, SPACE
 
 from autoprec.core.codec import to_plain
 from autoprec.core.recipe import Recipe
@@ -53,6 +53,29 @@ def test_each_comparison_has_the_rates_of_its_own_sides(monkeypatch: pytest.Monk
     assert len(asked) == 3, "equal recipes of two comparisons were not run as one"
     assert asked[0][ours.marked.key()] == 7, "the larger of both searches' peaks bounds ours"
     assert asked[0][Entrant(FLOAT32, True).marked.key()] == 1
+
+
+def test_where_autoprec_chose_nothing_the_rivals_are_measured_beside_plain_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compare, "helped", lambda job, recipe, space, chosen: recipe)
+    found: compare.Found = {
+        "lightning": {"recipe": to_plain(BF16)},
+        "accelerate": {"note": "failed"},
+        "autoprec": {"note": "not finished in 120 s"},
+        "autoprec, batch fixed": {"recipe": to_plain(replace(BF16, batch_size=32))},
+    }
+    job = cast(KeptJob, None)
+    sides = compare.entrants_of(job, SPACE, found, ("lightning", "accelerate"), batch=32)
+    assert sides["chosen"] == (
+        {"lightning": Entrant(FLOAT32, kept=False)},
+        {"lightning": Entrant(BF16, kept=True)},
+    )
+    assert set(sides) == {"chosen", "fixed"}
+    found["autoprec"]["recipe"] = to_plain(BF16)
+    sides = compare.entrants_of(job, SPACE, found, ("lightning",), batch=32)
+    assert sides["chosen"][0]["lightning"].recipe == BF16
+    assert set(sides) == {"chosen", "fixed", "knobs"}
 
 
 def _naming(error: RuntimeError, recipe: Recipe) -> RuntimeError:

@@ -54,8 +54,43 @@ def test_a_task_on_which_autoprec_chose_nothing_is_named() -> None:
     lost["task"], lost["peers"] = "gpt", {**lost["peers"], "autoprec": {"note": "not finished"}}
     won = peers_row(chosen={"lightning": side(4.0)})
     text = "\n".join(rows.peer_table([won, lost]))
-    assert "autoprec itself chose nothing on gpt, which no mean includes." in text
+    assert "1 won (mlp), 1 lost (gpt), 0 within the noise (none)" in text
+    assert "The means leave out gpt, where autoprec chose nothing (not finished)" in text
+    assert "while lightning, accelerate chose something" in text
+    assert text.index("| gpt | lightning |") < text.index("| mlp | lightning |")
     assert "chose nothing" not in "\n".join(rows.peer_table([won]))
+    measured = {**lost, "comparisons": {"chosen": {"lightning": side(0.5)}}}
+    text = "\n".join(rows.peer_table([won, measured]))
+    assert "1 won (mlp), 1 lost (gpt)" in text
+    assert "leave out" not in text
+    assert rows.means([won, measured])["chosen"][rows.BEST] == pytest.approx(2**0.5)
+    assert rows.in_a_line([won, lost]).endswith("as chosen: gpt nothing chosen, mlp 4.00.")
+
+
+def test_the_worst_task_and_rival_come_first_and_the_largest_ratio_is_left_out_once() -> None:
+    good = peers_row(chosen={"lightning": side(4.0), "accelerate": side(3.0)})
+    bad = peers_row(chosen={"lightning": side(2.0), "accelerate": side(0.5)})
+    bad["task"] = "lstm"
+    lines = [line for line in rows.peer_table([good, bad]) if line.startswith(("| lstm", "| mlp"))]
+    assert [line.split(" | ")[:2] for line in lines if "autoprec" not in line] == [
+        ["| lstm", "accelerate"],
+        ["| lstm", "lightning"],
+        ["| mlp", "accelerate"],
+        ["| mlp", "lightning"],
+    ]
+    found = rows.means([good, bad])["chosen"]
+    assert found[rows.BEST] == pytest.approx(1.5**0.5)
+    assert found[rows.WITHOUT_LARGEST] == pytest.approx(0.5)
+
+
+def test_a_run_says_its_limit_its_rounds_and_who_took_longer() -> None:
+    late = {**peers_row(chosen={"lightning": side(4.0)}), "limit": 120.0}
+    ours = {**late["peers"]["autoprec"], "seconds": 129.0}
+    late["peers"] = {**late["peers"], "autoprec": ours}
+    text = "\n".join(rows.peer_table([late]))
+    assert "Everybody was given 120 s" in text
+    assert "Longer than the limit: mlp: autoprec 129 s. Ratios are of 12 rounds." in text
+    assert "same seconds" not in text
 
 
 def test_a_peers_row_of_before_has_one_ratio_and_says_what_it_mixes() -> None:

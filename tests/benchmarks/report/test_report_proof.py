@@ -14,13 +14,41 @@ def test_the_report_of_a_soak_names_no_cause(tmp_path: Path) -> None:
     path = tmp_path / "soak.json"
     path.write_text(json.dumps({"created": "2026-11-21T17:10:23Z", "seed": 1, "soaks": [older]}))
     lines = list(proof.soak(path))
-    assert "| torch | 1 | 2 | 1 | 0 | not looked for | 0 | 0 |" in lines
-    assert lines[-1] == "Not survived, torch: SIGINT."
-    now = {**older, "seed": 3, "faults": {"SIGINT": {**counts, "missing": 1}}, "problems": []}
+    assert "| torch | 1 | 2 | 1 | 0 | not looked for | 0 | 0 | not counted | 1 |" in lines
+    assert "Not survived, torch: SIGINT." in lines
+    now = {
+        **older,
+        "seed": 3,
+        "remeasured": 4,
+        "faults": {"SIGINT": {**counts, "missing": 1}},
+        "problems": [],
+    }
     path.write_text(json.dumps({"created": "2026-11-27T05:41:51Z", "commit": "a", "soaks": [now]}))
-    assert list(proof.soak(path))[-1] == "| torch | 3 | 2 | 1 | 0 | 1 | 0 | 0 |"
+    assert list(proof.soak(path))[-1] == "| torch | 3 | 2 | 1 | 0 | 1 | 0 | 0 | 4 | 0 |"
     later = {"commit": "b", "soaks": [{**now, "seed": 4}]}
     (tmp_path / "soak-later.json").write_text(json.dumps(later))
     lines = list(proof.soak(path))
     assert any(line.startswith("Measured again at commit b") for line in lines)
-    assert lines[-1] == "| torch | 4 | 2 | 1 | 0 | 1 | 0 | 0 |"
+    assert lines[-1] == "| torch | 4 | 2 | 1 | 0 | 1 | 0 | 0 | 4 | 0 |"
+
+
+def test_a_soaks_earlier_runs_are_shown_with_their_problems_and_no_proven_cause(
+    tmp_path: Path,
+) -> None:
+    counts = {"injected": 2, "survived": 2, "trials_lost": 0, "half_written": 0, "survivors": 0}
+    good = {"framework": "torch", "seed": 2, "faults": {"SIGINT": counts}, "problems": []}
+    again = "SIGINT: again ['float32, batch 32', 'float32, batch 64'], half []: some output"
+    bad = {**good, "problems": [again, "run again: ['a', 'b', 'c']"]}
+    for name, day, row in (
+        ("soak-2026-11-27.json", "2026-11-27", good),
+        ("soak-2026-11-27-earlier.json", "2026-11-27", bad),
+        ("soak-2026-11-21.json", "2026-11-21", {**good, "seed": 7}),
+    ):
+        found = {"created": f"{day}T17:10:23Z", "commit": f"of {name}", "soaks": [row]}
+        (tmp_path / name).write_text(json.dumps(found))
+    lines = list(proof.soak(tmp_path / "soak-2026-11-27.json"))
+    assert "Not survived, torch, seed 2: SIGINT, 2 trials ran again." in lines
+    assert "Not survived, torch, seed 2: 3 trials ran again." in lines
+    assert any(line.endswith("Which these were is not proven.") for line in lines)
+    assert any("`benchmarks/results/soak-2026-11-21.json`" in line for line in lines)
+    assert "| torch | 7 | 2 | 2 | 0 | not looked for | 0 | 0 | not counted | 0 |" in lines

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
+import pytest
 from benchmark_rows import SPACE, outcome
 
+from autoprec.tuning.job import TuningJob
 from benchmarks.search import grids
 
 
@@ -21,6 +24,16 @@ def test_further_knobs_are_measured_at_the_fastest_only() -> None:
     more = grids.refined(SPACE, [o.point for o in fastest])
     assert len(more) == 8
     assert first[-1] in more
+
+
+def test_a_grid_that_was_resumed_has_no_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grids, "_apart", lambda job, space, point, budget: outcome(point, 1.0))
+    job = cast(TuningJob, None)
+    grid = grids.measure_grid(job, SPACE, 5.0, [], lambda outcomes: None)
+    assert grid.seconds is not None
+    resumed = grids.measure_grid(job, SPACE, 5.0, grid.outcomes[:1], lambda outcomes: None)
+    assert len(resumed.outcomes) == len(grid.outcomes)
+    assert resumed.seconds is None
 
 
 def test_a_grid_of_another_commit_counts_only_where_it_is_asked_for(tmp_path: Path) -> None:
