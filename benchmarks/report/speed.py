@@ -167,6 +167,7 @@ APPLIED = {
     "applied": "in fresh processes",
     "claimed_same_batch": "claimed at its batch",
     "applied_same_batch": "in fresh processes at its batch",
+    "applied_over_by_hand": "over the same recipe set by hand",
 }
 
 
