@@ -110,7 +110,7 @@ def file_of_tests(name: str) -> str:
 
 
 def copy_package(module: str, tree: Path) -> None:
-    """Copy the package and its core tests, with what mutmut is to do in a pyproject.toml."""
+    """Copy the package, its core tests and what they read; a pyproject.toml tells mutmut."""
     shutil.rmtree(tree, ignore_errors=True)
     for name in ("autoprec", "tests/core", "profiles", "benchmarks/results"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -11,7 +11,7 @@ from factories import ran_at
 from autoprec.core.speed import best_arm
 from autoprec.core.speed.reranking import SEARCH_RATIO_ERROR, Race, RaceCost, Reranking
 from autoprec.core.speed.space import BATCH
-from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.core.speed.trial_results import Outcome, Status, possibly_disturbed
 from tests.core.speed.machines import at
 
 
@@ -30,7 +30,7 @@ def anybody(outcome: Outcome) -> bool:
 def race_of(
     reranking: Reranking, history: tuple[Outcome, ...], *, together: bool = True
 ) -> Race | None:
-    return reranking.next_race(history, anybody, lambda outcomes: together)
+    return reranking.next_race(history, anybody, lambda outcomes: together and len(outcomes) > 1)
 
 
 def batches(race: Race | None) -> list[int]:
@@ -118,6 +118,19 @@ def test_of_those_that_fit_into_the_time_those_race_that_promise_most():
     assert batches(race_of(Reranking(), history)) == [64, 32, 16]
 
 
+def test_one_that_promises_much_races_before_two_that_promise_little():
+    slow = replace_warmup(ran(128, 980.0), 29.0)
+    history = (ran(64, 1000.0), slow, ran(32, 850.0), ran(16, 849.0))
+    assert batches(race_of(Reranking(), history)) == [64, 128]
+    assert batches(race_of(Reranking(), (history[0], *history[2:]))) == [64, 32, 16]
+
+
+@pytest.mark.parametrize(("seconds", "racers"), [(2.0, [16, 32]), (4.0, [])])
+def test_a_set_up_counts_once_in_what_a_recipe_must_promise(seconds, racers):
+    history = (ran(16, 1000.0), replace_warmup(ran(32, 800.0), seconds))
+    assert batches(race_of(Reranking(), history)) == racers
+
+
 def test_who_was_slower_than_all_others_predict_runs_along():
     history = tuple(
         replace_warmup(o, 2.0)
@@ -126,6 +139,16 @@ def test_who_was_slower_than_all_others_predict_runs_along():
     race = race_of(Reranking(), history)
     assert batches(race) == [64, 128]
     assert race.reliable == (True, False)
+    small = Reranking().next_race(history, lambda o: o.point[BATCH] < 128, lambda few: True)
+    assert small is None
+
+
+def test_of_two_that_seem_slowed_the_one_predicted_faster_runs_along():
+    found = {16: 400.0, 32: 700.0, 64: 1000.0, 128: 700.0, 256: 790.0, 512: 700.0}
+    others = (replace_warmup(ran(batch, rate), 2.0) for batch, rate in found.items())
+    history = (BASELINE, *others)
+    assert [o.point[BATCH] for o in possibly_disturbed(history)] == [512, 128]
+    assert batches(race_of(Reranking(), history)) == [64, 512]
 
 
 def test_a_race_is_over_with_its_time_or_when_nothing_can_change():
@@ -149,6 +172,45 @@ def test_rates_keep_their_mean_and_take_the_ratios_of_the_rounds():
     error = math.sqrt(2) * math.sqrt(sum((each - mean) ** 2 for each in logs) / 2)
     assert reranked.luck == pytest.approx(error)
     assert finished(0.99, 1.01, 1.0).luck == SEARCH_RATIO_ERROR
+
+
+def test_of_two_that_race_both_tell_how_far_the_search_erred():
+    history = (ran(64, 1000.0), ran(128, 980.0))
+    race = race_of(Reranking(), history)
+    reranked = Reranking().with_race(race, [[1000.0] * 3, [1960.0] * 3], history)
+    assert reranked.luck == pytest.approx(math.log(2.0))
+
+
+def test_rates_that_are_not_one_for_each_contender_are_refused():
+    race = race_of(Reranking(), HISTORY)
+    with pytest.raises(ValueError, match="zip"):
+        Reranking().with_race(race, [[1000.0] * 3], HISTORY)
+    with pytest.raises(ValueError, match="zip"):
+        race.cost.select_contenders([[1000.0] * 3])
+
+
+def test_rates_below_one_are_learnt_as_others_are():
+    history = tuple(ran(2**n, 1.0 - 0.01 * n) for n in range(2))
+    race = race_of(Reranking(), history)
+    reranked = Reranking().with_race(race, [[0.5] * 3, [0.6] * 3], history)
+    assert reranked.corrected(history) == reranked.ranking(history) != history
+
+
+def test_who_was_one_too_many_in_the_first_race_does_not_race_later():
+    history = tuple(ran(8 * n, 1000.0 - n) for n in range(1, 8))
+    race = race_of(Reranking(), history)
+    found = [[o.rate] * 3 for o in race.contenders]
+    first = Reranking().with_race(race, found, history)
+    assert first.luck == SEARCH_RATIO_ERROR
+    assert race_of(first, history) is None
+
+
+def test_the_winner_is_the_fastest_of_those_that_are_allowed():
+    history = (*HISTORY, ran(256, 990.0))
+    race = finished(1.0, 1.0, 1.0).next_race(
+        history, lambda o: o.point[BATCH] != 64, lambda few: True
+    )
+    assert batches(race) == [256, 128]
 
 
 def test_who_was_eliminated_is_compared_in_the_rounds_that_it_ran():
