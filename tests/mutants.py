@@ -31,6 +31,7 @@ TREE = ROOT / "build" / "mutants"
 #: modules decide together is tested where it is decided.
 TESTS_OF = {
     "device/policies": ("device/policies",),
+    "device/dtype_support": ("device/dtype_support",),
     "speed/acquisition": (
         *("speed/acquisition", "speed/acquisition_neighbours", "speed/acquisition_gains"),
         *("speed/feasibility", "speed/keep_memory", "speed/stopping", "speed/communication"),
@@ -39,6 +40,9 @@ TESTS_OF = {
     "speed/feasibility": ("speed/feasibility", "speed/acquisition"),
     "speed/cost_model": ("speed/cost_model",),
     "speed/selection": ("speed/selection", "speed/trial_results"),
+    "speed/consistency": ("speed/consistency",),
+    "speed/noise": ("speed/noise",),
+    "speed/reranking": ("speed/reranking",),
     "speed/trial_results": ("speed/trial_results", "speed/acquisition", "speed/feasibility"),
     "numerics/islands": ("numerics/islands",),
     "numerics/parity": (
@@ -106,9 +110,9 @@ def file_of_tests(name: str) -> str:
 
 
 def copy_package(module: str, tree: Path) -> None:
-    """Copy the package and its core tests, with what mutmut is to do in a pyproject.toml."""
+    """Copy the package, its core tests and what they read; a pyproject.toml tells mutmut."""
     shutil.rmtree(tree, ignore_errors=True)
-    for name in ("autoprec", "tests/core", "profiles"):
+    for name in ("autoprec", "tests/core", "profiles", "benchmarks/results"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "factories.py"):
         shutil.copy(ROOT / "tests" / name, tree / "tests")
@@ -120,7 +124,7 @@ def copy_package(module: str, tree: Path) -> None:
         f"""[tool.mutmut]
 source_paths = ["autoprec"]
 only_mutate = ["{CORE.as_posix()}/{module}.py"]
-also_copy = ["profiles"]
+also_copy = ["profiles", "benchmarks/results"]
 pytest_add_cli_args = {json.dumps(arguments)}
 pytest_add_cli_args_test_selection = {json.dumps(tests)}
 timeout_multiplier = 5.0

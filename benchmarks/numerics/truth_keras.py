@@ -47,9 +47,15 @@ def write_truth(folder: Path, only: list[str]) -> None:
     write(folder, only, about, lambda path: truth_of(load_task(path)))
 
 
-def truth_of(task: Task) -> dict[str, Any]:
+def truth_of(
+    task: Task,
+    *,
+    steps: int | None = None,
+    seeds: tuple[int, int] = (HAND_SEEDS, MORE_HAND_SEEDS),
+) -> dict[str, Any]:
     """Label both policies of one task, over more seeds where a few do not decide."""
-    steps = getattr(sys.modules[task.build_model.__module__], "TRUTH_STEPS", STEPS)
+    steps = steps or getattr(sys.modules[task.build_model.__module__], "TRUTH_STEPS", STEPS)
+    few, many = seeds
     rows: dict[str, Any] = {"steps": steps}
 
     plain = Recipe(batch_size=BATCH)
@@ -63,14 +69,13 @@ def truth_of(task: Task) -> dict[str, Any]:
             rows[policy] = {"label": "broken", "why": f"raises: {str(error)[:80]}", "scale": None}
             continue
         ours = Runs(by_hand(loop, recipe, steps), recipe)
-        rows[policy] = label(float32, noisy, ours, HAND_SEEDS, HAND_FLOOR)
+        rows[policy] = label(float32, noisy, ours, few, HAND_FLOOR)
         if undecided(rows[policy]):
-            many = MORE_HAND_SEEDS
             rows[policy] = label(float32, noisy, ours, many, HAND_FLOOR) | {"seeds": many}
             if undecided(rows[policy]):
                 rows[policy]["label"] = "unclear"
-    rows["float32"] = [ending(run) for run in float32.first(HAND_SEEDS)]
-    rows["noisy"] = [ending(run) for run in noisy.first(HAND_SEEDS)]
+    rows["float32"] = [ending(run) for run in float32.first(few)]
+    rows["noisy"] = [ending(run) for run in noisy.first(few)]
     return rows
 
 

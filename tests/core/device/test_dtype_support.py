@@ -6,13 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoprec.core.device.dtype_support import distrust_native_support, format_ratio
+from autoprec.core.device.dtype_support import (
+    distrust_native_support,
+    format_ratio,
+    probed_support,
+)
 from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence
 from autoprec.core.device.family import DTypeRow, Support
 from autoprec.core.device.measurements import Measurements, Product
 from autoprec.core.device.merging import merge, with_measurements
 from autoprec.core.dtypes import DType
-from tests.core.device.devices import BF16, WANTS_FLAG, family, features, measured, rows, seen
+from tests.core.device.devices import (
+    BF16,
+    NATIVE,
+    WANTS_FLAG,
+    family,
+    features,
+    measured,
+    rows,
+    seen,
+)
 
 
 def test_without_a_probe_the_catalogue_is_what_is_known():
@@ -32,10 +45,20 @@ def test_a_dtype_nobody_speaks_of_is_unknown():
     assert DeviceFacts(seen(), "f", "t", {}).fact(BF16) == DTypeFact()
 
 
+def test_the_rows_reason_is_kept_and_a_part_of_a_device_has_no_peak():
+    row = replace(NATIVE, reason="on every second core", measured_ratio=3.0)
+    whole = probed_support(row, seen(), True)
+    assert (whole.reason, whole.peak_dense_tflops) == ("on every second core", 300.0)
+    assert probed_support(row, seen(), False) == replace(whole, peak_dense_tflops=None)
+
+
 def test_a_feature_that_is_there_proves_the_support():
     fact = merge(seen(features=frozenset({"fast_b"})), family(WANTS_FLAG)).fact(BF16)
     assert (fact.support, fact.evidence) == (Support.NATIVE, Evidence.PROBED)
     assert fact.reason == "has fast_b"
+    row = replace(WANTS_FLAG, reason="at half the rate")
+    fact = merge(seen(features=frozenset({"fast_b"})), family(row)).fact(BF16)
+    assert fact.reason == "has fast_b; at half the rate"
 
 
 def test_a_feature_that_is_missing_disproves_it():
@@ -48,21 +71,28 @@ def test_a_missing_feature_proves_nothing_where_not_all_are_listed():
     observation = seen(features=frozenset({"other"}), partial_features=True)
     fact = merge(observation, family(WANTS_FLAG)).fact(BF16)
     assert (fact.support, fact.evidence) == (Support.UNKNOWN, Evidence.PROBED)
+    assert fact.reason == "this system does not tell whether it has fast_a or fast_b"
 
 
 def test_where_no_features_could_be_read_none_is_taken_for_granted():
     fact = merge(seen(), family(WANTS_FLAG)).fact(BF16)
-    assert fact.support is Support.UNKNOWN
+    assert (fact.support, fact.evidence) == (Support.UNKNOWN, Evidence.PROBED)
     assert fact.reason == "nothing could be read of its features, fast_a or fast_b among them"
+    fact = merge(seen(hypothetical=True), family(WANTS_FLAG)).fact(BF16)
+    assert fact.reason == "not every one has fast_a or fast_b"
 
 
 def test_a_feature_that_is_advertised_but_denied_counts_as_missing():
     one = seen(denied=frozenset({"fast_a"}))
     fact = merge(one, family(WANTS_FLAG)).fact(BF16)
     assert fact.support is Support.EMULATED
-    assert "advertises fast_a but the system denies its use, and shows no fast_b" in fact.reason
+    assert fact.reason == "advertises fast_a but the system denies its use, and shows no fast_b"
     both = seen(denied=frozenset({"fast_a", "fast_b"}))
-    assert merge(both, family(WANTS_FLAG)).fact(BF16).reason.endswith("denies its use")
+    reason = merge(both, family(WANTS_FLAG)).fact(BF16).reason
+    assert reason == "advertises fast_a, fast_b but the system denies its use"
+    three = family(replace(WANTS_FLAG, requires=("fast_a", "fast_b", "fast_c")))
+    reason = merge(one, three).fact(BF16).reason
+    assert reason.endswith(" denies its use, and shows no fast_b or fast_c")
 
 
 def test_a_feature_that_a_setting_withholds_leaves_the_support_unknown():
@@ -139,8 +169,11 @@ def test_the_familys_measured_ratio_holds_with_the_first_feature_alone():
     ],
 )
 def test_about_as_fast_as_float32_leaves_what_was_known(said, kept):
-    facts = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=105))
-    assert facts.fact(BF16).support is kept
+    for gflops in (100, 105, 119):
+        facts = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=gflops))
+        assert facts.fact(BF16).support is kept
+    clearly = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=120))
+    assert clearly.fact(BF16).support is Support.NATIVE
 
 
 @pytest.mark.parametrize(
@@ -168,6 +201,7 @@ def test_a_crash_means_absent():
     crash = Measurements("torch", (Product(BF16, failure="SIGILL", crashed=True),))
     fact = merge(seen(), family(), crash).fact(BF16)
     assert (fact.support, fact.evidence) == (Support.ABSENT, Evidence.MEASURED)
+    assert fact.reason == "SIGILL"
 
 
 def test_a_failure_that_is_no_crash_changes_only_the_reason():
@@ -176,6 +210,8 @@ def test_a_failure_that_is_no_crash_changes_only_the_reason():
     assert facts.fact(BF16).support is Support.NATIVE
     assert facts.fact(BF16).reason == "not measured: too slow"
     assert facts.notes == ("a note",)
+    facts = merge(seen(), family(replace(NATIVE, reason="two passes")), failed)
+    assert facts.fact(BF16).reason == "two passes; not measured: too slow"
 
 
 @settings(deadline=None)

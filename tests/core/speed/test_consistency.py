@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from autoprec.core.speed.consistency import (
     contradict,
     find_inconsistencies,
     is_too_wide,
+    overstated_log_ratio,
     rate_changed,
 )
 from autoprec.core.speed.noise import Ratio
@@ -41,6 +43,24 @@ ORDINARY = [
 def test_an_interval_wider_than_its_gain_is_too_wide() -> None:
     assert is_too_wide(RECORDED_UNDER_LOAD)
     assert is_too_wide(ratio(0.6, 1.0, 1.6))
+
+
+@pytest.mark.parametrize(
+    ("low", "middle", "high", "too_wide"),
+    [
+        (0.5, 0.7, 1.0, True),  # 1 is in the interval: it may be no slower
+        (0.5, 0.7, 0.99, False),
+        (1.0, 1.0, 1.5, False),
+        (1.0, 1.0, 1.51, True),
+        (1.0, 2.0, 2.0, False),  # as wide as the gain
+        (1.0, 1.99, 2.0, True),
+        (0.0, 1.0, 2.0, False),  # nothing was seen
+    ],
+)
+def test_too_wide_is_half_as_much_again_and_more_than_the_gain(
+    low: float, middle: float, high: float, too_wide: bool
+) -> None:
+    assert is_too_wide(ratio(low, middle, high)) is too_wide
 
 
 @pytest.mark.parametrize("seen", ORDINARY)
@@ -71,6 +91,32 @@ def test_the_search_and_the_rounds_contradict_each_other_beyond_both_intervals()
     assert not contradict(ratio(1.10, 1.48, 2.18), ratio(1.05, 1.09, 1.13))
 
 
+def test_twice_apart_is_no_contradiction_yet_and_an_interval_from_zero_contradicts_nothing() -> (
+    None
+):
+    assert not contradict(ratio(0.9, 1.0, 1.0), ratio(2.0, 2.1, 2.2))
+    assert contradict(ratio(0.9, 1.0, 1.0), ratio(2.01, 2.1, 2.2))
+    assert not contradict(ratio(0.0, 0.5, 1.0), ratio(9.0, 10.0, 11.0))
+    assert not contradict(ratio(9.0, 10.0, 11.0), ratio(0.0, 0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("searched", "low", "middle", "high", "overstated"),
+    [
+        (2.0, 1.9, 2.0, 2.1, 0.0),
+        (2.4, 1.9, 2.0, 2.1, 0.0),  # the search's errors explain it
+        (2.5, 1.9, 2.0, 2.04, math.log(1.25)),
+        (2.5, 1.9, 2.0, 2.05, 0.0),  # 1.2195 is below e^0.2
+        (1.0, 3.0, 4.0, 5.0, 0.0),  # understated
+    ],
+)
+def test_a_search_overstates_a_ratio_far_above_the_confirmed_interval(
+    searched: float, low: float, middle: float, high: float, overstated: float
+) -> None:
+    found = overstated_log_ratio(searched, ratio(low, middle, high))
+    assert found == pytest.approx(overstated)
+
+
 @given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
 def test_another_pace_is_the_same_either_way(before: float, after: float) -> None:
     assert rate_changed(before, after) == rate_changed(after, before)
@@ -79,6 +125,8 @@ def test_another_pace_is_the_same_either_way(before: float, after: float) -> Non
 def test_half_a_machine_is_no_other_pace_and_a_seventieth_is() -> None:
     assert not rate_changed(100.0, 50.0)
     assert rate_changed(59_300.0, 824.0)
+    assert not rate_changed(math.sqrt(10), 1.0)
+    assert rate_changed(3.17, 1.0)
     assert CONTRADICTION_FACTOR < RATE_CHANGE_FACTOR
 
 
@@ -93,6 +141,13 @@ def test_every_doubt_is_said_and_none_where_all_agrees() -> None:
         "mixed_bfloat16, batch 64 ran at 1000 samples/s in the search and at 101 in the final "
         "rounds"
     )
+    slow = RecipeRates("gpt2, batch 1", 0.5, (0.0123456, 0.0123456))
+    assert find_inconsistencies(None, None, [slow]) == (
+        "gpt2, batch 1 ran at 0.5 samples/s in the search and at 0.0123 in the final rounds",
+    )
+    assert find_inconsistencies(None, None, [RecipeRates("stopped", 10.0, (0.0,))]) == ()
+    (fast,) = find_inconsistencies(None, None, [RecipeRates("fast", 1234.5, (100.4,))])
+    assert fast == "fast ran at 1234 samples/s in the search and at 100 in the final rounds"
     pair = find_inconsistencies(RECORDED_UNDER_LOAD, ratio(9.0, 10.0, 11.0), [quiet])
     assert pair == (
         "the search saw 10.00x, the final rounds 1.48x (1.10-2.18)",

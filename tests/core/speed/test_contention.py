@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from autoprec.core.speed.contention import BUSY_SHARE, Usage
+from autoprec.core.speed.contention import Usage
 
 
 @pytest.mark.parametrize(
     ("others", "idle", "high", "crowded"),
     [
         pytest.param(0.0, 0.0, False, False, id="alone"),
-        pytest.param(BUSY_SHARE, 0.0, False, False, id="at the limit"),
-        pytest.param(BUSY_SHARE + 0.01, 0.0, True, True, id="beyond it"),
+        pytest.param(0.15, 0.0, False, False, id="at the limit"),
+        pytest.param(0.16, 0.0, True, True, id="beyond it"),
         pytest.param(0.3, 0.3, True, False, id="as much as was idle"),
         pytest.param(0.3, 0.29, True, True, id="more than was idle"),
         pytest.param(0.1, 0.05, False, False, id="little, in little room"),

@@ -41,6 +41,10 @@ def test_as_many_means_of_two_rounds_are_cut_as_the_signed_ranks_allow(count, ra
         (1.3, 1.0, True),
         (0.13, 0.1, True),
         (1.1, 1.0, False),  # within what a model errs by
+        (1.2, 1.0, False),
+        (1.21, 1.0, True),
+        (1.64, 1.0, True),
+        (1.65, 1.0, False),
         (1.0, 1.3, False),  # faster than foreseen
         (2.0, 1.0, False),  # so slow is the recipe, and no neighbour
         (1.3, None, False),
@@ -103,7 +107,8 @@ def test_drift_that_both_share_leaves_a_paired_ratio_as_it_was(factor, rounds):
 
 @pytest.mark.parametrize(("above", "below"), [([], []), ([1.0], []), ([1.0], [1.0, 2.0])])
 def test_rounds_that_do_not_pair_are_refused(above, below):
-    with pytest.raises(ValueError, match="as many numerators as denominators"):
+    expected = "^a paired ratio needs as many numerators as denominators, at least one$"
+    with pytest.raises(ValueError, match=expected):
         paired_ratio(above, below)
 
 

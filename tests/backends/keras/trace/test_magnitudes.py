@@ -22,15 +22,16 @@ def tracer(build_model=softmax_net, build_data=lambda n: data(64), **more):
     return KerasBackend().tracer(given, device="cpu", seed=0, report=lambda *_: None)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize(("factor", "fits"), [(1000.0, True), (100_000.0, False)])
-def test_float16_steps_say_how_large_the_forward_pass_gets(factor, fits):
+def test_float16_steps_say_how_large_the_forward_pass_gets(factor, fits, sign):
     def model():
         up = keras.layers.Lambda(lambda x: x * 100.0 * (factor / 100.0))
         scaled = [up, keras.layers.Lambda(lambda x: x * (1.0 / factor))]
         last = keras.layers.Dense(4, activation="softmax")
         return compiled(keras.Sequential([keras.layers.Input((8,)), *scaled, last]))
 
-    ones = np.ones((64, 8), "float32"), np.zeros(64, "int32")
+    ones = np.full((64, 8), sign, "float32"), np.zeros(64, "int32")
     traced = tracer(model, build_data=lambda n: ones)
     traced.reference(batch_size=8, steps=2, checkpoints=(0, 1))
     float16 = Recipe(Policy.MIXED_FLOAT16, 8, loss_scale=LossScale(initial=2.0**10))
@@ -56,10 +57,11 @@ def regression(factor):
     return model
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("exponent", [-20, 0, 12])
-def test_the_largest_backward_magnitude_is_found_exactly(exponent):
-    inputs = np.full((8, 2), 0.25, "float32")
-    traced = tracer(regression(2.0**exponent), lambda n: [(inputs, np.zeros((8, 1), "float32"))])
+def test_the_largest_backward_magnitude_is_found_exactly(exponent, sign):
+    inputs, targets = np.full((8, 2), 0.25, "float32"), np.zeros((8, 1), "float32")
+    traced = tracer(regression(sign * 2.0**exponent), lambda n: [(inputs, targets)])
     found = traced.backward_exponents(recipe=BF16, batches=2)
     assert found.largest == exponent - 2  # the kernel's gradient: 8 x (factor / 8) x 0.25
     assert found.counts == {str(exponent - 2): 1.0}
