@@ -43,8 +43,8 @@ while time.monotonic() < end:
 """
 SHORTEST, LONGEST = 0.5, 4.0
 
-#: The least that a disturbed choice may run at, as a share of the undisturbed one. `autoprec verify`
-#: says of a profile that falls short by more that its claim fails: no tuning may, either.
+#: The least that a disturbed choice may run at, as a share of the undisturbed one: a profile that
+#: falls short of its word by more fails `autoprec verify`, so a tuning may not lose more, either.
 BOUND = 1 - CHANGE_SHARE
 
 
