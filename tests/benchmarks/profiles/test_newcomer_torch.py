@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autoprec import Recipe, apply_profile
+from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.profiles import newcomer
 
 SCRIPTS = ("digits_net", "digits_conv", "train_before", "train_after", "train_digits")
@@ -60,3 +61,17 @@ def test_worse_is_a_mean_below_all_of_float32s_seeds() -> None:
     assert newcomer.worse([float32, row(newcomer.TUNED, 0.96, 0.97)]) == [
         "t, tuned: 96.5% on average, float32 97.0% or more"
     ]
+
+
+def test_the_first_hours_table_is_the_newest_result() -> None:
+    newest = max(RESULTS.glob("newcomer-*.json"))
+    found = json.loads(newest.read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "first-hour.md").read_text(encoding="utf-8")
+    shown = [line for line in page.splitlines() if line.startswith("| digits_")]
+    assert shown == [newcomer.in_a_line(row) for row in found["rows"]]
+    assert f"commit {found['commit']}" in page
+    assert newest.name in page
+    assert newcomer.worse(found["rows"]) == []
+    for row in found["rows"]:
+        own = [each for each in found["rows"] if each["task"] == row["task"]]
+        assert len({run["samples"] for each in own for run in each["runs"]}) == 1
