@@ -6,10 +6,12 @@ commit. Then nothing is claimed: what cannot be told is `UNKNOWN`.
 
 from __future__ import annotations
 
+import ast
 import json
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,27 +21,64 @@ from benchmarks.checkout import ROOT
 CURRENT, STALE, UNKNOWN = "current", "stale", "unknown"
 DIRTY = "-dirty"
 
-#: The code that a result speaks of, by benchmark: a change of it makes the result stale.
-SUBJECTS: dict[str, tuple[str, ...]] = {
-    "replay": (
-        "autoprec/core/speed/acquisition.py",
-        "autoprec/core/speed/stopping.py",
-        "autoprec/core/speed/cost_model.py",
-        "autoprec/core/speed/trial_results.py",
-        "autoprec/core/speed/keep_memory.py",
-        "benchmarks/search/replay.py",
+
+@dataclass(frozen=True)
+class Subject:
+    """The code that a result speaks of: `entries`, and what they import of `packages`."""
+
+    entries: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+#: By benchmark. A backend is imported by its name at run time, so its surgeon is an entry. How the
+#: overhead's seconds become intervals (`fit`, `compare`) is not the code that they speak of: it
+#: moves no measured second, and has tests of its own.
+SUBJECTS: dict[str, Subject] = {
+    "replay": Subject(
+        entries=("benchmarks/search/replay.py",),
+        packages=("autoprec/core/speed",),
     ),
-    "overhead": (
-        "autoprec/backends/torch/apply/precision.py",
-        "autoprec/backends/torch/apply/surgeon.py",
-        "autoprec/backends/torch/apply/loss_scaler.py",
-        "autoprec/backends/torch/apply/nonfinite_losses.py",
-        "autoprec/backends/torch/apply/optimizer_steps.py",
-        "autoprec/backends/keras/apply/precision.py",
-        "autoprec/backends/keras/apply/surgeon.py",
-        "autoprec/backends/keras/apply/train_function.py",
+    "overhead": Subject(
+        entries=(
+            "benchmarks/overhead/torch_steps.py",
+            "benchmarks/overhead/keras_steps.py",
+            "autoprec/backends/keras/apply/surgeon.py",
+            "autoprec/backends/torch/apply/surgeon.py",
+        ),
+        packages=(
+            "autoprec/backends/keras/apply",
+            "autoprec/backends/torch/apply",
+            "autoprec/backends/torch/distributed",
+        ),
     ),
 }
+
+
+def paths_of(subject: Subject, root: Path = ROOT) -> tuple[str, ...]:
+    """The files whose change makes a result stale: found in the imports, none of it is loaded.
+
+    Imports inside functions count. What lies outside the packages is neither kept nor followed.
+    """
+    found: set[str] = set()
+    waiting = list(subject.entries)
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            imported = _imported((root / path).read_text(encoding="utf-8"), root)
+            waiting += [p for p in imported if str(Path(p).parent) in subject.packages]
+    return tuple(sorted(found))
+
+
+def _imported(source: str, root: Path) -> Iterator[str]:
+    """The files of this checkout that a module imports."""
+    for node in ast.walk(ast.parse(source)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            path = name.replace(".", "/")
+            yield from (p for p in (f"{path}.py", f"{path}/__init__.py") if (root / p).is_file())
 
 
 def git(*words: str, root: Path = ROOT) -> str | None:
@@ -79,7 +118,7 @@ def staleness(measured: str | None, paths: Sequence[str], root: Path = ROOT) -> 
 def staleness_in_words(name: str, found: Any) -> str:
     """A sentence for a table: of which commit it is, and whether its subject has changed since."""
     measured = found.get("commit") if isinstance(found, dict) else None
-    state = staleness(measured, SUBJECTS[name])
+    state = staleness(measured, paths_of(SUBJECTS[name]))
     of = f"Measured at commit {measured}" if measured else "Measured at a commit that was not kept"
     means = {
         CURRENT: "what it speaks of has not changed since",

@@ -1,4 +1,4 @@
-"""Every number of the README and the pages that has a unit is a result's or a constant's."""
+"""Every number of the README and the pages that says how much is a result's or a constant's."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from collections.abc import Iterator
 import pytest
 from documented_numbers import PRINTED, REASONS, ROOT, SOURCES, Shown
 
-PAGES = (
-    "README.md",
-    "docs/method.md",
-    "docs/first-hour.md",
-    "docs/migration.md",
-    "docs/scale.md",
-)
+#: All but those that are made from results or from the catalogue.
+MADE = {"docs/results.md", "docs/devices.md"}
+PAGES = ("README.md", *sorted({f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")} - MADE))
 
 _UNIT = r"(?:(?:x|ms|us|s|seconds?|minutes?|hours?|GiB|MiB|GB|MB|times|TFLOPS|samples/s)\b|%)"
-NUMBER = re.compile(rf"(?<![\w.^*`-])\d[\d,]*(?:\.\d+)?(?:(?:-| to )\d[\d.]*)?\s?{_UNIT}")
+_FREE, _COUNT = r"(?<![\w.^*`-])", r"\d+(?:,\d{3})*"
+#: A number with a unit, a count out of another one, and a share as a decimal.
+NUMBER = re.compile(
+    rf"{_FREE}(?:"
+    rf"\d[\d,]*(?:\.\d+)?(?:(?:-| to )\d[\d.]*)?\s?{_UNIT}"
+    rf"|{_COUNT} (?:out )?of (?:[\w']+ ){{0,3}}{_COUNT}"
+    r"|(?:\d[\d.]*(?:-| to ))?0\.\d+(?!\d|\.\d)"
+    r"|\d(?:\.\d+)?e-\d+)"
+)
+#: Any number in a snippet, also one that says nothing of the kind by itself.
+ANY = re.compile(rf"(?:{_FREE}|(?<=\d-)){_COUNT}(?:\.\d+)?(?:e-\d+)?")
 _FENCE = re.compile(r"```.*?```", re.DOTALL)
 _MADE = re.compile(r"<!-- (\w+): made by.*?<!-- end of \1 -->", re.DOTALL)
 
@@ -54,16 +60,15 @@ def untraced(text: str, snippets: Iterator[str]) -> list[str]:
 
 
 def as_shown(value: float, like: str) -> str:
-    """The value with as many decimals as the text has."""
+    """The value with as many decimals as the text has, or as a power of ten where it has one."""
+    if "e-" in like:
+        return f"{value:.0e}".replace("e-0", "e-")
     return f"{value:.{len(like.partition('.')[2])}f}"
 
 
 def numbers_of(snippet: str) -> list[str]:
-    """The numbers with a unit in a snippet, a range's both ends."""
-    found = [
-        each for match in NUMBER.finditer(snippet) for each in re.findall(r"\d[\d.]*", match[0])
-    ]
-    return [each.rstrip(".") for each in found]
+    """All the numbers in a snippet, a range's both ends."""
+    return ANY.findall(snippet)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -71,12 +76,23 @@ def test_every_number_is_traced(page: str) -> None:
     assert untraced(prose(text_of(page)), snippets_of(page)) == []
 
 
+FOUND = "It is 3.2x faster, 10 to 20 % of 5 ms, and 7 GiB; a batch of 32 in `0.5x` and torch 2.13."
+COUNTED = (
+    "97 of the zoo's 113 pairs, 6 of 255, a share of 0.85, within 1e-4; 5 tasks of torch 2.13.0"
+)
+
+
 def test_the_search_for_numbers_finds_some() -> None:
-    text = (
-        "It is 3.2x faster, 10 to 20 % of 5 ms, and 7 GiB; a batch of 32 in `0.5x` and torch 2.13."
-    )
-    assert untraced(text, iter(("3.2x",))) != untraced(text, iter(()))
-    assert [numbers_of(text)] == [["3.2", "10", "20", "5", "7"]]
+    assert untraced(FOUND, iter(("3.2x",))) != untraced(FOUND, iter(()))
+    assert [found[0] for found in NUMBER.finditer(FOUND)] == ["3.2x", "10 to 20 %", "5 ms", "7 GiB"]
+    counted = ["97 of the zoo's 113", "6 of 255", "0.85", "1e-4"]
+    assert [found[0] for found in NUMBER.finditer(COUNTED)] == counted
+
+
+def test_every_number_of_a_snippet_is_compared() -> None:
+    assert numbers_of("said 38x (30-60), 103 without") == ["38", "30", "60", "103"]
+    assert numbers_of("float32 within 1e-5, 2,000 of 1.50") == ["1e-5", "2,000", "1.50"]
+    assert [as_shown(1e-4, "1e-4"), as_shown(0.849, "0.85")] == ["1e-4", "0.85"]
 
 
 @pytest.mark.parametrize(

@@ -120,10 +120,10 @@ KEPT, BROKEN, UNRESOLVED, NOTHING = "yes", "no", "unresolved", "nothing promised
 
 
 def judged(row: Mapping[str, Any]) -> str:
-    """Whether a case or a fixed cost keeps what is promised.
+    """Whether a case or a fixed cost keeps what is promised: the upper end of its interval does.
 
-    It is kept where the whole interval is within, broken where the whole interval is above. An
-    interval that holds the promised number shows neither: the machine was too noisy.
+    Of those that do not, an interval wholly above is broken. One that holds the promised number is
+    unresolved: the machine was too noisy. Neither passes the gate (`not_kept`).
     """
     if row["kept"] is not False:
         return NOTHING if row["kept"] is None else KEPT
@@ -132,6 +132,11 @@ def judged(row: Mapping[str, Any]) -> str:
     else:
         above = float(row["ratio"]["low"]) > float(row["promised_ratio"])
     return BROKEN if above else UNRESOLVED
+
+
+def not_kept(result: Mapping[str, Any]) -> list[str]:
+    """All whose upper end is above what is promised, unresolved ones included, in words."""
+    return in_words(result, UNRESOLVED) + in_words(result, BROKEN)
 
 
 def in_words(result: Mapping[str, Any], judgement: str) -> list[str]:

@@ -9,7 +9,8 @@ nothing of them waits. A tuning claims a speed-up where it chooses another polic
     python -m benchmarks.search.false_speedups --simulated 200
     python -m benchmarks.search.false_speedups --simulated 200 --policies 4
 
-The last offers three other recipes, so that one of them may be lucky.
+The last offers three other recipes, so that one of them may be lucky. The exit code is 1 where more
+than one tuning in twenty claims a speed-up.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ from benchmarks.checkout import RESULTS, TASKS
 
 TASK_NAMES = ("mlp", "tiny", "lstm", "encoder", "resnet")
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16, Policy.TF32)
+
+#: The share of tunings that may claim a speed-up: what intervals of 95 % leave to chance.
+MOST_CLAIMED = 0.05
 
 TASK = """
 from autoprec.backends.simulated import SimulatedModel
@@ -211,8 +215,13 @@ def summary(found: Sequence[Tuned]) -> str:
     )
 
 
-def main() -> None:
-    """Run, print, and fail where more than one in twenty claims a speed-up."""
+def too_many(found: Sequence[Tuned]) -> bool:
+    """Whether more tunings claim a speed-up than may."""
+    return sum(each.claimed for each in found) > MOST_CLAIMED * len(found)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run, print, store, and fail where more than one in twenty claims a speed-up."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -220,7 +229,7 @@ def main() -> None:
     parser.add_argument("--torch", type=int, default=10, metavar="COUNT")
     parser.add_argument("--policies", type=int, default=2, help="how many are the same")
     parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if arguments.simulated:
         runs = simulated(arguments.simulated, POLICIES[: arguments.policies])
     else:
@@ -241,6 +250,7 @@ def main() -> None:
     if found:
         simulated_as = f"simulated, {arguments.policies} policies"
         keep(simulated_as if arguments.simulated else "torch", found, seconds, arguments.output)
+    return 1 if too_many(found) else 0
 
 
 def keep(kind: str, found: Sequence[Tuned], seconds: float, output: Path | None) -> None:
@@ -255,4 +265,4 @@ def keep(kind: str, found: Sequence[Tuned], seconds: float, output: Path | None)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,7 +5,8 @@
 Each task is tuned on the idle machine, and once for each seed beside a process that keeps a core
 busy for half a second to four seconds at a time, as long apart. Then what was chosen each time runs
 in alternation on the idle machine. The regret is what a disturbed choice falls short of the
-undisturbed one.
+undisturbed one. The exit code is 1 where the lower end of that ratio is below 0.9 (`BOUND`), also
+where the tuning called itself inconclusive: nothing was gained then, either.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autoprec.api import tune
 from autoprec.core.codec import to_plain
 from autoprec.core.profile import Profile
+from autoprec.core.profile_claims import CHANGE_SHARE
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.yaml_files import write_text
 from benchmarks.checkout import RESULTS, TASKS
@@ -40,6 +42,10 @@ while time.monotonic() < end:
     sum(range(10**6))
 """
 SHORTEST, LONGEST = 0.5, 4.0
+
+#: The least that a disturbed choice may run at, as a share of the undisturbed one: a profile that
+#: falls short of its word by more fails `autoprec verify`, so a tuning may not lose more, either.
+BOUND = 1 - CHANGE_SHARE
 
 
 @contextlib.contextmanager
@@ -105,9 +111,27 @@ def compare(task: str, seeds: int, rounds: int) -> list[dict[str, Any]]:
     ]
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Run, print, and store."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def in_words(row: Mapping[str, Any]) -> str:
+    """A tuning's regret, with its interval."""
+    ratio = row["disturbed_over_idle"]
+    return (
+        f"{row['task']} seed {row['seed']}: {ratio['ratio']:.3f} "
+        f"({ratio['low']:.3f}-{ratio['high']:.3f}) of the undisturbed choice"
+    )
+
+
+def below_bound(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those that may fall short by more than the bound, in words."""
+    return [in_words(row) for row in rows if row["disturbed_over_idle"]["low"] < BOUND]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run, print, store, and fail where a disturbed choice falls short by more than the bound."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        epilog=f"The exit code is 1 where a disturbed choice runs below {BOUND:.1f} of the "
+        "undisturbed one, by the lower end of the interval.",
+    )
     known = sorted(path.stem for path in TASKS.glob("*.py"))
     parser.add_argument("--tasks", nargs="+", default=["mlp", "lstm"], choices=known)
     parser.add_argument("--seeds", type=int, default=3)
@@ -120,15 +144,13 @@ def main(words: Sequence[str] | None = None) -> None:
     for task in arguments.tasks:
         for row in compare(task, arguments.seeds, arguments.rounds):
             rows.append(row)
-            ratio = row["disturbed_over_idle"]
-            print(
-                f"{task} seed {row['seed']}: {ratio['ratio']:.3f} "
-                f"({ratio['low']:.3f}-{ratio['high']:.3f}) of the undisturbed choice; busy for "
-                f"{row['busy_seconds']:.0f} of {row['tuning_seconds']:.0f} s",
-                flush=True,
-            )
+            busy = f"{row['busy_seconds']:.0f} of {row['tuning_seconds']:.0f} s"
+            print(f"{in_words(row)}; busy for {busy}", flush=True)
         write_text(output, json.dumps({**head, "rows": rows}, indent=1) + "\n")
+    for line in below_bound(rows):
+        print(f"below {BOUND:.1f}: {line}")
+    return 1 if below_bound(rows) else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -61,5 +61,52 @@ def test_without_the_history_stale_or_not_is_unknown(
 
 
 def test_what_results_speak_of_is_there() -> None:
-    for paths in provenance.SUBJECTS.values():
+    for subject in provenance.SUBJECTS.values():
+        paths = [*subject.entries, *subject.packages]
         assert [path for path in paths if not (BENCHMARKS.parent / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [
+        ("overhead", ["torch/apply/accumulation", "torch/apply/precision"]),
+        ("overhead", ["torch/distributed/gradient_sync", "torch/distributed/wrapped_models"]),
+        ("overhead", ["keras/apply/optimizer_wrapping", "keras/apply/loss_scale"]),
+        ("overhead", ["torch/apply/surgeon", "keras/apply/surgeon"]),
+        ("replay", ["acquisition", "feasibility", "space", "noise", "communication"]),
+        ("replay", ["stopping", "cost_model", "trial_results", "keep_memory"]),
+    ],
+)
+def test_what_the_measured_code_imports_is_what_the_result_speaks_of(
+    name: str, paths: list[str]
+) -> None:
+    folder = {"overhead": "autoprec/backends", "replay": "autoprec/core/speed"}[name]
+    found = provenance.paths_of(provenance.SUBJECTS[name])
+    assert {f"{folder}/{path}.py" for path in paths} <= set(found)
+
+
+def test_what_only_another_benchmark_imports_is_not_spoken_of() -> None:
+    found = provenance.paths_of(provenance.SUBJECTS["replay"])
+    assert "benchmarks/search/replay.py" in found
+    assert [path for path in found if "backends" in path or "overhead" in path] == []
+
+
+def test_imports_are_followed_inside_the_packages_only(tmp_path: Path) -> None:
+    sources = {
+        "a/entry.py": "import b.one\nfrom c import other\nimport json",
+        "b/__init__.py": "",
+        "b/one.py": "def later():\n    from b import two",
+        "b/two.py": "import b.one",
+        "b/alone.py": "",
+        "c/other.py": "import b.alone",
+    }
+    for path, source in sources.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(source)
+    found = provenance.paths_of(provenance.Subject(("a/entry.py",), ("b",)), tmp_path)
+    assert found == ("a/entry.py", "b/__init__.py", "b/one.py", "b/two.py")
+
+
+def test_the_programs_that_time_steps_are_spoken_of() -> None:
+    found = provenance.paths_of(provenance.SUBJECTS["overhead"])
+    assert {f"benchmarks/overhead/{name}_steps.py" for name in ("torch", "keras")} <= set(found)

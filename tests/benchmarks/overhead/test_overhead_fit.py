@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoprec.core.statistics import median_interval
-from benchmarks.overhead import fit
+from benchmarks.overhead import compare, fit
 from benchmarks.overhead.compare import with_other_ways
 
 
@@ -55,6 +57,26 @@ def test_the_fixed_costs_gate_is_the_upper_end_over_processes() -> None:
     above = fit.fixed(fit.TORCH, "float32", [process(c * 1e-6) for c in (11, 12, 13, 14, 15, 16)])
     assert fit.judged(above) == fit.BROKEN
     assert fit.in_words({"cases": [], "fixed": [above]}, fit.UNRESOLVED) == []
+    assert len(fit.not_kept({"cases": [], "fixed": [found, above]})) == 2
+
+
+@pytest.mark.parametrize(
+    ("ratios", "code"),
+    [((1.001, 1.002), 0), ((1.001, 1.02), 1), ((1.02, 1.03), 1)],
+    ids=["within", "unresolved", "above"],
+)
+def test_the_exit_code_is_that_of_the_upper_end(
+    ratios: tuple[float, float], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = itertools.cycle(ratios)
+
+    def one_process(*_: object) -> list[fit.Pair]:
+        return [fit.Pair(0.01, 0.01 * next(turns), 0.01, 8)]
+
+    monkeypatch.setattr(compare, "one_process", one_process)
+    monkeypatch.setattr(compare, "machine", lambda: {"date": "today", "commit": "1"})
+    words = ["--ways", "torch", "--processes", "8", "--output", str(tmp_path / "overhead.json")]
+    assert compare.main(words) == code
 
 
 def test_lengths_that_one_process_lacks_are_left_out() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
 from autoprec.backends.simulated import backend
 from autoprec.tuning.confirmation import interleaved_timing
 from benchmarks.search import false_speedups
+from benchmarks.search.false_speedups import Tuned
 
 #: Fewer would be decided by which draws the recorded noise gives: 3 % claim a speed-up.
 TUNINGS = 400
@@ -31,7 +34,19 @@ def test_the_noise_is_that_of_recorded_runs() -> None:
 def test_recipes_that_are_the_same_are_seldom_claimed_to_be_faster() -> None:
     """Of four the luckiest is confirmed; `make false-speedups` adds tunings with torch."""
     found = list(false_speedups.simulated(TUNINGS, false_speedups.POLICIES))
+    assert false_speedups.MOST_CLAIMED == 0.05
     assert sum(each.claimed for each in found) <= 0.05 * TUNINGS, false_speedups.summary(found)
+
+
+@pytest.mark.parametrize(("claims", "code"), [(0, 0), (1, 0), (2, 1)])
+def test_more_than_one_claim_in_twenty_fails(
+    claims: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Tuned("here", number < claims, 1.1, 1.05, 1.2, 6, False) for number in range(20)]
+    monkeypatch.setattr(false_speedups, "simulated", lambda *_: iter(found))
+    output = tmp_path / "null.json"
+    assert false_speedups.main(["--simulated", "20", "--output", str(output)]) == code
+    assert len(json.loads(output.read_text())["runs"]["simulated, 2 policies"]["rows"]) == 20
 
 
 def test_a_null_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,192 @@
+"""What a finished tuning's numbers become in its profile: which claim, and whose number it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from autoprec.core.device.policies import Refusal
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Measurement
+from autoprec.core.numerics.verdict import Verdict
+from autoprec.core.profile import NOT_COMPARED, REHEARSAL_NOTE, Profile
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.noise import Ratio
+from autoprec.core.speed.selection import Choice
+from autoprec.core.speed.trial_results import Outcome, Status
+from autoprec.tuning.profile.builder import build_profile
+from autoprec.tuning.stage_results import REFERENCE, ProvenRecipe, TuningResult
+from tests.tuning.fake_results import BFLOAT16, SPACE, TASK, found, timed, with_confirmation
+
+EQUAL = Verdict(verdict="equal", reason="trains like float32")
+GAIN = Ratio(1.98765432, 1.9, 2.1, 6)
+
+
+def on_device(result: TuningResult, **facts: Any) -> TuningResult:
+    """The result of a device whose bfloat16 products reach 2 GFLOPS, and float32's 1."""
+    known = {
+        "kind": "cpu",
+        "name": "any",
+        "family": "any",
+        "fingerprint": None,
+        "measured_memory_bandwidth_gbps": None,
+        "observation": SimpleNamespace(rehearsal=False),
+        "fact": lambda dtype: SimpleNamespace(measured_gflops=64 / dtype.limits.bits / 2),
+        **facts,
+    }
+    preflight = replace(result.preflight, facts=cast(Any, SimpleNamespace(**known)))
+    return replace(result, preflight=preflight)
+
+
+def profile_of(result: TuningResult, *, devices: int = 1, float32_allowed: bool = True) -> Profile:
+    job = SimpleNamespace(
+        float32_allowed=float32_allowed,
+        devices=(None,) * devices,
+        checkpoint=None,
+        memory_bytes=None,
+        task=SimpleNamespace(name="model.py"),
+    )
+    return build_profile(cast(Any, job), result, digest="0" * 64, seconds=1.0)
+
+
+def won(*history: Outcome, recipe: Recipe = BFLOAT16, **confirmed: Any) -> TuningResult:
+    """A tuning in which this recipe was proven and chosen."""
+    trial = Outcome(SPACE.point(recipe), Status.OK, timed(0.05))
+    result = found(trial, *history)
+    proven = ProvenRecipe(recipe, EQUAL, 640.0, 0.05)
+    choice = Choice(recipe, GAIN, "")
+    fields = {"choice": choice, "proven": proven, "speedup": GAIN, **confirmed}
+    return on_device(with_confirmation(result, **fields))
+
+
+def test_a_winners_claims_are_those_of_the_confirmation_and_its_proof() -> None:
+    evidence = profile_of(won(speedup_same_batch=GAIN)).evidence
+    assert evidence.speedup == replace(GAIN, ratio=1.9877)
+    assert evidence.speedup_same_batch == evidence.speedup
+    assert evidence.parity == EQUAL
+    assert evidence.reason.startswith(
+        "mixed_bfloat16 at batch 32 is 1.99x float32 as it was run (1.90-2.10, 6 rounds) and "
+        "trains like float32; "
+    )
+    assert (evidence.baseline.step_seconds, evidence.chosen.step_seconds) == (0.1, 0.05)
+
+
+def test_where_nothing_was_proven_no_speed_is_claimed() -> None:
+    result = with_confirmation(found(), speedup=GAIN, speedup_same_batch=GAIN)
+    profile = profile_of(on_device(result))
+    assert profile.recipe.policy is Policy.FLOAT32
+    assert profile.evidence.speedup == NOT_COMPARED
+    assert profile.evidence.speedup_same_batch is None
+    assert profile.evidence.parity == REFERENCE
+
+
+def test_float32s_reason_is_what_was_ruled_out_but_not_what_nobody_asked_for() -> None:
+    result = on_device(found())
+    ruled_out = ("tf32", "not requested"), ("a", "first"), ("b", "second"), ("c", "third")
+    refusals = tuple(Refusal(*each) for each in ruled_out)
+    result = replace(result, preflight=replace(result.preflight, refusals=refusals))
+    assert profile_of(result).evidence.reason.startswith(
+        "float32 at batch 32: a: first; b: second; the step takes"
+    )
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_an_inconclusive_result_says_so_first_and_what_was_kept(proven: bool) -> None:
+    result = won() if proven else on_device(found())
+    said = profile_of(with_confirmation(result, inconclusive="too wide")).evidence.reason
+    kept = "mixed_bfloat16 at batch 32 is" if proven else "float32 is kept"
+    assert said.startswith(f"inconclusive: too wide; {kept}")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_recipe_is_forced_where_float32_could_not_be_chosen(allowed: bool) -> None:
+    assert profile_of(won(), float32_allowed=allowed).recipe.forced is not allowed
+
+
+def test_a_rehearsals_profile_claims_no_time() -> None:
+    result = on_device(won(), observation=SimpleNamespace(rehearsal=True))
+    evidence = profile_of(result).evidence
+    assert evidence.speedup == NOT_COMPARED
+    assert evidence.chosen.step_seconds == 0
+    assert {each.samples_per_second for each in evidence.tried} == {0.0}
+    assert evidence.reason.startswith(REHEARSAL_NOTE)
+
+
+def test_the_share_of_the_peak_is_that_of_the_policys_dtype_and_of_one_device() -> None:
+    """1e6 operations a sample: 32 in 50 ms are 0.64 GFLOPS of 2, in 100 ms 0.32 of 1."""
+    task = replace(TASK, flops_per_sample=1e6)
+
+    def share(result: TuningResult, devices: int = 1) -> float | None:
+        known = replace(result, preflight=replace(result.preflight, task=task))
+        return profile_of(known, devices=devices).evidence.chosen.peak_share
+
+    assert share(won()) == pytest.approx(0.64 / 2)
+    assert share(won(), devices=2) == pytest.approx(0.32 / 2)
+    assert share(on_device(found())) == pytest.approx(0.32 / 1)
+
+
+def test_saved_activations_take_half_in_16_bits() -> None:
+    task = replace(TASK, trainable_bytes=0, saved_bytes_per_sample=1e6)
+
+    def share(result: TuningResult) -> float | None:
+        known = replace(result, preflight=replace(result.preflight, task=task))
+        known = on_device(known, measured_memory_bandwidth_gbps=10.0)
+        return profile_of(known).evidence.chosen.memory_share
+
+    assert share(won()) == pytest.approx(2 * 32 * 0.5e6 / 10e9 / 0.05)
+    assert share(on_device(found())) == pytest.approx(2 * 32 * 1e6 / 10e9 / 0.1)
+
+
+def test_an_overhead_bound_is_seen_in_the_same_recipe_at_other_batches() -> None:
+    def trial(recipe: Recipe, step: float) -> Outcome:
+        return Outcome(SPACE.point(recipe), Status.OK, timed(step, samples_per_step=64.0))
+
+    twice = replace(BFLOAT16, batch_size=64)
+    flat, linear = trial(twice, 0.051), trial(twice, 0.1)
+    assert profile_of(won(flat)).evidence.chosen.bound == "overhead"
+    assert profile_of(won(linear)).evidence.chosen.bound == "memory"
+    compiled = trial(replace(twice, compile=True), 0.051)
+    float32 = trial(Recipe(batch_size=64), 0.051)
+    assert profile_of(won(compiled, float32)).evidence.chosen.bound == "memory"
+
+
+def test_ranks_share_the_samples_of_every_batch_that_an_overhead_is_seen_in() -> None:
+    larger = replace(BFLOAT16, batch_size=128)
+    trial = Outcome(SPACE.point(larger), Status.OK, timed(0.2, samples_per_step=128.0))
+    assert profile_of(won(trial), devices=2).evidence.chosen.bound == "memory"
+
+
+def test_the_wait_for_other_ranks_is_the_trials_where_that_measured_it() -> None:
+    waits = Ratio(0.123456, 0.1, 0.2, 6)
+
+    def chosen(of_trial: Ratio | None, of_rounds: Ratio | None) -> Ratio | None:
+        def measured(wait: Ratio | None) -> Measurement:
+            return timed(0.05, exposed_communication=wait)
+
+        result = won()
+        point = SPACE.point(BFLOAT16)
+        history = (
+            result.trials.history[0],
+            Outcome(point, Status.OK, measured(of_trial)),
+        )
+        trials = replace(result.trials, history=history)
+        result = replace(result, search=replace(result.search, trials=trials))
+        rounds = {BFLOAT16.key(): [measured(of_rounds)]}
+        result = with_confirmation(result, measured=rounds)
+        return profile_of(result).evidence.chosen.exposed_communication
+
+    assert chosen(None, None) is None
+    assert chosen(waits, replace(waits, ratio=0.5)) == replace(waits, ratio=0.1235)
+    assert chosen(None, waits) == replace(waits, ratio=0.1235)
+
+
+def test_of_what_failed_the_profile_keeps_the_beginning_of_the_reason() -> None:
+    point = SPACE.point(replace(BFLOAT16, batch_size=64))
+    failed = Outcome(point, Status.UNSUPPORTED, None, "no kernel " + "x" * 200)
+    told = profile_of(won(failed)).evidence.tried[-1]
+    assert told.status is Status.UNSUPPORTED
+    assert told.reason == ("no kernel " + "x" * 200)[:120]
+    assert told.samples_per_second == 0
