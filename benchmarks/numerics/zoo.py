@@ -40,7 +40,9 @@ from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
 from benchmarks.checkout import TESTS
-from benchmarks.numerics.labels import BATCH, CANNOT_RUN, POLICIES, at_tuned_scale, names, silent
+from benchmarks.numerics import judge
+from benchmarks.numerics.judge import at_tuned_scale, silent
+from benchmarks.numerics.labels import BATCH, CANNOT_RUN, POLICIES, names
 from benchmarks.numerics.zoo_tables import JUDGED, confusion_table, islands_table, scales_table
 from benchmarks.provenance import commit, machine
 
@@ -79,8 +81,7 @@ class Job:
 
     def tracer(self, task: Task, seed: int = 0) -> Tracer:
         """A tracer of its framework on its device."""
-        backend = registry.load(self.framework)
-        return backend.tracer(task, device=self.device, seed=seed, report=silent)
+        return judge.tracer(task, seed, framework=self.framework, device=self.device)
 
 
 def run(
