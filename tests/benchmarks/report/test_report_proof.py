@@ -1,4 +1,4 @@
-"""The report's table of a soak."""
+"""The report's tables of the zoo and of a soak."""
 
 from __future__ import annotations
 
@@ -24,3 +24,38 @@ def test_the_report_of_a_soak_names_no_cause(tmp_path: Path) -> None:
     lines = list(proof.soak(path))
     assert any(line.startswith("Measured again at commit b") for line in lines)
     assert lines[-1] == "| torch | 4 | 2 | 1 | 0 | 1 | 0 | 0 |"
+
+
+def test_the_report_of_the_zoo_lists_what_it_does_not_count(tmp_path: Path) -> None:
+    costs = {"median": 1.0, "median_where_right": 1.0, "largest": 2.0}
+    counts = {"broken_caught": [1, 1], "healthy_flagged": [0, 2]}
+    wrong = ["zoo a float16 seed 1000: drift, truth healthy (final loss +1.0 %): its loss is away"]
+    confusion = {
+        "by_zoo": {"zoo": {"both": counts}},
+        "cost_by_zoo": {"zoo": costs},
+        "wrong": wrong,
+        "unclear": ["zoo b bfloat16: final loss +7 %"],
+    }
+    found = {
+        "date": "2026-11-27",
+        "tasks": 2,
+        "machine": "x",
+        "commit": "a",
+        "software": {},
+        "seeds": {"zoo": [1000]},
+        "confusion": confusion,
+    }
+    path = tmp_path / "numerics.json"
+    path.write_text(json.dumps(found))
+    lines = list(proof.numerics(path))
+    judged = lines.index("- zoo a float16, in truth healthy (final loss +1.0 %) (seeds 1000)")
+    assert lines[judged:] == [
+        lines[judged],
+        "",
+        "Not in the table, as long runs left open what becomes of them:",
+        "",
+        "- zoo b bfloat16: final loss +7 %",
+    ]
+    del confusion["unclear"]
+    path.write_text(json.dumps(found))
+    assert "this run did not list them" in list(proof.numerics(path))[-1]
