@@ -23,6 +23,7 @@ from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import (
     BATCH,
     CANNOT_RUN,
+    LOW_FLOOR,
     MORE_SEEDS,
     POLICIES,
     SEEDS,
@@ -60,10 +61,10 @@ def truth_of(task: Task) -> dict[str, Any]:
             rows[policy] = {"label": "broken", "why": f"raises: {str(error)[:80]}", "scale": None}
             continue
         ours = Runs(by_hand(loop, recipe, steps), recipe)
-        rows[policy] = label(float32, noisy, ours, SEEDS)
+        rows[policy] = label(float32, noisy, ours, SEEDS, LOW_FLOOR)
         if undecided(rows[policy]):
             many = MORE_SEEDS
-            rows[policy] = label(float32, noisy, ours, many) | {"seeds": many}
+            rows[policy] = label(float32, noisy, ours, many, LOW_FLOOR) | {"seeds": many}
             if undecided(rows[policy]):
                 rows[policy]["label"] = "unclear"
     rows["float32"] = [ending(run) for run in float32.first(SEEDS)]

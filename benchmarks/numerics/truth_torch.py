@@ -26,6 +26,8 @@ from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import (
     BATCH,
     CANNOT_RUN,
+    FLOOR,
+    LOW_FLOOR,
     MORE_SEEDS,
     POLICIES,
     SEEDS,
@@ -54,7 +56,8 @@ def truth_of(
     seeds: tuple[int, int] = (SEEDS, MORE_SEEDS),
 ) -> dict[str, Any]:
     """Label policies of one task, over more seeds where a few do not decide."""
-    steps = getattr(sys.modules[task.build_model.__module__], "TRUTH_STEPS", STEPS)
+    own_steps = getattr(sys.modules[task.build_model.__module__], "TRUTH_STEPS", None)
+    steps, floor = (STEPS, FLOOR) if own_steps is None else (own_steps, LOW_FLOOR)
     rows: dict[str, Any] = {"steps": steps}
     few, many = seeds
 
@@ -70,13 +73,13 @@ def truth_of(
             rows[name] = {"label": "broken", "why": f"raises: {str(error)[:80]}", "scale": None}
             continue
         ours = runs(name, recipe)
-        rows[name] = label(float32, noisy, ours, few)
+        rows[name] = label(float32, noisy, ours, few, floor)
         if undecided(rows[name]):
-            rows[name] = label(float32, noisy, ours, many) | {"seeds": many}
+            rows[name] = label(float32, noisy, ours, many, floor) | {"seeds": many}
             if undecided(rows[name]):
                 rows[name]["label"] = "unclear"
         if task.training_step is not None:
-            left = label(float32, noisy, runs(name, recipe, plain=True), few)
+            left = label(float32, noisy, runs(name, recipe, plain=True), few, floor)
             rows[name]["under_plain_autocast"] = left["label"]
     rows["float32"] = [ending(r) for r in float32.first(few)]
     rows["noisy"] = [ending(r) for r in noisy.first(few)]
