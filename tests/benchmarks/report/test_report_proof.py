@@ -59,3 +59,6 @@ def test_the_report_of_the_zoo_lists_what_it_does_not_count(tmp_path: Path) -> N
     del confusion["unclear"]
     path.write_text(json.dumps(found))
     assert "this run did not list them" in list(proof.numerics(path))[-1]
+    found["software"] = {"torch": "2.13.0"}
+    path.write_text(json.dumps(found))
+    assert "the tuner's own tracer" in list(proof.numerics(path))[-1]
