@@ -214,8 +214,7 @@ def scaled(task: str, recipe: Recipe, where: str) -> Recipe:
     """The recipe at the loss scale that the tuner would choose."""
     from autoprec.tuning.proof.recipe_proof import Proof
     from autoprec.workers.task_file import load_task
-    from benchmarks.numerics.labels import at_tuned_scale
-    from benchmarks.numerics.truth_torch import tracer
+    from benchmarks.numerics.judge import at_tuned_scale, tracer
 
     return at_tuned_scale(Proof(tracer(load_task(TASKS / f"{task}.py"), device=where)), recipe)
 

@@ -11,48 +11,32 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.traces import Trajectory
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.tuning.proof.recipe_proof import Proof
 
 BATCH = 32
 STEPS = 200
-HAND_SEEDS, MORE_HAND_SEEDS = 8, 16
+SEEDS, MORE_SEEDS = 8, 16
 CANNOT_RUN = (RuntimeError, TypeError, ValueError)
 """What frameworks raise where a kernel is not there in 16 bits, or dtypes do not mix."""
 
-FLOOR, HAND_FLOOR = 1e-3, 1e-4
-"""Final losses below this share of the first one count as this much."""
+FLOOR, LOW_FLOOR = 1e-3, 1e-4
+"""Final losses below this share of the first one count as this much of it: the lower one where a
+task says how long it trains, and in every task of Keras."""
 POLICIES = {
     "bfloat16": Recipe(Policy.MIXED_BFLOAT16, BATCH),
     "float16": Recipe(Policy.MIXED_FLOAT16, BATCH, loss_scale=LossScale()),
-    "float16_2^16": Recipe(Policy.MIXED_FLOAT16, BATCH, loss_scale=LossScale(initial=2.0**16)),
 }
-
-
-def silent(phase: str, step: int) -> None:
-    """Report to nobody."""
 
 
 def names(folder: Path, only: list[str]) -> list[str]:
     """The task files of a folder: every module that defines build_model."""
     found = [p.stem for p in sorted(folder.glob("*.py")) if "\ndef build_model(" in p.read_text()]
     return [name for name in found if not only or name in only]
-
-
-def at_tuned_scale(proof: Proof, recipe: Recipe) -> Recipe:
-    """The recipe at the scale the proof chooses, where it needs one and runs."""
-    if recipe.loss_scale is None:
-        return recipe
-    try:
-        return replace(recipe, loss_scale=proof.tune_loss_scale(recipe)[0])
-    except RuntimeError:
-        return recipe
 
 
 def write(
@@ -70,7 +54,7 @@ def write(
         known |= about
         known["tasks"][task] = rows
         target.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-        labels = {name: row["label"] for name, row in rows.items() if name in POLICIES}
+        labels = {name: rows[name]["label"] for name in POLICIES}
         print(f"{task:22} {labels} {time.monotonic() - started:.0f} s", flush=True)
 
 

@@ -21,6 +21,10 @@ from autoprec.core.numerics.traces import Trajectory
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NOISE = 2.0**-9
 
+HIGHEST, SEARCHED, BELOW = 2.0**60, 150, 16.0
+"""A loss scale is looked for from `HIGHEST` down for `SEARCHED` steps; a run begins `BELOW` times
+below the one that is left."""
+
 
 def train(
     task: Task,
@@ -44,23 +48,46 @@ def train(
     optimizer = task.build_optimizer(model) if task.build_optimizer else _adamw(model)
     scaler = torch.amp.GradScaler(device, init_scale=scale, enabled=policy == "float16")
     losses: list[float | None] = []
-    skipped = []
+    skipped, scales = [], []
     torch.manual_seed(seed)
     stream = _endless(task, batch)
     for step in range(steps):
         taken = next(stream)
-        torch.manual_seed(seed * 1_000_003 + step)
+        _seed(seed * 1_000_003 + step, device)
         loss = _loss(task, model, _moved(taken, device), policy, device)
         value = float(loss.detach())
         losses.append(value if math.isfinite(value) else None)
         scaler.scale(loss).backward()
+        if task.clip_grad_norm is not None:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip_grad_norm)
         before = scaler.get_scale()
         scaler.step(optimizer)
         scaler.update()
         if scaler.get_scale() < before:
             skipped.append(step)
+        scales.append(scaler.get_scale())
         optimizer.zero_grad()
-    return Trajectory(tuple(losses), tuple(skipped), seed=seed)
+    return Trajectory(tuple(losses), tuple(skipped), tuple(scales), seed=seed)
+
+
+def scale_by_hand(task: Task, batch: int, device: str = "cpu") -> float:
+    """Let torch's own scaler halve a scale that is too high until steps pass; stay well below."""
+    searched = train(
+        task, "float16", seed=0, steps=SEARCHED, batch=batch, scale=HIGHEST, device=device
+    )
+    return searched.scales[-1] / BELOW
+
+
+def _seed(seed: int, device: str) -> None:
+    """As torch.manual_seed, which without a GPU takes a quarter of a small step for noting where.
+
+    It keeps the traceback of every call, for a GPU that may be used later.
+    """
+    if device == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def _in_float32(model: torch.nn.Module, given: Any, outputs: Any) -> Any:

@@ -28,7 +28,8 @@ from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.recipe import Recipe
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
-from benchmarks.numerics.labels import BATCH, POLICIES, at_tuned_scale
+from benchmarks.numerics.judge import at_tuned_scale
+from benchmarks.numerics.labels import BATCH, POLICIES
 from benchmarks.numerics.zoo import FOLDERS, Job, jobs_of, judged, on_one_thread
 from benchmarks.numerics.zoo_tables import JUDGED, constants_table
 from benchmarks.provenance import machine

@@ -34,8 +34,8 @@ from autoprec.core.numerics.traces import NoisyStep
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.tuning.proof.recorded_runs import NOISE_DRAWS
 from autoprec.workers.task_file import load_task
-from benchmarks.numerics.labels import BATCH, POLICIES, at_tuned_scale
-from benchmarks.numerics.truth_torch import tracer
+from benchmarks.numerics.judge import at_tuned_scale, tracer
+from benchmarks.numerics.labels import BATCH, POLICIES
 from benchmarks.numerics.zoo import FIELD, ZOO, Job, jobs_of, judged
 from benchmarks.numerics.zoo_tables import JUDGED, share
 

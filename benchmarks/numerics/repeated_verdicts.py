@@ -28,8 +28,8 @@ from autoprec.backends.protocol import Task
 from autoprec.core.codec import to_plain
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
-from benchmarks.numerics.labels import POLICIES, at_tuned_scale, names
-from benchmarks.numerics.truth_torch import tracer
+from benchmarks.numerics.judge import at_tuned_scale, tracer
+from benchmarks.numerics.labels import POLICIES, names
 from benchmarks.numerics.zoo import FIELD, ZOO
 from benchmarks.numerics.zoo_tables import JUDGED, share
 

@@ -23,10 +23,10 @@ from autoprec.workers.task_file import load_task
 from benchmarks.numerics.labels import (
     BATCH,
     CANNOT_RUN,
-    HAND_FLOOR,
-    HAND_SEEDS,
-    MORE_HAND_SEEDS,
+    LOW_FLOOR,
+    MORE_SEEDS,
     POLICIES,
+    SEEDS,
     STEPS,
     Runs,
     ending,
@@ -36,12 +36,10 @@ from benchmarks.numerics.labels import (
 )
 from benchmarks.numerics.loops_keras import Loop, scale_by_hand
 
-JUDGED = ("bfloat16", "float16")
-
 
 def write_truth(folder: Path, only: list[str]) -> None:
     """Train every task under every policy and write what became of it."""
-    about = {"steps": STEPS, "seeds": HAND_SEEDS, "more_seeds": MORE_HAND_SEEDS}
+    about = {"steps": STEPS, "seeds": SEEDS, "more_seeds": MORE_SEEDS}
     software = f"keras {keras.__version__}, tensorflow {tf.__version__} on a CPU"
     about |= {"batch_size": BATCH, "software": software}
     write(folder, only, about, lambda path: truth_of(load_task(path)))
@@ -51,7 +49,7 @@ def truth_of(
     task: Task,
     *,
     steps: int | None = None,
-    seeds: tuple[int, int] = (HAND_SEEDS, MORE_HAND_SEEDS),
+    seeds: tuple[int, int] = (SEEDS, MORE_SEEDS),
 ) -> dict[str, Any]:
     """Label both policies of one task, over more seeds where a few do not decide."""
     steps = steps or getattr(sys.modules[task.build_model.__module__], "TRUTH_STEPS", STEPS)
@@ -61,7 +59,7 @@ def truth_of(
     plain = Recipe(batch_size=BATCH)
     loop = Loop(task, "float32")
     float32, noisy = (Runs(by_hand(loop, plain, steps, noisy=n), plain) for n in (False, True))
-    for policy in JUDGED:
+    for policy in POLICIES:
         try:
             loop = Loop(task, policy)
             recipe = scaled(loop, POLICIES[policy])
@@ -69,9 +67,9 @@ def truth_of(
             rows[policy] = {"label": "broken", "why": f"raises: {str(error)[:80]}", "scale": None}
             continue
         ours = Runs(by_hand(loop, recipe, steps), recipe)
-        rows[policy] = label(float32, noisy, ours, few, HAND_FLOOR)
+        rows[policy] = label(float32, noisy, ours, few, LOW_FLOOR)
         if undecided(rows[policy]):
-            rows[policy] = label(float32, noisy, ours, many, HAND_FLOOR) | {"seeds": many}
+            rows[policy] = label(float32, noisy, ours, many, LOW_FLOOR) | {"seeds": many}
             if undecided(rows[policy]):
                 rows[policy]["label"] = "unclear"
     rows["float32"] = [ending(run) for run in float32.first(few)]

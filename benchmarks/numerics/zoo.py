@@ -40,7 +40,9 @@ from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
 from benchmarks.checkout import TESTS
-from benchmarks.numerics.labels import BATCH, CANNOT_RUN, POLICIES, at_tuned_scale, names, silent
+from benchmarks.numerics import judge
+from benchmarks.numerics.judge import at_tuned_scale, silent
+from benchmarks.numerics.labels import BATCH, CANNOT_RUN, POLICIES, names
 from benchmarks.numerics.zoo_tables import JUDGED, confusion_table, islands_table, scales_table
 from benchmarks.provenance import commit, machine
 
@@ -49,6 +51,7 @@ FIELD = ZOO / "field"
 ZOO_KERAS = ZOO.with_name("zoo_keras")
 FOLDERS = (ZOO, FIELD, ZOO_KERAS, ZOO_KERAS / "field")
 TABLES = ("confusion", "scales", "islands")
+LISTS = ("wrong", "unclear")
 PACKAGES = {"torch": ("torch",), "keras": ("keras", "tensorflow")}
 
 
@@ -79,8 +82,7 @@ class Job:
 
     def tracer(self, task: Task, seed: int = 0) -> Tracer:
         """A tracer of its framework on its device."""
-        backend = registry.load(self.framework)
-        return backend.tracer(task, device=self.device, seed=seed, report=silent)
+        return judge.tracer(task, seed, framework=self.framework, device=self.device)
 
 
 def run(
@@ -169,6 +171,16 @@ def verdicts(task: Task, job: Job) -> Iterator[dict[str, Any]]:
                 "cost": seconds / statistics.fmean((before, after)),
             }
             before = after
+
+
+def unclear(jobs: list[Job]) -> list[str]:
+    """The pairs that no verdict is compared with, as long runs do not say what becomes of them."""
+    return [
+        f"{job.zoo} {job.path.stem} {policy}: {job.truth[policy]['why']}"
+        for job in jobs
+        for policy in JUDGED
+        if job.truth[policy]["label"] == "unclear"
+    ]
 
 
 def _plain_seconds(task: Task, job: Job) -> float:
@@ -270,8 +282,8 @@ def _beside(known: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     if "confusion" in known and "confusion" in found:
         ours, theirs = known["confusion"], found["confusion"]
         both["confusion"] = {
-            name: ours[name] + theirs[name] if name == "wrong" else ours[name] | theirs[name]
-            for name in ("by_zoo", "cost_by_zoo", "wrong")
+            name: ours[name] + theirs[name] if name in LISTS else ours[name] | theirs[name]
+            for name in ("by_zoo", "cost_by_zoo", *LISTS)
         }
     return both
 
@@ -320,6 +332,8 @@ def main() -> int:
     }
     makers = {"confusion": confusion_table, "scales": scales_table, "islands": islands_table}
     results |= {table: makers[table](rows[table]) for table in tables}
+    if "confusion" in tables:
+        results["confusion"]["unclear"] = unclear(jobs)
     if arguments.output:
         known = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
         arguments.output.write_text(json.dumps(_beside(known, results), indent=1) + "\n")

@@ -44,6 +44,8 @@ def numerics(path: Path) -> Iterator[str]:
     yield ""
     for said, seeds in _wrong(found["confusion"]["wrong"]).items():
         yield f"- {said} (seeds {', '.join(seeds)})"
+    yield ""
+    yield from _unclear(found["confusion"].get("unclear"), torch="torch" in found["software"])
     if "scales" in found:
         yield ""
         yield _skips(found["scales"])
@@ -76,6 +78,18 @@ def _wrong(lines: Sequence[str]) -> dict[str, list[str]]:
         label = f"{truth[1]} ({truth[2]})" if truth else ""
         pairs.setdefault(f"{zoo} {task} {policy}, in truth {label}", []).append(seed)
     return pairs
+
+
+def _unclear(pairs: Sequence[str] | None, torch: bool) -> Iterator[str]:
+    """The pairs that are in no table, as long runs left open what becomes of them."""
+    if pairs is None:
+        yield "Pairs whose truth is unclear are not in the table; this run did not list them."
+        if torch:
+            yield "In `zoo` and all of float16 the truth was of the tuner's own tracer or scale."
+        return
+    yield "Not in the table, as long runs left open what becomes of them:"
+    yield ""
+    yield from (f"- {pair}" for pair in pairs or ["none"])
 
 
 def _skips(scales: Mapping[str, Any]) -> str:

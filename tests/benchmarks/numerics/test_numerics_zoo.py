@@ -23,6 +23,13 @@ def test_a_folder_of_tasks_is_known_by_what_its_tasks_import():
     }
 
 
+def test_what_long_runs_leave_open_is_listed():
+    rows = {policy: {"label": "unclear", "why": "final loss +7 %"} for policy in zoo.JUDGED}
+    rows["float16"] = {"label": "broken", "why": "not finite"}
+    jobs = [zoo.Job(zoo.FIELD / "a.py", rows, (0, 1), ("confusion",))]
+    assert zoo.unclear(jobs) == ["zoo/field a bfloat16: final loss +7 %"]
+
+
 def test_neither_framework_is_imported_before_a_task_needs_it():
     code = (
         "import sys, benchmarks.numerics.zoo; "

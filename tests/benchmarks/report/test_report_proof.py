@@ -1,4 +1,4 @@
-"""The report's table of a soak."""
+"""The report's tables of the zoo and of a soak."""
 
 from __future__ import annotations
 
@@ -52,3 +52,41 @@ def test_a_soaks_earlier_runs_are_shown_with_their_problems_and_no_proven_cause(
     assert any(line.endswith("Which these were is not proven.") for line in lines)
     assert any("`benchmarks/results/soak-2026-11-21.json`" in line for line in lines)
     assert "| torch | 7 | 2 | 2 | 0 | not looked for | 0 | 0 | not counted | 0 |" in lines
+
+
+def test_the_report_of_the_zoo_lists_what_it_does_not_count(tmp_path: Path) -> None:
+    costs = {"median": 1.0, "median_where_right": 1.0, "largest": 2.0}
+    counts = {"broken_caught": [1, 1], "healthy_flagged": [0, 2]}
+    wrong = ["zoo a float16 seed 1000: drift, truth healthy (final loss +1.0 %): its loss is away"]
+    confusion = {
+        "by_zoo": {"zoo": {"both": counts}},
+        "cost_by_zoo": {"zoo": costs},
+        "wrong": wrong,
+        "unclear": ["zoo b bfloat16: final loss +7 %"],
+    }
+    found = {
+        "date": "2026-11-27",
+        "tasks": 2,
+        "machine": "x",
+        "commit": "a",
+        "software": {},
+        "seeds": {"zoo": [1000]},
+        "confusion": confusion,
+    }
+    path = tmp_path / "numerics.json"
+    path.write_text(json.dumps(found))
+    lines = list(proof.numerics(path))
+    judged = lines.index("- zoo a float16, in truth healthy (final loss +1.0 %) (seeds 1000)")
+    assert lines[judged:] == [
+        lines[judged],
+        "",
+        "Not in the table, as long runs left open what becomes of them:",
+        "",
+        "- zoo b bfloat16: final loss +7 %",
+    ]
+    del confusion["unclear"]
+    path.write_text(json.dumps(found))
+    assert "this run did not list them" in list(proof.numerics(path))[-1]
+    found["software"] = {"torch": "2.13.0"}
+    path.write_text(json.dumps(found))
+    assert "the tuner's own tracer" in list(proof.numerics(path))[-1]
