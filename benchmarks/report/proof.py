@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checkout import ROOT
 from benchmarks.numerics.zoo_tables import constants_table, share
 from benchmarks.report.latest import machine_name, other_runs, where
 from benchmarks.search.oracle_rows import ratio_text
@@ -45,7 +46,7 @@ def numerics(path: Path) -> Iterator[str]:
     for said, seeds in _wrong(found["confusion"]["wrong"]).items():
         yield f"- {said} (seeds {', '.join(seeds)})"
     yield ""
-    yield from _unclear(found["confusion"].get("unclear"), torch="torch" in found["software"])
+    yield from _unclear(found["confusion"], torch="torch" in found["software"])
     if "scales" in found:
         yield ""
         yield _skips(found["scales"])
@@ -80,16 +81,29 @@ def _wrong(lines: Sequence[str]) -> dict[str, list[str]]:
     return pairs
 
 
-def _unclear(pairs: Sequence[str] | None, torch: bool) -> Iterator[str]:
+def _unclear(confusion: Mapping[str, Any], torch: bool) -> Iterator[str]:
     """The pairs that are in no table, as long runs left open what becomes of them."""
+    pairs = confusion.get("unclear")
     if pairs is None:
+        pairs = [pair for zoo in confusion["by_zoo"] for pair in _unclear_today(zoo)]
         yield "Pairs whose truth is unclear are not in the table; this run did not list them."
         if torch:
             yield "In `zoo` and all of float16 the truth was of the tuner's own tracer or scale."
-        return
-    yield "Not in the table, as long runs left open what becomes of them:"
+        yield "By the loops that each folder's truth.json is made of today they are:"
+    else:
+        yield "Not in the table, as long runs left open what becomes of them:"
     yield ""
     yield from (f"- {pair}" for pair in pairs or ["none"])
+
+
+def _unclear_today(zoo: str) -> Iterator[str]:
+    """The pairs of a folder whose truth is unclear, with what was found."""
+    path = ROOT / "tests" / zoo / "truth.json"
+    tasks = json.loads(path.read_text(encoding="utf-8"))["tasks"] if path.exists() else {}
+    for task, truth in sorted(tasks.items()):
+        for policy in ("bfloat16", "float16"):
+            if truth[policy]["label"] == "unclear":
+                yield f"{zoo} {task} {policy}: {truth[policy]['why']}"
 
 
 def _skips(scales: Mapping[str, Any]) -> str:

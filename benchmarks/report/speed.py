@@ -157,8 +157,16 @@ def ablation(path: Path) -> Iterator[str]:
     yield ""
     yield "| way | its throughput over the profile's |"
     yield "|---|---|"
-    for row in found["rows"][1:]:
+    others = found["rows"][1:]
+    for row in others:
         yield f"| {row['way']} | {ratio_text(row['over_profile'])} |"
+    faster = [row["way"] for row in others if row["over_profile"]["low"] > 1]
+    slower = [row["way"] for row in others if row["over_profile"]["high"] < 1]
+    yield ""
+    yield (
+        f"Beyond the interval, faster than the profile: {'; '.join(faster) or 'none'}. "
+        f"Slower: {'; '.join(slower) or 'none'}."
+    )
 
 
 #: By field of a row of `applied`, its column.
