@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ def test_the_scripts_are_where_it_looks(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_tunes_and_trains_on_the_same_number_of_samples(tmp_path: Path) -> None:
+def test_the_command_tunes_and_trains_on_the_same_number_of_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks apart from other tests' tunings
     output = tmp_path / "newcomer.json"
     words = ["--tasks", "digits_net", "--seeds", "1", "--epochs", "3", "--trials", "1"]
     newcomer.main([*words, "--forced", "--output", str(output)])
