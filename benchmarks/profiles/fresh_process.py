@@ -160,7 +160,7 @@ def _keras(task: Path, path: Path, profile: Profile, rounds: int, seconds: float
     if recipe.compile:
         raise SystemExit(f"{task.stem}: the recipe has XLA, which the loop by hand does not set")
     by_hand = ("--batch", recipe.batch_size, "--policy", recipe.policy.value)
-    by_hand += ("--steps-per-execution", recipe.knobs.get("steps_per_execution", 1))
+    by_hand += ("--steps-per-execution", recipe.knobs.get("steps_per_execution", 0))
     sides: dict[str, tuple[object, ...]] = {
         APPLIED: ("--profile", path),
         PLAIN: ("--batch", own_batch(profile)),

@@ -85,16 +85,17 @@ def _with_profile(task: Any, profile: Path, model: Any, optimizer: Any, batches:
 
 
 def keras_loop(
-    task: Any, profile: Path | None, batch: int, policy: str = "float32", steps_at_once: int = 1
+    task: Any, profile: Path | None, batch: int, policy: str = "float32", steps_at_once: int = 0
 ) -> Steps:
-    """Keras's fit, with a profile or with a recipe written by hand."""
+    """Keras's fit, with a profile or with a recipe written by hand; 0 leaves the task's steps."""
     import keras
     import tensorflow as tf
 
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
     model = task.build_model()
-    model.steps_per_execution = steps_at_once
+    if steps_at_once:
+        model.steps_per_execution = steps_at_once
     if profile is not None:
         apply_profile(profile, model=model)
     data = task.build_data(batch)
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--policy", default="float32", help="Keras's dtype policy, by hand")
-    parser.add_argument("--steps-per-execution", type=int, default=1, help="Keras's, by hand")
+    parser.add_argument("--steps-per-execution", type=int, default=0, help="Keras's, by hand")
     arguments = parser.parse_args()
     batch = arguments.batch
     if arguments.profile is not None:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import keras
 import pytest
 
-from autoprec.backends.protocol import Task
 from autoprec.tuning.proof.recipe_proof import Proof
-from autoprec.workers.task_file import load_task
 from benchmarks.numerics.judge import at_tuned_scale, tracer
 from benchmarks.numerics.labels import POLICIES
+from tests.zoo_tasks import loaded
 
 pytestmark = [
     pytest.mark.keras,
@@ -41,18 +38,6 @@ def pairs() -> Iterator[tuple[Path, str, str]]:
         for name in sorted(truth)[::3]:
             for policy in POLICIES:
                 yield folder / f"{name}.py", policy, truth[name][policy]["label"]
-
-
-@cache
-def loaded(path: Path) -> Task:
-    """The task; what another file's tests have loaded under its name is left to them."""
-    before = sys.modules.pop(path.stem, None)
-    try:
-        return load_task(path)
-    finally:
-        sys.modules.pop(path.stem, None)
-        if before is not None:
-            sys.modules[path.stem] = before
 
 
 @pytest.fixture

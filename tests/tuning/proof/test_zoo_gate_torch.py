@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from autoprec.backends.protocol import Task
 from autoprec.backends.torch.backend import TorchBackend
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.proof.recipe_proof import Proof
-from autoprec.workers.task_file import load_task
+from tests.zoo_tasks import loaded
 
 pytestmark = [
     pytest.mark.torch,
@@ -49,21 +46,9 @@ def silent(phase: str, step: int) -> None:
     pass
 
 
-@cache
-def load(path: Path) -> Task:
-    """The task; what another file's tests have loaded under its name is left to them."""
-    before = sys.modules.pop(path.stem, None)
-    try:
-        return load_task(path)
-    finally:
-        sys.modules.pop(path.stem, None)
-        if before is not None:
-            sys.modules[path.stem] = before
-
-
 def verdict(path: Path, recipe: Recipe) -> str:
     """What the tuner decides of a task, at the loss scale that it would tune."""
-    tracer = TorchBackend().tracer(load(path), device="cpu", seed=SEED, report=silent)
+    tracer = TorchBackend().tracer(loaded(path), device="cpu", seed=SEED, report=silent)
     proof = Proof(tracer)
     if recipe.loss_scale is not None:
         recipe = replace(recipe, loss_scale=proof.tune_loss_scale(recipe)[0])
