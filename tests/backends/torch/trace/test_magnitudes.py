@@ -76,6 +76,7 @@ def test_sparse_gradients_are_compared_as_dense_ones_are():
     assert all(point.gradient_error > 0 for point in of_sparse[0] + of_sparse[1])
     for sparse, dense in zip(of_sparse[0] + of_sparse[1], of_dense[0] + of_dense[1], strict=True):
         assert sparse.loss == dense.loss
-        assert sparse.gradient_error == pytest.approx(dense.gradient_error, rel=1e-5)
+        # Both are shares of float32 gradients, whose sums are rounded in another order.
+        assert sparse.gradient_error == pytest.approx(dense.gradient_error, rel=0, abs=2.0**-24)
     assert of_sparse[2].counts == pytest.approx(of_dense[2].counts)
     assert of_sparse[3] == of_dense[3]
