@@ -1,12 +1,25 @@
-"""Who is still running: processes are found by a mark in their environment."""
+"""Tunings in processes of their own, and who is still running (found by an environment mark)."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
 MARK = "AUTOPREC_TEST_MARK"
+
+#: The command line, but no tuning waits for other processes: two files of tests run side by side.
+_IMPATIENT = """
+import sys
+from autoprec.cli import main
+from autoprec.tuning import job
+job.PATIENCE_SECONDS = 0.0
+sys.exit(main())
+"""
+
+#: What starts `autoprec` in a test's child process; the words of its command line follow.
+AUTOPREC = (sys.executable, "-c", _IMPATIENT)
 
 
 def survivors(mark: str, seconds: float = 10.0) -> list[str]:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import AUTOPREC
 
 from autoprec.core.dtypes import Policy
 from autoprec.profiles import load_profile
@@ -85,7 +86,7 @@ def test_a_profile_gives_the_weights_of_keras_own_policy_in_every_fresh_process(
 
     def run(*words: object) -> str:
         done = subprocess.run(
-            [sys.executable, *map(str, words)],
+            [*map(str, words)],
             env=environment,
             capture_output=True,
             text=True,
@@ -98,13 +99,15 @@ def test_a_profile_gives_the_weights_of_keras_own_policy_in_every_fresh_process(
     quick = ("--trials", 2, "--rounds", 1, "--proof-steps", 30, "--no-extras")
     own = ("--output", profile, "--storage", tmp_path / "study.journal")
     only = ("--device", "cpu", "--policies", "mixed_bfloat16")
-    run("-m", "autoprec", "tune", task, *only, *own, *quick)
+    run(*AUTOPREC, "tune", task, *only, *own, *quick)
     recipe = load_profile(profile).recipe
     assert recipe.policy is Policy.MIXED_BFLOAT16
     assert (recipe.batch_size, recipe.accumulation_steps) == (32, 1)
     ways = ("profile", "profile", "Keras's policy", "float32")
     with ThreadPoolExecutor(2) as pool:
-        found = pool.map(lambda way: json.loads(run("-c", TRAIN, profile, way)), ways)
+        found = pool.map(
+            lambda way: json.loads(run(sys.executable, "-c", TRAIN, profile, way)), ways
+        )
         first, again, by_hand, float32 = found
     assert len(set(first[0])) == 3  # it trains
     assert first == again

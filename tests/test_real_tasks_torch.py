@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import AUTOPREC
 from training_loops_torch import applied, batches, plain, start
 
 from autoprec import Policy, Recipe, apply_profile
@@ -73,7 +74,7 @@ def tune(row: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], Path
     profile = folder / "model.profile.yaml"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "autoprec", "tune", FOLDER / f"{row}.py", "--device", "cpu"),
+            *(*AUTOPREC, "tune", FOLDER / f"{row}.py", "--device", "cpu"),
             *("--policies", "mixed_bfloat16", "--output", profile, *QUICK),
             *("--storage", folder / "study.journal"),
         ],
