@@ -56,7 +56,7 @@ docs: $(VENV)/.docs-installed  ## Build the documentation into build/docs (a war
 # -- checks ---------------------------------------------------------------------------------------
 
 .PHONY: test
-test: lint types tests  ## Run every check: format, lint, types, all tests. What CI runs.
+test: lint types tests  ## Run the checks: format, lint, types, tests. CI runs test-zoo and test-scale besides.
 
 .PHONY: lint
 lint: $(VENV)/.all-installed  ## Check format and lint.
@@ -75,9 +75,9 @@ RUN_FILES_IN_PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile 
 
 .PHONY: tests
 tests: $(VENV)/.all-installed  ## Run the tests, each framework's in processes of its own.
-	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not gpu and not scale and not integrations"
-	$(RUN_FILES_IN_PARALLEL) -m "torch and not gpu and not scale and not integrations"
-	$(RUN_FILES_IN_PARALLEL) -m "keras and not gpu and not scale and not integrations"
+	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not gpu and not scale and not integrations and not zoo"
+	$(RUN_FILES_IN_PARALLEL) -m "torch and not gpu and not scale and not integrations and not zoo"
+	$(RUN_FILES_IN_PARALLEL) -m "keras and not gpu and not scale and not integrations and not zoo"
 
 # Each test starts several ranks or nodes, so one file runs at a time.
 .PHONY: test-scale
@@ -85,6 +85,12 @@ test-scale: $(VENV)/.scale-installed  ## Run the tests that train on several dev
 	OMP_NUM_THREADS=1 $(PYTEST) -m "scale and not torch and not keras and not gpu"
 	OMP_NUM_THREADS=1 $(PYTEST) -m "scale and torch and not gpu" || [ $$? -eq 5 ]
 	OMP_NUM_THREADS=1 $(PYTEST) -m "scale and keras and not gpu" || [ $$? -eq 5 ]
+
+# The longest proofs, of tasks whose truth long runs of loops by hand have shown.
+.PHONY: test-zoo
+test-zoo: $(VENV)/.all-installed  ## Prove a third of the tasks of known numerics and compare (minutes).
+	$(RUN_FILES_IN_PARALLEL) -m "zoo and torch"
+	$(RUN_FILES_IN_PARALLEL) -m "zoo and keras"
 
 # Needs a Chromium besides (Debian: apt install chromium).
 .PHONY: test-integrations

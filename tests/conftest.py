@@ -34,7 +34,7 @@ settings.load_profile("patient")
 
 TESTS = Path(__file__).parent
 MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}
-OTHER_MARKERS = ("gpu", "integrations", "scale", "slow")
+OTHER_MARKERS = ("gpu", "integrations", "scale", "slow", "zoo")
 SIMULATED_TASK = """
 from autoprec.backends.simulated import SimulatedModel
 

@@ -21,6 +21,8 @@ from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.workers.task_file import load_task
 from benchmarks.numerics.truth_keras import truth_of
 
+pytestmark = pytest.mark.zoo
+
 HERE = Path(__file__).parent
 FIELD = HERE / "field"
 POLICIES = {"bfloat16": Policy.MIXED_BFLOAT16, "float16": Policy.MIXED_FLOAT16}

@@ -25,6 +25,7 @@ from tests.zoo_tasks import loaded
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.slow,
+    pytest.mark.zoo,
     pytest.mark.timeout(1500),
     pytest.mark.filterwarnings("ignore"),  # broken tasks warn, of all sorts of things
 ]
