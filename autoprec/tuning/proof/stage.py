@@ -94,9 +94,7 @@ def _prove_policy(
         return _refused(result, policy, _why_none_measured(own))
     floor = _best_rate(search, Policy.FLOAT32) if job.float32_allowed else 0.0
     if policy is not Policy.FLOAT32 and best[0].rate < MAY_BE_FASTEST_SHARE * floor:
-        share = f"{best[0].rate / floor:.2g}x the speed of"
-        measured = "slower than" if search.trials.rehearsed else share
-        return _refused(result, policy, f"measured {measured} the best float32 recipe")
+        return _refused(result, policy, _why_too_slow(search, best[0], own))
     floor = _MIN_SPEED_SHARE * max((each.rate for each in result.proven), default=0.0)
     if job.deadline.passed(PROOF_SHARE):
         return _without_time(policy, own, space, floor, prover, result)
@@ -183,6 +181,18 @@ def _refused(result: ProofResult, policy: Policy, reason: str) -> ProofResult:
 
 def _best_rate(search: SearchResult, policy: Policy) -> float:
     return max((outcome.rate for outcome in search.of_policy(policy.value)), default=0.0)
+
+
+def _why_too_slow(search: SearchResult, best: Outcome, own: Sequence[Outcome]) -> str:
+    """Say how slow a policy's fastest recipe is beside float32's, and what was not tried of it."""
+    float32 = max(search.of_policy(Policy.FLOAT32.value), key=lambda outcome: outcome.rate)
+    share = f"{best.rate / float32.rate:.2g}x the speed of"
+    measured = "slower than" if search.trials.rehearsed else share
+    reason = f"measured {measured} the best float32 recipe"
+    largest, batch = max(int(each.point[BATCH]) for each in own), int(float32.point[BATCH])
+    if largest < batch:
+        reason += f", which has batch {batch}; it was not tried at a batch above {largest}"
+    return reason
 
 
 def _why_none_measured(own: Sequence[Outcome]) -> str:

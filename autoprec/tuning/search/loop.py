@@ -112,14 +112,9 @@ class Search:
             settled = fitting_baseline(space, self._baseline, history)
             if settled is None:
                 return measured
-            elapsed = self._clock() - self._began
-            over = bool(history) and job.deadline.passed(SEARCH_SHARE)
-            self.time_limit_reached = self.time_limit_reached or (over and not self._ended)
-            decision = (
-                Stop(f"its share of the time limit of {job.options.time_limit:g} s is used up")
-                if over
-                else _decide(job, space, settled, history, repeats, elapsed, not self._ended)
-            )
+            over = self._time_limit_reached() if history else None
+            self.time_limit_reached = self.time_limit_reached or bool(over and not self._ended)
+            decision = over or _decide(job, space, settled, history, repeats, not self._ended)
             if isinstance(decision, Stop):
                 self._ended = True
                 if resumed or not reranking.trials:
@@ -140,6 +135,16 @@ class Search:
             outcome = self._measure(runner, history, settled, point, decision)
             study.tell(trial, outcome)
             self._report_trial(history, settled, outcome)
+
+    def _time_limit_reached(self) -> Stop | None:
+        """Say which limit has ended the search; None while there is time."""
+        options = self._job.options
+        if self._job.deadline.passed(SEARCH_SHARE):
+            return Stop(f"its share of the time limit of {options.time_limit:g} s is used up")
+        limit = options.search_limit
+        if limit is not None and self._clock() - self._began >= limit:
+            return Stop(f"the search's limit of {limit:g} s is reached")
+        return None
 
     def _measure(
         self,
@@ -199,12 +204,9 @@ def _decide(
     baseline: Point,
     history: tuple[Outcome, ...],
     repeats: int,
-    elapsed: float,
     explore_neighbours: bool,
 ) -> Next | Stop:
     options = job.options
-    if options.search_limit is not None and elapsed >= options.search_limit and history:
-        return Stop(f"the search's limit of {options.search_limit:g} s is reached")
     if options.sampler == "cost" or outcome_at(history, baseline) is None:
         limits = Limits(
             memory_bytes=_memory_limit(job),

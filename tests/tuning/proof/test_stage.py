@@ -120,11 +120,24 @@ def test_what_is_slower_than_the_fastest_float32_recipe_is_refused_with_its_numb
     rate: float, proven: bool
 ) -> None:
     """Within the error of the search it may be faster yet."""
-    asked, result = prove(ran(50, F32), ran(100, F32, 64), ran(rate, BF16))
+    asked, result = prove(ran(50, F32), ran(100, F32, 64), ran(rate, BF16, 64))
     assert [policy for policy, *_ in asked] == ([F32, BF16] if proven else [F32])
     slower = {"mixed_bfloat16": "measured 0.95x the speed of the best float32 recipe"}
     nothing = {"mixed_float16": "the search ended before it was tried"}
     assert said(result) == nothing | ({} if proven else slower)
+
+
+@pytest.mark.parametrize(("failed_at", "largest"), [(None, 16), (32, 32)])
+def test_a_refusal_says_where_a_policy_was_not_tried_at_the_batch_of_float32(
+    failed_at: int | None, largest: int
+) -> None:
+    """On a GPU a small step waits for the host: its ratio to a large batch is none of precision."""
+    failed = [] if failed_at is None else [Outcome(at(BF16, failed_at), Status.CRASHED, reason="x")]
+    _, result = prove(ran(50, F32, 16), ran(100, F32, 64), ran(4, BF16, 16), *failed)
+    assert said(result)["mixed_bfloat16"] == (
+        "measured 0.04x the speed of the best float32 recipe, which has batch 64; it was not tried "
+        f"at a batch above {largest}"
+    )
 
 
 def test_where_float32_may_not_be_chosen_it_is_not_proven_and_refuses_nothing() -> None:

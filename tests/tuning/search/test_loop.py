@@ -158,6 +158,23 @@ def test_the_search_limit_covers_both(tmp_path: Path, monkeypatch: pytest.Monkey
     tuning.run(Reranking())
     tuning.now = 101.0
     assert tuning.run(tuning.reranked(CORRECTED)) == []
+    assert not tuning.search.time_limit_reached  # it had ended before
+
+
+def test_a_search_that_its_limit_ended_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning = Tuning(tmp_path, search_limit=100.0)
+
+    def slow(runner: object, point: Point, recipe: Recipe, **_: object) -> Outcome:
+        tuning.now += 40.0
+        return measured(runner, point, recipe)
+
+    monkeypatch.setattr(search_loop, "run_trial", slow)
+    tuning.run(Reranking())
+    assert len(tuning.history) == 3
+    assert tuning.search.time_limit_reached
+    assert tuning.notes == ["the search ends: the search's limit of 100 s is reached"]
 
 
 def test_what_no_model_can_know_is_not_looked_at_twice(tuning: Tuning) -> None:
