@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from operator import mul
 
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.speed.space import BATCH, Point
@@ -82,22 +83,36 @@ def _overhead_law(batch: float, half: float) -> float:
 
 
 def _covariance(left: Point, right: Point) -> float:
-    octaves = abs(math.log2(float(left[BATCH]) / float(right[BATCH])))
-    near = _smooth(octaves / _DRIFT_OCTAVES)
+    near, rough = _batch_kernels(float(left[BATCH]), float(right[BATCH]))
     total = _MEAN_DEVIATION**2 + _COMMON_DRIFT**2 * near
     same_arm = True
     for name, value in left.items():
         if name == BATCH:
             continue
         if right[name] == value:
-            offset, drift = _FACTOR_SCALES.get(name, _DEFAULT_SCALE)
-            total += offset**2 + drift**2 * near
+            total += _factor_covariance(name, near)
         else:
             same_arm = False
-    if all(left[name] == right[name] for name in ("policy", "compile")):
+    if left["policy"] == right["policy"] and left["compile"] == right["compile"]:
         total += _POLICY_COMPILE_SCALE[0] ** 2 + _POLICY_COMPILE_SCALE[1] ** 2 * near
-    rough = _ROUGHNESS**2 * math.exp(-octaves / _ROUGH_OCTAVES)
     return total + (rough if same_arm else 0.0)
+
+
+@cache
+def _factor_covariance(name: str, near: float) -> float:
+    offset, drift = _FACTOR_SCALES.get(name, _DEFAULT_SCALE)
+    return offset**2 + drift**2 * near
+
+
+@cache
+def _batch_kernels(left: float, right: float) -> tuple[float, float]:
+    """Return how much of a drift two batches share, and the covariance of one arm's roughness.
+
+    The batches of a space are few, so that all pairs are kept.
+    """
+    octaves = abs(math.log2(left / right))
+    rough = _ROUGHNESS**2 * math.exp(-octaves / _ROUGH_OCTAVES)
+    return _smooth(octaves / _DRIFT_OCTAVES), rough
 
 
 def _smooth(distance: float) -> float:
@@ -118,8 +133,9 @@ def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
 
 def _forward(lower: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
     solved: list[float] = []
-    for i, row in enumerate(lower):
-        solved.append((values[i] - sum(row[k] * solved[k] for k in range(i))) / row[i])
+    for value, row in zip(values, lower, strict=True):
+        known = sum(map(mul, row, solved))  # as far as `solved` goes
+        solved.append((value - known) / row[len(solved)])
     return solved
 
 
@@ -175,7 +191,7 @@ class ThroughputModel:
                 weight,
                 self._centre
                 + _overhead_law(float(point[BATCH]), half)
-                + sum(r * s for r, s in zip(row, solved, strict=True)),
+                + sum(map(mul, row, solved)),
             )
             for half, weight, solved in self._laws
         ]
