@@ -109,7 +109,7 @@ def section(found: Found) -> Iterator[str]:
             failed = rows[0].get("failed_piece")
             words = [said, f"failed: {failed}" if failed else ""]
             yield (
-                f"- {piece} ({rows[0]['date']}, commit {rows[0]['commit']}): "
+                f"- {piece} ({rows[0]['date']}, commit {rows[0]['commit'][:7]}): "
                 f"{'; '.join(filter(None, words)) or 'in the data'}"
             )
 

@@ -17,6 +17,7 @@ MACHINES = {
     "amd-zen4": "Zen 4",
     "amd-zen3": "Zen 3",
     "nvidia-h200": "NVIDIA H200",
+    "nvidia-h100-sxm": "NVIDIA H100 80GB HBM3",
 }
 
 NOT_KEPT = "machine not kept"

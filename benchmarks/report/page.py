@@ -48,9 +48,9 @@ files. The machines, all virtual, those named after a processor with 2 cores and
 - **Zen 4**: an AMD EPYC with AVX512_BF16 (`amd-zen4`), whose speed came and went while it was
   measured.
 - **Zen 3**: an AMD EPYC without 16-bit arithmetic (`amd-zen3`).
-- **NVIDIA H200**: one GPU beside 16 cores of an Intel Xeon (Emerald Rapids), for half an hour; its
-  results are in the last section, and in a section each where they are of a benchmark that others
-  ran, too.
+- **NVIDIA H200** and **NVIDIA H100 80GB HBM3**: one GPU beside 16 cores of an Intel Xeon (Emerald
+  Rapids), each for half an hour; their results are in the last section, and in a section each where
+  they are of a benchmark that others ran, too.
 
 No TPU was measured. Where a result did not keep the name of its machine, its table says so.
 """
@@ -58,7 +58,9 @@ No TPU was measured. Where a result did not keep the name of its machine, its ta
 GPUS = (
     "`make gpu-evidence`, data: `benchmarks/results/gpu_*.jsonl`. Each policy's throughput over "
     "plain float32's at the same batch, in alternation, as it is and under torch.compile; and what "
-    "one tuning chose, over float32 as it was run, and over float32 at the batch chosen."
+    "one tuning chose, over float32 as it was run, and over float32 at the batch chosen. Those "
+    "tunings had 25 s for their search, so that not every policy was tried at every batch: on the "
+    "H100 a U-Net's bfloat16 and float16 ran at batch 32 alone. Without `--search-limit` they are."
 )
 
 Section = Callable[[Path], Iterator[str]]
