@@ -9,17 +9,19 @@ from pathlib import Path
 
 MARK = "AUTOPREC_TEST_MARK"
 
-#: The command line, but no tuning waits for other processes: two files of tests run side by side.
-_IMPATIENT = """
+#: The command line, but no tuning waits for other processes, because two files of tests run side by
+#: side, and none times the device's matrix products, which takes seconds and has its own tests.
+_QUICK = """
 import sys
-from autoprec.cli import main
+from autoprec import cli, probing
 from autoprec.tuning import job
 job.PATIENCE_SECONDS = 0.0
-sys.exit(main())
+probing.measure_device = lambda facts, software: facts
+sys.exit(cli.main())
 """
 
 #: What starts `autoprec` in a test's child process; the words of its command line follow.
-AUTOPREC = (sys.executable, "-c", _IMPATIENT)
+AUTOPREC = (sys.executable, "-c", _QUICK)
 
 
 def survivors(mark: str, seconds: float = 10.0) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ def recipe_of(policy: Policy, **settings: Any) -> Recipe:
 def test_the_task_file_is_tuned_by_the_python_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Its search and proof are cut short."""
     (tmp_path / "model.py").write_text(block("README.md", 3))
     monkeypatch.chdir(tmp_path)
+    quick = partial(autoprec.tune, trials=4, rounds=1, proof_steps=30)
+    monkeypatch.setattr(autoprec, "tune", quick)
     names: dict[str, Any] = {}
     exec(block("README.md", 6), names)
     profile = names["profile"]

@@ -12,6 +12,9 @@ from autoprec.core.profile_claims import Verification
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
+#: Rounds of a comparison; after each second one its processes are replaced, which takes seconds.
+ROUNDS = 2
+
 TASK = """
 import time
 import torch
@@ -53,7 +56,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         device="cpu",
         policies=("mixed_bfloat16",),
         trials=3,
-        rounds=6,
+        rounds=ROUNDS,
         proof_steps=30,
         extras=False,
         output=folder / "task.profile.yaml",
@@ -69,7 +72,7 @@ def write(folder: Path, changed: str) -> None:
 
 def verified(profile: Path, changed: str) -> Verification:
     write(profile.parent, changed)
-    return verify(profile, device="cpu", wait=True)
+    return verify(profile, device="cpu", rounds=ROUNDS, wait=True)
 
 
 def test_what_was_tuned_trains_like_float32_again(profile: Path) -> None:

@@ -217,6 +217,8 @@ DRIVER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from autoprec import cli, probing
+from autoprec.tuning import job
+job.PATIENCE_SECONDS = 0.0  # other tests run beside this one
 probing.measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """

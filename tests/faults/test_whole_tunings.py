@@ -28,6 +28,8 @@ pytestmark = pytest.mark.skipif(
 DRIVER = """
 import sys
 from autoprec import cli, probing
+from autoprec.tuning import job
+job.PATIENCE_SECONDS = 0.0  # other tests run beside this one
 probing.measure_device = lambda facts, frameworks: facts
 sys.exit(cli.main(sys.argv[1:]))
 """

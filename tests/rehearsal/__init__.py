@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from processes import AUTOPREC
+
 from rehearsal.build import library
 
 _HERE = Path(__file__).parent
@@ -132,8 +134,7 @@ class Rehearsal:
 
     def autoprec(self, *words: object, seconds: float = 540) -> subprocess.CompletedProcess[str]:
         """Run the command line on this machine."""
-        command = [sys.executable, "-m", "autoprec", *map(str, words)]
-        return self.run(command, seconds=seconds)
+        return self.run([*AUTOPREC, *map(str, words)], seconds=seconds)
 
     def run(self, command: Sequence[str], *, seconds: float) -> subprocess.CompletedProcess[str]:
         """Run a command on this machine; where it hangs, say what it had printed, and its stack."""

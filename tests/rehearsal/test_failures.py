@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 FEW = ("--trials", 4, *QUICK[2:])
 ILLEGAL = {"op": "addmm", "dtype": "bfloat16", "error": "illegal"}
 NARROW = Gpu("NVIDIA L4", "8.9", gib=0.75)
+WIDE = forced("wide", "mixed_bfloat16", "cuda", NARROW)
 JOBS = {
     "placed": Job("placed", FEW),
     "illegal": Job("mlp", FEW, faults=(ILLEGAL,)),
@@ -25,7 +26,7 @@ JOBS = {
     "lost": replace(forced("mlp", "mixed_bfloat16"), faults=({**ILLEGAL, "error": "lost"},)),
     "not driven": replace(forced("mlp", "float32"), driven=False, named=False),
     "not driven, named": replace(forced("mlp", "float32"), driven=False),
-    "one at a time": forced("wide", "mixed_bfloat16", "cuda", NARROW),
+    "one at a time": replace(WIDE, words=(*WIDE.words, "--proof-steps", 8)),
 }
 
 

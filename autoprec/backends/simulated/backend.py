@@ -178,7 +178,8 @@ class SimulatedSession:
         times: list[float] = []
         while not timing_may_stop(times, budget, sum(times)):
             times.append(base * math.exp(self._random.gauss(0.0, self._model.noise)))
-            time.sleep(self._model.sleep_seconds)
+            if self._model.sleep_seconds:  # even a sleep of nothing takes some time
+                time.sleep(self._model.sleep_seconds)
             if len(times) == self._model.hang_after_steps:
                 time.sleep(3600)
             self._report("steps", len(times))

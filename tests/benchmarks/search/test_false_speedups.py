@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ TUNINGS = 400
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same draws whatever ran in this process before, and no pauses for threads to end."""
+    """The same draws whatever ran in this process before; no pauses for threads, none for disks."""
     monkeypatch.setattr(backend, "_SESSION_NUMBERS", itertools.count())
     monkeypatch.setattr(interleaved_timing, "_WORKER_SWITCH_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def test_the_noise_is_that_of_recorded_runs() -> None:
