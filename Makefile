@@ -71,7 +71,8 @@ types: $(VENV)/.all-installed  ## Check types (mypy, strict).
 # of their own; tests/conftest.py keeps the other framework's files from being imported. A part that
 # fails, or that finds no test at all (pytest's exit code 5), fails the target. $(JOBS) files run at a
 # time, each process with one thread; tests/conftest.py starts those with slow tests first.
-RUN_FILES_IN_PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
+ONE_THREAD := OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1
+RUN_FILES_IN_PARALLEL := $(ONE_THREAD) $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: tests
 tests: $(VENV)/.all-installed  ## Run the tests, each framework's in processes of its own.

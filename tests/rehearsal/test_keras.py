@@ -23,21 +23,17 @@ L4 = Gpu("NVIDIA L4", "8.9", gib=8.0)
 FEW = ("--trials", 2, "--rounds", 1, "--proof-steps", 10, "--no-extras")
 
 
-def example(name: str, policy: str) -> Job:
-    return Job(name, ("--policies", policy, *FEW), gpus=(L4,), tasks=EXAMPLES)
-
-
-FLOAT16 = example("guide_mlp", "mixed_float16")
+FLOAT16 = Job("keras_conv", ("--policies", "mixed_float16", *FEW), gpus=(L4,))
 JOBS = {
-    "conv3": example("conv3", "float32"),
-    "guide_mlp": FLOAT16,
+    "conv3": Job("conv3", ("--policies", "float32", *FEW), gpus=(L4,), tasks=EXAMPLES),
+    "float16": FLOAT16,
     "conv": Job("keras_conv", FEW, gpus=(L4,)),
     "not driven": replace(FLOAT16, driven=False),
 }
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["conv3", "guide_mlp", "conv"])
+@pytest.mark.parametrize("name", ["conv3", "float16", "conv"])
 def test_a_task_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) -> None:
     profile = tuned(name).profile()
     assert profile.device.kind == "cuda"
@@ -46,7 +42,7 @@ def test_a_task_is_tuned_and_its_processes_share_the_gpu(tuned: Any, name: str) 
 
 
 def test_a_policy_that_is_asked_for_is_chosen(tuned: Any) -> None:
-    assert tuned("guide_mlp").profile().recipe.policy is Policy.MIXED_FLOAT16
+    assert tuned("float16").profile().recipe.policy is Policy.MIXED_FLOAT16
 
 
 def test_the_baseline_keeps_tensorflows_tf32_and_the_models_own_xla(tuned: Any) -> None:
