@@ -82,34 +82,14 @@ def _overhead_law(batch: float, half: float) -> float:
     return math.log(batch / (batch + half))
 
 
-def _covariance(left: Point, right: Point) -> float:
-    near, rough = _batch_kernels(float(left[BATCH]), float(right[BATCH]))
-    total = _MEAN_DEVIATION**2 + _COMMON_DRIFT**2 * near
-    same_arm = True
-    for name, value in left.items():
-        if name == BATCH:
-            continue
-        if right[name] == value:
-            total += _factor_covariance(name, near)
-        else:
-            same_arm = False
-    if left["policy"] == right["policy"] and left["compile"] == right["compile"]:
-        total += _POLICY_COMPILE_SCALE[0] ** 2 + _POLICY_COMPILE_SCALE[1] ** 2 * near
-    return total + (rough if same_arm else 0.0)
-
-
-@cache
 def _factor_covariance(name: str, near: float) -> float:
+    """Return the covariance of a factor's level at two batches that share so much of a drift."""
     offset, drift = _FACTOR_SCALES.get(name, _DEFAULT_SCALE)
     return offset**2 + drift**2 * near
 
 
-@cache
 def _batch_kernels(left: float, right: float) -> tuple[float, float]:
-    """Return how much of a drift two batches share, and the covariance of one arm's roughness.
-
-    The batches of a space are few, so that all pairs are kept.
-    """
+    """Return how much of a drift two batches share, and the covariance of one arm's roughness."""
     octaves = abs(math.log2(left / right))
     rough = _ROUGHNESS**2 * math.exp(-octaves / _ROUGH_OCTAVES)
     return _smooth(octaves / _DRIFT_OCTAVES), rough
@@ -155,11 +135,31 @@ class ThroughputModel:
         if not measured:
             raise ValueError("a throughput model needs at least one measured point")
         self._measured = tuple(measured)
+        # The batches and factors of a space are few, the pairs of its points are many.
+        self._batch_kernels = cache(_batch_kernels)
+        self._factor_covariance = cache(_factor_covariance)
         self._centre = sum(item.log_rate for item in measured) / len(measured)
+
+    def _covariance(self, left: Point, right: Point) -> float:
+        near, rough = self._batch_kernels(float(left[BATCH]), float(right[BATCH]))
+        total = _MEAN_DEVIATION**2 + _COMMON_DRIFT**2 * near
+        same_arm = True
+        for name, value in left.items():
+            if name == BATCH:
+                continue
+            if right[name] == value:
+                total += self._factor_covariance(name, near)
+            else:
+                same_arm = False
+        if left["policy"] == right["policy"] and left["compile"] == right["compile"]:
+            total += _POLICY_COMPILE_SCALE[0] ** 2 + _POLICY_COMPILE_SCALE[1] ** 2 * near
+        return total + (rough if same_arm else 0.0)
 
     @cached_property
     def _lower(self) -> list[list[float]]:
-        matrix = [[_covariance(a.point, b.point) for b in self._measured] for a in self._measured]
+        matrix = [
+            [self._covariance(a.point, b.point) for b in self._measured] for a in self._measured
+        ]
         for i, item in enumerate(self._measured):
             matrix[i][i] += _TIMING_NOISE**2 + item.deviation**2
         return _cholesky(matrix)
@@ -183,9 +183,9 @@ class ThroughputModel:
 
     def predict(self, point: Point) -> Prediction:
         """Predict the log throughput at `point`."""
-        row = [_covariance(point, item.point) for item in self._measured]
+        row = [self._covariance(point, item.point) for item in self._measured]
         whitened = _forward(self._lower, row)
-        variance = max(_covariance(point, point) - sum(w * w for w in whitened), 1e-12)
+        variance = max(self._covariance(point, point) - sum(w * w for w in whitened), 1e-12)
         means = [
             (
                 weight,
