@@ -7,11 +7,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from processes import AUTOPREC
 
 from autoprec.profiles import load_profile
 from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
@@ -213,22 +213,13 @@ def test_a_forced_policy_that_is_slower_is_said_to_be(write: Write, run: Run) ->
 
 # Interruption ------------------------------------------------------------------------------------
 
-DRIVER = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-from autoprec import cli, probing
-from autoprec.tuning import job
-job.PATIENCE_SECONDS = 0.0  # other tests run beside this one
-probing.measure_device = lambda facts, frameworks: facts
-sys.exit(cli.main(sys.argv[1:]))
-"""
 SLOW = ("--batch-sizes", "8-64", "--policies", "float32,mixed_bfloat16", "--rounds", "1")
 
 
 def begin(task: Path, *words: str) -> subprocess.Popen[str]:
     """Start a tuning in a process of its own, its stderr in a pipe."""
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, "tune", str(task), *SLOW, *words],
+        [*AUTOPREC, "tune", str(task), *SLOW, *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -315,7 +306,7 @@ def test_a_reader_that_goes_away_is_no_error(write: Write) -> None:
 )
 def test_any_environment_will_do(environment: dict[str, str], write: Write) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, "tune", str(write(name="modèle.py")), *QUICK[:4]],
+        [*AUTOPREC, "tune", str(write(name="modèle.py")), *QUICK[:4]],
         capture_output=True,
         env={**os.environ, **environment},
         timeout=120,

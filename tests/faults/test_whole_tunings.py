@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import MARK, survivors
+from processes import AUTOPREC, MARK, survivors
 
 from autoprec.profiles import load_profile
 from autoprec.yaml_files import write_text
@@ -24,15 +24,6 @@ from tests.cli.commands import trials
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="faults are injected by Linux's means"
 )
-
-DRIVER = """
-import sys
-from autoprec import cli, probing
-from autoprec.tuning import job
-job.PATIENCE_SECONDS = 0.0  # other tests run beside this one
-probing.measure_device = lambda facts, frameworks: facts
-sys.exit(cli.main(sys.argv[1:]))
-"""
 
 TASK = """
 from autoprec.backends.simulated import SimulatedModel
@@ -53,7 +44,7 @@ def begin(task: Path, mark: str, **settings: object) -> subprocess.Popen[str]:
     locks = task.parent.parent / "locks"
     locks.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, "tune", str(task), *OPTIONS],
+        [*AUTOPREC, "tune", str(task), *OPTIONS],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
