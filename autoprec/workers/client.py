@@ -212,6 +212,7 @@ class Worker:
                 failure["message"],
                 frames=failure.get("frames", ""),
                 phase=self._phase,
+                raised_in=tuple(failure.get("raised_in", ())),
             )
         return from_plain(type_hints_of(self._method)["return"], answer["result"])
 

@@ -320,13 +320,24 @@ def _signal_name(returncode: int) -> str | None:
 
 
 class WorkerFailure(Exception):
-    """A call to a worker failed; `kind` says how, `frames` holds the user's traceback."""
+    """A call to a worker failed; `kind` says how, `frames` holds the user's traceback.
+
+    `raised_in` are the paths of the modules whose code was running, innermost first, where that is
+    known.
+    """
 
     def __init__(
-        self, kind: FailureKind, message: str, *, frames: str = "", phase: str = ""
+        self,
+        kind: FailureKind,
+        message: str,
+        *,
+        frames: str = "",
+        phase: str = "",
+        raised_in: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.frames = frames
         self.phase = phase
+        self.raised_in = raised_in

@@ -100,6 +100,7 @@ class RankGroup:
             f"rank {rank} of {len(self._workers)}: {failure.message}",
             frames=failure.frames,
             phase=failure.phase,
+            raised_in=failure.raised_in,
         )
 
     def printed(self) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PROGRESS_INTERVAL_SECONDS = 0.1
 _MAX_MESSAGE_CHARACTERS = 4_000
 _MAX_FRAMES_CHARACTERS = 20_000
+_MAX_MODULES = 64
 _MIN_CHANNEL_DESCRIPTOR = 200
 
 #: What sets colours and weights on a terminal; Keras puts them into its messages.
@@ -215,6 +216,7 @@ def _answer(service: Any, request: dict[str, Any], limit: _MemoryLimit) -> dict[
 
 
 def _describe_failure(error: BaseException) -> dict[str, Any]:
+    from autoprec.backends.shared.raising_modules import modules_raised_in
     from autoprec.errors import AutoprecError, UserCodeError
     from autoprec.workers.channel import ChannelClosed
     from autoprec.workers.failures import (
@@ -237,7 +239,9 @@ def _describe_failure(error: BaseException) -> dict[str, Any]:
         message = f"the task called sys.exit({error.code!r})"
     elif kind is FailureKind.USER_ERROR and raised_by_autoprec(error):
         return _failure_answer("internal", f"autoprec itself failed: {message}", user_frames(error))
-    return _failure_answer(kind.value, message, user_frames(error))
+    answer = _failure_answer(kind.value, message, user_frames(error))
+    answer["failure"]["raised_in"] = list(modules_raised_in(error)[:_MAX_MODULES])
+    return answer
 
 
 def _import_failure_kind(cause: BaseException | None) -> str:

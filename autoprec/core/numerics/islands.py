@@ -47,7 +47,7 @@ def next_islands(
     units: Sequence[Unit], history: Sequence[IslandTrial]
 ) -> tuple[str, ...] | IslandsFound | NoIslandsHelp:
     """Return the next set of islands to try after `history`, or the end of the search."""
-    search = _search(units)
+    search = sets_by_cost(units)
     try:
         proposal = next(search)
         for tried in history[:MAX_TRIALS]:
@@ -73,11 +73,12 @@ def _conclude(paths: tuple[str, ...] | None) -> IslandsFound | NoIslandsHelp:
     )
 
 
-_Search = Generator[tuple[str, ...], bool, tuple[str, ...] | None]
+SetsByCost = Generator[tuple[str, ...], bool, tuple[str, ...] | None]
+"""Yields sets of modules to try, is sent whether each passed, returns the answer."""
 _Minimize = Generator[tuple[str, ...], bool, tuple[str, ...]]
 
 
-def _search(units: Sequence[Unit]) -> _Search:
+def sets_by_cost(units: Sequence[Unit]) -> SetsByCost:
     """Yield sets to try, receive whether each passed, return the answer."""
     without_products = [unit.path for unit in _ordered(units) if unit.products == 0]
     with_products = [unit.path for unit in _ordered(units) if unit.products > 0]

@@ -40,8 +40,10 @@ class Space:
     """The factors of the search and their levels; the first level of each is the default.
 
     `effective_batch` is kept by accumulation where it is given. `alignments` are the paddings to
-    choose from, each with a multiple of its own and the modules that are off it. `distributed` is
-    how the ranks of a job share a step, `rank_levels` what may be chosen of that, by field name.
+    choose from, each with a multiple of its own and the modules that are off it. `float32_modules`
+    stay in float32 under every mixed policy, `islands` (by policy) those that one of them cannot
+    run without. `distributed` is how the ranks of a job share a step, `rank_levels` what may be
+    chosen of that, by field name.
     """
 
     policies: tuple[Policy, ...]
@@ -51,6 +53,7 @@ class Space:
     compile: tuple[bool, ...] = (False,)
     knobs: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     float32_modules: tuple[str, ...] = ()
+    islands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     alignments: tuple[Alignment, ...] = (Alignment(),)
     distributed: Distributed | None = None
     rank_levels: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
@@ -103,7 +106,7 @@ class Space:
             policy=policy,
             batch_size=batch,
             accumulation_steps=(self.whole_micro_batch or batch) // batch,
-            float32_modules=self.float32_modules if policy.mixed else (),
+            float32_modules=self._float32_modules(policy),
             loss_scale=untuned_loss_scale(policy),
             memory_format="channels_last"
             if point["memory_format"] == "channels_last"
@@ -113,6 +116,13 @@ class Space:
             knobs={name: point[name] for name in self.knobs if point[name] != self.knobs[name][0]},
             distributed=self._distributed(point, policy),
         )
+
+    def _float32_modules(self, policy: Policy) -> tuple[str, ...]:
+        """Return the modules that stay in float32 under a policy."""
+        if not policy.mixed:
+            return ()
+        needed = self.islands.get(policy.value, ())
+        return tuple(dict.fromkeys((*self.float32_modules, *needed)))
 
     def _distributed(self, point: Point, policy: Policy) -> Distributed | None:
         """Return how the ranks share a step at a point."""

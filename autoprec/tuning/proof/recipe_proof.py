@@ -14,8 +14,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from autoprec.backends.protocol import Tracer
+from autoprec.backends.shared.raising_modules import modules_raised_in
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
@@ -29,12 +31,19 @@ from autoprec.core.numerics.late_failures import (
 from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
 from autoprec.core.numerics.parity import LONG_STEPS
+from autoprec.core.numerics.runnable import RunAttempt
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.errors import AutoprecError
 from autoprec.tuning.proof import loss_scale_search
-from autoprec.tuning.proof.island_search import IslandSearchResult, search_islands
+from autoprec.tuning.proof.island_search import (
+    IslandSearchResult,
+    name_modules,
+    product_share,
+    search_islands,
+    search_runnable,
+)
 from autoprec.tuning.proof.recorded_runs import (
     SEEDS,
     ProofTimeout,
@@ -250,22 +259,52 @@ class Proof:
         return scale, evidence
 
     def find_islands(self, recipe: Recipe, units: Sequence[Unit]) -> IslandSearchResult:
-        """Search for the few modules that must stay in float32, and prove the recipe with them."""
+        """Search for the few modules that must stay in float32, and prove the recipe with them.
+
+        Where the recipe does not run as it is, the modules that it cannot run without come first.
+        """
 
         def prove(paths: tuple[str, ...]) -> tuple[Recipe, Verdict]:
             candidate = self._with_islands(recipe, paths)
             return candidate, self.prove(candidate, until_failure=True)
 
+        def out_of_time() -> bool:
+            return time.monotonic() >= self._until
+
+        runnable = search_runnable(units, partial(self._run, recipe), out_of_time=out_of_time)
+        if runnable.paths is None:
+            return IslandSearchResult(None, None, runnable.reason, runnable.attempts)
+        if runnable.paths:
+            needed, verdict = prove(runnable.paths)
+            kept = needed.float32_modules
+            if verdict.accepted:
+                reason = f"runs, and trains like float32, with {name_modules(kept)} kept in float32"
+                share = product_share(units, kept)
+                return IslandSearchResult(needed, verdict, reason, runnable.attempts, kept, share)
+            recipe = needed
         return search_islands(
             units,
             prove,
-            out_of_time=lambda: time.monotonic() >= self._until,
+            kept=recipe.float32_modules,
+            out_of_time=out_of_time,
             on_trial=lambda number: self._on_event("islands", number),
         )
 
+    def _run(self, recipe: Recipe, paths: tuple[str, ...]) -> RunAttempt:
+        """Train one step with more modules kept in float32; say where it raised, if it did."""
+        candidate = replace(recipe, float32_modules=(*recipe.float32_modules, *paths))
+        try:
+            self._tracer.trajectory(recipe=candidate, seed=SEEDS[0], steps=1)
+        except Exception as error:
+            if not _raised_by_recipe(error):
+                raise
+            self.forget()
+            return RunAttempt(paths, ran=False, raised_in=_raised_in(error))
+        return RunAttempt(paths, ran=True)
+
     def _with_islands(self, recipe: Recipe, paths: tuple[str, ...]) -> Recipe:
-        """Return the recipe with islands, which no longer bound its loss scale."""
-        candidate = replace(recipe, float32_modules=paths)
+        """Return the recipe with more islands, which no longer bound its loss scale."""
+        candidate = replace(recipe, float32_modules=(*recipe.float32_modules, *paths))
         if recipe.loss_scale is None:
             return candidate
         self._recorder.reference(recipe, self._max_steps(recipe))
@@ -302,6 +341,11 @@ def _raised_by_recipe(error: Exception) -> bool:
             FailureKind.NONFINITE,
         )
     return not isinstance(error, AutoprecError | MemoryError | OSError)
+
+
+def _raised_in(error: Exception) -> tuple[str, ...]:
+    """Return the paths of the modules that an error was raised in, innermost first."""
+    return error.raised_in if isinstance(error, WorkerFailure) else modules_raised_in(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -12,12 +12,13 @@ from autoprec.core.numerics.reference_recipe import is_reference, rounds_everywh
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe, communication_settings
+from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.events import Explained, Judged, Note, Progress, Stage
 from autoprec.tuning.job import TuningJob
+from autoprec.tuning.needed_islands import recall_needed, with_needed_islands
 from autoprec.tuning.options import Options
-from autoprec.tuning.proof.island_search import IslandSearchResult
 from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.tuning.stage_results import REFERENCE, PreflightResult, ProvenRecipe
 from autoprec.tuning.study.study import Study
@@ -83,7 +84,7 @@ class Prover:
         self._options, self._listener = job.options, job.listener
         self._deadline = job.deadline
         self._study, self._runner = study, runner
-        self._space, self._units = preflight.space, preflight.task.units
+        self._searched, self._units = preflight.space, preflight.task.units
         self._seconds = 0.0
         self._attempts: dict[str, ProofAttempt] = {}
         self._proof = Proof(
@@ -96,6 +97,11 @@ class Prover:
             until=job.deadline.end_of(PROOF_SHARE),
             on_event=self._report_progress,
         )
+
+    @property
+    def _space(self) -> Space:
+        """Return the space, with what the search found that policies need in float32."""
+        return with_needed_islands(self._study, self._searched)
 
     def prove(self, outcome: Outcome) -> ProofAttempt:
         """Prove the recipe of a trial, with islands where it does not train like float32 alone."""
@@ -163,11 +169,21 @@ class Prover:
             scale_evidence = to_plain(evidence)
         verdict = self._judge(recipe)
         if verdict.accepted or self._drifts(verdict):
-            return ProofAttempt(ProvenRecipe(recipe, verdict, rate, seconds, scale_evidence))
+            needed = self._needed_evidence(recipe)
+            return ProofAttempt(
+                ProvenRecipe(recipe, verdict, rate, seconds, scale_evidence, needed)
+            )
         no_islands = not recipe.policy.mixed or rounds_everywhere(recipe)
         if no_islands or self._deadline.passed(PROOF_SHARE):
             return self._refuse(recipe, verdict.reason)
         return self._prove_with_islands(recipe, verdict, rate, scale_evidence)
+
+    def _needed_evidence(self, recipe: Recipe) -> Mapping[str, Any] | None:
+        """Return the profile's evidence on what the policy cannot run without in float32."""
+        needed = recall_needed(self._study, recipe.policy.value)
+        if needed is None:
+            return None
+        return _islands_evidence(needed.attempts, needed.products, needed.reason)
 
     def _judge(self, recipe: Recipe) -> Verdict:
         verdict = self._proof.prove(recipe)
@@ -212,7 +228,7 @@ class Prover:
                 timed.rate,
                 timed.measurement.step_seconds,
                 scale_evidence,
-                _islands_evidence(found, timed.rate / rate),
+                _islands_evidence(found.trials, found.products, found.reason, timed.rate / rate),
             )
         )
 
@@ -244,11 +260,17 @@ def _at_rate(known: ProvenRecipe, rate: float, seconds: float) -> ProvenRecipe:
     return replace(known, rate=rate * kept, step_seconds=seconds / kept)
 
 
-def _islands_evidence(found: IslandSearchResult, speed: float) -> Mapping[str, Any]:
-    """Return the profile's evidence on islands; `speed_kept` is relative to the plain policy."""
+def _islands_evidence(
+    trials: int, products: float, reason: str, speed: float = 1.0
+) -> Mapping[str, Any]:
+    """Return the profile's evidence on islands.
+
+    `products` is their share of the matrix products; `speed` that of the policy without them, 1
+    where it does not run without.
+    """
     return {
-        "trials": found.trials,
-        "share_of_products_in_float32": round(found.products, 4),
+        "trials": trials,
+        "share_of_products_in_float32": round(products, 4),
         "speed_kept": round(speed, 4),
-        "reason": found.reason,
+        "reason": reason,
     }

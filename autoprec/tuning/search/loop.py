@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from autoprec.core.dtypes import Policy
+from autoprec.core.measurement import Unit
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.consistency import rate_changed
@@ -19,6 +21,11 @@ from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status, ran
 from autoprec.tuning.events import Note, Stage, TrialFinished, TrialStarted
 from autoprec.tuning.job import TuningJob
+from autoprec.tuning.needed_islands import (
+    find_needed_islands,
+    may_need_islands,
+    with_needed_islands,
+)
 from autoprec.tuning.search.drift_correction import DriftMonitor
 from autoprec.tuning.search.reranking_rounds import forget_reranking
 from autoprec.tuning.study.study import Study
@@ -46,7 +53,9 @@ class Search:
     """The search of one tuning; each `run` continues from the state of its study.
 
     Where plain float32 does not fit in memory at the baseline's batch, the largest batch at which
-    it does becomes the baseline (`fitting_baseline` of the history tells which).
+    it does becomes the baseline (`fitting_baseline` of the history tells which). Where a policy
+    raises in the task's own code, its recipes are measured with the modules in float32 that it
+    cannot run without; `units` are the modules there are.
     """
 
     def __init__(
@@ -55,14 +64,22 @@ class Search:
         study: Study,
         space: Space,
         baseline: Point,
+        units: Sequence[Unit] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._job, self._study, self._space = job, study, space
+        self._job, self._study, self._units = job, study, units
+        self._space = with_needed_islands(study, space)
+        self._beyond_repair: set[Policy] = set()
         self._baseline = baseline
         self._clock, self._began = clock, clock()
         self._drift_monitor = DriftMonitor(job, space)
         self._ended = False
         self.time_limit_reached = False
+
+    @property
+    def space(self) -> Space:
+        """Return the space, with the modules that policies were found to need in float32."""
+        return self._space
 
     def measure_since_resume(self, runner: Runner) -> None:
         """Time the baseline of a resumed study, before any new trial.
@@ -164,6 +181,17 @@ class Search:
         first = outcome_at(history, start_point(space, baseline, history))
         drift = self._drift_monitor.check(runner, first)
         budget = _timing_budget(recipe, history, decision.expected_rate, drift)
+        is_baseline = point_key(point) == point_key(baseline)
+        outcome = self._run_trial(runner, point, recipe, budget, is_baseline)
+        if outcome.status is Status.UNSUPPORTED and self._may_be_repaired(recipe):
+            outcome = self._repaired(runner, outcome, budget)
+        outcome = replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
+        return with_room_to_grow(outcome, job.memory_bytes)
+
+    def _run_trial(
+        self, runner: Runner, point: Point, recipe: Recipe, budget: TimingBudget, baseline: bool
+    ) -> Outcome:
+        job = self._job
         run = partial(
             run_trial,
             runner,
@@ -171,11 +199,32 @@ class Search:
             recipe,
             seed=job.options.seed,
             budget=budget,
-            baseline=point_key(point) == point_key(baseline),
+            baseline=baseline,
         )
-        outcome = job.contention_monitor.undisturbed(run, lambda: runner.pids, ran)
-        outcome = replace(outcome, drift=self._drift_monitor.drift_of_trial(runner, first))
-        return with_room_to_grow(outcome, job.memory_bytes)
+        return job.contention_monitor.undisturbed(run, lambda: runner.pids, ran)
+
+    def _may_be_repaired(self, recipe: Recipe) -> bool:
+        known = recipe.policy.value in self._space.islands or recipe.policy in self._beyond_repair
+        return bool(self._units) and not known and may_need_islands(recipe)
+
+    def _repaired(self, runner: Runner, failed: Outcome, budget: TimingBudget) -> Outcome:
+        """Measure a recipe that raised with the modules in float32 that it cannot run without."""
+        recipe = self._space.recipe(failed.point)
+        why_not = find_needed_islands(
+            self._job,
+            self._study,
+            runner,
+            self._units,
+            recipe,
+            problem=failed.reason,
+            out_of_time=lambda: self._time_limit_reached() is not None,
+        )
+        if why_not:
+            self._beyond_repair.add(recipe.policy)
+            return replace(failed, reason=f"{failed.reason.rstrip('.')}; {why_not}")
+        self._space = with_needed_islands(self._study, self._space)
+        repaired = self._space.recipe(failed.point)
+        return self._run_trial(runner, failed.point, repaired, budget, baseline=False)
 
     def _report_trial(
         self, history: tuple[Outcome, ...], baseline: Point, outcome: Outcome

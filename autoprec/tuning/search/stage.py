@@ -27,7 +27,7 @@ def run_search(
     """
     space = preflight.space
     requested = baseline_point(space)
-    search = Search(job, study, space, requested)
+    search = Search(job, study, space, requested, preflight.task.units)
     if not preflight.rehearsed:
         search.measure_since_resume(runner)
     reranking = recall_reranking(study)
@@ -37,7 +37,7 @@ def run_search(
         history = search.run(runner, reranking)
         baseline = fitting_baseline(space, requested, history) or requested
         _check_baseline(job, baseline, outcome_at(history, baseline))
-        trials = Trials(preflight.task, space, history, preflight.rehearsed)
+        trials = Trials(preflight.task, search.space, history, preflight.rehearsed)
         reranked = rerank(job, study, baseline, trials, reranking, runner)
         measured = {**measured, **reranked.measured}
         refusals = (*refusals, *reranked.refusals)

@@ -58,7 +58,7 @@ def prove(
     tracer: FakeTracer, monkeypatch: pytest.MonkeyPatch, recipe: Recipe = BFLOAT16
 ) -> ProofAttempt:
     monkeypatch.setattr(module, "RemoteTracer", lambda runner: tracer)
-    space = cast(Space, SimpleNamespace(recipe=lambda point: recipe))
+    space = cast(Space, SimpleNamespace(recipe=lambda point: recipe, policies=()))
     preflight = PreflightResult(TASK, device(DeviceKind.CUDA), space)
     prover = Prover(cast(Any, JOB), cast(Any, STUDY), preflight, cast(Any, None))
     return prover.prove(OUTCOME)

@@ -28,6 +28,7 @@ from autoprec.backends.keras.train.task_runner import (
     loss_in_logs,
     on_tensorflow,
     placed_on,
+    raising_layers_noted,
     to_float,
 )
 from autoprec.backends.protocol import ProgressCallback, Task
@@ -91,8 +92,9 @@ class KerasSession:
     def _steps(self) -> None:
         """Run as many executions as make whole updates, and wait for the device."""
         logs = None
-        for _ in range(self._executions):
-            logs = self._model.train_function(next(self._feed))
+        with raising_layers_noted(self._model):
+            for _ in range(self._executions):
+                logs = self._model.train_function(next(self._feed))
         self._finite = math.isfinite(to_float(loss_in_logs(logs))) and self._finite
 
     def time_steps(self, budget: TimingBudget) -> Measurement:

@@ -26,6 +26,7 @@ from autoprec.backends.keras.train.task_runner import (
     gradient_function,
     loss_in_logs,
     on_tensorflow,
+    raising_layers_noted,
     state_variables,
     to_float,
 )
@@ -66,7 +67,7 @@ class KerasTrainee:
         for batch, _ in batches:
             self.model.reset_metrics()
             feed = iter([batch]) if on_tensorflow() else [batch]
-            with same_in_every_dtype():
+            with same_in_every_dtype(), raising_layers_noted(self.model):
                 losses.append(to_float(loss_in_logs(self.model.train_function(feed))))
         return sum(losses) / len(losses), self.precision.skipped > before
 
@@ -81,7 +82,7 @@ class KerasTrainee:
         kept = self.take_state()
         self.model.reset_metrics()
         scale = self.precision.scale
-        with same_in_every_dtype():
+        with same_in_every_dtype(), raising_layers_noted(self.model):
             loss, gradients = self._gradient_function(batch, scale)
         self.put_back(kept)
         return to_float(loss), [to_numpy(g) / np.float32(scale) for g in gradients]

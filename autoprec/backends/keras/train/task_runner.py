@@ -15,6 +15,7 @@ from typing import Any
 import keras
 
 from autoprec.backends import registry
+from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.optimizer_attributes import (
     optimizer_attributes,
     optimizers_of,
@@ -23,6 +24,7 @@ from autoprec.backends.keras.apply.optimizer_attributes import (
 from autoprec.backends.keras.apply.replicas import scope_of
 from autoprec.backends.keras.train.checkpoint_loading import load_weights
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.raising_modules import note_modules
 from autoprec.core.device.observation import DeviceKind
 from autoprec.errors import TaskError, UsageError
 
@@ -217,6 +219,19 @@ def loss_in_logs(logs: Any) -> Any:
             f"train_step returned {', '.join(logs) or 'an empty dict'}, expected a 'loss' in it"
         )
     return keras.tree.flatten(logs)[0]
+
+
+@contextlib.contextmanager
+def raising_layers_noted(model: Any) -> Iterator[None]:
+    """Note on an exception which of the model's layers it was raised in; it is raised on."""
+    try:
+        yield
+    except Exception as error:
+        note_modules(
+            error,
+            {id(layer): unit.path for unit in layer_units(model) for layer in unit.members},
+        )
+        raise
 
 
 def to_float(tensor: Any) -> float:

@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.raising_modules import note_modules
 from autoprec.backends.shared.seeded_batches import draw_batches
+from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.nested_tensors import items_in, with_items
 from autoprec.backends.torch.train.checkpoint_loading import load_weights
 from autoprec.backends.torch.train.rng import TorchGenerators, seed_everything
@@ -231,8 +233,19 @@ def compute_loss(
     The model runs under autocast, `loss_fn` outside it, on outputs that the surgeon casts up;
     `training_step` holds both and runs under autocast as a whole. The batch must be on the model's
     device. A loss that is not finite is returned as it is; one that is not a scalar, or that no
-    gradient can flow from, is a `TaskError`.
+    gradient can flow from, is a `TaskError`. An exception is raised on with a note of the modules
+    that it was raised in.
     """
+    try:
+        return _compute_loss(task, model, batch, precision)
+    except Exception as error:
+        note_modules(error, {id(module): path for path, module in unwrap(model).named_modules()})
+        raise
+
+
+def _compute_loss(
+    task: Task, model: nn.Module, batch: Any, precision: Autocasting | None
+) -> torch.Tensor:
     cast = contextlib.nullcontext() if precision is None else precision.autocast()
     if task.training_step is not None:
         with cast:

@@ -1,0 +1,94 @@
+"""Finds the modules that a policy cannot run without in float32, after its first trial raised.
+
+So a policy whose plain recipe raises is searched with those modules in float32, as the only way to
+run it, and the proof begins with them. What was found is kept in the study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from autoprec.core.measurement import Unit
+from autoprec.core.numerics.reference_recipe import rounds_everywhere
+from autoprec.core.numerics.runnable import RunAttempt
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.space import Space
+from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.tuning.events import Note, Stage
+from autoprec.tuning.job import TuningJob
+from autoprec.tuning.proof.island_search import name_modules, product_share, search_runnable
+from autoprec.tuning.study.study import Study
+from autoprec.workers.failures import FailureKind, WorkerFailure
+from autoprec.workers.runner import Runner, raise_device_lost
+
+_ONE_STEP = TimingBudget(seconds=0.0, min_steps=1, max_steps=1)
+
+
+@dataclass(frozen=True)
+class NeededIslands:
+    """The modules that a policy cannot run without in float32, and how they were found.
+
+    `products` is their share of the model's matrix products.
+    """
+
+    paths: tuple[str, ...]
+    attempts: int
+    reason: str
+    products: float = 0.0
+
+
+def recall_needed(study: Study, policy: str) -> NeededIslands | None:
+    """Return what the study holds for a policy; None where that runs as it is."""
+    return study.recall(f"needed islands:{policy}", NeededIslands)
+
+
+def with_needed_islands(study: Study, space: Space) -> Space:
+    """Return the space with what each policy was found to need."""
+    known = {policy.value: recall_needed(study, policy.value) for policy in space.policies}
+    islands = {policy: needed.paths for policy, needed in known.items() if needed is not None}
+    return replace(space, islands=islands) if islands else space
+
+
+def may_need_islands(recipe: Recipe) -> bool:
+    """Return whether a recipe that raised is its policy by itself, which islands may repair."""
+    plain = recipe.memory_format == "contiguous" and not recipe.alignment.modules
+    return recipe.policy.mixed and plain and not recipe.compile and not rounds_everywhere(recipe)
+
+
+def find_needed_islands(
+    job: TuningJob,
+    study: Study,
+    runner: Runner,
+    units: Sequence[Unit],
+    recipe: Recipe,
+    *,
+    problem: str,
+    out_of_time: Callable[[], bool],
+) -> str:
+    """Find the modules that a recipe's policy cannot run without in float32, and keep them.
+
+    `problem` is what it raised. What was found goes into the study. Returns why nothing was; ""
+    otherwise.
+    """
+    first_line = problem.partition("\n")[0]
+    job.listener(Stage("islands", f"{recipe.policy} raises in the task's own code: {first_line}"))
+
+    def run(paths: tuple[str, ...]) -> RunAttempt:
+        kept = replace(recipe, float32_modules=(*recipe.float32_modules, *paths))
+        try:
+            runner.call("measure", recipe=kept, seed=job.options.seed, budget=_ONE_STEP)
+        except WorkerFailure as failure:
+            raise_device_lost(failure)
+            told = failure.kind in (FailureKind.USER_ERROR, FailureKind.UNSUPPORTED)
+            return RunAttempt(paths, ran=False, raised_in=failure.raised_in if told else ())
+        return RunAttempt(paths, ran=True)
+
+    found = search_runnable(units, run, out_of_time=out_of_time)
+    if not found.paths:
+        return found.reason
+    reason = f"it does not run without {name_modules(found.paths)} in float32: {first_line}"
+    needed = NeededIslands(found.paths, found.attempts, reason, product_share(units, found.paths))
+    study.remember(f"needed islands:{recipe.policy.value}", needed)
+    job.listener(Note(f"{recipe.policy} runs with {name_modules(found.paths)} kept in float32"))
+    return ""
