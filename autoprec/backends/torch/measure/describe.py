@@ -20,6 +20,7 @@ from autoprec.backends.shared.process_memory import can_keep_freed_memory
 from autoprec.backends.torch.apply.float32_islands import has_own_code
 from autoprec.backends.torch.apply.fused_optimizer import can_be_fused
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
+from autoprec.backends.torch.measure.flops import OUTSIDE
 from autoprec.backends.torch.measure.step_costs import (
     kernels,
     operations,
@@ -162,7 +163,7 @@ def _dimensions(model: nn.Module) -> Iterator[Dimension]:
 
 
 def _units(model: nn.Module, own: Mapping[str, int]) -> Iterator[Unit]:
-    total = sum(own.values())
+    total = sum(count for path, count in own.items() if path != OUTSIDE)
     for path, module in model.named_modules():
         if not has_own_code(module):
             continue

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.kernel_counts import KernelCounts
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
-from autoprec.backends.torch.measure.flops import by_module, counter
+from autoprec.backends.torch.measure.flops import count, registry, total
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
 from autoprec.core.measurement import Kernel
 
@@ -42,21 +42,18 @@ def _reason(error: Exception) -> str:
 
 
 def operations(task: Task, model: nn.Module, batch: Any, seed: int) -> dict[str, int]:
-    """Count operations by module in one forward and backward pass.
+    """Count each module's own operations in one forward and backward pass; see `flops.count`.
 
     Where torch cannot tell the modules apart they are all the root's own, "".
     """
-    own, _ = try_to_measure(lambda: _count(task, model, batch, seed, tracked=True))
-    if own is None:
-        own, _ = try_to_measure(lambda: _count(task, model, batch, seed, tracked=False))
-    return own or {}
 
-
-def _count(task: Task, model: nn.Module, batch: Any, seed: int, *, tracked: bool) -> dict[str, int]:
-    mode = counter(by_module=tracked)
-    with mode:
+    def run() -> None:
         run_pass(task, model, batch, seed)
-    return by_module(mode, model) if tracked else {"": mode.get_total_flops()}
+
+    own, _ = try_to_measure(lambda: count(model, run))
+    if own is None:
+        own, _ = try_to_measure(lambda: {"": total(run)})
+    return own or {}
 
 
 class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,7 +62,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        self._formulas = counter(by_module=False).flop_registry
+        self._formulas = registry()
         self.counts = KernelCounts((p.shape for p in model.parameters()), samples)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
