@@ -25,6 +25,7 @@ from autoprec.backends.torch.measure.step_costs import (
     kernels,
     operations,
     saved_bytes,
+    slowest_operator,
     try_to_measure,
 )
 from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
@@ -78,6 +79,10 @@ def describe(
     seconds, share = _time_one_step(task, model, optimizer, batch, device)
     samples = found.count(batch)
     run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
+    timed, _ = try_to_measure(
+        lambda: slowest_operator(task, model, batch, seed, lambda: _synchronize(device))
+    )
+    operator, operator_seconds = timed or ("", 0.0)
     flops = sum(counted.values())
     parameters = list(model.parameters())
     return TaskFacts(
@@ -97,6 +102,8 @@ def describe(
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         optimizer_bytes=_state_bytes(optimizer),
         kernels=run or (),
+        slow_operator=operator,
+        slow_operator_share=min(1.0, operator_seconds / seconds),
         low_precision=low_precision(model, autocasts, device_type),
         uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,

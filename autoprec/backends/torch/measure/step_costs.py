@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -91,6 +93,33 @@ def kernels(
     with watch:
         run_pass(task, model, batch, seed)
     return watch.counts.kernels()
+
+
+class _OperatorTimes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Times every operator, each by itself; `wait` returns when the device has nothing to do."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._wait = wait
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._wait()
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        self._wait()
+        self.seconds[str(func.overloadpacket)] += time.perf_counter() - start
+        return result
+
+
+def slowest_operator(
+    task: Task, model: nn.Module, batch: Any, seed: int, wait: Callable[[], None]
+) -> tuple[str, float]:
+    """Return the operator that takes most of a forward and backward pass, and its seconds."""
+    watch = _OperatorTimes(wait)
+    with watch:
+        run_pass(task, model, batch, seed)
+    return max(watch.seconds.items(), key=lambda item: item[1], default=("", 0.0))
 
 
 def saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autoprec.backends.torch.measure import step_costs
-from tests.backends.torch.described import facts, small, task
+from tests.backends.torch.described import facts, pairs, small, task
 
 pytestmark = pytest.mark.torch
 
@@ -124,6 +124,28 @@ def test_kernels_are_what_a_step_runs_with_their_operands() -> None:
     assert all(kernel.bytes_per_sample or kernel.fixed_bytes for kernel in found.kernels)
     weights = 4 * 16 + 16 + 16 + 1
     assert 0 <= found.optimizer_bytes - 2 * 4 * weights <= 4 * 4  # Adam's moments and its counts
+
+
+class Looped(nn.Module):
+    """Sorts a long row: most of its time is in one operator that is no product."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.flatten().repeat(4000).sort().values[: len(inputs), None]
+
+
+def test_the_slowest_operator_is_named_with_its_share_of_the_step() -> None:
+    found = facts(build_model=lambda: nn.Sequential(nn.Linear(4, 4), Looped()))
+    assert found.slow_operator == "aten.sort"
+    assert 0 < found.slow_operator_share <= 1
+
+
+def test_an_operator_that_cannot_be_timed_is_none() -> None:
+    def wait() -> None:
+        raise RuntimeError("the device is lost")
+
+    assert step_costs.try_to_measure(
+        lambda: step_costs.slowest_operator(task(), small(), next(pairs(8)), 0, wait)
+    ) == (None, "RuntimeError: the device is lost")
 
 
 def test_kernels_that_cannot_be_watched_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
