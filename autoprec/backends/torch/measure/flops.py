@@ -72,6 +72,9 @@ class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Each operator of the backward pass belongs to the node of the graph that runs it, and nodes are
     numbered as they are made: the module whose code made a node owns its number. No tensor gets a
     hook, so gradients by a pass's own inputs and torch.func are followed as well.
+
+    Each thread numbers its own nodes. Accelerators' backward passes run in threads of their own:
+    what they make (a checkpoint's forward pass, run again) is theirs, all else the caller's.
     """
 
     supports_higher_order_operators = True
@@ -80,9 +83,8 @@ class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._known = set(root.modules())
         self._running: list[tuple[nn.Module, int]] = []
-        self._ends: list[int] = []
-        self._makers: list[nn.Module | None] = []
-        self._thread = 0
+        self._made: dict[int, _Made] = {}
+        self._caller = 0
         self._hooks: list[Any] = []
 
     @property
@@ -92,8 +94,8 @@ class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return {_TOTAL} if owner is None else {_TOTAL, owner}
 
     def __enter__(self) -> Any:
-        self._thread = threading.get_ident()
-        self._ends, self._makers = [_next_number()], [None]  # what was there before is nobody's
+        self._caller = threading.get_ident()
+        self._made = {self._caller: _Made(_next_number())}
         self._hooks = [
             register_module_forward_pre_hook(self._begin),
             register_module_forward_hook(self._end, always_call=True),
@@ -122,10 +124,12 @@ class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self) -> None:
         """Give the nodes made since the last note to the module whose code has run since."""
-        number = _next_number()
-        if threading.get_ident() == self._thread and number > self._ends[-1]:
-            self._ends.append(number)
-            self._makers.append(self._owner())
+        number, thread = _next_number(), threading.get_ident()
+        made = self._made.setdefault(thread, _Made(number))
+        if number > made.ends[-1]:
+            owner = self._owner()
+            made.ends.append(number)
+            made.makers.append(owner)
 
     def _owner(self) -> nn.Module | None:
         """Return the module whose own code runs; None outside of the model."""
@@ -133,8 +137,27 @@ class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = torch._C._current_autograd_node()
         if node is None or (innermost and began == torch._C._current_graph_task_id()):
             return innermost  # in a backward pass: a checkpoint's forward pass, run again
-        at = bisect.bisect_right(self._ends, node._sequence_nr())
-        return self._makers[at] if at < len(self._makers) else None
+        callers = self._made[self._caller]
+        own = self._made.get(threading.get_ident(), callers)
+        number = node._sequence_nr()
+        return (own if own.holds(number) else callers).maker(number)
+
+
+class _Made:
+    """Who made the nodes of one thread's graph, by their numbers from `first` on."""
+
+    def __init__(self, first: int) -> None:
+        self.ends: list[int] = [first]
+        self.makers: list[nn.Module | None] = [None]  # of what was there before
+
+    def holds(self, number: int) -> bool:
+        """Return whether this thread may have made the node while it was watched."""
+        return self.ends[0] <= number < self.ends[-1]
+
+    def maker(self, number: int) -> nn.Module | None:
+        """Return whose code made the node; None for what was there before."""
+        at = bisect.bisect_right(self.ends, number)
+        return self.makers[at] if at < len(self.makers) else None
 
 
 def _next_number() -> int:
