@@ -91,8 +91,8 @@ class TaskFacts:
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
     out, `trainable_bytes` the weights that an update changes, `optimizer_bytes` what the optimizer
     keeps for them (0: not counted). `kernels` are what one forward and backward pass runs, and
-    `slow_operator` the operator that takes most of the step, with its share from 0 to 1 (empty: not
-    timed).
+    `slow_operator` the operator that takes at least half of the step, with its share (empty: none
+    does, or none was timed).
     `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
     are rounded without any recipe, empty where there are none; `uses_tf32` says that those are
     TF32, and `compiled` that the model compiles its step itself; `not_compilable` says why

@@ -45,6 +45,7 @@ from autoprec.backends.torch.train.task_runner import (
     materialize,
     move,
 )
+from autoprec.core.device.roofline import EXPLAINING_SHARE
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.errors import TaskError
 
@@ -82,7 +83,7 @@ def describe(
     timed, _ = try_to_measure(
         lambda: slowest_operator(task, model, batch, seed, lambda: _synchronize(device))
     )
-    operator, operator_seconds = timed or ("", 0.0)
+    operator, operator_share = _named_operator(*(timed or ("", 0.0)), seconds)
     flops = sum(counted.values())
     parameters = list(model.parameters())
     return TaskFacts(
@@ -103,7 +104,7 @@ def describe(
         optimizer_bytes=_state_bytes(optimizer),
         kernels=run or (),
         slow_operator=operator,
-        slow_operator_share=min(1.0, operator_seconds / seconds),
+        slow_operator_share=operator_share,
         low_precision=low_precision(model, autocasts, device_type),
         uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,
@@ -137,6 +138,12 @@ def _time_one_step(
         seconds = time.perf_counter() - start
         updating = time.perf_counter() - between
     return seconds, updating / seconds if can_be_fused(optimizer) else 0.0
+
+
+def _named_operator(name: str, operator_seconds: float, step_seconds: float) -> tuple[str, float]:
+    """Return the operator and its share of a step; none where that is too small to explain it."""
+    share = min(1.0, operator_seconds / step_seconds)
+    return (name, share) if share >= EXPLAINING_SHARE else ("", 0.0)
 
 
 def _state_bytes(optimizer: Any) -> int:
