@@ -66,6 +66,10 @@ def formulas() -> dict[Any, Any]:
     return {getattr(aten, name): f for name, f in wanted.items() if hasattr(aten, name)}
 
 
+#: A module and the checkpoint, if any, in which it made nodes.
+_Maker = tuple[nn.Module | None, Any]
+
+
 class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tells whose own code runs now: the innermost module of a model, in both passes.
 
@@ -75,6 +79,9 @@ class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Each thread numbers its own nodes. Accelerators' backward passes run in threads of their own:
     what they make (a checkpoint's forward pass, run again) is theirs, all else the caller's.
+
+    What a checkpoint runs again outside of any module is the code of who called the checkpoint: its
+    hooks on saved tensors tell where one began.
     """
 
     supports_higher_order_operators = True
@@ -85,6 +92,7 @@ class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._running: list[tuple[nn.Module, int]] = []
         self._made: dict[int, _Made] = {}
         self._caller = 0
+        self._checkpoints: dict[Any, nn.Module | None] = {}
         self._hooks: list[Any] = []
 
     @property
@@ -126,10 +134,12 @@ class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Give the nodes made since the last note to the module whose code has run since."""
         number, thread = _next_number(), threading.get_ident()
         made = self._made.setdefault(thread, _Made(number))
-        if number > made.ends[-1]:
+        checkpoint = _checkpoint()
+        if number > made.ends[-1] or (checkpoint and checkpoint not in self._checkpoints):
             owner = self._owner()
+            self._checkpoints.setdefault(checkpoint, owner)
             made.ends.append(number)
-            made.makers.append(owner)
+            made.makers.append((owner, checkpoint))
 
     def _owner(self) -> nn.Module | None:
         """Return the module whose own code runs; None outside of the model."""
@@ -140,7 +150,9 @@ class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
         callers = self._made[self._caller]
         own = self._made.get(threading.get_ident(), callers)
         number = node._sequence_nr()
-        return (own if own.holds(number) else callers).maker(number)
+        maker, checkpoint = (own if own.holds(number) else callers).maker(number)
+        runs_again = checkpoint and _checkpoint() not in (None, checkpoint)
+        return self._checkpoints[checkpoint] if runs_again else maker
 
 
 class _Made:
@@ -148,16 +160,23 @@ class _Made:
 
     def __init__(self, first: int) -> None:
         self.ends: list[int] = [first]
-        self.makers: list[nn.Module | None] = [None]  # of what was there before
+        self.makers: list[_Maker] = [(None, None)]  # of what was there before
 
     def holds(self, number: int) -> bool:
         """Return whether this thread may have made the node while it was watched."""
         return self.ends[0] <= number < self.ends[-1]
 
-    def maker(self, number: int) -> nn.Module | None:
-        """Return whose code made the node; None for what was there before."""
+    def maker(self, number: int) -> _Maker:
+        """Return whose code made the node, and in which checkpoint; None for what was before."""
         at = bisect.bisect_right(self.ends, number)
-        return self.makers[at] if at < len(self.makers) else None
+        return self.makers[at] if at < len(self.makers) else (None, None)
+
+
+def _checkpoint() -> Any:
+    """Return the hook by which a checkpoint that runs now saves tensors; None where none runs."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    ours = hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+    return hooks[0] if ours else None
 
 
 def _next_number() -> int:

@@ -153,6 +153,28 @@ def test_what_a_checkpoint_runs_again_counts_for_the_same_modules(
     assert trained(Blocks(reentrant)) == blocks
 
 
+class Closure(nn.Module):
+    """A checkpoint around its own code, which ends and begins in a module."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Tanh(), nn.LayerNorm(SIZE)
+        self.weight = nn.Parameter(torch.randn(SIZE, SIZE))
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def run(x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.first(x) @ self.weight)
+
+        return checkpoint(run, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_of_a_function_runs_again_counts_for_its_caller(reentrant: bool) -> None:
+    model = nn.Sequential(square(), Closure(reentrant), square(), Closure(reentrant))
+    assert trained(model) == {"0": 3.0, "1": 4.0, "2": 3.0, "3": 4.0}
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
