@@ -40,7 +40,7 @@ _COMMENTS = {
     "evidence.chosen.exposed_communication": "share of its step that waits for other ranks",
     "evidence.chosen.peak_share": "of the measured rate of matrix products, what a step reaches",
     "evidence.chosen.memory_share": "of the measured memory bandwidth, what a step needs at least",
-    "evidence.chosen.bound": "what limits a step",
+    "evidence.chosen.bound": "what explains at least half of a step's time, or unknown",
     "evidence.chosen.data_seconds": "the loader's own time for a step",
     "evidence.chosen.warmup_seconds": "until steps were as fast as they stay",
     "evidence.chosen.break_even_steps": "steps after which compilation has paid for itself",

@@ -90,7 +90,9 @@ class TaskFacts:
     `split_reason` why not. `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
     out, `trainable_bytes` the weights that an update changes, `optimizer_bytes` what the optimizer
-    keeps for them (0: not counted). `kernels` are what one forward and backward pass runs.
+    keeps for them (0: not counted). `kernels` are what one forward and backward pass runs, and
+    `slow_operator` the operator that takes at least half of the step, with its share (empty: none
+    does, or none was timed).
     `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
     are rounded without any recipe, empty where there are none; `uses_tf32` says that those are
     TF32, and `compiled` that the model compiles its step itself; `not_compilable` says why
@@ -119,6 +121,8 @@ class TaskFacts:
     trainable_bytes: int = 0
     optimizer_bytes: int = 0
     kernels: tuple[Kernel, ...] = ()
+    slow_operator: str = ""
+    slow_operator_share: float = 0.0
     low_precision: str = ""
     uses_tf32: bool = False
     compiled: bool = False

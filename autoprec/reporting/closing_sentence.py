@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from autoprec.core.device.roofline import UNKNOWN, limit_text
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.profile import Profile
+from autoprec.core.profile import Chosen, Profile
 from autoprec.core.recipe import describe_batch
 from autoprec.core.speed.attribution import PRECISION
 from autoprec.core.speed.noise import MIN_GAIN, Ratio
@@ -12,6 +13,9 @@ from autoprec.reporting.text import dtype_text, percent_text, ratio_text, recipe
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
 _NOTABLE_BANDWIDTH_SHARE = 0.01
+
+#: Names of limits as they read in a sentence, where that differs.
+_LIMITS = {"data pipeline": "the data pipeline", "launches": "the launching of its kernels"}
 
 
 def closing_sentence(profile: Profile) -> str:
@@ -34,9 +38,22 @@ def closing_sentence(profile: Profile) -> str:
     share = evidence.chosen.memory_share
     if share is not None and share >= _NOTABLE_BANDWIDTH_SHARE:
         text += f"; at least {share:.0%} of its memory bandwidth"
+    if evidence.chosen.bound:
+        text += f"; {_limit(evidence.chosen)}"
     if evidence.chosen.break_even_steps is not None:
         text += f"; compilation pays off after {evidence.chosen.break_even_steps} steps"
     return text
+
+
+def _limit(chosen: Chosen) -> str:
+    """Say what limits the step, beside the shares that are told already."""
+    said = limit_text(chosen.bound, chosen.peak_share, chosen.memory_share)
+    if not said.startswith(UNKNOWN):
+        return f"a step is limited by {_LIMITS.get(said, said)}"
+    known = [each is not None for each in (chosen.peak_share, chosen.memory_share)]
+    if not any(known):
+        return "what limits a step is not known"
+    return f"{'neither explains' if all(known) else 'that does not explain'} the time of a step"
 
 
 def _loss_text(parity: Verdict) -> str:

@@ -14,7 +14,15 @@ from benchmarks.report import gpu
 from benchmarks.report.latest import MACHINES, head_of, latest
 from benchmarks.report.measured import measured
 from benchmarks.report.proof import constants, fuzz, islands, numerics, soak
-from benchmarks.report.search import SHOWN, holdout, machines, oracle, oracle_summary, peers
+from benchmarks.report.search import (
+    COUNTED_ONCE_SINCE,
+    SHOWN,
+    holdout,
+    machines,
+    oracle,
+    oracle_summary,
+    peers,
+)
 from benchmarks.report.speed import (
     ablation,
     applied,
@@ -54,6 +62,12 @@ files. The machines, all virtual, those named after a processor with 2 cores and
 
 No TPU was measured. Where a result did not keep the name of its machine, its table says so.
 """
+
+WITHDRAWN = (
+    f"What profiles of before {COUNTED_ONCE_SINCE} said of arithmetic is left out: operations "
+    "below a list or a dictionary of modules were counted twice or more. The data still holds it "
+    "(`reason`, `peak_share`). Throughputs, ratios and verdicts do not rest on it."
+)
 
 GPUS = (
     "`make gpu-evidence`, data: `benchmarks/results/gpu_*.jsonl`. Each policy's throughput over "
@@ -111,7 +125,8 @@ SECTIONS: tuple[tuple[str, str, str, str, Section], ...] = (
 
 def page() -> str:
     """The whole of docs/results.md."""
-    lines = [HEAD, f"## One task on every machine: {SHOWN}", "", *machines(), "", *host_bound(), ""]
+    title = f"## One task on every machine: {SHOWN}"
+    lines = [HEAD, title, "", *machines(), "", *host_bound(), "", WITHDRAWN, ""]
     for title, name, suffix, module, section in SECTIONS:
         command = f"python -m benchmarks.{module}"
         paths = latest(name, suffix)

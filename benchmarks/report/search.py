@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -224,12 +225,31 @@ def cells_of(row: Row) -> list[str]:
         ratio_text(row["chosen_over_float32"], 2),
         ratio_text(row["applied"], 2) if "applied" in row else NOT_MEASURED,
         over_alike(row),
-        why(row["reason"]),
+        why(row["reason"], row["date"]),
     ]
 
 
-def why(reason: str) -> str:
-    """The reason of a profile without the ratio, which has a column of its own."""
+#: The day since which each operation counts once. Before, those below a list or a dictionary of
+#: modules counted twice or more, and what a reason says of arithmetic rests on them.
+COUNTED_ONCE_SINCE = "2026-11-28"
+
+_TIME = r"[\d.e+-]+ ms"
+_OF_ARITHMETIC = re.compile(
+    rf"the step takes ({_TIME}), {_TIME} of it arithmetic at peak"
+    rf"|{_TIME} of arithmetic in a step of ({_TIME})"
+    rf"|the step is overhead-bound: {_TIME} of arithmetic in ({_TIME})"
+)
+
+
+def why(reason: str, date: str) -> str:
+    """The reason of a profile without the ratio, which has a column of its own.
+
+    Of results of before `COUNTED_ONCE_SINCE` nothing is left of arithmetic but the step's time.
+    """
+    if date < COUNTED_ONCE_SINCE:
+        reason = _OF_ARITHMETIC.sub(
+            lambda said: f"the step takes {next(filter(None, said.groups()))}", reason
+        )
     first, _, rest = reason.replace("|", "/").partition(" rounds) and ")
     return rest or first or "not kept"
 

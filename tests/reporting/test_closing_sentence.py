@@ -132,3 +132,26 @@ def test_the_share_that_waits_for_other_ranks_is_told_where_it_was_measured() ->
 def test_the_baseline_of_ranks_is_named_with_their_number() -> None:
     recipe = replace(WINNER, distributed=Distributed("ddp", 2))
     assert "over float32, batch 64 on 2 ranks" in headline(made(recipe, 3.3, precision=3.3))
+
+
+@pytest.mark.parametrize(
+    ("bound", "peak", "memory", "said"),
+    [
+        ("arithmetic", 0.6, 0.05, "a step is limited by arithmetic"),
+        ("data pipeline", 0.6, 0.05, "a step is limited by the data pipeline"),
+        ("launches", None, None, "a step is limited by the launching of its kernels"),
+        ("memory", 0.17, 0.05, "neither explains the time of a step"),
+        ("unknown", 0.17, None, "that does not explain the time of a step"),
+        ("unknown", None, None, "what limits a step is not known"),
+    ],
+)
+def test_what_limits_a_step_is_named_only_if_it_explains_it(
+    bound: str, peak: float | None, memory: float | None, said: str
+) -> None:
+    profile = made(WINNER, 3.3, precision=3.3)
+    chosen = replace(profile.evidence.chosen, bound=bound, peak_share=peak, memory_share=memory)
+    sentence = closing_sentence(replace(profile, evidence=replace(profile.evidence, chosen=chosen)))
+    assert said in sentence.split("; ")
+    if peak and memory:
+        shares = "of this device's measured bfloat16 peak; at least 5% of its memory bandwidth; "
+        assert shares + said in sentence

@@ -1,10 +1,10 @@
-"""Finds what limits a training step: arithmetic, memory, overhead or the data pipeline.
+"""Finds what limits a training step: arithmetic, memory, overhead, the loader, or nothing known.
 
 A step of t seconds that does f floating-point operations on a device whose matrix products reach p
-operations per second spends at least f / p of it on arithmetic. The rest is memory traffic, which
-grows with the batch, or overhead, which does not. Of the traffic only the least is known: the
-update writes and reads every gradient and every weight, and what the backward pass needs of the
-forward pass is written and read.
+operations per second spends at least f / p of it on arithmetic. The rest is memory traffic and slow
+operators, which grow with the batch, or overhead, which does not. Of the traffic only the least is
+known: the update writes and reads every gradient and every weight, and what the backward pass needs
+of the forward pass is written and read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ARITHMETIC_BOUND_SHARE = 0.4
+#: A limit is named if it explains half of the step: below that, most of the time goes elsewhere.
+EXPLAINING_SHARE = 0.5
+
+ARITHMETIC, MEMORY, UNKNOWN = "arithmetic", "memory", "unknown"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,18 @@ def min_traffic_bytes(trainable_bytes: float, saved_bytes: float) -> float:
     return 4 * trainable_bytes + 2 * saved_bytes
 
 
+@dataclass(frozen=True)
+class _Shares:
+    """The shares of a step that each possible limit explains (None: not known)."""
+
+    arithmetic: float | None
+    memory: float | None
+    launching: float
+    overhead: float | None
+    operator: str
+    operator_share: float
+
+
 def find_bound(
     *,
     step_seconds: float,
@@ -42,13 +57,18 @@ def find_bound(
     traffic: float = 0.0,
     bandwidth_gbps: float | None = None,
     data_seconds: float = 0.0,
+    launch_seconds: float = 0.0,
+    operator: tuple[str, float] = ("", 0.0),
     curve: Sequence[tuple[float, float]] = (),
 ) -> Bound:
-    """Name what bounds a step.
+    """Name what bounds a step: what explains at least half of its time, or that nothing does.
 
-    `traffic` are the bytes it moves at least (0: not known), see `min_traffic_bytes`. `curve` holds
-    (samples, seconds) of the same recipe at other batches: a step whose time hardly grows with the
-    batch is overhead. A loader slower than the step bounds real training whatever the step does.
+    `traffic` are the bytes it moves at least (0: not known), see `min_traffic_bytes`;
+    `launch_seconds` what launching its kernels one by one takes (0: it is no such device);
+    `operator` the slowest operator and its share of such a step, where that was measured. `curve`
+    holds (samples, seconds) of the same recipe at other batches: a step whose time hardly grows
+    with the batch is overhead. A loader slower than the step bounds real training whatever the step
+    does.
     """
     share = None
     if flops_per_sample and peak_gflops:
@@ -56,19 +76,15 @@ def find_bound(
     memory = None
     if traffic and bandwidth_gbps:
         memory = traffic / (bandwidth_gbps * 1e9) / step_seconds
-    name, sentence = _limit(step_seconds, samples, share, data_seconds, curve)
+    launching = min(1.0, launch_seconds / step_seconds)
+    overhead = _overhead_share(samples, step_seconds, curve)
+    found = _Shares(share, memory, launching, overhead, *operator)
+    name, sentence = _limit(step_seconds, found, data_seconds)
     return Bound(name, share, sentence, memory)
 
 
-def _limit(
-    step_seconds: float,
-    samples: float,
-    share: float | None,
-    data_seconds: float,
-    curve: Sequence[tuple[float, float]],
-) -> tuple[str, str]:
+def _limit(step_seconds: float, found: _Shares, data_seconds: float) -> tuple[str, str]:
     """Return the limit's name, and a sentence with its numbers."""
-    arithmetic = None if share is None else share * step_seconds
     shown = _milliseconds(step_seconds)
     if data_seconds > step_seconds:
         return (
@@ -76,14 +92,54 @@ def _limit(
             f"the loader needs {_milliseconds(data_seconds)} for a step of {shown}: training waits "
             "for data",
         )
-    if share is not None and arithmetic is not None and share >= ARITHMETIC_BOUND_SHARE:
-        return "arithmetic", f"{_milliseconds(arithmetic)} of arithmetic in a step of {shown}"
-    overhead = _overhead_share(samples, step_seconds, curve)
-    if overhead is not None and overhead > 0.5:
-        what = "" if arithmetic is None else f"{_milliseconds(arithmetic)} of arithmetic in "
+    known = "" if found.arithmetic is None else _milliseconds(found.arithmetic * step_seconds)
+    arithmetic, memory = found.arithmetic or 0.0, found.memory or 0.0
+    if max(arithmetic, memory) >= EXPLAINING_SHARE:
+        if arithmetic >= min(1.0, memory):
+            return ARITHMETIC, f"{known} of arithmetic in a step of {shown}"
+        moving = _milliseconds(min(1.0, memory) * step_seconds)
+        return MEMORY, f"{moving} of memory traffic in a step of {shown}"
+    if found.launching >= EXPLAINING_SHARE:
+        launching = _milliseconds(found.launching * step_seconds)
+        return (
+            "launches",
+            f"launching its kernels one by one takes some {launching} of a step of {shown}",
+        )
+    if found.overhead is not None and found.overhead > EXPLAINING_SHARE:
+        what = f"{known} of arithmetic in " if known else ""
         return "overhead", f"the step is overhead-bound: {what}{shown}"
-    what = "" if arithmetic is None else f", {_milliseconds(arithmetic)} of it arithmetic at peak"
-    return "memory", f"the step takes {shown}{what}"
+    why = unexplained(found.arithmetic, found.memory)
+    if found.operator and found.operator_share >= EXPLAINING_SHARE:
+        share = f"{found.operator_share:.0%}"
+        return (
+            f"the operator {found.operator}",
+            f"the step takes {shown}, {share} of it in one operator, {found.operator}; {why}",
+        )
+    return UNKNOWN, f"the step takes {shown}; {why}"
+
+
+def limit_text(name: str, peak_share: float | None, memory_share: float | None) -> str:
+    """Say what limits a step; a limit that explains less than half of it is none.
+
+    Profiles of before that rule say "memory" of every step that nothing explains.
+    """
+    own = {ARITHMETIC: peak_share, MEMORY: memory_share}
+    if name != UNKNOWN and (name not in own or (own[name] or 0.0) >= EXPLAINING_SHARE):
+        return name
+    return f"{UNKNOWN}: {unexplained(peak_share, memory_share)}"
+
+
+def unexplained(peak_share: float | None, memory_share: float | None) -> str:
+    """Say why neither arithmetic nor memory traffic is what limits a step."""
+    arithmetic = None if peak_share is None else f"arithmetic ({peak_share:.0%} of the peak)"
+    memory = (
+        None if memory_share is None else f"memory traffic ({memory_share:.0%} of the bandwidth)"
+    )
+    if arithmetic and memory:
+        return f"neither {arithmetic} nor {memory} explains its time"
+    if arithmetic or memory:
+        return f"{arithmetic or memory} does not explain its time"
+    return "what limits it was not measured"
 
 
 def _overhead_share(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autoprec.core.device.roofline import limit_text
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile, TriedRecipe
 from autoprec.core.speed.noise import Ratio
@@ -163,7 +164,7 @@ def limits(profile: Profile) -> str:
         return ""
     peak, memory = chosen.peak_share, chosen.memory_share
     rows = [
-        ("limited by", text(chosen.bound)),
+        ("limited by", text(limit_text(chosen.bound, peak, memory))),
         ("throughput", number(chosen.samples_per_second, rate_text(chosen.samples_per_second))),
         ("step", number(chosen.step_seconds, seconds_text(chosen.step_seconds))),
         ("step of the baseline", number(base.step_seconds, seconds_text(base.step_seconds))),

@@ -26,6 +26,7 @@ from autoprec.core.speed.attribution import describe_settings
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.space import Space
+from autoprec.core.speed.step_bounds import FRAMEWORK_LAUNCH_SECONDS, KERNEL_LAUNCHING_KINDS
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.profile.padding_evidence import padding_evidence
@@ -36,6 +37,9 @@ from autoprec.version import __version__
 
 #: Characters of why a recipe did not run that the profile keeps.
 _MAX_REASON = 120
+
+#: Policy, compilation and layout of the step in which a task's operators are timed.
+_AS_DESCRIBED = (Policy.FLOAT32, False, "contiguous")
 
 
 def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds: float) -> Profile:
@@ -121,6 +125,7 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devic
         and o.point["compile"] == recipe.compile
     ]
     task = result.preflight.task
+    as_described = (recipe.policy, recipe.compile, recipe.memory_format) == _AS_DESCRIBED
     width = recipe.policy.compute_dtype.limits.bits / 32
     saved = task.saved_bytes_per_sample * samples * width
     return find_bound(
@@ -131,8 +136,19 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devic
         traffic=min_traffic_bytes(task.trainable_bytes, saved),
         bandwidth_gbps=result.preflight.facts.measured_memory_bandwidth_gbps,
         data_seconds=measured.data_seconds,
+        launch_seconds=_launch_seconds(result, recipe),
+        operator=(task.slow_operator, task.slow_operator_share) if as_described else ("", 0.0),
         curve=[] if recipe.accumulation_steps > 1 else curve,
     )
+
+
+def _launch_seconds(result: TuningResult, recipe: Recipe) -> float:
+    """Return what launching a step's kernels takes; 0 where they are not launched one by one."""
+    task = result.preflight.task
+    if recipe.compile or task.compiled or result.preflight.facts.kind not in KERNEL_LAUNCHING_KINDS:
+        return 0.0
+    kernels = sum(kernel.count for kernel in task.kernels)
+    return FRAMEWORK_LAUNCH_SECONDS * kernels * recipe.accumulation_steps
 
 
 def _tried(outcome: Outcome, space: Space) -> TriedRecipe:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from benchmark_rows import BF16, ratio, row
 
 from autoprec.core.codec import to_plain
@@ -130,3 +131,24 @@ def test_a_newer_run_of_few_tasks_replaces_those_rows_alone(tmp_path: Path) -> N
     assert [path.name for path in latest("oracle", "jsonl", tmp_path)] == [
         "oracle-2026-12-02-a.jsonl"
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("the step takes 543 ms, 195 ms of it arithmetic at peak", "the step takes 543 ms"),
+        ("141 ms of arithmetic in a step of 219 ms", "the step takes 219 ms"),
+        ("the step is overhead-bound: 0.82 ms of arithmetic in 9.7 ms", "the step takes 9.7 ms"),
+    ],
+)
+def test_what_rests_on_operations_counted_twice_is_not_shown(said: str, shown: str) -> None:
+    reason = f"mixed_bfloat16 is 2x float32 (1.9-2.1, 6 rounds) and equal; {said}"
+    assert search.why(reason, "2026-11-27") == f"equal; {shown}"
+    assert search.why(reason, search.COUNTED_ONCE_SINCE) == f"equal; {said}"
+
+
+def test_no_table_shows_what_rests_on_operations_counted_twice() -> None:
+    shown = [row for rows in search.tuned().values() for row in rows]
+    old = [row for row in shown if row["date"] < search.COUNTED_ONCE_SINCE]
+    assert any("of arithmetic" in row["reason"] for row in old), "recorded results changed"
+    assert not [cell for row in old for cell in search.cells_of(row) if "arithmetic" in cell]

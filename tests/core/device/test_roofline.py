@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprec.core.device.roofline import ARITHMETIC_BOUND_SHARE, find_bound, min_traffic_bytes
+from autoprec.core.device.roofline import (
+    EXPLAINING_SHARE,
+    find_bound,
+    limit_text,
+    min_traffic_bytes,
+    unexplained,
+)
 
 seconds = st.floats(1e-5, 10)
 
@@ -57,7 +63,7 @@ def test_a_step_that_hardly_grows_with_the_batch_is_overhead(overhead, share):
 
 
 @given(seconds, st.floats(0, 0.2))
-def test_a_step_that_grows_with_the_batch_below_the_peak_is_memory(step, share):
+def test_a_step_that_grows_with_the_batch_and_is_explained_by_nothing_is_unknown(step, share):
     each = step / (32 * (1 + share))
     bound = find_bound(
         step_seconds=step,
@@ -66,7 +72,7 @@ def test_a_step_that_grows_with_the_batch_below_the_peak_is_memory(step, share):
         peak_gflops=None,
         curve=curve_of(step - 32 * each, each),
     )
-    assert bound.name == "memory"
+    assert bound.name == "unknown"
     assert bound.peak_share is None
 
 
@@ -83,14 +89,16 @@ def test_the_share_is_the_work_over_the_peak(step, samples, flops, peak, data):
     if data > step:
         assert bound.name == "data pipeline"
     else:
-        arithmetic = bound.peak_share >= ARITHMETIC_BOUND_SHARE
-        assert bound.name == ("arithmetic" if arithmetic else "memory")
+        arithmetic = bound.peak_share >= EXPLAINING_SHARE
+        assert bound.name == ("arithmetic" if arithmetic else "unknown")
 
 
 def test_the_arithmetic_is_told_where_it_is_known():
     known = {"step_seconds": 0.01, "samples": 8, "flops_per_sample": 1e6, "peak_gflops": 8.0}
-    memory = find_bound(**known)
-    assert memory.sentence == "the step takes 10 ms, 1 ms of it arithmetic at peak"
+    unknown = find_bound(**known)
+    assert unknown.sentence == (
+        "the step takes 10 ms; arithmetic (10% of the peak) does not explain its time"
+    )
     overhead = find_bound(**known, curve=[(8, 0.01), (64, 0.0101)])
     assert overhead.sentence == "the step is overhead-bound: 1 ms of arithmetic in 10 ms"
 
@@ -103,7 +111,10 @@ def test_one_batch_alone_says_nothing_about_overhead():
         peak_gflops=None,
         curve=[(8, 0.011), (8, 0.009)],
     )
-    assert (bound.name, bound.sentence) == ("memory", "the step takes 10 ms")
+    assert (bound.name, bound.sentence) == (
+        "unknown",
+        "the step takes 10 ms; what limits it was not measured",
+    )
 
 
 def test_time_that_falls_with_the_batch_is_overhead_and_nothing_worse():
@@ -115,3 +126,99 @@ def test_time_that_falls_with_the_batch_is_overhead_and_nothing_worse():
         curve=[(16, 0.008), (32, 0.006)],
     )
     assert bound.name == "overhead"
+
+
+#: A step of 10 ms with a sixth of the peak and a twentieth of the bandwidth.
+NEITHER = {
+    "step_seconds": 0.01,
+    "samples": 8,
+    "flops_per_sample": 1.7e6 / 8,
+    "peak_gflops": 1.0,
+    "traffic": 0.5e6,
+    "bandwidth_gbps": 1.0,
+}
+
+
+def test_a_step_far_from_both_peaks_is_limited_by_neither():
+    bound = find_bound(**NEITHER)
+    assert bound.name == "unknown"
+    assert bound.sentence == (
+        "the step takes 10 ms; neither arithmetic (17% of the peak) nor memory traffic "
+        "(5% of the bandwidth) explains its time"
+    )
+
+
+@given(seconds, st.floats(0, 3), st.floats(0, 3))
+def test_a_limit_explains_half_of_the_step_and_no_other_explains_more(step, arithmetic, memory):
+    bound = find_bound(
+        step_seconds=step,
+        samples=1,
+        flops_per_sample=1e9 * arithmetic * step or None,
+        peak_gflops=1.0,
+        traffic=1e9 * memory * step,
+        bandwidth_gbps=1.0,
+    )
+    shares = {"arithmetic": bound.peak_share or 0.0, "memory": min(1.0, bound.memory_share or 0.0)}
+    if bound.name == "unknown":
+        assert max(shares.values()) < EXPLAINING_SHARE
+    else:
+        assert shares[bound.name] >= EXPLAINING_SHARE
+        assert shares[bound.name] == pytest.approx(max(shares.values())) or shares[bound.name] >= 1
+
+
+def test_traffic_that_takes_half_of_the_step_is_memory():
+    bound = find_bound(**{**NEITHER, "traffic": 8e6})
+    assert (bound.name, bound.sentence) == ("memory", "8 ms of memory traffic in a step of 10 ms")
+
+
+def test_weights_that_move_in_every_step_are_memory_though_the_step_does_not_grow():
+    bound = find_bound(**{**NEITHER, "traffic": 8e6}, curve=[(64, 0.0101)])
+    assert bound.name == "memory"
+
+
+def test_launches_are_the_limit_where_they_take_half_of_the_step():
+    assert find_bound(**NEITHER, launch_seconds=0.0049).name == "unknown"
+    bound = find_bound(**NEITHER, launch_seconds=0.006, curve=[(64, 0.0101)])
+    assert bound.name == "launches"
+    assert bound.sentence == "launching its kernels one by one takes some 6 ms of a step of 10 ms"
+    arithmetic = find_bound(**{**NEITHER, "flops_per_sample": 1e6}, launch_seconds=0.006)
+    assert arithmetic.name == "arithmetic"
+
+
+def test_an_operator_is_the_limit_where_it_takes_half_and_nothing_else_explains_the_step():
+    slow = ("aten.cumsum", 0.72)
+    bound = find_bound(**NEITHER, operator=slow)
+    assert bound.name == "the operator aten.cumsum"
+    assert bound.sentence == (
+        "the step takes 10 ms, 72% of it in one operator, aten.cumsum; neither arithmetic "
+        "(17% of the peak) nor memory traffic (5% of the bandwidth) explains its time"
+    )
+    assert find_bound(**NEITHER, operator=("aten.mm", 0.49)).name == "unknown"
+    assert find_bound(**NEITHER, operator=slow, launch_seconds=0.006).name == "launches"
+    assert find_bound(**NEITHER, operator=slow, curve=[(64, 0.0101)]).name == "overhead"
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ((None, None), "what limits it was not measured"),
+        ((None, 0.05), "memory traffic (5% of the bandwidth) does not explain its time"),
+    ],
+)
+def test_why_nothing_is_named_tells_what_is_known(shares, said):
+    assert unexplained(*shares) == said
+
+
+@pytest.mark.parametrize("name", ["memory", "unknown"])
+def test_a_profile_that_says_memory_beside_a_small_share_of_it_is_not_believed(name):
+    assert limit_text(name, 0.17, 0.05) == (
+        "unknown: neither arithmetic (17% of the peak) nor memory traffic (5% of the bandwidth) "
+        "explains its time"
+    )
+
+
+@pytest.mark.parametrize(
+    "known", [("memory", 0.17, 0.7), ("arithmetic", 0.6, None), ("overhead", 0.1, 0.1), ("", 0, 0)]
+)
+def test_a_limit_that_explains_the_step_is_shown_by_its_name(known):
+    assert limit_text(*known) == known[0]

@@ -148,6 +148,23 @@ def test_what_a_profile_does_not_hold_is_left_out() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("bound", "peak", "memory", "said"),
+    [
+        ("arithmetic", 0.6, 0.05, "limited by arithmetic"),
+        ("memory", 0.17, 0.05, "limited by unknown: neither arithmetic (17% of the peak) nor"),
+        ("unknown", 0.17, None, "limited by unknown: arithmetic (17% of the peak) does not"),
+    ],
+)
+def test_what_limits_a_step_explains_half_of_it(
+    bound: str, peak: float | None, memory: float | None, said: str
+) -> None:
+    chosen = replace(
+        FULL.evidence.chosen, bound=bound, peak_share=peak, memory_share=memory, step_seconds=0.1
+    )
+    assert said in " ".join(Reader(report(won(chosen=chosen))).text.split())
+
+
 def test_the_headline_says_how_much_over_what_and_whether_it_is_known() -> None:
     text = Reader(report(won())).text
     assert "2.00x (1.90 to 2.10, 9 rounds) over float32, batch 512" in text

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
+from autoprec.core.measurement import Kernel, Measurement
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import NOT_COMPARED, REHEARSAL_NOTE, Profile
 from autoprec.core.recipe import Recipe
@@ -147,16 +148,41 @@ def test_an_overhead_bound_is_seen_in_the_same_recipe_at_other_batches() -> None
     twice = replace(BFLOAT16, batch_size=64)
     flat, linear = trial(twice, 0.051), trial(twice, 0.1)
     assert profile_of(won(flat)).evidence.chosen.bound == "overhead"
-    assert profile_of(won(linear)).evidence.chosen.bound == "memory"
+    assert profile_of(won(linear)).evidence.chosen.bound == "unknown"
     compiled = trial(replace(twice, compile=True), 0.051)
     float32 = trial(Recipe(batch_size=64), 0.051)
-    assert profile_of(won(compiled, float32)).evidence.chosen.bound == "memory"
+    assert profile_of(won(compiled, float32)).evidence.chosen.bound == "unknown"
+
+
+def limited(result: TuningResult, **facts: Any) -> str:
+    """What limits the chosen recipe's step if the first step showed these facts of the task."""
+    task = replace(TASK, **facts)
+    known = replace(result, preflight=replace(result.preflight, task=task))
+    return profile_of(known).evidence.chosen.bound
+
+
+def test_launches_limit_a_step_on_devices_that_are_sent_one_kernel_after_another() -> None:
+    """3,000 kernels in 50 ms, each some 10 microseconds; compiled, there are fewer."""
+    many = (Kernel(0.0, 0.0, 0.0, 3000),)
+    gpu = on_device(won(), kind=DeviceKind.CUDA)
+    assert limited(gpu, kernels=many) == "launches"
+    assert limited(won(), kernels=many) == "unknown"
+    assert limited(gpu, kernels=many, compiled=True) == "unknown"
+    compiled = on_device(won(recipe=replace(BFLOAT16, compile=True)), kind=DeviceKind.CUDA)
+    assert limited(compiled, kernels=many) == "unknown"
+    assert limited(gpu, kernels=(replace(many[0], count=1000),)) == "unknown"
+
+
+def test_an_operator_that_was_slow_in_float32_says_nothing_of_16_bits() -> None:
+    slow = {"slow_operator": "aten.cumsum", "slow_operator_share": 0.9}
+    assert limited(won(), **slow) == "unknown"
+    assert limited(on_device(found()), **slow) == "the operator aten.cumsum"
 
 
 def test_ranks_share_the_samples_of_every_batch_that_an_overhead_is_seen_in() -> None:
     larger = replace(BFLOAT16, batch_size=128)
     trial = Outcome(SPACE.point(larger), Status.OK, timed(0.2, samples_per_step=128.0))
-    assert profile_of(won(trial), devices=2).evidence.chosen.bound == "memory"
+    assert profile_of(won(trial), devices=2).evidence.chosen.bound == "unknown"
 
 
 def test_the_wait_for_other_ranks_is_the_trials_where_that_measured_it() -> None:

@@ -20,10 +20,12 @@ from autoprec.backends.shared.process_memory import can_keep_freed_memory
 from autoprec.backends.torch.apply.float32_islands import has_own_code
 from autoprec.backends.torch.apply.fused_optimizer import can_be_fused
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
+from autoprec.backends.torch.measure.flops import OUTSIDE
 from autoprec.backends.torch.measure.step_costs import (
     kernels,
     operations,
     saved_bytes,
+    slowest_operator,
     try_to_measure,
 )
 from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
@@ -43,6 +45,7 @@ from autoprec.backends.torch.train.task_runner import (
     materialize,
     move,
 )
+from autoprec.core.device.roofline import EXPLAINING_SHARE
 from autoprec.core.measurement import Dimension, TaskFacts, Unit
 from autoprec.errors import TaskError
 
@@ -77,6 +80,10 @@ def describe(
     seconds, share = _time_one_step(task, model, optimizer, batch, device)
     samples = found.count(batch)
     run, _ = try_to_measure(lambda: kernels(task, model, batch, seed, samples))
+    timed, _ = try_to_measure(
+        lambda: slowest_operator(task, model, batch, seed, lambda: _synchronize(device))
+    )
+    operator, operator_share = _named_operator(*(timed or ("", 0.0)), seconds)
     flops = sum(counted.values())
     parameters = list(model.parameters())
     return TaskFacts(
@@ -96,6 +103,8 @@ def describe(
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
         optimizer_bytes=_state_bytes(optimizer),
         kernels=run or (),
+        slow_operator=operator,
+        slow_operator_share=operator_share,
         low_precision=low_precision(model, autocasts, device_type),
         uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,
@@ -131,6 +140,12 @@ def _time_one_step(
     return seconds, updating / seconds if can_be_fused(optimizer) else 0.0
 
 
+def _named_operator(name: str, operator_seconds: float, step_seconds: float) -> tuple[str, float]:
+    """Return the operator and its share of a step; none where that is too small to explain it."""
+    share = min(1.0, operator_seconds / step_seconds)
+    return (name, share) if share >= EXPLAINING_SHARE else ("", 0.0)
+
+
 def _state_bytes(optimizer: Any) -> int:
     """Count the bytes of an optimizer's state after a step."""
     kept = tensors_in([dict(state) for state in getattr(optimizer, "state", {}).values()])
@@ -162,7 +177,7 @@ def _dimensions(model: nn.Module) -> Iterator[Dimension]:
 
 
 def _units(model: nn.Module, own: Mapping[str, int]) -> Iterator[Unit]:
-    total = sum(own.values())
+    total = sum(count for path, count in own.items() if path != OUTSIDE)
     for path, module in model.named_modules():
         if not has_own_code(module):
             continue

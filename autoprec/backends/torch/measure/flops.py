@@ -2,16 +2,30 @@
 
 torch.utils.flop_counter knows matrix products, convolutions and CUDA's attention kernels. On the
 CPU, fused attention and the LSTM run as single operators that it counts as 0; their formulas are
-here. A multiply-add is two operations.
+here. A multiply-add is two operations. Each is counted once: for the module whose own code ran it.
 """
 
 from __future__ import annotations
 
+import bisect
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
-from torch.utils.module_tracker import ModuleTracker
+
+#: Whose operations no module does itself; no module has such a path.
+OUTSIDE = "."
+
+#: FlopCounterMode's own name of its total.
+_TOTAL = "Global"
+
+#: The number of a backward pass where none runs.
+_NO_BACKWARD = -1
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
@@ -52,37 +66,165 @@ def formulas() -> dict[Any, Any]:
     return {getattr(aten, name): f for name, f in wanted.items() if hasattr(aten, name)}
 
 
-class _OneModule(ModuleTracker):
-    """Tells no modules apart: the real one's hooks break gradients by a pass's own inputs."""
+#: A module and the checkpoint, if any, in which it made nodes.
+_Maker = tuple[nn.Module | None, Any]
 
-    def __enter__(self) -> _OneModule:
-        return self
 
-    def __exit__(self, *args: object) -> None:
+class _Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells whose own code runs now: the innermost module of a model, in both passes.
+
+    Each operator of the backward pass belongs to the node of the graph that runs it, and nodes are
+    numbered as they are made: the module whose code made a node owns its number. No tensor gets a
+    hook, so gradients by a pass's own inputs and torch.func are followed as well.
+
+    Each thread numbers its own nodes. Accelerators' backward passes run in threads of their own:
+    what they make (a checkpoint's forward pass, run again) is theirs, all else the caller's.
+
+    What a checkpoint runs again outside of any module is the code of who called the checkpoint: its
+    hooks on saved tensors tell where one began.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known = set(root.modules())
+        self._running: list[tuple[nn.Module, int]] = []
+        self._made: dict[int, _Made] = {}
+        self._caller = 0
+        self._checkpoints: dict[Any, nn.Module | None] = {}
+        self._hooks: list[Any] = []
+
+    @property
+    def parents(self) -> set[Any]:
+        """Return what an operation counts for, as FlopCounterMode asks: the total and its owner."""
+        owner = self._owner()
+        return {_TOTAL} if owner is None else {_TOTAL, owner}
+
+    def __enter__(self) -> Any:
+        self._caller = threading.get_ident()
+        self._made = {self._caller: _Made(_next_number())}
+        self._hooks = [
+            register_module_forward_pre_hook(self._begin),
+            register_module_forward_hook(self._end, always_call=True),
+        ]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._note()
+        return func(*args, **(kwargs or {}))
+
+    def _begin(self, module: nn.Module, inputs: Any) -> None:
+        self._note()
+        if module in self._known:  # the code of others is their caller's own
+            self._running.append((module, torch._C._current_graph_task_id()))
+
+    def _end(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        self._note()
+        if any(module is running for running, _ in self._running):
+            while self._running.pop()[0] is not module:
+                pass  # a module that an exception left
+
+    def _note(self) -> None:
+        """Give the nodes made since the last note to the module whose code has run since."""
+        number, thread = _next_number(), threading.get_ident()
+        made = self._made.setdefault(thread, _Made(number))
+        checkpoint = _checkpoint()
+        if number > made.ends[-1] or (checkpoint and checkpoint not in self._checkpoints):
+            owner = self._owner()
+            self._checkpoints.setdefault(checkpoint, owner)
+            made.ends.append(number)
+            made.makers.append((owner, checkpoint))
+
+    def _owner(self) -> nn.Module | None:
+        """Return the module whose own code runs; None outside of the model."""
+        innermost, began = self._running[-1] if self._running else (None, _NO_BACKWARD)
+        node = torch._C._current_autograd_node()
+        if node is None or (innermost and began == torch._C._current_graph_task_id()):
+            return innermost  # in a backward pass: a checkpoint's forward pass, run again
+        callers = self._made[self._caller]
+        own = self._made.get(threading.get_ident(), callers)
+        number = node._sequence_nr()
+        maker, checkpoint = (own if own.holds(number) else callers).maker(number)
+        runs_again = checkpoint and _checkpoint() not in (None, checkpoint)
+        return self._checkpoints[checkpoint] if runs_again else maker
+
+
+class _Made:
+    """Who made the nodes of one thread's graph, by their numbers from `first` on."""
+
+    def __init__(self, first: int) -> None:
+        self.ends: list[int] = [first]
+        self.makers: list[_Maker] = [(None, None)]  # of what was there before
+
+    def holds(self, number: int) -> bool:
+        """Return whether this thread may have made the node while it was watched."""
+        return self.ends[0] <= number < self.ends[-1]
+
+    def maker(self, number: int) -> _Maker:
+        """Return whose code made the node, and in which checkpoint; None for what was before."""
+        at = bisect.bisect_right(self.ends, number)
+        return self.makers[at] if at < len(self.makers) else (None, None)
+
+
+def _checkpoint() -> Any:
+    """Return the hook by which a checkpoint that runs now saves tensors; None where none runs."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    ours = hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+    return hooks[0] if ours else None
+
+
+def _next_number() -> int:
+    """Return the number that the next node of this thread's graph gets."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def count(root: nn.Module, run: Callable[[], object]) -> dict[str, int]:
+    """Return the operations of each module's own code in what `run` does, by module path.
+
+    Those of its children are not among them. What no module of `root` does itself, such as a loss's
+    products, is under `OUTSIDE`: the parts sum to torch's total.
+    """
+    mode = _counter()
+    mode.mod_tracker = _Owners(root)  # type: ignore[assignment]
+    with mode:
+        run()
+    counted = {owner: sum(parts.values()) for owner, parts in mode.get_flop_counts().items()}
+    total = counted.pop(_TOTAL, 0)
+    own = {path: counted.get(module, 0) for path, module in root.named_modules()}
+    return {**own, OUTSIDE: total - sum(own.values())}
+
+
+class _NoOwners:
+    """Tells no modules apart. ModuleTracker puts hooks on tensors, which breaks some code."""
+
+    parents = frozenset({_TOTAL})
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
         return None
 
 
-def counter(*, by_module: bool = True) -> FlopCounterMode:
-    """Make a flop counter that knows what CPUs fuse; in total, or module by module."""
-    mode = FlopCounterMode(display=False, custom_mapping=formulas())
-    if not by_module:
-        mode.mod_tracker = _OneModule()
-    return mode
+def total(run: Callable[[], object]) -> int:
+    """Return the operations of what `run` does, whoever does them."""
+    mode = _counter()
+    mode.mod_tracker = _NoOwners()  # type: ignore[assignment]
+    with mode:
+        run()
+    return int(mode.get_total_flops())
 
 
-def by_module(mode: FlopCounterMode, root: torch.nn.Module) -> dict[str, int]:
-    """Return the operations of each module's own code, without its children's, by module path."""
-    prefix = type(root).__name__
-    totals: dict[str, int] = {}
-    for name, counts in mode.get_flop_counts().items():
-        if name == prefix:
-            totals[""] = sum(counts.values())
-        elif name.startswith(prefix + "."):
-            totals[name[len(prefix) + 1 :]] = sum(counts.values())
-    own = {}
-    for path, _ in root.named_modules():
-        children = (
-            f"{path}.{n}" if path else n for n, _ in root.get_submodule(path).named_children()
-        )
-        own[path] = max(0, totals.get(path, 0) - sum(totals.get(child, 0) for child in children))
-    return own
+def registry() -> dict[Any, Any]:
+    """Return the formulas by operator: torch's own, and those that torch lacks."""
+    return dict(_counter().flop_registry)
+
+
+def _counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping=formulas())

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -18,11 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.kernel_counts import KernelCounts
 from autoprec.backends.torch.apply.nested_tensors import tensors_in
-from autoprec.backends.torch.measure.flops import by_module, counter
+from autoprec.backends.torch.measure.flops import count, registry, total
 from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
 from autoprec.core.measurement import Kernel
 
 Result = TypeVar("Result")
+
+_TIMED_PASSES, _LONG_PASS_SECONDS = 5, 0.2
 
 
 def try_to_measure(measure: Callable[[], Result]) -> tuple[Result | None, str]:
@@ -42,21 +46,18 @@ def _reason(error: Exception) -> str:
 
 
 def operations(task: Task, model: nn.Module, batch: Any, seed: int) -> dict[str, int]:
-    """Count operations by module in one forward and backward pass.
+    """Count each module's own operations in one forward and backward pass; see `flops.count`.
 
     Where torch cannot tell the modules apart they are all the root's own, "".
     """
-    own, _ = try_to_measure(lambda: _count(task, model, batch, seed, tracked=True))
-    if own is None:
-        own, _ = try_to_measure(lambda: _count(task, model, batch, seed, tracked=False))
-    return own or {}
 
-
-def _count(task: Task, model: nn.Module, batch: Any, seed: int, *, tracked: bool) -> dict[str, int]:
-    mode = counter(by_module=tracked)
-    with mode:
+    def run() -> None:
         run_pass(task, model, batch, seed)
-    return by_module(mode, model) if tracked else {"": mode.get_total_flops()}
+
+    own, _ = try_to_measure(lambda: count(model, run))
+    if own is None:
+        own, _ = try_to_measure(lambda: {"": total(run)})
+    return own or {}
 
 
 class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,7 +66,7 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module, samples: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        self._formulas = counter(by_module=False).flop_registry
+        self._formulas = registry()
         self.counts = KernelCounts((p.shape for p in model.parameters()), samples)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -94,6 +95,44 @@ def kernels(
     with watch:
         run_pass(task, model, batch, seed)
     return watch.counts.kernels()
+
+
+class _OperatorTimes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Times every operator that computes something; `wait` returns when the device is done."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._wait = wait
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
+        self._wait()
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        self._wait()
+        self.seconds[str(func.overloadpacket)] += time.perf_counter() - start
+        return result
+
+
+def slowest_operator(
+    task: Task, model: nn.Module, batch: Any, seed: int, wait: Callable[[], None]
+) -> tuple[str, float]:
+    """Return the operator that takes most of a forward and backward pass, and its seconds.
+
+    What else the machine does can only add to a pass, so the least of several counts, unless one
+    alone takes long enough to tell.
+    """
+    least: dict[str, float] = {}
+    for _ in range(_TIMED_PASSES):
+        watch = _OperatorTimes(wait)
+        with watch:
+            run_pass(task, model, batch, seed)
+        least = {name: min(own, least.get(name, own)) for name, own in watch.seconds.items()}
+        if sum(watch.seconds.values()) > _LONG_PASS_SECONDS:
+            break
+    return max(least.items(), key=lambda item: item[1], default=("", 0.0))
 
 
 def saved_bytes(task: Task, model: nn.Module, batch: Any, seed: int) -> int:

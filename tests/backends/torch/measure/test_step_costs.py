@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autoprec.backends.torch.measure import step_costs
-from tests.backends.torch.described import facts, small, task
+from autoprec.backends.torch.measure import describe, step_costs
+from tests.backends.torch.described import facts, pairs, small, task
 
 pytestmark = pytest.mark.torch
 
@@ -124,6 +124,45 @@ def test_kernels_are_what_a_step_runs_with_their_operands() -> None:
     assert all(kernel.bytes_per_sample or kernel.fixed_bytes for kernel in found.kernels)
     weights = 4 * 16 + 16 + 16 + 1
     assert 0 <= found.optimizer_bytes - 2 * 4 * weights <= 4 * 4  # Adam's moments and its counts
+
+
+class Looped(nn.Module):
+    """Sorts a long row: most of its time is in one operator that is no product."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.flatten().repeat(20000).sort().values[: len(inputs), None]
+
+
+def test_the_slowest_operator_is_found() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Looped())
+    name, seconds = step_costs.slowest_operator(task(), model, next(pairs(8)), 0, lambda: None)
+    assert name == "aten.sort"
+    assert seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "named"), [(0.4, ("", 0.0)), (0.6, ("aten.sort", 0.6)), (1.2, ("aten.sort", 1.0))]
+)
+def test_an_operator_is_named_where_it_takes_half_of_the_step(
+    seconds: float, named: tuple[str, float]
+) -> None:
+    assert describe._named_operator("aten.sort", seconds, 1.0) == named
+
+
+def test_an_operator_that_takes_less_than_half_of_the_step_is_not_named() -> None:
+    """Tiny operators of equal size, most of whose time is the framework's own."""
+    layers = [layer for _ in range(8) for layer in (nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4))]
+    found = facts(build_model=lambda: nn.Sequential(*layers, nn.Linear(4, 1)))
+    assert (found.slow_operator, found.slow_operator_share) == ("", 0.0)
+
+
+def test_an_operator_that_cannot_be_timed_is_none() -> None:
+    def wait() -> None:
+        raise RuntimeError("the device is lost")
+
+    assert step_costs.try_to_measure(
+        lambda: step_costs.slowest_operator(task(), small(), next(pairs(8)), 0, wait)
+    ) == (None, "RuntimeError: the device is lost")
 
 
 def test_kernels_that_cannot_be_watched_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
