@@ -23,6 +23,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
+from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.measure.devices import has_float64
 from autoprec.core.recipe import LossScale
 from autoprec.errors import AutoprecWarning, UsageError
@@ -40,7 +41,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     given to the constructor) are asked whether they skipped, which waits for the device once a
     step; all others cost no synchronisation that GradScaler itself does not make.
     `changed_weights` says whether any optimizer stepped before the last `update()`,
-    `changed_by_last_step` whether the last `step()` did.
+    `changed_by_last_step` whether the last `step()` did. `buffers`, where given, are those of the
+    model, which a skipped step leaves as they were.
     """
 
     def __init__(self, device: str, loss_scale: LossScale | None) -> None:
@@ -56,12 +58,19 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.mode = settings.mode
         self.floor = min(settings.floor, settings.initial)
         self.counts = StepCounts()
+        self.buffers: KeptBuffers | None = None
         self._host_scale = settings.initial
         self._host_growth = 0
         self._stepped = False
         self._skipped = False
         self._floor_warned = False
         self.changed_weights = self.changed_by_last_step = False
+
+    def scale(self, outputs: Any) -> Any:
+        """Multiply by the scale: the backward pass follows, and with it the step has begun."""
+        if self.buffers is not None:
+            self.buffers.before_backward()
+        return super().scale(outputs)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale `optimizer`'s gradients; on a device without float64 in float32.
@@ -128,6 +137,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.changed_by_last_step = not skipped
         self._skipped |= skipped
         self._stepped |= not skipped
+        if skipped and self.buffers is not None:
+            self.buffers.after_skip()
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Update the scale once after all optimizers, and count what happened.
@@ -136,6 +147,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         """
         if self.is_enabled() and (self._stepped or self._skipped or new_scale is not None):
             self._update_scale(new_scale)
+        if self.buffers is not None and (self._stepped or self._skipped):
+            self.buffers.after_update()
         self.counts.steps += self._stepped
         self.counts.skipped += self._skipped
         self.changed_weights = self._stepped
@@ -213,6 +226,11 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     def _fill(self, scale: float) -> None:
         if self._scale is not None:
             self._scale.fill_(scale)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the model's buffers out: a copy of the scaler belongs to no model."""
+        state: dict[str, Any] = super().__getstate__()
+        return state | {"buffers": None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state saved by this class or by torch's GradScaler.
