@@ -120,10 +120,7 @@ class KeptBuffers:
                 _save_large(kept)
 
     def _replaced(self) -> bool:
-        for kept in self._kept:
-            if kept.owner.get(kept.name) is not kept.tensor:
-                return True
-        return False
+        return any(kept.owner.get(kept.name) is not kept.tensor for kept in self._kept)
 
     def _find(self) -> None:
         """List the buffers anew; other code may register and replace them."""
@@ -169,7 +166,7 @@ def _is_traced() -> bool:
     """Return whether other code takes down what runs: no copy of ours may become part of that."""
     return (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
         or torch.is_inference_mode_enabled()
         or torch._C._functorch.maybe_current_level() is not None
     )
