@@ -30,6 +30,7 @@ from autoprec.backends.torch.apply.forward_wrappers import (
     wrappers_on,
 )
 from autoprec.backends.torch.apply.fused_optimizer import FusedOptimizers
+from autoprec.backends.torch.apply.inference_fast_path import leave_fast_path
 from autoprec.backends.torch.apply.kept_buffers import SeenForward
 from autoprec.backends.torch.apply.memory_format import ChannelsLast, ChannelsLastInputs
 from autoprec.backends.torch.apply.output_layers import find_output_layers
@@ -77,6 +78,7 @@ def operate(
     ends = find_output_layers(root) if dtype is not None else ()
     islands = tuple(dict.fromkeys(recipe.float32_modules))
     if dtype is not None:
+        leave_fast_path(root, device_type)
         make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
         install_wrapper(Float32Outputs(root))
     if recipe.policy.needs_loss_scale:
