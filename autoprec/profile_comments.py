@@ -23,7 +23,7 @@ _COMMENTS = {
     "recipe.float32_modules": "modules that stay in float32, by path",
     "recipe.alignment": "matrix dimensions of these modules are padded to a multiple",
     "recipe.loss_scale": "of float16: keeps small gradients from becoming 0",
-    "recipe.loss_scale.floor": "an overflow at this scale is the forward pass's, not the scale's",
+    "recipe.loss_scale.floor": "the scale is not halved below this",
     "recipe.loss_scale.growth_interval": "good steps after which the scale is doubled",
     "recipe.compile": "torch.compile, or XLA (jit_compile) in Keras",
     "recipe.knobs": "further settings that were measured to pay",

@@ -25,7 +25,7 @@ from torch.amp.grad_scaler import OptState
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.measure.devices import has_float64
-from autoprec.core.recipe import LossScale
+from autoprec.core.recipe import SMALLEST_SCALE, LossScale
 from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
@@ -89,6 +89,25 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
             optimizer, scale.reciprocal(), found_inf, False
         )
         state["stage"] = OptState.UNSCALED
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, torch.Tensor]:
+        """Unscale complex gradients as the pairs of real numbers they are, like all others.
+
+        torch has no kernel for complex ones.
+        """
+        seen: Any = optimizer
+        if any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
+            seen = _AsReal(optimizer)
+        found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
+            seen, inv_scale, found_inf, allow_fp16
+        )
+        return found
 
     def unscale_once_(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale `optimizer`'s gradients unless that was done since the last update."""
@@ -213,12 +232,16 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         if self._floor_warned:
             return
         self._floor_warned = True
+        lower = (
+            "; if the loss is finite, the backward pass overflows, and a lower floor helps "
+            "(loss_scale: floor in the profile)"
+        )
         warnings.warn(
             f"step {self.counts.step_number}: gradients are not finite at the loss scale "
-            f"{scale:g}, its floor. Not the scale but the forward pass is at fault: something in "
-            "it overflows float16. Keep that module in float32 (float32_modules in the profile) "
-            "or use mixed_bfloat16. To silence: warnings.filterwarnings('ignore', category="
-            "autoprec.errors.AutoprecWarning).",
+            f"{scale:g}, its floor. If the loss is not finite either, the forward pass overflows "
+            "float16: keep the module that does in float32 (float32_modules in the profile) or use "
+            f"mixed_bfloat16{lower if scale > SMALLEST_SCALE else ''}. To silence: "
+            "warnings.filterwarnings('ignore', category=autoprec.errors.AutoprecWarning).",
             AutoprecWarning,
             stacklevel=5,
         )
@@ -242,6 +265,27 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         super().load_state_dict(dict(state_dict))
         self._host_scale = float(state_dict["scale"])
         self._host_growth = int(state_dict["_growth_tracker"])
+
+
+class _AsReal:
+    """The parameters of an optimizer; tensors of real numbers stand for the complex ones.
+
+    Their gradients share memory with those they stand for.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.param_groups = [{"params": list(map(_as_real, parameters))}]
+
+
+def _as_real(parameter: torch.Tensor) -> torch.Tensor:
+    grad = parameter.grad
+    if grad is None or not grad.is_complex():
+        return parameter
+    real = torch.view_as_real(grad._values() if grad.is_sparse else grad)
+    stand_in = torch.empty_like(real)
+    stand_in.grad = real
+    return stand_in
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
