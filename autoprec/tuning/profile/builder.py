@@ -58,6 +58,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
             peak_memory_bytes=base.peak_memory_bytes,
             accumulation_steps=plain.accumulation_steps,
             exposed_communication=_exposed_communication(result, plain),
+            weights_in=result.preflight.task.weights_in,
         ),
         chosen=Chosen(
             samples_per_second=significant(chosen.samples_per_second),

@@ -34,6 +34,7 @@ from autoprec.backends.torch.train.task_precision import (
     low_precision,
     noted_autocasts,
     rounded_products,
+    weights_in,
 )
 from autoprec.backends.torch.train.task_runner import (
     batches,
@@ -97,6 +98,7 @@ def describe(
         optimizer_bytes=_state_bytes(optimizer),
         kernels=run or (),
         low_precision=low_precision(model, autocasts, device_type),
+        weights_in=weights_in(model),
         uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,
         optimizer_share=share,
