@@ -185,8 +185,10 @@ def _why_chosen(result: TuningResult, choice: Choice, bound: Bound, recipe: Reci
     if result.confirmation.proven is not None and result.confirmation.speedup is not None:
         gain = result.confirmation.speedup
         name = recipe.policy.value + (", compiled" if recipe.compile else "")
+        weights = result.preflight.task.weights_in
+        base = f"the model as it is, in {weights}," if weights else "float32 as it was run"
         return (
-            f"{name} at batch {recipe.batch_size} is {gain.ratio:.2f}x float32 as it was run "
+            f"{name} at batch {recipe.batch_size} is {gain.ratio:.2f}x {base} "
             f"({gain.low:.2f}-{gain.high:.2f}, {gain.rounds} rounds) and "
             f"{result.confirmation.proven.verdict.reason}; {bound.sentence}"
         )
