@@ -87,13 +87,16 @@ class KeptBuffers:
         self._in_step = True
 
     def after_skip(self) -> None:
-        """Put back what the step's forward passes changed."""
+        """Put back what the step's forward passes changed.
+
+        Other models may have taken part (a GAN's, each with a profile of its own). What else they
+        did since their last update is not this step's, so only what is not finite goes back there.
+        """
         with torch.no_grad():
-            for kept in self._kept:
-                if self._saw_forward:
-                    _put_back(kept)
-                else:
-                    _replace_nonfinite(kept)
+            for each in list(_KEPT.values()):
+                all_of_it = each is self and self._saw_forward
+                for kept in each._kept:
+                    (_put_back if all_of_it else _replace_nonfinite)(kept)
 
     def after_update(self) -> None:
         """End the step: the next forward pass belongs to another one."""

@@ -214,3 +214,37 @@ def test_a_fused_optimizer_leaves_the_buffers_too() -> None:
     before = state(model)
     assert not step(precision, model, samples(1, overflowing=[0])[0])
     assert unchanged(model, before)
+
+
+@pytest.mark.parametrize("first", ["generator", "discriminator"])
+def test_models_with_profiles_of_their_own_that_share_a_step_stay_finite(first: str) -> None:
+    """The step of one overflows in the other, which it calls, and which is not skipped itself."""
+    generator, discriminator, alone = convolutions(), averages(), averages()
+    generator.append(nn.Linear(3, 6))
+    precisions = {
+        name: apply(FLOAT16, model, adam(model))
+        for name, model in {"generator": generator, "discriminator": discriminator}.items()
+    }
+    elsewhere = apply(FLOAT16, alone, adam(alone))
+    good, bad = samples(2, overflowing=[1])
+
+    def turn(name: str, batch: Batch) -> bool:
+        precision = precisions[name]
+        with precisions["generator"].autocast():
+            fake = generator(batch[0])
+        with precision.autocast():
+            outputs = discriminator(fake)
+        precision.backward(nn.functional.cross_entropy(outputs, batch[1]))
+        return precision.step()
+
+    with elsewhere.autocast():
+        alone(good[0])
+    other = state(alone)
+    for batch in (good, bad, good, bad):
+        for name in sorted(precisions, key=lambda each: each != first):
+            assert turn(name, batch) is (batch is good)
+            assert finite(generator)
+            assert finite(discriminator)
+            generator.zero_grad()
+            discriminator.zero_grad()
+    assert unchanged(alone, other)
