@@ -94,7 +94,8 @@ class TaskFacts:
     `slow_operator` the operator that takes at least half of the step, with its share (empty: none
     does, or none was timed).
     `low_precision` names 16-bit weights, an autocast of the model's own, or float32 products that
-    are rounded without any recipe, empty where there are none; `uses_tf32` says that those are
+    are rounded without any recipe, empty where there are none; `weights_in` is the 16-bit dtype of
+    all trained weights, empty where they have none in common; `uses_tf32` says that those are
     TF32, and `compiled` that the model compiles its step itself; `not_compilable` says why
     its framework would not (empty: it would, or that is not known). `optimizer_share` is the
     optimizer's part of the step, from 0 to 1, where fused kernels exist for it and the task does
@@ -124,6 +125,7 @@ class TaskFacts:
     slow_operator: str = ""
     slow_operator_share: float = 0.0
     low_precision: str = ""
+    weights_in: str = ""
     uses_tf32: bool = False
     compiled: bool = False
     not_compilable: str = ""

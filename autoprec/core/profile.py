@@ -64,6 +64,8 @@ class DeviceRecord:
 class Baseline:
     """Plain float32 as the user would run it.
 
+    `weights_in` is the dtype of the task's own weights, where all it trains are 16-bit and the
+    baseline is no float32 at all; else empty.
     `exposed_communication` is the share of its step that waits for gradients of other ranks (None:
     one process trains, or that was not measured).
     """
@@ -75,6 +77,7 @@ class Baseline:
     peak_memory_bytes: int = bounded(low=0, high=_MAX_BYTES)
     accumulation_steps: int = bounded(default=1, low=1, high=2**20)
     exposed_communication: Ratio | None = None
+    weights_in: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,23 @@ from autoprec.errors import UsageError
 
 KnobValue = bool | int | str
 
+SMALLEST_SCALE = 2.0**-24
+"""No loss scale is smaller, and no floor of one."""
+
 
 @dataclass(frozen=True)
 class LossScale:
     """How the loss is scaled before the backward pass, so that float16 gradients do not underflow.
 
     `initial`, `growth_interval`, and halving on overflow are those of torch.amp.GradScaler and
-    keras.optimizers.LossScaleOptimizer; `floor` is ours: below it the forward pass, not the scale,
-    is at fault.
+    keras.optimizers.LossScaleOptimizer; `floor` is ours: the scale is not halved below it, which
+    would help no forward pass that overflows.
     """
 
     mode: Literal["dynamic", "fixed"] = "dynamic"
-    initial: float = bounded(default=65536.0, low=2.0**-24, high=2.0**126)
+    initial: float = bounded(default=65536.0, low=SMALLEST_SCALE, high=2.0**126)
     growth_interval: int = bounded(default=2000, low=1, high=2**31)
-    floor: float = bounded(default=1.0, low=2.0**-24, high=2.0**126)
+    floor: float = bounded(default=1.0, low=SMALLEST_SCALE, high=2.0**126)
 
 
 def untuned_loss_scale(policy: Policy) -> LossScale | None:

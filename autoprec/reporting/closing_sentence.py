@@ -93,9 +93,12 @@ def _caveat(profile: Profile) -> str:
 
 
 def baseline_text(profile: Profile) -> str:
-    """Name the baseline in full: "float32, batch 32"."""
+    """Name the baseline in full: "float32, batch 32"; a model in 16 bits is not called that."""
     base, ranks = profile.evidence.baseline, profile.recipe.world_size
-    return f"{base.policy}, {describe_batch(base.batch_size, base.accumulation_steps, ranks)}"
+    name = str(base.policy)
+    if base.weights_in:
+        name = f"the model as it is, whose weights are {base.weights_in}"
+    return f"{name}, {describe_batch(base.batch_size, base.accumulation_steps, ranks)}"
 
 
 def part_lines(profile: Profile) -> list[str]:

@@ -55,6 +55,17 @@ def test_a_gain_names_both_sides_and_its_parts() -> None:
     assert third.startswith("  kept memory: 1.10x")
 
 
+def test_a_baseline_of_16_bit_weights_is_not_called_float32() -> None:
+    profile = made(WINNER, 1.06)
+    base = replace(profile.evidence.baseline, weights_in="bfloat16")
+    evidence = replace(profile.evidence, baseline=base)
+    said = closing_sentence(replace(profile, evidence=evidence))
+    assert (
+        "1.06x (0.96-1.16, 6 rounds) over the model as it is, whose weights are bfloat16, batch 32"
+    ) in said
+    assert "float32" not in said
+
+
 @pytest.mark.parametrize(
     ("profile", "said"),
     [

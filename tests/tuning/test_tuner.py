@@ -185,7 +185,8 @@ def test_where_float32_does_not_fit_its_batch_a_smaller_one_is_the_baseline(
     profile, _ = run(task(FASTER + ", capacity_bytes=300 * 2**20", more="BATCH_SIZE = 256"))
     assert profile.evidence.baseline.batch_size == 64
     assert profile.evidence.baseline.accumulation_steps == 4
-    assert any("does not fit at batch 256" in text for text in profile.evidence.warnings)
+    told = "does not fit at batch 256: the baseline is batch 256 in 4 micro-batches of 64"
+    assert any(told in text for text in profile.evidence.warnings)
 
 
 def test_where_float32_crashes_there_is_no_baseline(task: Callable[..., Path]) -> None:

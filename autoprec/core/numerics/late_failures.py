@@ -266,11 +266,11 @@ def _noise_at(step: int, noise: Sequence[NoisyStep]) -> float:
 
 
 def check_gradient_growth(points: Sequence[StepComparison]) -> Check:
-    """Check that the backward pass's float16 magnitudes will not overflow at every loss scale.
+    """Check that the backward pass's float16 magnitudes will not overflow at loss scale 1.
 
-    Magnitudes, as at loss scale 1, that doubled between checkpoints are extrapolated by as many
-    octaves for each doubling of the steps; no scale helps once they pass the format's largest
-    number. They must not do so within `EXTRAPOLATION_FACTOR` times the steps observed.
+    Magnitudes, as at that scale, that doubled between checkpoints are extrapolated by as many
+    octaves for each doubling of the steps; a lower scale only puts off when they pass the format's
+    largest number. They must not do so within `EXTRAPOLATION_FACTOR` times the steps observed.
     """
     magnitudes = [(p.step + 1, math.log2(p.backward)) for p in points if p.backward]
     if len(magnitudes) < MIN_CHECKPOINTS:
@@ -291,7 +291,8 @@ def check_gradient_growth(points: Sequence[StepComparison]) -> Check:
         return Check()
     largest = " to ".join(f"{2**each:.3g} at step {made - 1}" for made, each in last)
     problem = (
-        f"the largest float16 number of its backward pass grows from {largest}; so it will "
-        f"overflow at about step {overflow_step:.0f}, whatever the loss scale"
+        f"the largest float16 number of its backward pass grows from {largest}; so at a loss "
+        f"scale of 1 it will overflow at about step {overflow_step:.0f}, and a lower one only puts "
+        "that off"
     )
     return Check(problem=problem, step=step - 1)

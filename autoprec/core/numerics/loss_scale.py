@@ -24,7 +24,7 @@ NEAR_LIMIT_OCTAVES = 6
 """Gradients at loss scale 1 within this many octaves of float16's largest number are near it."""
 
 FLOOR_OCTAVES = 12
-"""If even this many octaves below the largest safe scale steps overflow, the scale is not at
+"""How far below the largest safe scale the floor is: what overflows there is rarely the scale's
 fault."""
 
 MIN_EXPONENT, MAX_EXPONENT = -24, 126
@@ -102,7 +102,7 @@ def scale_cost(skipped: float, lost: float) -> float:
 
 
 def floor_exponent(largest_safe: int | None, exponent: int) -> int:
-    """Return the exponent below which the forward pass, not the scale, is at fault."""
+    """Return the exponent below which a scale is not halved any more."""
     base = largest_safe if largest_safe is not None else exponent + HEADROOM_OCTAVES
     return max(MIN_EXPONENT, min(exponent, base - FLOOR_OCTAVES))
 

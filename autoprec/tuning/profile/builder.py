@@ -62,6 +62,7 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
             peak_memory_bytes=base.peak_memory_bytes,
             accumulation_steps=plain.accumulation_steps,
             exposed_communication=_exposed_communication(result, plain),
+            weights_in=result.preflight.task.weights_in,
         ),
         chosen=Chosen(
             samples_per_second=significant(chosen.samples_per_second),
@@ -200,8 +201,10 @@ def _why_chosen(result: TuningResult, choice: Choice, bound: Bound, recipe: Reci
     if result.confirmation.proven is not None and result.confirmation.speedup is not None:
         gain = result.confirmation.speedup
         name = recipe.policy.value + (", compiled" if recipe.compile else "")
+        weights = result.preflight.task.weights_in
+        base = f"the model as it is, in {weights}," if weights else "float32 as it was run"
         return (
-            f"{name} at batch {recipe.batch_size} is {gain.ratio:.2f}x float32 as it was run "
+            f"{name} at batch {recipe.batch_size} is {gain.ratio:.2f}x {base} "
             f"({gain.low:.2f}-{gain.high:.2f}, {gain.rounds} rounds) and "
             f"{result.confirmation.proven.verdict.reason}; {bound.sentence}"
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from autoprec.core.device.policies import Refusal
+from autoprec.core.recipe import describe_batch
 from autoprec.core.speed.feasibility import fitting_baseline
-from autoprec.core.speed.space import BATCH, Point
+from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome
 from autoprec.errors import NoFeasibleRecipe, TaskError
 from autoprec.tuning.job import TuningJob
@@ -50,17 +51,18 @@ def run_search(
         ranking=reranking.ranking(history),
         measured=measured,
         refusals=refusals,
-        notes=_notes(requested, baseline),
+        notes=_notes(space, requested, baseline),
         not_covered=("recipes the search had no time to try",) if search.time_limit_reached else (),
     )
 
 
-def _notes(requested: Point, baseline: Point) -> tuple[str, ...]:
+def _notes(space: Space, requested: Point, baseline: Point) -> tuple[str, ...]:
     if baseline == requested:
         return ()
+    recipe = space.recipe(baseline)
     return (
-        f"plain float32 does not fit at batch {requested[BATCH]}: the baseline is batch "
-        f"{baseline[BATCH]}",
+        f"plain float32 does not fit at batch {requested[BATCH]}: the baseline is "
+        f"{describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)}",
     )
 
 

@@ -75,6 +75,16 @@ def test_a_winners_claims_are_those_of_the_confirmation_and_its_proof() -> None:
     assert (evidence.baseline.step_seconds, evidence.chosen.step_seconds) == (0.1, 0.05)
 
 
+def test_a_task_of_16_bit_weights_is_no_float32_in_its_profile() -> None:
+    result = won()
+    low = replace(result.preflight, task=replace(TASK, weights_in="bfloat16"))
+    evidence = profile_of(replace(result, preflight=low)).evidence
+    assert evidence.baseline.weights_in == "bfloat16"
+    assert evidence.reason.startswith(
+        "mixed_bfloat16 at batch 32 is 1.99x the model as it is, in bfloat16, (1.90-2.10, 6 rounds)"
+    )
+
+
 def test_where_nothing_was_proven_no_speed_is_claimed() -> None:
     result = with_confirmation(found(), speedup=GAIN, speedup_same_batch=GAIN)
     profile = profile_of(on_device(result))

@@ -322,10 +322,12 @@ class Precision:
             if step and id(scaled) not in self._warned:
                 self._warned.add(id(scaled))
                 warnings.warn(
-                    f"the loss scale reached its floor of {scaled.floor:g} at step {step}: a "
-                    "gradient stays infinite or NaN at any scale, so the forward pass, not the "
-                    "scale, is at fault; keep the layers that overflow in float32, or use "
-                    "mixed_bfloat16 (silence: warnings.simplefilter('ignore', AutoprecWarning))",
+                    f"the loss scale reached its floor of {scaled.floor:g} at step {step}, and "
+                    "gradients are not finite there. If the loss is not finite either, the forward "
+                    "pass overflows float16: keep the layers that do in float32, or use "
+                    "mixed_bfloat16; if it is finite, the backward pass overflows, and a lower "
+                    "floor helps (loss_scale: floor in the profile) (silence: "
+                    "warnings.simplefilter('ignore', AutoprecWarning))",
                     AutoprecWarning,
                     stacklevel=2,
                 )

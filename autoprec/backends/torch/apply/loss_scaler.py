@@ -23,8 +23,9 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
+from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.measure.devices import has_float64
-from autoprec.core.recipe import LossScale
+from autoprec.core.recipe import SMALLEST_SCALE, LossScale
 from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
@@ -40,7 +41,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     given to the constructor) are asked whether they skipped, which waits for the device once a
     step; all others cost no synchronisation that GradScaler itself does not make.
     `changed_weights` says whether any optimizer stepped before the last `update()`,
-    `changed_by_last_step` whether the last `step()` did.
+    `changed_by_last_step` whether the last `step()` did. `buffers`, where given, are those of the
+    model, which a skipped step leaves as they were.
     """
 
     def __init__(self, device: str, loss_scale: LossScale | None) -> None:
@@ -56,12 +58,19 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.mode = settings.mode
         self.floor = min(settings.floor, settings.initial)
         self.counts = StepCounts()
+        self.buffers: KeptBuffers | None = None
         self._host_scale = settings.initial
         self._host_growth = 0
         self._stepped = False
         self._skipped = False
         self._floor_warned = False
         self.changed_weights = self.changed_by_last_step = False
+
+    def scale(self, outputs: Any) -> Any:
+        """Multiply by the scale: the backward pass follows, and with it the step has begun."""
+        if self.buffers is not None:
+            self.buffers.before_backward()
+        return super().scale(outputs)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale `optimizer`'s gradients; on a device without float64 in float32.
@@ -80,6 +89,25 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
             optimizer, scale.reciprocal(), found_inf, False
         )
         state["stage"] = OptState.UNSCALED
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, torch.Tensor]:
+        """Unscale complex gradients as the pairs of real numbers they are, like all others.
+
+        torch has no kernel for complex ones.
+        """
+        seen: Any = optimizer
+        if any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
+            seen = _AsReal(optimizer)
+        found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
+            seen, inv_scale, found_inf, allow_fp16
+        )
+        return found
 
     def unscale_once_(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale `optimizer`'s gradients unless that was done since the last update."""
@@ -128,6 +156,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.changed_by_last_step = not skipped
         self._skipped |= skipped
         self._stepped |= not skipped
+        if skipped and self.buffers is not None:
+            self.buffers.after_skip()
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Update the scale once after all optimizers, and count what happened.
@@ -136,6 +166,8 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         """
         if self.is_enabled() and (self._stepped or self._skipped or new_scale is not None):
             self._update_scale(new_scale)
+        if self.buffers is not None and (self._stepped or self._skipped):
+            self.buffers.after_update()
         self.counts.steps += self._stepped
         self.counts.skipped += self._skipped
         self.changed_weights = self._stepped
@@ -200,12 +232,16 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         if self._floor_warned:
             return
         self._floor_warned = True
+        lower = (
+            "; if the loss is finite, the backward pass overflows, and a lower floor helps "
+            "(loss_scale: floor in the profile)"
+        )
         warnings.warn(
             f"step {self.counts.step_number}: gradients are not finite at the loss scale "
-            f"{scale:g}, its floor. Not the scale but the forward pass is at fault: something in "
-            "it overflows float16. Keep that module in float32 (float32_modules in the profile) "
-            "or use mixed_bfloat16. To silence: warnings.filterwarnings('ignore', category="
-            "autoprec.errors.AutoprecWarning).",
+            f"{scale:g}, its floor. If the loss is not finite either, the forward pass overflows "
+            "float16: keep the module that does in float32 (float32_modules in the profile) or use "
+            f"mixed_bfloat16{lower if scale > SMALLEST_SCALE else ''}. To silence: "
+            "warnings.filterwarnings('ignore', category=autoprec.errors.AutoprecWarning).",
             AutoprecWarning,
             stacklevel=5,
         )
@@ -213,6 +249,11 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     def _fill(self, scale: float) -> None:
         if self._scale is not None:
             self._scale.fill_(scale)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the model's buffers out: a copy of the scaler belongs to no model."""
+        state: dict[str, Any] = super().__getstate__()
+        return state | {"buffers": None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state saved by this class or by torch's GradScaler.
@@ -224,6 +265,27 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         super().load_state_dict(dict(state_dict))
         self._host_scale = float(state_dict["scale"])
         self._host_growth = int(state_dict["_growth_tracker"])
+
+
+class _AsReal:
+    """The parameters of an optimizer; tensors of real numbers stand for the complex ones.
+
+    Their gradients share memory with those they stand for.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.param_groups = [{"params": list(map(_as_real, parameters))}]
+
+
+def _as_real(parameter: torch.Tensor) -> torch.Tensor:
+    grad = parameter.grad
+    if grad is None or not grad.is_complex():
+        return parameter
+    real = torch.view_as_real(grad._values() if grad.is_sparse else grad)
+    stand_in = torch.empty_like(real)
+    stand_in.grad = real
+    return stand_in
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:

@@ -30,6 +30,8 @@ from autoprec.backends.torch.apply.forward_wrappers import (
     wrappers_on,
 )
 from autoprec.backends.torch.apply.fused_optimizer import FusedOptimizers
+from autoprec.backends.torch.apply.inference_fast_path import leave_fast_path
+from autoprec.backends.torch.apply.kept_buffers import SeenForward
 from autoprec.backends.torch.apply.memory_format import ChannelsLast, ChannelsLastInputs
 from autoprec.backends.torch.apply.output_layers import find_output_layers
 from autoprec.backends.torch.apply.padding import pad_modules
@@ -76,8 +78,11 @@ def operate(
     ends = find_output_layers(root) if dtype is not None else ()
     islands = tuple(dict.fromkeys(recipe.float32_modules))
     if dtype is not None:
+        leave_fast_path(root, device_type)
         make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
         install_wrapper(Float32Outputs(root))
+    if recipe.policy.needs_loss_scale:
+        install_wrapper(SeenForward(root))
     if recipe.memory_format == "channels_last":
         if sharded_modules(root):
             reason = "FSDP2 keeps weights contiguous; inputs are laid out"

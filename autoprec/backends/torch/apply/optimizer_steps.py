@@ -95,11 +95,11 @@ class OptimizerSteps:
             )
         scaled = self._scaler.scale(loss) if self._scales else loss
         if len(chosen) == len(self._optimizers):
-            scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
+            scaled.backward(**kwargs)
         else:
             in_buckets = self._sync.keeps_gradients_in_buckets
             with gradients_preserved(self._others(chosen), copied=in_buckets):
-                scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
+                scaled.backward(**kwargs)
         self._seen_backward = True
         if last:
             self._accumulation.add(chosen)

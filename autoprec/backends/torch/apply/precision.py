@@ -31,7 +31,9 @@ import torch
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.apply.change_report import ChangeReport
+from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
+from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.nested_tensors import to_float32
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
@@ -80,6 +82,8 @@ class Precision:
                 "fully_shard (FSDP2), or mixed_bfloat16"
             )
         self.scaler = LossScaler(self._device_type, _loss_scale(recipe))
+        if self.scaler.is_enabled():
+            self.scaler.buffers = KeptBuffers(unwrap(model), self._device_type)
         self._steps = OptimizerSteps(
             model,
             self.optimizers,
@@ -161,6 +165,8 @@ class Precision:
         """
         if self._dtype is None and not torch.is_autocast_enabled(self._device_type):
             return _EMPTY_CONTEXT
+        if self.scaler.buffers is not None:
+            self.scaler.buffers.before_forward()
         return torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -299,6 +305,9 @@ class Precision:
         DistributedDataParallel gives no communication hook back: ours stays, and reduces gradients
         as DDP does without one. What `fully_shard` was told stays.
         """
+        if self.scaler.buffers is not None:
+            self.scaler.buffers.forget()
+            self.scaler.buffers = None
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()

@@ -36,6 +36,7 @@ from autoprec.backends.torch.train.task_precision import (
     low_precision,
     noted_autocasts,
     rounded_products,
+    weights_in,
 )
 from autoprec.backends.torch.train.task_runner import (
     batches,
@@ -106,6 +107,7 @@ def describe(
         slow_operator=operator,
         slow_operator_share=operator_share,
         low_precision=low_precision(model, autocasts, device_type),
+        weights_in=weights_in(model),
         uses_tf32=rounded_products(device_type) == "TF32",
         step_seconds=seconds,
         optimizer_share=share,

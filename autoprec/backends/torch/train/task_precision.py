@@ -49,6 +49,13 @@ def _found(model: nn.Module, autocasts: set[str], device_type: str) -> Iterator[
         )
 
 
+def weights_in(model: nn.Module) -> str:
+    """Return the 16-bit dtype of all weights that train; empty where they have none in common."""
+    found = {p.dtype for p in model.parameters() if p.requires_grad}
+    alike = len(found) == 1 and found <= set(LOW_DTYPES)
+    return str(found.pop()).removeprefix("torch.") if alike else ""
+
+
 def rounded_products(device_type: str) -> str:
     """Return what the process may round float32 matrix products to; empty where to nothing."""
     if device_type == "xpu":

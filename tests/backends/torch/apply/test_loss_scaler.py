@@ -72,7 +72,8 @@ def test_the_scale_never_grows_to_infinity() -> None:
 
 def test_under_the_floor_the_scale_stays_and_the_warning_names_the_step() -> None:
     scaler = LossScaler("cpu", LossScale(initial=8.0, floor=4.0))
-    with pytest.warns(AutoprecWarning, match=r"step 2: .*Not the scale but the forward pass"):
+    told = r"step 2: .* at the loss scale 4, its floor\. .* a lower floor helps"
+    with pytest.warns(AutoprecWarning, match=told):
         seen = drive(scaler, [0.5, INF, INF])
     assert [scale for scale, _, _ in seen] == [8.0, 4.0, 4.0]
     assert scaler.counts.floor_hits == 1
@@ -256,3 +257,83 @@ def test_scale_changes_are_log_lines(caplog: pytest.LogCaptureFixture) -> None:
         "step 0 skipped: gradients not finite; loss scale 64 -> 32",
         "step 2: loss scale 32 -> 64",
     ]
+
+
+def complex_weight() -> tuple[nn.Parameter, torch.optim.SGD]:
+    weight = nn.Parameter(torch.tensor([1.0 + 2.0j, 3.0 - 1.0j]))
+    return weight, torch.optim.SGD([weight], lr=0.5)
+
+
+def complex_gradient(weight: torch.Tensor, factor: complex) -> torch.Tensor:
+    return torch.view_as_real(weight * torch.tensor(factor)).sum()
+
+
+def test_complex_gradients_are_unscaled_and_clipped_like_real_ones() -> None:
+    results = []
+    for scale in (None, LossScale(initial=1024.0)):
+        scaler = LossScaler("cpu", scale)
+        weight, optimizer = complex_weight()
+        real = nn.Parameter(torch.ones(2))
+        optimizer.add_param_group({"params": [real]})
+        scaler.scale(complex_gradient(weight, 2 - 1j) + 3 * real.sum()).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_([weight, real], 1.0)
+        assert norm.item() == pytest.approx(38**0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        results.append((weight.detach().clone(), real.detach().clone()))
+    for exact, scaled in zip(*results, strict=True):
+        assert torch.equal(exact, scaled)
+
+
+@pytest.mark.parametrize("part", [complex(INF, 0), complex(0, INF), complex(0, float("nan"))])
+def test_an_overflow_of_either_part_skips_the_step(part: complex) -> None:
+    scaler = LossScaler("cpu", LossScale(initial=16.0))
+    weight, optimizer = complex_weight()
+    for grad in (1 + 1j, part, 1 + 1j):
+        weight.grad = torch.full_like(weight, 16 * torch.tensor(grad))
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+        scaler.update()
+    assert (scaler.counts.steps, scaler.counts.skipped) == (2, 1)
+    assert torch.equal(weight.detach(), torch.tensor([-0.5 + 0.5j, 1.5 - 2.5j]))
+
+
+def test_sparse_complex_gradients_are_unscaled_too() -> None:
+    scaler = LossScaler("cpu", LossScale(initial=16.0))
+    weight = nn.Parameter(torch.ones(4, 2, dtype=torch.complex64))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    rows = scaler.scale(torch.full((2, 2), 1 + 1j))
+    weight.grad = torch.sparse_coo_tensor([[1, 3]], rows, (4, 2), check_invariants=True)
+    scaler.step(optimizer)
+    scaler.update()
+    expected = torch.ones(4, 2, dtype=torch.complex64)
+    expected[[1, 3]] -= 1 + 1j
+    assert torch.equal(weight.detach(), expected)
+
+
+def test_the_warning_at_the_smallest_scale_offers_no_lower_floor() -> None:
+    smallest = 2.0**-24
+    scaler = LossScaler("cpu", LossScale(initial=smallest, floor=smallest))
+    with pytest.warns(AutoprecWarning, match="forward pass overflows") as caught:
+        drive(scaler, [INF])
+    assert "lower floor" not in str(caught[0].message)
+
+
+def test_a_lower_floor_trains_where_only_the_backward_pass_overflows() -> None:
+    """The warning's advice: a gradient of 2**20 fits in float16 at a scale of 2**-5."""
+
+    def train(floor: float) -> LossScaler:
+        scaler = LossScaler("cpu", LossScale(initial=1.0, floor=floor))
+        weight = nn.Parameter(torch.tensor([1.0]))
+        optimizer = torch.optim.SGD([weight], lr=2.0**-30)
+        for _ in range(8):
+            scaler.scale(weight.half().float().sum() * 2.0**20).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return scaler
+
+    with pytest.warns(AutoprecWarning, match="if the loss is finite"):
+        assert train(1.0).counts.steps == 0
+    assert train(2.0**-8).counts.skipped == 5

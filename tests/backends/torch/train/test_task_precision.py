@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
-from tests.backends.torch.described import facts
+from autoprec.backends.torch.train.task_precision import weights_in
+from tests.backends.torch.described import facts, small
 
 pytestmark = pytest.mark.torch
 
@@ -67,3 +71,23 @@ def test_a_rounded_baseline_is_part_of_the_facts() -> None:
         torch.set_float32_matmul_precision("medium")
         assert "apply_profile leaves the setting" in facts().low_precision
     assert facts().low_precision == ""
+
+
+def test_weights_that_train_in_16_bits_are_named_by_their_dtype() -> None:
+    def batches(size: int) -> Iterator[Any]:
+        while True:
+            yield torch.randn(size, 4).bfloat16(), torch.randn(size, 1)
+
+    assert (
+        facts(build_model=lambda: small().bfloat16(), build_data=batches).weights_in == "bfloat16"
+    )
+    assert facts().weights_in == ""
+
+
+def test_weights_of_several_dtypes_and_frozen_ones_have_no_dtype_in_common() -> None:
+    adapted = nn.Sequential(small().half().requires_grad_(False), nn.Linear(1, 1))
+    assert weights_in(adapted) == ""
+    adapted[0].requires_grad_(True)
+    assert weights_in(adapted) == ""
+    adapted[1].half()
+    assert weights_in(adapted) == "float16"
