@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.float32_results import results_to_float32
 from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install_wrapper
 from autoprec.backends.torch.apply.nested_tensors import to_float32
 from autoprec.errors import UsageError
@@ -74,6 +75,7 @@ class BackToAutocast(ForwardWrapper):
         super().__init__(module)
         self.device_type = device_type
         self.dtype = dtype
+        self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under autocast again, if an island is calling."""
@@ -81,15 +83,19 @@ class BackToAutocast(ForwardWrapper):
             return self.call(*args, **kwargs)
         with torch.autocast(self.device_type, self.dtype, enabled=True, cache_enabled=True):
             result = self.call(*args, **kwargs)
-        return to_float32(result)
+        return results_to_float32(result, self.named, given=(args, kwargs))
 
 
 class Float32Outputs(ForwardWrapper):
-    """Casts what a model returns up to float32."""
+    """Casts what a model returns up to float32; `named` is what a warning said it cannot cast."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; cast its outputs."""
-        return to_float32(self.call(*args, **kwargs))
+        return results_to_float32(self.call(*args, **kwargs), self.named)
 
 
 def make_islands(

@@ -22,6 +22,10 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.change_report import ChangeReport, Skipped
+from autoprec.backends.torch.apply.float32_distributions import (
+    build_in_float32,
+    release_constructors,
+)
 from autoprec.backends.torch.apply.float32_islands import Float32Outputs, make_islands
 from autoprec.backends.torch.apply.forward_wrappers import (
     ForwardWrapper,
@@ -78,6 +82,7 @@ def operate(
     if dtype is not None:
         make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
         install_wrapper(Float32Outputs(root))
+        build_in_float32(root)
     if recipe.memory_format == "channels_last":
         if sharded_modules(root):
             reason = "FSDP2 keeps weights contiguous; inputs are laid out"
@@ -122,6 +127,7 @@ def restore(model: nn.Module) -> None:
     """
     root = unwrap(model)
     undo = _UNDO.pop(root, None)
+    release_constructors(root)
     for module in root.modules():
         foreign = _others(module)
         own = {wrapper.owner for wrapper in wrappers_on(module)} - foreign

@@ -31,8 +31,8 @@ import torch
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.apply.change_report import ChangeReport
+from autoprec.backends.torch.apply.float32_results import results_to_float32
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
-from autoprec.backends.torch.apply.nested_tensors import to_float32
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync
@@ -89,6 +89,7 @@ class Precision:
         )
         self._undo = undo
         self._on_last_batch = False
+        self._named: set[str] = set()  # classes in `compute_loss` that a warning has named
 
     def __repr__(self) -> str:
         return (
@@ -179,7 +180,7 @@ class Precision:
         alone: that is 16-bit, for only the whole model's outputs are cast up.
         """
         with self.float32():
-            return loss_fn(*(to_float32(arg) for arg in args))
+            return loss_fn(*(results_to_float32(arg, self._named) for arg in args))
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return a context in which gradients are not reduced over the ranks.
