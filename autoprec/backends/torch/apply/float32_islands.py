@@ -37,6 +37,9 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn
 
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
+ENTERED: list[Any] = []
+"""What looks at the models that are called inside `precision.autocast()` (`SecondModels`)."""
+
 
 def has_own_code(module: nn.Module) -> bool:
     """Return whether a module computes anything itself instead of only holding others."""
@@ -95,7 +98,10 @@ class Float32Outputs(ForwardWrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; cast its outputs."""
-        return results_to_float32(self.call(*args, **kwargs), self.named)
+        result = results_to_float32(self.call(*args, **kwargs), self.named)
+        if ENTERED and not torch.compiler.is_compiling():
+            ENTERED[-1].note_return()
+        return result
 
 
 def make_islands(

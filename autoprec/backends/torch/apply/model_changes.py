@@ -12,6 +12,7 @@ own compiled call is.
 
 from __future__ import annotations
 
+import copy
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -56,6 +57,7 @@ class _Undo:
     compiled_before: Callable[..., Any] | None = None
     layout: ChannelsLast = field(default_factory=ChannelsLast)
     fused: FusedOptimizers = field(default_factory=FusedOptimizers)
+    copies: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
 
 
 _UNDO: weakref.WeakKeyDictionary[nn.Module, _Undo] = weakref.WeakKeyDictionary()
@@ -120,6 +122,24 @@ def _mode(mode: str, backend: object) -> str | None:
     return mode if backend == "inductor" and mode != "default" else None
 
 
+def give_wrappers(model: nn.Module, other: nn.Module) -> None:
+    """Give `other`, a copy of `model` made before `operate`, what one made after it has.
+
+    `restore` of the model takes them back.
+    """
+    root = unwrap(model)
+    undo = _UNDO.get(root)
+    if undo is None:
+        return
+    undo.copies.add(other)
+    for own, its in zip(root.modules(), other.modules(), strict=True):
+        for wrapper in reversed(list(wrappers_on(own))):
+            if wrapper.owner == undo.owner:
+                made = copy.copy(wrapper)
+                made.module, made.inner = its, its.__dict__.get("forward")
+                install_wrapper(made)
+
+
 def restore(model: nn.Module) -> None:
     """Undo what `operate` did to `model`; a model it never saw stays as it is.
 
@@ -134,6 +154,8 @@ def restore(model: nn.Module) -> None:
         uninstall_wrappers(module, own)
     if undo is None:
         return
+    for module in (each for other in undo.copies for each in other.modules()):
+        uninstall_wrappers(module, {undo.owner})
     if undo.compiled:
         root.__dict__[_COMPILED_CALL] = undo.compiled_before
     undo.layout.undo()

@@ -35,6 +35,7 @@ from autoprec.backends.torch.apply.float32_results import results_to_float32
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
+from autoprec.backends.torch.apply.second_models import SecondModels
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync
 from autoprec.backends.torch.distributed.wrapped_models import is_sharded_by_fsdp1
 from autoprec.core.dtypes import DType, Policy
@@ -89,6 +90,7 @@ class Precision:
         )
         self._undo = undo
         self._on_last_batch = False
+        self._second_models = SecondModels(model)
         self._named: set[str] = set()  # classes in `compute_loss` that a warning has named
 
     def __repr__(self) -> str:
@@ -148,6 +150,12 @@ class Precision:
         the tuning does with `loss_fn`. Inside it a loss's own matrix products would be 16-bit, and
         CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
+        if self._dtype is None:
+            return self._autocast()
+        return self._second_models.watched(self._autocast())
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """Return `autocast()` for the model alone."""
         if not self._accumulates or not self._steps.next_is_mid_accumulation:
             return self.cast()
         stack = contextlib.ExitStack()
@@ -166,7 +174,7 @@ class Precision:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under `autocast()`; its outputs are float32."""
-        with self.autocast():
+        with self._autocast():
             return self._model(*args, **kwargs)
 
     def float32(self) -> AbstractContextManager[Any]:
