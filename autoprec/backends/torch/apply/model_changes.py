@@ -45,6 +45,9 @@ from autoprec.errors import UsageError
 
 _COMPUTE_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
+#: Copies of a model that were restored by themselves: they are not given its wrappers again.
+_RESTORED_COPIES: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
 _COMPILED_CALL = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
 
 
@@ -74,6 +77,7 @@ def operate(
     """Apply `recipe` to `model` and `optimizers` in place; undo what an earlier call did first."""
     root = unwrap(model)
     restore(root)
+    _RESTORED_COPIES.discard(root)
     undo = _UNDO.setdefault(root, _Undo())
     device_type = torch.device(device).type
     dtype = _COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
@@ -122,15 +126,15 @@ def _mode(mode: str, backend: object) -> str | None:
     return mode if backend == "inductor" and mode != "default" else None
 
 
-def give_wrappers(model: nn.Module, other: nn.Module) -> None:
+def give_wrappers(model: nn.Module, other: nn.Module) -> bool:
     """Give `other`, a copy of `model` made before `operate`, what one made after it has.
 
-    `restore` of the model takes them back.
+    `restore` of the model takes them back. False where neither has any to be given.
     """
     root = unwrap(model)
     undo = _UNDO.get(root)
-    if undo is None:
-        return
+    if undo is None or other in _RESTORED_COPIES:
+        return False
     undo.copies.add(other)
     for own, its in zip(root.modules(), other.modules(), strict=True):
         for wrapper in reversed(list(wrappers_on(own))):
@@ -138,6 +142,7 @@ def give_wrappers(model: nn.Module, other: nn.Module) -> None:
                 made = copy.copy(wrapper)
                 made.module, made.inner = its, its.__dict__.get("forward")
                 install_wrapper(made)
+    return True
 
 
 def restore(model: nn.Module) -> None:
@@ -152,6 +157,8 @@ def restore(model: nn.Module) -> None:
         foreign = _others(module)
         own = {wrapper.owner for wrapper in wrappers_on(module)} - foreign
         uninstall_wrappers(module, own)
+        if undo is None and own:
+            _RESTORED_COPIES.add(root)
     if undo is None:
         return
     for module in (each for other in undo.copies for each in other.modules()):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 import weakref
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -31,6 +32,7 @@ from autoprec.backends.torch.apply.model_changes import give_wrappers, unwrap
 from autoprec.backends.torch.apply.nested_tensors import to_float32
 
 _HOOKS: dict[Any, Any] = nn_module._global_forward_pre_hooks
+_HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
 
 
 class SecondModels:
@@ -48,6 +50,9 @@ class SecondModels:
         self._first_call = contextlib.ExitStack()
         self._key = f"autoprec-{id(self)}"  # a name that no hook of torch's has
         self._before, self._after = self._before_call, self._after_call
+        if any(hasattr(each, "_orig_mod") for each in (model, *model.modules())):
+            # torch.compile's wrapper warns that hooks run once more for itself: ours may.
+            warnings.filterwarnings("ignore", message=_HOOKS_AND_COMPILE, category=UserWarning)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SecondModels:
         """Return this one, which a model holds while it runs: there is one for each profile."""
@@ -119,8 +124,9 @@ class SecondModels:
         island is made around it, once.
         """
         for each in module.modules():
-            if each is not self._root and is_plain_copy(each, self._root):
-                give_wrappers(self._root, each)
+            if each is self._root or not is_plain_copy(each, self._root):
+                continue
+            if give_wrappers(self._root, each):
                 self._copies.add(each)
         for wrapper in wrappers_on(module):
             if module in self._copies and isinstance(wrapper, Float32Island):

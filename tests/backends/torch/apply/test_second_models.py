@@ -202,6 +202,27 @@ def test_float32_sets_no_hooks() -> None:
         assert not nn_module._global_forward_pre_hooks
 
 
+def test_a_model_in_torch_compiles_wrapper_beside_another() -> None:
+    torch._dynamo.reset()
+    model, other, inputs = torch.compile(mlp(), backend="eager"), nn.Linear(6, 2), torch.randn(4, 6)
+    precision = apply(BFLOAT16, model)
+    for _ in range(3):
+        with precision.autocast():
+            assert other(inputs).dtype is model(inputs).dtype is other(inputs).dtype is FULL
+
+
+def test_a_copy_that_was_restored_by_itself_stays_so() -> None:
+    model, inputs = mlp(), torch.randn(4, 6)
+    precision = apply(replace(BFLOAT16, float32_modules=("0", "1", "2")), model)
+    restored = copy.deepcopy(model)
+    restore(restored)
+    with precision.autocast():
+        outputs = restored(inputs)
+    assert outputs.dtype is FULL
+    assert not torch.equal(outputs, model(inputs))
+    assert not list(wrappers_on(restored[0]))
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_a_compiled_model_is_compiled_once_beside_another(own: bool) -> None:
     torch._dynamo.reset()
