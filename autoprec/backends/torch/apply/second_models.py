@@ -40,7 +40,7 @@ class SecondModels:
 
     def __init__(self, model: nn.Module) -> None:
         root = unwrap(model)
-        self._model, self._root = model, root
+        self._root = root
         self._own = {id(each): weakref.ref(each) for each in (model, *model.modules())}
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._copies: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -94,8 +94,8 @@ class SecondModels:
         if isinstance(module, torch.jit.ScriptModule):
             return None
         del _HOOKS[self._key]
-        if module is self._root or module is self._model:
-            return None
+        if module is self._root:
+            return None  # its own wrapper notes its return
         self._inside = module
         module._forward_hooks[self._key] = self._after  # type: ignore[index]
         if not self._is_own(module) and module not in self._known:
