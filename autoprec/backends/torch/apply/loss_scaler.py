@@ -63,6 +63,12 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self._floor_warned = False
         self.changed_weights = self.changed_by_last_step = False
 
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether a loss was scaled with it, or an optimizer stepped by it."""
+        used = getattr(self, "_scale", None) is not None  # a disabled one has none
+        return used or self._stepped or self._skipped or self.counts.steps > 0
+
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale `optimizer`'s gradients; on a device without float64 in float32.
 

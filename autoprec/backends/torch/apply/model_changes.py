@@ -43,7 +43,7 @@ from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 
-_COMPUTE_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+COMPUTE_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
 #: Copies of a model that were restored by themselves: they are not given its wrappers again.
 _RESTORED_COPIES: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -80,7 +80,7 @@ def operate(
     _RESTORED_COPIES.discard(root)
     undo = _UNDO.setdefault(root, _Undo())
     device_type = torch.device(device).type
-    dtype = _COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
+    dtype = COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
     _check_shared(root, dtype)
     padded, skipped = pad_modules(root, recipe.alignment)
     ends = find_output_layers(root) if dtype is not None else ()
