@@ -22,7 +22,7 @@ found in `output_layers`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -99,7 +99,21 @@ class Float32Outputs(ForwardWrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; cast its outputs."""
         result = results_to_float32(self.call(*args, **kwargs), self.named)
-        if ENTERED and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and ENTERED:
+            ENTERED[-1].note_return()
+        return result
+
+
+class NotedCall:
+    """Calls what torch.compile made of a model, and notes its return as `Float32Outputs` does."""
+
+    def __init__(self, compiled: Callable[..., Any]) -> None:
+        self.compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the compiled model."""
+        result = self.compiled(*args, **kwargs)
+        if not torch.compiler.is_compiling() and ENTERED:
             ENTERED[-1].note_return()
         return result
 

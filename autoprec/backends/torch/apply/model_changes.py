@@ -27,7 +27,7 @@ from autoprec.backends.torch.apply.float32_distributions import (
     build_in_float32,
     release_constructors,
 )
-from autoprec.backends.torch.apply.float32_islands import Float32Outputs, make_islands
+from autoprec.backends.torch.apply.float32_islands import Float32Outputs, NotedCall, make_islands
 from autoprec.backends.torch.apply.forward_wrappers import (
     ForwardWrapper,
     install_wrapper,
@@ -107,6 +107,10 @@ def operate(
             # an nn.Sequential would not be compiled as a whole, and nothing would say so.
             install_wrapper(ForwardWrapper(root))
         root.compile(backend=compile_backend, mode=_mode(mode, compile_backend))
+    if dtype is not None and root.__dict__.get(_COMPILED_CALL) is not None:
+        if not undo.compiled:  # it is the user's own
+            undo.compiled, undo.compiled_before = True, root.__dict__[_COMPILED_CALL]
+        root.__dict__[_COMPILED_CALL] = NotedCall(root.__dict__[_COMPILED_CALL])
     for module in root.modules():
         for wrapper in wrappers_on(module):
             wrapper.owner = wrapper.owner or undo.owner

@@ -7,7 +7,8 @@ of the profile's own model is left as it is; the outputs of any other are cast u
 model, known by its structure, is given the model's wrappers first, so that islands hold in it, too.
 
 Which module is called first is seen by a hook for all modules, which takes itself away when it is
-called and is set again afterwards: modules inside another one do not run through it.
+called and is set again afterwards: modules inside another one do not run through it. In a training
+step of a compiled model it is set after that one's call, so that what is called before is not seen.
 """
 
 from __future__ import annotations
@@ -63,10 +64,14 @@ class SecondModels:
         return context if torch.compiler.is_compiling() else _Watched(self, context)
 
     def enter(self) -> None:
-        """Look at the next module that is called."""
+        """Look at the next module that is called; where gradients flow, after a compiled model.
+
+        A hook that is there when torch.compile traces a model changes what it compiles.
+        """
         self._depth += 1
         ENTERED.append(self)
-        self._look()
+        if self._root._compiled_call_impl is None or not torch.is_grad_enabled():
+            self._look()
 
     def leave(self) -> None:
         """Look no longer; what a call that raised left behind goes, too."""

@@ -226,13 +226,17 @@ def test_a_copy_that_was_restored_by_itself_stays_so() -> None:
 @pytest.mark.parametrize("own", [True, False])
 def test_a_compiled_model_is_compiled_once_beside_another(own: bool) -> None:
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     model, other, inputs = mlp(), nn.Linear(6, 2), torch.randn(4, 6)
     if not own:
         model.compile(backend=counter)
     precision = apply(replace(BFLOAT16, compile=own), model, compile_backend=counter)
     for _ in range(4):
         with precision.autocast():
-            assert model(inputs).dtype is other(inputs).dtype is FULL
+            outputs, taught = model(inputs), other(inputs)
+        assert outputs.dtype is taught.dtype is FULL
+        precision.backward(outputs.sum() + taught.sum())
         assert precision.forward(inputs).dtype is FULL
+    with torch.no_grad(), precision.autocast():
+        assert other(inputs).dtype is FULL
     assert counter.frame_count <= 2
