@@ -50,7 +50,6 @@ class SecondModels:
         self._inside: nn.Module | None = None
         self._first_call = contextlib.ExitStack()
         self._key = f"autoprec-{id(self)}"  # a name that no hook of torch's has
-        self._before, self._after = self._before_call, self._after_call
         if any(hasattr(each, "_orig_mod") for each in (model, *model.modules())):
             # torch.compile's wrapper warns that hooks run once more for itself: ours may.
             warnings.filterwarnings("ignore", message=_HOOKS_AND_COMPILE, category=UserWarning)
@@ -91,7 +90,7 @@ class SecondModels:
 
     def _look(self) -> None:
         self._thread = threading.get_ident()
-        _HOOKS[self._key] = self._before
+        _HOOKS[self._key] = self._before_call
 
     def _before_call(self, module: nn.Module, args: Any) -> Any:
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
@@ -102,7 +101,7 @@ class SecondModels:
         if module is self._root:
             return None  # its own wrapper notes its return
         self._inside = module
-        module._forward_hooks[self._key] = self._after  # type: ignore[index]
+        module._forward_hooks[self._key] = self._after_call  # type: ignore[index]
         if not self._is_own(module) and module not in self._known:
             self._known.add(module)
             return self._adopt(module, args)
@@ -112,7 +111,7 @@ class SecondModels:
         self._inside = None
         module._forward_hooks.pop(self._key, None)  # type: ignore[call-overload]
         if self._depth:
-            _HOOKS[self._key] = self._before
+            _HOOKS[self._key] = self._before_call
         if self._is_own(module):
             return None
         self._first_call.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -194,6 +196,21 @@ def test_the_modules_of_another_thread_are_none_of_its_business() -> None:
         thread.join()
         assert nn.Linear(6, 2)(torch.ones(1, 6)).dtype is FULL
     assert seen == [LOW]
+
+
+def test_nothing_keeps_a_model_alive() -> None:
+    model = mlp()
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(model)
+        precision = apply(FLOAT32, model, torch.optim.SGD(model.parameters(), 0.1))
+        with precision.autocast():
+            model(torch.ones(1, 6))
+        del model, precision
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_float32_sets_no_hooks() -> None:
