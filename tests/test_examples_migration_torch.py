@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from autoprec import Policy, Recipe, apply_profile
 from autoprec.core.recipe import LossScale
@@ -210,3 +211,56 @@ def test_the_gan_trains_as_the_plain_loop_does(
     ):
         assert torch.equal(trained, expected)
         assert not torch.equal(trained, first)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_weight_average_is_evaluated_wherever_it_was_made(
+    policy: Policy, write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_profile(tuned(policy, 2), "torch").parent)
+    torch.manual_seed(0)
+    model, held_out = net(6, 3, seed=0), torch.randn(4, 6)
+    names = {
+        "torch": torch,
+        "apply_profile": apply_profile,
+        "AveragedModel": AveragedModel,
+        "get_ema_multi_avg_fn": get_ema_multi_avg_fn,
+        "decay": 0.0,  # the average is the last update's weights
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loss_fn": nn.CrossEntropyLoss(),
+        "loader": [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(5)],
+        "held_out": held_out,
+    }
+    exec(block("docs/migration.md", 7), names)
+    assert names["average"].n_averaged == names["precision"].updates_in(5) == 3
+    assert names["outputs"].dtype is torch.float32
+    assert torch.equal(names["outputs"], names["precision"].forward(held_out))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_roll_out_and_its_update_have_the_same_log_probabilities(
+    policy: Policy, write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Actor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = net(6, 2, seed=3)
+
+        def forward(self, states: torch.Tensor) -> torch.distributions.Categorical:
+            return torch.distributions.Categorical(self.body(states).softmax(-1))
+
+    profile = write_profile(tuned(policy), "torch")
+    monkeypatch.chdir(profile.parent)
+    torch.manual_seed(0)
+    model, states = Actor(), torch.randn(64, 6)
+    precision = apply_profile(profile, model=model, optimizer=torch.optim.SGD(model.parameters()))
+    names = {"torch": torch, "precision": precision, "states": states, "epochs": 1}
+    before = weights(model)[0].clone()
+    exec(block("docs/migration.md", 8), names | {"advantages": torch.randn(64)})
+    assert not torch.equal(weights(model)[0], before)
+    names |= {"advantages": torch.zeros(64), "epochs": 2}
+    exec(block("docs/migration.md", 8), names)
+    assert torch.equal(names["ratio"], torch.ones(64))
+    exact = model(states).log_prob(names["actions"])
+    assert torch.equal(exact, names["before"]) == (policy is Policy.FLOAT32)

@@ -22,12 +22,13 @@ found in `output_layers`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.float32_results import results_to_float32
 from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install_wrapper
 from autoprec.backends.torch.apply.nested_tensors import to_float32
 from autoprec.errors import UsageError
@@ -35,6 +36,9 @@ from autoprec.errors import UsageError
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+ENTERED: list[Any] = []
+"""What looks at the models that are called inside `precision.autocast()` (`SecondModels`)."""
 
 
 def has_own_code(module: nn.Module) -> bool:
@@ -74,6 +78,7 @@ class BackToAutocast(ForwardWrapper):
         super().__init__(module)
         self.device_type = device_type
         self.dtype = dtype
+        self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run under autocast again, if an island is calling."""
@@ -81,15 +86,36 @@ class BackToAutocast(ForwardWrapper):
             return self.call(*args, **kwargs)
         with torch.autocast(self.device_type, self.dtype, enabled=True, cache_enabled=True):
             result = self.call(*args, **kwargs)
-        return to_float32(result)
+        return results_to_float32(result, self.named, given=(args, kwargs))
 
 
 class Float32Outputs(ForwardWrapper):
-    """Casts what a model returns up to float32."""
+    """Casts what a model returns up to float32; `named` is what a warning said it cannot cast."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; cast its outputs."""
-        return to_float32(self.call(*args, **kwargs))
+        result = results_to_float32(self.call(*args, **kwargs), self.named)
+        if not torch.compiler.is_compiling() and ENTERED:
+            ENTERED[-1].note_return()
+        return result
+
+
+class NotedCall:
+    """Calls what torch.compile made of a model, and notes its return as `Float32Outputs` does."""
+
+    def __init__(self, compiled: Callable[..., Any]) -> None:
+        self.compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the compiled model."""
+        result = self.compiled(*args, **kwargs)
+        if not torch.compiler.is_compiling() and ENTERED:
+            ENTERED[-1].note_return()
+        return result
 
 
 def make_islands(

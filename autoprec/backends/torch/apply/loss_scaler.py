@@ -72,6 +72,12 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
             self.buffers.before_backward()
         return super().scale(outputs)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether a loss was scaled with it, or an optimizer stepped by it."""
+        used = getattr(self, "_scale", None) is not None  # a disabled one has none
+        return used or self._stepped or self._skipped or self.counts.steps > 0
+
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale `optimizer`'s gradients; on a device without float64 in float32.
 

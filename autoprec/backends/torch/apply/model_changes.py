@@ -12,6 +12,7 @@ own compiled call is.
 
 from __future__ import annotations
 
+import copy
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,7 +23,11 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.change_report import ChangeReport, Skipped
-from autoprec.backends.torch.apply.float32_islands import Float32Outputs, make_islands
+from autoprec.backends.torch.apply.float32_distributions import (
+    build_in_float32,
+    release_constructors,
+)
+from autoprec.backends.torch.apply.float32_islands import Float32Outputs, NotedCall, make_islands
 from autoprec.backends.torch.apply.forward_wrappers import (
     ForwardWrapper,
     install_wrapper,
@@ -40,7 +45,10 @@ from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 
-_COMPUTE_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+COMPUTE_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+
+#: Copies of a model that were restored by themselves: they are not given its wrappers again.
+_RESTORED_COPIES: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 _COMPILED_CALL = "_compiled_call_impl"  # where nn.Module.compile keeps the compiled call
 
@@ -54,6 +62,7 @@ class _Undo:
     compiled_before: Callable[..., Any] | None = None
     layout: ChannelsLast = field(default_factory=ChannelsLast)
     fused: FusedOptimizers = field(default_factory=FusedOptimizers)
+    copies: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
 
 
 _UNDO: weakref.WeakKeyDictionary[nn.Module, _Undo] = weakref.WeakKeyDictionary()
@@ -70,9 +79,10 @@ def operate(
     """Apply `recipe` to `model` and `optimizers` in place; undo what an earlier call did first."""
     root = unwrap(model)
     restore(root)
+    _RESTORED_COPIES.discard(root)
     undo = _UNDO.setdefault(root, _Undo())
     device_type = torch.device(device).type
-    dtype = _COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
+    dtype = COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
     _check_shared(root, dtype)
     padded, skipped = pad_modules(root, recipe.alignment)
     ends = find_output_layers(root) if dtype is not None else ()
@@ -81,6 +91,7 @@ def operate(
         leave_fast_path(root, device_type)
         make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
         install_wrapper(Float32Outputs(root))
+        build_in_float32(root)
     if recipe.policy.needs_loss_scale:
         install_wrapper(SeenForward(root))
     if recipe.memory_format == "channels_last":
@@ -101,6 +112,10 @@ def operate(
             # an nn.Sequential would not be compiled as a whole, and nothing would say so.
             install_wrapper(ForwardWrapper(root))
         root.compile(backend=compile_backend, mode=_mode(mode, compile_backend))
+    if dtype is not None and root.__dict__.get(_COMPILED_CALL) is not None:
+        if not undo.compiled:  # it is the user's own
+            undo.compiled, undo.compiled_before = True, root.__dict__[_COMPILED_CALL]
+        root.__dict__[_COMPILED_CALL] = NotedCall(root.__dict__[_COMPILED_CALL])
     for module in root.modules():
         for wrapper in wrappers_on(module):
             wrapper.owner = wrapper.owner or undo.owner
@@ -120,6 +135,25 @@ def _mode(mode: str, backend: object) -> str | None:
     return mode if backend == "inductor" and mode != "default" else None
 
 
+def give_wrappers(model: nn.Module, other: nn.Module) -> bool:
+    """Give `other`, a copy of `model` made before `operate`, what one made after it has.
+
+    `restore` of the model takes them back. False where neither has any to be given.
+    """
+    root = unwrap(model)
+    undo = _UNDO.get(root)
+    if undo is None or other in _RESTORED_COPIES:
+        return False
+    undo.copies.add(other)
+    for own, its in zip(root.modules(), other.modules(), strict=True):
+        for wrapper in reversed(list(wrappers_on(own))):
+            if wrapper.owner == undo.owner:
+                made = copy.copy(wrapper)
+                made.module, made.inner = its, its.__dict__.get("forward")
+                install_wrapper(made)
+    return True
+
+
 def restore(model: nn.Module) -> None:
     """Undo what `operate` did to `model`; a model it never saw stays as it is.
 
@@ -127,12 +161,17 @@ def restore(model: nn.Module) -> None:
     """
     root = unwrap(model)
     undo = _UNDO.pop(root, None)
+    release_constructors(root)
     for module in root.modules():
         foreign = _others(module)
         own = {wrapper.owner for wrapper in wrappers_on(module)} - foreign
         uninstall_wrappers(module, own)
+        if undo is None and own:
+            _RESTORED_COPIES.add(root)
     if undo is None:
         return
+    for module in (each for other in undo.copies for each in other.modules()):
+        uninstall_wrappers(module, {undo.owner})
     if undo.compiled:
         root.__dict__[_COMPILED_CALL] = undo.compiled_before
     undo.layout.undo()

@@ -2,7 +2,8 @@
 
 Tuples (named ones too), lists, mappings (Hugging Face's outputs too) and dataclasses are walked;
 anything else is passed on as it is. A container none of whose tensors changes is returned itself,
-never a copy. Only looking for tensors (`tensors_in`) also goes into the attributes of objects.
+never a copy. Only looking for tensors (`tensors_in`) also goes into the attributes of objects, and
+`float32_results`, which casts what a model returns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-_LOW_DTYPES = (torch.float16, torch.bfloat16)
+LOW_DTYPES = (torch.float16, torch.bfloat16)
+
+FULL_DTYPES = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+"""What the dtypes of 16-bit numbers are cast up to."""
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -107,12 +115,33 @@ def _map_dataclass(function: Callable[[torch.Tensor], torch.Tensor], value: Any)
 
 
 def to_float32(value: Any) -> Any:
-    """Cast every float16 and bfloat16 tensor in `value` up to float32."""
-    return map_tensors(_raise, value)
+    """Cast every 16-bit tensor in `value` up to float32."""
+    return map_tensors(in_full_precision, value)
 
 
-def _raise(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _LOW_DTYPES else tensor
+def in_full_precision(tensor: torch.Tensor) -> torch.Tensor:
+    """Cast a 16-bit tensor up; any other is returned itself."""
+    dtype = FULL_DTYPES.get(tensor.dtype)
+    return tensor if dtype is None else tensor.to(dtype)
+
+
+def holds_containers_only(value: Any, depth: int = 16) -> bool:
+    """Return whether `value` holds nothing but what `map_tensors` walks, numbers and strings.
+
+    False below `depth`: a container may hold itself.
+    """
+    if isinstance(value, torch.Tensor | str | bytes | int | float | None):
+        return True
+    if depth == 0:
+        return False
+    if isinstance(value, tuple | list):
+        return all(holds_containers_only(each, depth - 1) for each in value)
+    if isinstance(value, MutableMapping):
+        return all(holds_containers_only(each, depth - 1) for each in value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = (getattr(value, each.name, None) for each in dataclasses.fields(value))
+        return all(holds_containers_only(each, depth - 1) for each in own)
+    return False
 
 
 def to_channels_last(value: Any) -> Any:

@@ -1,9 +1,10 @@
 """Where a model ends: the modules whose own code computes its last activation or its loss.
 
 Found by reading, not by running: what a forward returns is followed through its source, from the
-model into the child that is called last, until an activation is met, as a module or as a function
-call. What cannot be read (generated code, a lambda, a result put together in a loop) is not found;
-the model's outputs are cast up all the same.
+model into the child or the method that is called last, and into what a distribution or another
+object is made from, until an activation is met, as a module or as a function call. What cannot be
+read (generated code, a lambda, a result put together in a loop) is not found; the model's outputs
+are cast up all the same.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _follow(module: nn.Module, path: str, seen: frozenset[int]) -> Iterator[str]
         for name, child in last:
             yield from _follow(child, _join(path, name), seen)
         return
-    for value in _returned(module):
+    for value in _returned(module, "forward", frozenset()):
         if _is_activation(value):
             yield path
         elif name := _own_child(value):
@@ -84,12 +85,12 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _returned(module: nn.Module) -> Iterator[ast.expr]:
-    """Yield the expressions that the module's forward returns, with names looked up."""
-    if type(module).__module__.startswith("torch.nn."):
+def _returned(module: nn.Module, method: str, seen: frozenset[str]) -> Iterator[ast.expr]:
+    """Yield the expressions a method returns, with names looked up and own methods followed."""
+    if type(module).__module__.startswith("torch.nn.") or method in seen:
         return
     try:
-        source = textwrap.dedent(inspect.getsource(type(module).forward))
+        source = textwrap.dedent(inspect.getsource(getattr(type(module), method)))
         tree = ast.parse(source)
     except (OSError, TypeError, SyntaxError):
         return
@@ -101,8 +102,14 @@ def _returned(module: nn.Module) -> Iterator[ast.expr]:
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Return) and node.value is not None:
-            yield from _parts(node.value, assigned)
+        if not isinstance(node, ast.Return) or node.value is None:
+            continue
+        for value in _parts(node.value, assigned):
+            name = _own_child(value)
+            if name and inspect.isfunction(getattr(type(module), name, None)):
+                yield from _returned(module, name, seen | {method})
+            else:
+                yield value
 
 
 def _parts(value: ast.expr, assigned: dict[str, ast.expr]) -> Iterator[ast.expr]:
@@ -121,6 +128,9 @@ def _parts(value: ast.expr, assigned: dict[str, ast.expr]) -> Iterator[ast.expr]
     elif isinstance(value, ast.Call):
         if _is_activation(value) or _own_child(value):
             yield value
+        elif _makes_an_object(value):
+            for item in (*value.args, *(each.value for each in value.keywords)):
+                yield from _parts(item, assigned)
         elif isinstance(value.func, ast.Attribute):
             yield from _parts(value.func.value, assigned)  # softmax(x).squeeze(-1)
 
@@ -132,6 +142,13 @@ def _is_activation(value: ast.expr) -> bool:
     name = value.func.attr if isinstance(value.func, ast.Attribute) else None
     name = value.func.id if isinstance(value.func, ast.Name) else name
     return name in _OUTPUT_FUNCTIONS and not _own_child(value)
+
+
+def _makes_an_object(call: ast.Call) -> bool:
+    """Return whether this calls a class, by its name: a distribution's, a dataclass's, dict."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    name = call.func.id if isinstance(call.func, ast.Name) else name
+    return name[:1].isupper() or name in ("dict", "tuple", "list")
 
 
 def _own_child(value: ast.expr) -> str:

@@ -31,15 +31,17 @@ import torch
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.backends.torch.apply.change_report import ChangeReport
+from autoprec.backends.torch.apply.float32_results import results_to_float32
 from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
+from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
-from autoprec.backends.torch.apply.model_changes import unwrap
-from autoprec.backends.torch.apply.nested_tensors import to_float32
+from autoprec.backends.torch.apply.model_changes import COMPUTE_DTYPES, unwrap
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
+from autoprec.backends.torch.apply.second_models import SecondModels
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync
 from autoprec.backends.torch.distributed.wrapped_models import is_sharded_by_fsdp1
-from autoprec.core.dtypes import DType, Policy
+from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe, describe_batch
 from autoprec.errors import UsageError
 
@@ -47,8 +49,6 @@ Batch = TypeVar("Batch")
 
 _END_OF_LOADER: Any = object()
 _EMPTY_CONTEXT: AbstractContextManager[Any] = contextlib.nullcontext()
-
-_AUTOCAST_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
 
 class Precision:
@@ -73,7 +73,7 @@ class Precision:
             model, each_microbatch=ranks is not None and ranks.sync_each_microbatch
         )
         self._device_type = torch.device(device).type
-        self._dtype = _AUTOCAST_DTYPES.get(recipe.policy.compute_dtype)
+        self._dtype = COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
         self._accumulates = recipe.accumulation_steps > 1
         if recipe.policy.needs_loss_scale and is_sharded_by_fsdp1(model):
             raise UsageError(
@@ -93,6 +93,9 @@ class Precision:
         )
         self._undo = undo
         self._on_last_batch = False
+        self._second_models = SecondModels(model)
+        self.loop_check: LoopCheck | None = None  # the surgeon's, over the first steps
+        self._named: set[str] = set()  # classes in `compute_loss` that a warning has named
 
     def __repr__(self) -> str:
         return (
@@ -151,6 +154,12 @@ class Precision:
         the tuning does with `loss_fn`. Inside it a loss's own matrix products would be 16-bit, and
         CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
+        if self._dtype is None:
+            return self._autocast()
+        return self._second_models.watched(self._autocast())
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """Return `autocast()` for the model alone."""
         if not self._accumulates or not self._steps.next_is_mid_accumulation:
             return self.cast()
         stack = contextlib.ExitStack()
@@ -163,6 +172,8 @@ class Precision:
 
         In float32 outside of any autocast it is an empty context.
         """
+        if self.loop_check is not None:
+            self.loop_check.note_cast()
         if self._dtype is None and not torch.is_autocast_enabled(self._device_type):
             return _EMPTY_CONTEXT
         if self.scaler.buffers is not None:
@@ -171,7 +182,7 @@ class Precision:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under `autocast()`; its outputs are float32."""
-        with self.autocast():
+        with self._autocast():
             return self._model(*args, **kwargs)
 
     def float32(self) -> AbstractContextManager[Any]:
@@ -185,7 +196,7 @@ class Precision:
         alone: that is 16-bit, for only the whole model's outputs are cast up.
         """
         with self.float32():
-            return loss_fn(*(to_float32(arg) for arg in args))
+            return loss_fn(*(results_to_float32(arg, self._named) for arg in args))
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return a context in which gradients are not reduced over the ranks.
@@ -214,6 +225,9 @@ class Precision:
         Raises `UsageError` where the gradients of micro-batches that wait for their update were
         cleared meanwhile.
         """
+        if self.loop_check is not None:
+            self.loop_check.note_backward()
+            self.loop_check = None if self.loop_check.is_over else self.loop_check
         self._steps.backward(loss, optimizer, last=last, at_the_end=self._on_last_batch, **kwargs)
 
     @property

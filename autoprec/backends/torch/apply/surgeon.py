@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.model_changes import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.apply.precision import Precision
 from autoprec.backends.torch.apply.process_settings import (
@@ -34,6 +36,8 @@ _MEMORY_NOT_KEPT = (
     "keep_memory: freed memory cannot be kept here, which needs glibc's malloc and a CPU; steps "
     "may take longer than the profile says. Is jemalloc or tcmalloc loaded?"
 )
+
+_LOOP_CHECKS: weakref.WeakKeyDictionary[nn.Module, LoopCheck] = weakref.WeakKeyDictionary()
 
 
 class TorchSurgeon:
@@ -62,6 +66,7 @@ class TorchSurgeon:
         address = str(resolve_device(device))
         recipe, refitted = fit_to_ranks(recipe)
         require_agreement(recipe, model, address)
+        _end_loop_check(model)
         report = operate(recipe, model, optimizers, address, compile_backend=self._compile_backend)
         release_process_settings(unwrap(model))
         done = set_process_settings(recipe, address, unwrap(model))
@@ -76,7 +81,7 @@ class TorchSurgeon:
             if current_operation(model) is operation:  # a later one has undone this already
                 _undo_surgery(model)
 
-        return Precision(
+        precision = Precision(
             recipe,
             model=model,
             optimizers=optimizers,
@@ -84,6 +89,10 @@ class TorchSurgeon:
             report=report,
             undo=undo,
         )
+        kind = torch.device(address).type
+        check = LoopCheck(recipe, model, optimizers, precision.scaler, kind)
+        precision.loop_check = _LOOP_CHECKS[unwrap(model)] = check
+        return precision
 
     def distribute(self, recipe: Recipe, *, model: nn.Module, device: str) -> nn.Module:
         """See `RankSurgeon.distribute`."""
@@ -110,9 +119,17 @@ def _undo_surgery(model: nn.Module) -> None:
 
     Memory that is kept stays kept: no process can undo that.
     """
+    _end_loop_check(model)
     restore(model)
     release_reduction(model)
     release_process_settings(unwrap(model))
+
+
+def _end_loop_check(model: nn.Module) -> None:
+    """Watch a loop no longer whose profile is undone or replaced."""
+    check = _LOOP_CHECKS.pop(unwrap(model), None)
+    if check is not None:
+        check.end()
 
 
 def _check(model: object, optimizers: Sequence[object]) -> None:

@@ -1,0 +1,242 @@
+"""Says, once and early, where a training loop does not do what its profile needs of it.
+
+`apply_profile` alone changes no loop: one that never calls `precision.forward` or `autocast` trains
+in float32 for ever, one that never calls `precision.backward` makes an update of every micro-batch,
+and an autocast or a GradScaler of one's own takes the place of the profile's. None of it raises. So
+the first steps of the optimizers are watched; then a warning says what was seen and which lines to
+write, and nothing of the watch is left. Where a recipe asks nothing of a loop, nothing is said.
+
+The same steps show a `zero_grad()` of the loop's own. It is harmless until a profile accumulates,
+where it is an error: so it is said under every profile.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.backends.torch.apply.loss_scaler import LossScaler
+from autoprec.backends.torch.apply.model_changes import COMPUTE_DTYPES, unwrap
+from autoprec.core.recipe import Recipe
+from autoprec.errors import AutoprecWarning
+
+STEPS = 3
+"""Steps of one optimizer that are watched."""
+
+_PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[3]}{os.sep}")
+
+_LINES = (
+    "In the loop, write\n"
+    "    loss = loss_fn(precision.forward(inputs), targets)\n"
+    "    precision.backward_and_step(loss)\n"
+    "in place of model(inputs), loss.backward(), optimizer.step() and zero_grad()"
+)
+_SILENCE = "To silence: filter autoprec.errors.AutoprecWarning"
+
+
+class LoopCheck:
+    """Watches the first steps of a model's optimizers; holds neither the model nor them."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        scaler: LossScaler,
+        device_type: str,
+    ) -> None:
+        self._recipe, self._scaler = recipe, scaler
+        self._dtype = COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
+        self._cast = self._backward = self._warned_of_zero_grad = False
+        self._foreign_scaler = False
+        self._steps: dict[int, int] = {}
+        self._seen = _SeenForwards(device_type)
+        self._handles: list[Any] = []
+        self._owners: list[weakref.ref[Any]] = []
+        self.is_over = not optimizers
+        if self.is_over:
+            return
+        root = unwrap(model)
+        self._handles += [each.register_step_post_hook(self._after_step) for each in optimizers]
+        in_view = root is model or isinstance(model, nn.parallel.DistributedDataParallel)
+        if in_view and not _is_compiled(root):
+            self._handles.append(root.register_forward_pre_hook(self._seen))
+        for owner in {id(each): each for each in (model, root, *optimizers)}.values():
+            if "zero_grad" not in vars(owner):
+                vars(owner)["zero_grad"] = _SeenZeroGrad(owner, self)
+                self._owners.append(weakref.ref(owner))
+
+    def note_cast(self) -> None:
+        """Note that the precision's autocast was used where gradients are computed."""
+        self._cast = self._cast or torch.is_grad_enabled()
+
+    def note_backward(self) -> None:
+        """Note that `precision.backward` was called."""
+        self._backward = True
+
+    def note_zero_grad(self) -> None:
+        """Warn, once, of a loop that clears gradients which `precision.step()` clears."""
+        if not self._backward or self._warned_of_zero_grad:
+            return
+        self._warned_of_zero_grad = True
+        if self._recipe.accumulation_steps == 1:  # with more it is an error soon
+            _warn(
+                "zero_grad() was called in a loop of precision.backward() and precision.step(), "
+                "which clears the gradients itself: delete it. Under this profile it does nothing, "
+                "under one that accumulates it discards micro-batches, and is an error"
+            )
+
+    def end(self) -> None:
+        """Leave everything as it was."""
+        self.is_over = True
+        for handle in self._handles:
+            handle.remove()
+        for each in self._owners:
+            owner = each()
+            if owner is not None and isinstance(vars(owner).get("zero_grad"), _SeenZeroGrad):
+                del vars(owner)["zero_grad"]
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._foreign_scaler |= self._steps_by_another_scaler()
+        steps = self._steps[id(optimizer)] = self._steps.get(id(optimizer), 0) + 1
+        if steps < STEPS or self.is_over:
+            return
+        self.end()
+        found = [*self._faults_of_the_forward_pass(), *self._faults_of_the_update(steps)]
+        if found:
+            _warn(f"after {STEPS} optimizer steps under this profile: {'; '.join(found)}. {_LINES}")
+
+    def _steps_by_another_scaler(self) -> bool:
+        """Return whether an enabled GradScaler that is not the profile's is calling this step."""
+        frame: types.FrameType | None = sys._getframe(2)
+        for _ in range(8):
+            if frame is None:
+                return False
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, torch.amp.GradScaler) and caller is not self._scaler:
+                return caller.is_enabled()
+            frame = frame.f_back
+        return False
+
+    def _faults_of_the_forward_pass(self) -> list[str]:
+        others = {_name(each) for each in self._seen.dtypes - {None, self._dtype}}
+        policy = self._recipe.policy
+        if others:
+            return [
+                f"the model runs under an autocast in {' and '.join(sorted(others))} that is not "
+                f"the profile's, which is {policy}: use precision.forward(inputs), or "
+                "precision.autocast() in place of torch.autocast"
+            ]
+        if self._dtype is None or self._dtype in self._seen.dtypes or self._cast:
+            return []
+        return [
+            f"the model runs in float32 and not in {policy}: neither precision.forward(inputs) nor "
+            "precision.autocast() was seen around it"
+        ]
+
+    def _faults_of_the_update(self, steps: int) -> list[str]:
+        found, recipe = [], self._recipe
+        if self._foreign_scaler:
+            own = (
+                "whose scale and floor are the profile's"
+                if self._scaler.is_enabled()
+                else f"which is disabled, for {recipe.policy} needs no loss scale"
+            )
+            found.append(f"a GradScaler of your own scales the loss: use precision.scaler, {own}")
+        if self._backward or self._scaler.is_in_use:
+            return found
+        if self._scaler.is_enabled() and not self._foreign_scaler:
+            found.append("the loss is not scaled, which float16 needs: call precision.backward")
+        wanted = recipe.accumulation_steps
+        if wanted > 1 and self._seen.calls < wanted * steps:
+            found.append(
+                f"every micro-batch of {recipe.batch_size} makes an update, where the profile "
+                f"accumulates {wanted}: call precision.backward and precision.step"
+            )
+        return found
+
+
+class _SeenForwards:
+    """Notes the autocast under which a model is called; a copy of it takes itself away."""
+
+    def __init__(self, device_type: str = "", *, is_copy: bool = False) -> None:
+        self.device_type, self.is_copy = device_type, is_copy
+        self.dtypes: set[torch.dtype | None] = set()
+        self.calls = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SeenForwards:
+        """Return one that nobody asks what it saw."""
+        return _SeenForwards(is_copy=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied_hook, ()
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Note a call that gradients will flow through."""
+        if torch.compiler.is_compiling():
+            return
+        if self.is_copy:
+            hooks = module._forward_pre_hooks
+            for key in [key for key, hook in hooks.items() if hook is self]:
+                del hooks[key]
+        elif torch.is_grad_enabled():
+            self.calls += 1
+            on = torch.is_autocast_enabled(self.device_type)
+            self.dtypes.add(torch.get_autocast_dtype(self.device_type) if on else None)
+
+
+def _copied_hook() -> _SeenForwards:
+    return _SeenForwards(is_copy=True)
+
+
+class _SeenZeroGrad:
+    """Stands in for the `zero_grad` of a model or an optimizer, and notes a call from outside."""
+
+    def __init__(self, owner: Any, check: LoopCheck) -> None:
+        self._owner = weakref.ref(owner)
+        self._check = check
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Clear the gradients as the owner's class does."""
+        if not _is_ours(sys._getframe(1)):
+            self._check.note_zero_grad()
+        owner: Any = self._owner()
+        type(owner).zero_grad(owner, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return the copied owner's own method."""
+        owner: Any = self._owner()
+        return types.MethodType(type(owner).zero_grad, memo.get(id(owner), owner))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._owner(), "zero_grad")
+
+
+def _is_compiled(root: nn.Module) -> bool:
+    """Return whether a hook on the model would become part of what torch.compile compiles."""
+    return getattr(root, "_compiled_call_impl", None) is not None
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_PACKAGES)
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _warn(text: str) -> None:
+    """Warn at the line of the loop: the nearest frame that is neither torch's nor ours."""
+    level, frame = 1, sys._getframe(0)
+    while _is_ours(frame) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"{text}. {_SILENCE}", AutoprecWarning, stacklevel=level)

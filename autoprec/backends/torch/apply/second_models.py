@@ -1,0 +1,177 @@
+"""Other models inside `precision.autocast()`: weight averages, teachers, discriminators.
+
+A deep copy of a model that a profile was applied to carries its wrappers along; one that was made
+before has none, nor has a model of its own. All of them leave `precision.autocast()` in float32:
+the first module that is called inside, and the next one after it has returned, is looked at. A part
+of the profile's own model is left as it is; the outputs of any other are cast up. A copy of the
+model, known by its structure, is given the model's wrappers first, so that islands hold in it, too.
+
+Which module is called first is seen by a hook for all modules, which takes itself away when it is
+called and is set again afterwards: modules inside another one do not run through it. In a training
+step of a compiled model it is set after that one's call, so that what is called before is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+import weakref
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
+
+from autoprec.backends.torch.apply.float32_islands import ENTERED, Float32Island
+from autoprec.backends.torch.apply.float32_results import results_to_float32
+from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
+from autoprec.backends.torch.apply.model_changes import give_wrappers, unwrap
+from autoprec.backends.torch.apply.nested_tensors import to_float32
+
+_HOOKS: dict[Any, Any] = nn_module._global_forward_pre_hooks
+_HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
+
+
+class SecondModels:
+    """Sees which models are called inside an autocast, and casts up what others return."""
+
+    def __init__(self, model: nn.Module) -> None:
+        root = unwrap(model)
+        self._root = root
+        self._own = {id(each): weakref.ref(each) for each in (model, *model.modules())}
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._copies: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._named: set[str] = set()
+        self._depth = self._thread = 0
+        self._inside: nn.Module | None = None
+        self._first_call = contextlib.ExitStack()
+        self._key = f"autoprec-{id(self)}"  # a name that no hook of torch's has
+        if any(hasattr(each, "_orig_mod") for each in (model, *model.modules())):
+            # torch.compile's wrapper warns that hooks run once more for itself: ours may.
+            warnings.filterwarnings("ignore", message=_HOOKS_AND_COMPILE, category=UserWarning)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SecondModels:
+        """Return this one, which a model holds while it runs: there is one for each profile."""
+        return self
+
+    def watched(self, context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+        """Return `context`, in which other models' outputs are cast up."""
+        return context if torch.compiler.is_compiling() else _Watched(self, context)
+
+    def enter(self) -> None:
+        """Look at the next module that is called; where gradients flow, after a compiled model.
+
+        A hook that is there when torch.compile traces a model changes what it compiles.
+        """
+        self._depth += 1
+        ENTERED.append(self)
+        if self._root._compiled_call_impl is None or not torch.is_grad_enabled():
+            self._look()
+
+    def leave(self) -> None:
+        """Look no longer; what a call that raised left behind goes, too."""
+        self._depth -= 1
+        ENTERED.remove(self)
+        if self._depth == 0:
+            _HOOKS.pop(self._key, None)
+        if self._inside is not None:
+            self._inside._forward_hooks.pop(self._key, None)  # type: ignore[call-overload]
+            self._inside = None
+            self._first_call.close()
+
+    def note_return(self) -> None:
+        """Look at the next module: the model, which is called without a hook, has returned."""
+        if self._inside is None:
+            self._look()
+
+    def _look(self) -> None:
+        self._thread = threading.get_ident()
+        _HOOKS[self._key] = self._before_call
+
+    def _before_call(self, module: nn.Module, args: Any) -> Any:
+        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+            return None
+        if isinstance(module, torch.jit.ScriptModule):
+            return None
+        del _HOOKS[self._key]
+        if module is self._root:
+            return None  # its own wrapper notes its return
+        self._inside = module
+        module._forward_hooks[self._key] = self._after_call  # type: ignore[index]
+        if not self._is_own(module) and module not in self._known:
+            self._known.add(module)
+            return self._adopt(module, args)
+        return None
+
+    def _after_call(self, module: nn.Module, args: Any, result: Any) -> Any:
+        self._inside = None
+        module._forward_hooks.pop(self._key, None)  # type: ignore[call-overload]
+        if self._depth:
+            _HOOKS[self._key] = self._before_call
+        if self._is_own(module):
+            return None
+        self._first_call.close()
+        return results_to_float32(result, self._named)
+
+    def _is_own(self, module: nn.Module) -> bool:
+        found = self._own.get(id(module))
+        return found is not None and found() is module
+
+    def _adopt(self, module: nn.Module, args: Any) -> Any:
+        """Give the copies of the model in `module` its wrappers, and return the arguments.
+
+        The forward that is about to run was looked up already: where it should be an island's, the
+        island is made around it, once.
+        """
+        for each in module.modules():
+            if each is self._root or not is_plain_copy(each, self._root):
+                continue
+            if give_wrappers(self._root, each):
+                self._copies.add(each)
+        for wrapper in wrappers_on(module):
+            if module in self._copies and isinstance(wrapper, Float32Island):
+                device, dtype = wrapper.device_type, wrapper.dtype
+                off = torch.autocast(device, dtype, enabled=False, cache_enabled=False)
+                self._first_call.enter_context(off)
+                return to_float32(args)
+        return None
+
+
+class _Watched:
+    """A context, inside which `SecondModels` looks at what is called."""
+
+    __slots__ = ("_context", "_models")
+
+    def __init__(self, models: SecondModels, context: AbstractContextManager[Any]) -> None:
+        self._models, self._context = models, context
+
+    def __enter__(self) -> Any:
+        entered = self._context.__enter__()
+        self._models.enter()
+        return entered
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        self._models.leave()
+        return self._context.__exit__(kind, error, trace)
+
+
+def is_plain_copy(module: nn.Module, root: nn.Module) -> bool:
+    """Return whether `module` is built as `root` is, and has none of its wrappers."""
+    if type(module) is not type(root) or any(wrappers_on(module)):
+        return False
+    return _structure(module) == _structure(root)
+
+
+def _structure(module: nn.Module) -> list[Any]:
+    modules = [(name, type(each)) for name, each in module.named_modules()]
+    shapes = [(n, None if is_lazy(p) else p.shape) for n, p in module.named_parameters()]
+    return [*modules, *shapes]

@@ -1,0 +1,264 @@
+"""A loop that does not do what its profile needs is told so once, after its first steps."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.core.recipe import Recipe
+from autoprec.errors import AutoprecWarning
+from tests.backends.torch.operated import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    accumulating,
+    adam,
+    apply,
+    batches,
+    mlp,
+)
+
+pytestmark = pytest.mark.torch
+
+Loop = Callable[[Any, nn.Module, torch.optim.Optimizer], None]
+
+
+def plain(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The loop as it was before `apply_profile`."""
+    for inputs, targets in batches(6):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def with_autocast(dtype: torch.dtype, **scaler: Any) -> Loop:
+    """The loop of torch's own AMP."""
+
+    def loop(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        own = torch.amp.GradScaler("cpu", **(scaler or {"enabled": False}))
+        for inputs, targets in batches(6):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype):
+                outputs = model(inputs)
+            own.scale(cross_entropy(outputs.float(), targets)).backward()
+            own.step(optimizer)
+            own.update()
+
+    return loop
+
+
+def forward_alone(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for inputs, targets in batches(6):
+        optimizer.zero_grad()
+        cross_entropy(precision.forward(inputs), targets).backward()
+        optimizer.step()
+
+
+def evaluated_first(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    with torch.no_grad():
+        precision.forward(batches(1)[0][0])
+    plain(precision, model, optimizer)
+
+
+def told(loop: Loop, recipe: Recipe) -> list[str]:
+    """What a loop is warned of, over two runs of it."""
+    model = mlp()
+    optimizer = adam(model)
+    precision = apply(recipe, model, optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop(precision, model, optimizer)
+        loop(precision, model, optimizer)
+    assert all(each.filename == __file__ for each in caught), caught
+    assert all(issubclass(each.category, AutoprecWarning) for each in caught)
+    assert not optimizer._optimizer_step_post_hooks
+    assert not model._forward_pre_hooks
+    assert "zero_grad" not in vars(model) | vars(optimizer)
+    return [str(each.message) for each in caught]
+
+
+LINES = r"precision\.forward\(inputs\), targets\)\n.*precision\.backward_and_step\(loss\)"
+
+
+@pytest.mark.parametrize(
+    ("loop", "recipe", "said"),
+    [
+        (plain, BFLOAT16, "runs in float32 and not in mixed_bfloat16"),
+        (evaluated_first, BFLOAT16, "runs in float32 and not in mixed_bfloat16"),
+        (plain, FLOAT16, "runs in float32 and not in mixed_float16.*the loss is not scaled"),
+        (plain, accumulating(FLOAT32, 4), "where the profile accumulates 4"),
+        (forward_alone, accumulating(BFLOAT16, 2), "where the profile accumulates 2"),
+        (forward_alone, FLOAT16, "the loss is not scaled"),
+        (with_autocast(torch.float16), BFLOAT16, "autocast in float16 .* which is mixed_bfloat16"),
+        (with_autocast(torch.bfloat16), FLOAT32, "autocast in bfloat16 .* which is float32"),
+        (with_autocast(torch.float16, init_scale=8.0), FLOAT16, "scale and floor are the profile"),
+        (with_autocast(torch.bfloat16, init_scale=8.0), BFLOAT16, "needs no loss scale"),
+    ],
+)
+def test_what_was_seen_and_what_to_write_is_said_once(loop: Loop, recipe: Any, said: str) -> None:
+    import re
+
+    (text,) = told(loop, recipe)
+    assert re.search(said, text, re.S), text
+    assert re.search(LINES, text, re.S), text
+
+
+def short(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for inputs, targets in batches(6):
+        precision.backward_and_step(cross_entropy(precision.forward(inputs), targets))
+
+
+def scalers_lines(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for index, (inputs, targets) in enumerate(batches(8), start=1):
+        with precision.autocast():
+            loss = cross_entropy(model(inputs), targets) / precision.accumulation_steps
+        precision.scaler.scale(loss).backward()
+        if index % precision.accumulation_steps == 0:
+            precision.scaler.step(optimizer)
+            precision.scaler.update()
+            optimizer.zero_grad()
+
+
+def accumulated_by_hand(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for index, (inputs, targets) in enumerate(batches(8), start=1):
+        loss = cross_entropy(precision.forward(inputs), targets) / precision.accumulation_steps
+        loss.backward()
+        if index % precision.accumulation_steps == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def parts_called(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for inputs, targets in batches(6):
+        with precision.autocast():
+            outputs = model[2](model[1](model[0](inputs)))
+        precision.backward_and_step(precision.compute_loss(cross_entropy, outputs, targets))
+
+
+@pytest.mark.parametrize(
+    ("loop", "recipe"),
+    [
+        (short, FLOAT32),
+        (short, BFLOAT16),
+        (short, FLOAT16),
+        (short, accumulating(FLOAT16, 2)),
+        (plain, FLOAT32),
+        (forward_alone, BFLOAT16),
+        (with_autocast(torch.bfloat16), BFLOAT16),
+        (scalers_lines, FLOAT16),
+        (scalers_lines, accumulating(BFLOAT16, 2)),
+        (accumulated_by_hand, accumulating(BFLOAT16, 2)),
+        (parts_called, BFLOAT16),
+    ],
+)
+def test_a_loop_that_does_it_is_told_nothing(loop: Loop, recipe: Any) -> None:
+    assert told(loop, recipe) == []
+
+
+def test_what_is_switched_off_is_not_watched() -> None:
+    model = mlp()
+    optimizer = adam(model)
+    precision = TorchSurgeon().leave_unchanged(
+        accumulating(FLOAT32, 2), model=model, optimizers=[optimizer]
+    )
+    plain(precision, model, optimizer)
+    assert not optimizer._optimizer_step_post_hooks
+
+
+# zero_grad() of the loop's own -------------------------------------------------------------------
+
+
+def clears(whose: str, at: str, *, to_none: bool = True) -> Loop:
+    def loop(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        owner = {"optimizer": optimizer, "model": model}[whose]
+        for inputs, targets in batches(6):
+            if at == "top":
+                owner.zero_grad(set_to_none=to_none)
+            precision.backward_and_step(cross_entropy(precision.forward(inputs), targets))
+            if at == "end":
+                owner.zero_grad(set_to_none=to_none)
+
+    return loop
+
+
+@pytest.mark.parametrize("recipe", [FLOAT32, BFLOAT16, FLOAT16])
+@pytest.mark.parametrize("whose", ["optimizer", "model"])
+@pytest.mark.parametrize("at", ["top", "end"])
+def test_a_zero_grad_of_the_loops_own_is_said_under_every_profile(
+    whose: str, at: str, recipe: Any
+) -> None:
+    (text,) = told(clears(whose, at, to_none=at == "top"), recipe)
+    assert "precision.step(), which clears the gradients itself: delete it" in text
+
+
+def test_a_zero_grad_before_training_is_nothing_to_say() -> None:
+    def once(precision: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if precision.steps == 0:
+            model.zero_grad()
+        short(precision, model, optimizer)
+
+    assert told(once, FLOAT32) == []
+
+
+def test_gradients_are_cleared_as_before() -> None:
+    model = mlp()
+    optimizer = adam(model)
+    apply(FLOAT32, model, optimizer)
+    for owner in (model, optimizer):
+        model(torch.ones(1, 6)).sum().backward()
+        owner.zero_grad(set_to_none=False)
+        assert all(not p.grad.any() for p in model.parameters())
+
+
+# What is left of the watch -----------------------------------------------------------------------
+
+
+def test_a_copy_of_a_watched_model_is_a_model_of_its_own() -> None:
+    model = mlp()
+    optimizer = adam(model)
+    precision = apply(BFLOAT16, model, optimizer)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        model(torch.ones(1, 6)).sum().backward()
+        copied(torch.ones(1, 6)).sum().backward()
+        copied.zero_grad()
+        assert all(p.grad is None for p in copied.parameters())
+        assert all(p.grad is not None for p in model.parameters())
+        assert not copied._forward_pre_hooks
+    copy.deepcopy(optimizer).zero_grad()
+    assert all(p.grad is not None for p in model.parameters())
+    precision.restore()
+
+
+@pytest.mark.parametrize("ends", ["restore", "apply again"])
+def test_a_profile_that_is_undone_or_replaced_watches_no_longer(ends: str) -> None:
+    model = mlp()
+    optimizer = adam(model)
+    precision = apply(BFLOAT16, model, optimizer)
+    if ends == "restore":
+        precision.restore()
+        assert not optimizer._optimizer_step_post_hooks
+        assert not model._forward_pre_hooks
+        assert "zero_grad" not in vars(model) | vars(optimizer)
+    else:
+        apply(FLOAT32, model, optimizer)
+    plain(precision, model, optimizer)
+
+
+def test_a_compiled_model_is_watched_without_a_hook_of_its_own() -> None:
+    torch._dynamo.reset()
+    model = mlp()
+    optimizer = adam(model)
+    precision = apply(replace(BFLOAT16, compile=True), model, optimizer)
+    assert not model._forward_pre_hooks
+    with pytest.warns(AutoprecWarning, match="runs in float32 and not in mixed_bfloat16"):
+        plain(precision, model, optimizer)
