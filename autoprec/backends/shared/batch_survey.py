@@ -94,7 +94,8 @@ class BatchView(Protocol):
 class Survey:
     """What was seen: every look, the batches that were kept by their places, the loader's seconds.
 
-    `stride` is the distance of those that were kept evenly; `ended` says that there are no more.
+    `stride` is the mean distance of those kept all over the data; `ended` says that there are no
+    more batches, `cut_short` that loading them took too long.
     """
 
     looks: tuple[Look, ...]
@@ -133,7 +134,7 @@ class Survey:
         They are the middles of as many equal parts of the kept ones in the order of their bytes.
         Short batches are left out, unless more than half are short.
         """
-        spread = [self.looks[i] for i in sorted(self.kept) if i % self.stride == 0]
+        spread = [self.looks[i] for i in sorted(self.kept) if _is_spread(i, self.stride)]
         if self.ended and len(spread) > 1 and spread[-1].index == len(self.looks) - 1:
             spread = spread[:-1] if spread[-1].samples < spread[0].samples else spread
         full = [look for look in spread if look.samples >= spread[0].samples]
@@ -152,7 +153,7 @@ class Survey:
             return 0
         mean = sum(look.size for look in self.looks) / len(self.looks)
         full = [i for i in self.kept if self.looks[i].samples >= self.looks[0].samples]
-        return min(sorted(full), key=lambda i: abs(self.looks[i].size - mean))
+        return min(full, key=lambda i: (abs(self.looks[i].size - mean), -self.looks[i].size, i))
 
     def representatives(self, count: int) -> list[int]:
         """Return the places of at most `count` kept batches of an even number of samples.
@@ -160,7 +161,7 @@ class Survey:
         The first comes first, then those whose halves are least alike, the largest, and others at
         even distances from the last backwards.
         """
-        spread = [i for i in sorted(self.kept) if i % self.stride == 0]
+        spread = [i for i in sorted(self.kept) if _is_spread(i, self.stride)]
         steps = max(1, len(spread) // count)
         unlike = sorted(self.kept, key=lambda i: -self.looks[i].unlikeness)[:_UNLIKE_BATCHES]
         order = [0, *unlike, *self.largest(), *spread[::-1][::steps], *spread]
@@ -293,10 +294,10 @@ class _Kept:
     def _wanted(self, indices: Iterable[int]) -> set[int]:
         records = {self._largest[1], *(index for _, index in self._longest.values())}
         records |= {index for _, index in self._unlike}
-        return {i for i in indices if i % self.stride == 0 or i in records}
+        return {i for i in indices if _is_spread(i, self.stride) or i in records}
 
     def _is_too_much(self) -> bool:
-        spread = [i for i in self.batches if i % self.stride == 0]
+        spread = [i for i in self.batches if _is_spread(i, self.stride)]
         held = sum(self._sizes[i] for i in spread)
         return len(spread) > _SPREAD_BATCHES or (len(spread) > 1 and held > self._most_bytes)
 
@@ -328,6 +329,17 @@ def _count(array: Any) -> int:
     for length in array.shape:
         count *= int(length)
     return count
+
+
+_GOLDEN_RATIO = 0.6180339887498949
+
+
+def _is_spread(index: int, stride: int) -> bool:
+    """Say whether a place is one of every `stride`, spread evenly but in step with no period.
+
+    Loaders take buckets of lengths in turn. What is left at twice the stride is a part of this.
+    """
+    return index * _GOLDEN_RATIO % 1.0 < 1.0 / stride
 
 
 def _length(look: Look, name: str, axis: int) -> int | None:
