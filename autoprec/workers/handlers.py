@@ -114,7 +114,8 @@ class Service:
         `surveyed` is what `describe` found: see `TaskFacts`.
         """
         task, backend = self._loaded()
-        task = replace(task, surveyed=surveyed)
+        if surveyed is not None:
+            task = replace(task, surveyed=surveyed)
         self.close(name=name)
         self._sessions[name] = backend.open(
             task, recipe, device=self._device, seed=seed, report=self._report
