@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from autoprec.backends.protocol import ProgressCallback
+
 COMPARED_BATCHES = 6
 """How many batches are cut in two and compared with their halves."""
 
-_LEAST_COMPARED = 3
+_LEAST_COMPARED = 2
 
 _SECONDS = 10.0
 """After so long no further batch is compared, once there were the least."""
@@ -45,10 +47,13 @@ class Splitting:
         )
 
 
-def judge_splitting(indices: Iterable[int], reason_against: Callable[[int], str]) -> Splitting:
+def judge_splitting(
+    indices: Iterable[int], reason_against: Callable[[int], str], report: ProgressCallback
+) -> Splitting:
     """Ask for each batch for a reason against splitting it, until there is one or time is over.
 
-    `indices` are the batches' places in the data, the first of them 0.
+    `indices` are the batches' places in the data, the first of them 0. Each is progress that is
+    reported: a slow model is not taken for hung.
     """
     start = time.monotonic()
     places = list(indices)
@@ -56,6 +61,7 @@ def judge_splitting(indices: Iterable[int], reason_against: Callable[[int], str]
         seconds = time.monotonic() - start
         if compared >= _LEAST_COMPARED and seconds > _SECONDS:
             return Splitting(True, "", compared, seconds / compared, cut_short=True)
+        report("describe", 0)
         reason = reason_against(index)
         if reason:
             return Splitting(False, reason, compared + 1)

@@ -73,7 +73,7 @@ def describe(
         samples = count_samples(task, batch)
         counted, run, saved, warnings = _step_costs(model, units, batch, samples)
         judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
-        splitting = _splittable(task, model, units, judged)
+        splitting = _splittable(task, model, units, judged, report)
         report("describe", 1)
         seconds = _time_second_step(model, batch)
     flops = sum(counted.values())
@@ -155,7 +155,11 @@ def _time_second_step(model: Any, batch: Any) -> float:
 
 
 def _splittable(
-    task: Task, model: Any, units: Sequence[LayerUnit], given: Mapping[int, Any]
+    task: Task,
+    model: Any,
+    units: Sequence[LayerUnit],
+    given: Mapping[int, Any],
+    report: ProgressCallback,
 ) -> Splitting:
     """Say whether two halves' averaged gradients equal the whole batch's, without dropout.
 
@@ -168,11 +172,16 @@ def _splittable(
     run = gradient_function(model)
 
     def reason_against(index: int) -> str:
-        reason = _reason_against(run, before, task, to_tensors(given[index]), index)
+        try:
+            reason = _reason_against(run, before, task, to_tensors(given[index]), index)
+        except Exception as error:  # the halves are ours, and so may be a shape that does not fit
+            _restore(before)
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            reason = f"two halves could not be compared with their batch: {why}"
         return in_batch(reason, index)
 
     with _without_dropout(units):
-        return judge_splitting(given, reason_against)
+        return judge_splitting(given, reason_against, report)
 
 
 def _reason_against(
@@ -199,11 +208,15 @@ def _mean_gradient(run: Any, parts: Sequence[Any], before: Sequence[tuple[Any, A
     total: Any = 0.0
     for given in parts:
         _, gradients = run(given, 1.0)
-        for variable, value in before:
-            variable.assign(value)
+        _restore(before)
         arrays = [np.asarray(keras.ops.convert_to_numpy(g), np.float64) for g in gradients]
         total = total + np.concatenate([np.zeros(0), *(a.reshape(-1) for a in arrays)]) / len(parts)
     return total
+
+
+def _restore(before: Sequence[tuple[Any, Any]]) -> None:
+    for variable, value in before:
+        variable.assign(value)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from autoprec.backends.protocol import Task
+from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.batch_splits import (
     Splitting,
     explain_difference,
@@ -45,6 +45,7 @@ def splittable(
     seed: int,
     *,
     device: str,
+    report: ProgressCallback,
 ) -> Splitting:
     """Say whether two halves' mean gradient equals the whole batch's, dropout off; else why.
 
@@ -67,7 +68,7 @@ def splittable(
         with buffers_preserved(model), _without_dropout(model):
             return _reason_against(task, model, (batch, *halves), seed, index)
 
-    return judge_splitting(given, reason_against)
+    return judge_splitting(given, reason_against, report)
 
 
 def _reason_against(

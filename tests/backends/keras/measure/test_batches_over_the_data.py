@@ -204,3 +204,14 @@ def test_data_sets_that_pad_each_batch_are_looked_at() -> None:
     assert "9 to 65 in dimension 1 of the inputs, in all 8 batches" in warning
     measured, _ = measure(data, Recipe(batch_size=8))
     assert measured.samples_per_step == 8
+
+
+def test_a_later_batch_that_breaks_the_model_is_a_reason_and_no_error() -> None:
+    def data(batch_size: int) -> Iterator[Any]:
+        for step in range(12):
+            x = np.ones((batch_size, 4 if step < 11 else 5), "float32")
+            yield x, np.zeros(batch_size, "int32")
+
+    reason = refused(lambda: weighted_net("sum_over_batch_size"), data)
+    assert "two halves could not be compared with their batch: " in reason
+    assert reason.endswith(", in batch 11")

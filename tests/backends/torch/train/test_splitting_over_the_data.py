@@ -196,7 +196,7 @@ def test_a_half_without_anything_to_divide_by_is_found() -> None:
         each = F.cross_entropy(
             outputs.flatten(0, 1), targets.flatten().clamp(min=0), reduction="none"
         )
-        valid = (targets >= 0).float()
+        valid = (targets.flatten() >= 0).float()
         return (each * valid).sum() / valid.sum()
 
     def data(batch_size: int) -> Iterator[Any]:
