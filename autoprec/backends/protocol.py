@@ -58,7 +58,8 @@ class Task:
     Optional functions are None where the file does not define them. `count_samples(batch)` is for
     batches whose samples no dimension counts, such as graphs joined into one. `checkpoint` is a
     file with the weights that every model it builds begins with. `place` is this process's among
-    the ranks that train together; None where it trains alone.
+    the ranks that train together; None where it trains alone. `surveyed` is how many batches a
+    description looked at: 0 where all had the same shape, None where there was none.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Task:
     clip_grad_norm: float | None = None
     checkpoint: Path | None = None
     place: RankPlace | None = None
+    surveyed: int | None = None
 
 
 #: The share of an accelerator's free memory that a process may use: the framework's context, its

@@ -85,9 +85,11 @@ class Kernel:
 class TaskFacts:
     """What one float32 step showed of the task.
 
-    `samples` is the count in the first batch when `nominal` samples were requested.
-    `splittable` says whether the accumulated gradient of two halves equals the unsplit one;
-    `split_reason` why not. `flops_per_sample` counts forward and backward (None: unknown),
+    `samples` is the count in a typical batch when `nominal` samples were requested.
+    `splittable` says whether the accumulated gradient of two halves equals the unsplit one in
+    several batches; `split_reason` why not. `surveyed` is how many batches were looked at where
+    their shapes differ: a session looks at as many (0: all had the same, None: not known).
+    `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
     out, `trainable_bytes` the weights that an update changes, `optimizer_bytes` what the optimizer
     keeps for them (0: not counted). `kernels` are what one forward and backward pass runs, and
@@ -117,6 +119,7 @@ class TaskFacts:
     recurrent: bool = False
     splittable: bool = True
     split_reason: str = ""
+    surveyed: int | None = None
     flops_per_sample: float | None = None
     saved_bytes_per_sample: float = 0.0
     trainable_bytes: int = 0

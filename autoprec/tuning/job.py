@@ -51,7 +51,7 @@ class TuningJob:
     """The task, the target, the options, and how workers are started.
 
     `memory` is the accelerator's memory as the first worker finds it; by `deadline` the whole
-    tuning must have ended.
+    tuning must have ended. `surveyed` is what the task's description says of its batches.
     """
 
     task: Path
@@ -61,6 +61,7 @@ class TuningJob:
     start: Callable[[WorkerSettings], Worker | RankGroup] = start_workers
     memory: DeviceMemory | None = None
     deadline: Deadline = field(default_factory=Deadline)
+    surveyed: int | None = None
 
     @cached_property
     def memory_bytes(self) -> int | None:
@@ -125,6 +126,7 @@ class TuningJob:
             },
             nproc=options.nproc,
             engine=options.engine,
+            surveyed=self.surveyed,
         )
 
     def runner(self) -> Runner:

@@ -78,6 +78,8 @@ def tune(job: TuningJob) -> Profile:
                 )
                 return stored.profile
             preflight = run_preflight(job, study, runner)
+            job = replace(job, surveyed=preflight.task.surveyed)
+            runner.settings = job.settings()
             result = _tune_after_preflight(job, study, preflight, runner)
         profile = build_profile(job, result, digest=digest, seconds=time.monotonic() - began)
         write_final_study(study, result, profile)

@@ -56,6 +56,7 @@ class WorkerSettings:
     `memory_bytes` limits main memory; without it the worker is only kept from taking what the
     machine has left. A device's own memory is the session's to limit. Models begin with the weights
     of `checkpoint`, where one is given.
+    Sessions look at `surveyed` batches for those to time; see `TaskFacts`.
     `nproc` ranks train together, sharing each step by `engine`, and `place` is this worker's among
     them; `memory_bytes` is what each of them may have.
     """
@@ -69,6 +70,7 @@ class WorkerSettings:
     nproc: int = 1
     engine: Engine = "ddp"
     place: RankPlace | None = None
+    surveyed: int | None = None
 
     def guard_bytes(self) -> int | None:
         """Return the main memory at which the guard ends the worker; None where unknown."""

@@ -108,9 +108,14 @@ class Service:
             task, device=self._device, seed=seed, batch_size=batch_size, report=self._report
         )
 
-    def open(self, *, name: str, recipe: Recipe, seed: int) -> None:
-        """Build the model by `recipe` and keep it under `name`, warm and ready."""
+    def open(self, *, name: str, recipe: Recipe, seed: int, surveyed: int | None = None) -> None:
+        """Build the model by `recipe` and keep it under `name`, warm and ready.
+
+        `surveyed` is what `describe` found: see `TaskFacts`.
+        """
         task, backend = self._loaded()
+        if surveyed is not None:
+            task = replace(task, surveyed=surveyed)
         self.close(name=name)
         self._sessions[name] = backend.open(
             task, recipe, device=self._device, seed=seed, report=self._report
@@ -126,10 +131,12 @@ class Service:
         if session is not None:
             session.close()
 
-    def measure(self, *, recipe: Recipe, seed: int, budget: TimingBudget) -> Measurement:
+    def measure(
+        self, *, recipe: Recipe, seed: int, budget: TimingBudget, surveyed: int | None = None
+    ) -> Measurement:
         """Open, time and close: one trial. A timing that seems disturbed is repeated."""
         try:
-            self.open(name="trial", recipe=recipe, seed=seed)
+            self.open(name="trial", recipe=recipe, seed=seed, surveyed=surveyed)
             first = self.time(name="trial", budget=budget)
             if not seems_disturbed(first.step_seconds, budget.expected_seconds):
                 return first

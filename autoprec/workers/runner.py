@@ -105,6 +105,8 @@ class Runner:
         keeps = isinstance(recipe, Recipe) and recipe.keeps_memory
         if self._keeps_memory and method in _TIMING_METHODS and not keeps:
             self.drop()
+        if method in _TIMING_METHODS and self.settings.surveyed is not None:
+            arguments["surveyed"] = self.settings.surveyed
         try:
             self.load()
             self._keeps_memory = self._keeps_memory or keeps

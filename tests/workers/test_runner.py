@@ -162,6 +162,22 @@ def test_fewer_samples_than_asked_for_is_said() -> None:
     assert "32 samples where 64" in outcome.reason
 
 
+@pytest.mark.parametrize("surveyed", [None, 0, 256])
+def test_sessions_are_told_how_many_batches_the_description_looked_at(surveyed: int | None) -> None:
+    told: list[Any] = []
+
+    class Noting(Scripted):
+        def call(self, method: str, *, on_progress: object = None, **arguments: Any) -> Any:
+            told.append((method, arguments.get("surveyed")))
+            return super().call(method, on_progress=on_progress, **arguments)
+
+    settings = WorkerSettings(Path("x.py"), surveyed=surveyed)
+    runner = Runner(settings, None, lambda _: Noting([MEASURED] * 3))
+    for method in ("measure", "open", "describe"):
+        runner.call(method)
+    assert told == [("measure", surveyed), ("open", surveyed), ("describe", None)]
+
+
 def test_a_tracer_has_the_tracers_methods_and_no_others() -> None:
     with Runner(WorkerSettings(Path("x.py")), None, Starts("answer")) as runner:
         tracer = RemoteTracer(runner)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoprec.backends.protocol import ProgressCallback
 from autoprec.backends.shared.process_memory import MemoryGrowth
@@ -46,10 +46,12 @@ class TimedSteps:
         build_seconds: float,
         finite: bool,
         notes: Sequence[str],
+        first_updates: int | None = None,
     ) -> Measurement:
-        """Return the measurement; building, with one round, took `build_seconds`."""
+        """Return the measurement; building, with `first_updates` or one round, took that long."""
         summary = summarize(self.times)
-        warmup_rounds = 1 + self.growth_rounds + summary.warmup
+        first = self.updates if first_updates is None else first_updates
+        warmup_rounds = self.growth_rounds + summary.warmup
         in_warmup = sum(self.times[: summary.warmup]) * self.updates
         return Measurement(
             step_seconds=summary.median,
@@ -60,7 +62,7 @@ class TimedSteps:
             peak_memory_bytes=peak_memory_bytes,
             data_seconds=data_seconds,
             warmup_seconds=build_seconds + self.growth_seconds + in_warmup,
-            warmup_steps=warmup_rounds * self.updates,
+            warmup_steps=first + warmup_rounds * self.updates,
             finite=finite,
             notes=tuple(notes),
         )
@@ -94,6 +96,15 @@ def time_steps(
             timed.times += [each / updates for each in seconds]
         report("steps", len(timed.times))
     return timed
+
+
+def in_rounds(budget: TimingBudget, updates: int) -> TimingBudget:
+    """Return the budget for times that are each of a round of several updates."""
+    if updates == 1:
+        return budget
+    least = max(2, math.ceil(budget.min_steps / updates))
+    most = max(least, budget.max_steps // updates)
+    return replace(budget, min_steps=least, max_steps=most)
 
 
 def _rounds_before_next_check(timed: TimedSteps) -> int:

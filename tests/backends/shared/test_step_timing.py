@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autoprec.backends.shared import process_memory, step_timing
-from autoprec.backends.shared.step_timing import TimedSteps, time_steps
+from autoprec.backends.shared.step_timing import TimedSteps, in_rounds, time_steps
 from autoprec.core.speed.timing_budget import TimingBudget
 
 BUDGET = TimingBudget(seconds=10.0, min_steps=3, max_steps=20)
@@ -100,3 +100,24 @@ def test_warm_up_is_all_that_came_before_the_steady_steps():
     assert skipped >= 1
     assert measured.warmup_steps == (1 + 3 + skipped) * 2
     assert measured.warmup_seconds == 10.0 + 5.0 + sum(timed.times[:skipped]) * 2
+
+
+def test_a_round_of_several_updates_counts_as_so_many_steps():
+    assert in_rounds(BUDGET, 1) == BUDGET
+    four = in_rounds(BUDGET, 4)
+    assert (four.min_steps, four.max_steps, four.seconds) == (2, 5, BUDGET.seconds)
+    assert (in_rounds(BUDGET, 40).min_steps, in_rounds(BUDGET, 40).max_steps) == (2, 2)
+
+
+@pytest.mark.parametrize(("first", "warmup"), [(None, 4), (3, 3)])
+def test_the_updates_before_the_first_round_are_warmup(first, warmup):
+    measured = TimedSteps(4, times=[1.0] * 6).measurement(
+        samples_per_step=8,
+        data_seconds=0.0,
+        peak_memory_bytes=1,
+        build_seconds=0.0,
+        finite=True,
+        notes=(),
+        first_updates=first,
+    )
+    assert (measured.warmup_steps, measured.steps) == (warmup, 24)

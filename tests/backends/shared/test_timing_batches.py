@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import pytest
 
 from autoprec.backends.shared import timing_batches
-from autoprec.backends.shared.timing_batches import fetch_batches
+from autoprec.backends.shared.batch_survey import SAMPLES, Limits, Look, Survey, survey_batches
+from autoprec.backends.shared.timing_batches import (
+    SessionBatches,
+    fetch_batches,
+    fetch_representative_batches,
+)
 
 
 def fetch(sizes, monkeypatch, *, size_in_bytes=lambda batch: 1, seconds=()):
@@ -63,3 +68,71 @@ def test_the_first_loading_is_no_step_s(monkeypatch, sizes, loader):
 def test_the_only_loading_is_the_loaders_time(monkeypatch):
     whole = fetch([8], monkeypatch, size_in_bytes=lambda batch: 2**30, seconds=[9.0])
     assert whole.loader_seconds == 9.0
+
+
+class Lengths:
+    """Batches of 8 samples that are known by their length."""
+
+    def look(self, index: int, batch: int) -> Look:
+        return Look(index, 8, 8 * batch, {"x": (SAMPLES, batch)})
+
+    def copy(self, batch: int) -> int:
+        return batch
+
+
+def representative(
+    lengths: Callable[[int], int],
+    *,
+    surveyed: int | None = None,
+    agree: Callable[[float], float] = lambda value: value,
+) -> tuple[SessionBatches, list[int]]:
+    limited: list[int] = []
+
+    def stream(repeat: bool) -> Generator[int, None, None]:
+        step = 0
+        while True:
+            yield lengths(step)
+            step += 1
+
+    def look(limits: Limits) -> Survey:
+        limited.append(limits.batches)
+        return survey_batches(stream(False), lambda first: Lengths(), limits)
+
+    found = fetch_representative_batches(
+        stream,
+        look=look,
+        surveyed=surveyed,
+        counter=lambda first: lambda batch: 8,
+        place=lambda batch: ("placed", batch),
+        size_in_bytes=lambda batch: 8 * batch,
+        agree=agree,
+    )
+    return found, limited
+
+
+def test_batches_of_one_length_are_the_first_ones():
+    found, limited = representative(lambda step: 5)
+    assert (found.batches, found.largest, found.mixed) == ([("placed", 5)] * 4, [], False)
+    assert found.round_length == 1
+    assert limited == [128]
+
+
+def test_batches_known_to_be_alike_are_not_looked_at():
+    found, limited = representative(lambda step: 8 + step, surveyed=0)
+    assert [length for _, length in found.batches] == [8, 9, 10, 11]
+    assert limited == []
+
+
+def test_batches_that_differ_stand_for_all_and_the_largest_waits_in_main_memory():
+    found, limited = representative(lambda step: 8 if step < 50 else 90, surveyed=200)
+    assert limited == [200]
+    assert [length for _, length in found.batches] == [8, 90, 90, 90]
+    assert (found.largest, found.round_length) == ([90], 4)
+    assert found.samples == [8] * 4
+
+
+def test_ranks_take_as_many_steps_where_only_one_has_batches_that_differ():
+    """The others agree that shapes differ, and on two largest batches and five in a round."""
+    answers = iter([1.0, 5.0, 2.0])
+    found, _ = representative(lambda step: 5, agree=lambda value: max(value, next(answers)))
+    assert (len(found.batches), len(found.largest), found.round_length) == (5, 2, 5)

@@ -23,8 +23,9 @@ from autoprec.backends.keras.apply.mixed_precision_advice import (
 )
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
 from autoprec.backends.keras.measure.step_graph import flops_by_unit, trace_step
+from autoprec.backends.keras.train.batch_views import survey
 from autoprec.backends.keras.train.compiling import compile_obstacle
-from autoprec.backends.keras.train.data import batches, count_samples, slice_samples, to_tensors
+from autoprec.backends.keras.train.data import count_samples, slice_samples, to_tensors
 from autoprec.backends.keras.train.first_loss_check import check_first_loss
 from autoprec.backends.keras.train.task_runner import (
     build_model,
@@ -36,6 +37,14 @@ from autoprec.backends.keras.train.task_runner import (
     to_float,
 )
 from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.batch_splits import (
+    COMPARED_BATCHES,
+    Splitting,
+    explain_difference,
+    in_batch,
+    judge_splitting,
+)
+from autoprec.backends.shared.batch_survey import DESCRIBED
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts, Unit
 
 _SPLIT_TOLERANCE = 1e-4
@@ -53,8 +62,8 @@ def describe(
     """Build the task, take one float32 step, and describe it; see `Backend.describe`."""
     with placed_on(device):
         report("data", 0)
-        with contextlib.closing(batches(task, batch_size, seed)) as stream:
-            given = next(stream)
+        seen = survey(task, batch_size, seed, DESCRIBED, compare_halves=True)
+        given = seen.kept[seen.typical()]
         batch = to_tensors(given)
         report("build", 0)
         model = build_model(task, seed, batch)
@@ -63,7 +72,8 @@ def describe(
         check_first_loss(task, model, units, batch)
         samples = count_samples(task, batch)
         counted, run, saved, warnings = _step_costs(model, units, batch, samples)
-        splittable, why = _splittable(task, model, units, batch)
+        judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
+        splitting = _splittable(task, model, units, judged, report)
         report("describe", 1)
         seconds = _time_second_step(model, batch)
     flops = sum(counted.values())
@@ -78,8 +88,9 @@ def describe(
         batch_size=task.batch_size,
         convolutions=False,  # asked for their layout, which Keras fixes when a layer is built
         recurrent=any(isinstance(unit.layer, keras.layers.RNN) for unit in units),
-        splittable=splittable,
-        split_reason=why,
+        splittable=splitting.allowed,
+        split_reason=splitting.reason,
+        surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=saved / samples,
         trainable_bytes=sum(_size(w) * _item_bytes(w) for w in model.trainable_weights),
@@ -94,7 +105,13 @@ def describe(
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(units)),
         units=tuple(_units(units, counted)),
-        warnings=(*unused_functions(task), *warnings, *sixteen_bit_data(given)),
+        warnings=(
+            *unused_functions(task),
+            *warnings,
+            *sixteen_bit_data(given),
+            *seen.warnings(),
+            *splitting.warnings(),
+        ),
     )
 
 
@@ -137,39 +154,69 @@ def _time_second_step(model: Any, batch: Any) -> float:
     return seconds
 
 
-def _splittable(task: Task, model: Any, units: Sequence[LayerUnit], batch: Any) -> tuple[bool, str]:
-    """Say whether two halves' averaged gradients equal the whole batch's, without dropout."""
-    samples = count_samples(task, batch)
+def _splittable(
+    task: Task,
+    model: Any,
+    units: Sequence[LayerUnit],
+    given: Mapping[int, Any],
+    report: ProgressCallback,
+) -> Splitting:
+    """Say whether two halves' averaged gradients equal the whole batch's, without dropout.
+
+    `given` are batches from all over the data by their places, in the order they are compared in.
+    """
+    samples = count_samples(task, given[0])
     if samples < 2 or samples % 2:
-        return False, f"a batch of {samples} samples has no halves"
+        return Splitting(False, f"a batch of {samples} samples has no halves")
+    before = [(v, keras.ops.copy(v.value)) for v in state_variables(model)]
+    run = gradient_function(model)
+
+    def reason_against(index: int) -> str:
+        try:
+            reason = _reason_against(run, before, task, to_tensors(given[index]), index)
+        except Exception as error:  # the halves are ours, and so may be a shape that does not fit
+            _restore(before)
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            reason = f"two halves could not be compared with their batch: {why}"
+        return in_batch(reason, index)
+
+    with _without_dropout(units):
+        return judge_splitting(given, reason_against, report)
+
+
+def _reason_against(
+    run: Any, before: Sequence[tuple[Any, Any]], task: Task, batch: Any, index: int
+) -> str:
+    samples = count_samples(task, batch)
     if not any(tuple(leaf.shape[:1]) == (samples,) for leaf in keras.tree.flatten(batch)):
-        return False, "no array in a batch has its samples in the first dimension"
+        return "no array in a batch has its samples in the first dimension"
     half = samples // 2
     halves = [slice_samples(batch, samples, 0, half), slice_samples(batch, samples, half, samples)]
-    before = [(v, keras.ops.copy(v.value)) for v in state_variables(model)]
-    with _without_dropout(units):
-        run = gradient_function(model)
-        whole = _mean_gradient(run, [batch], before)
-        split = _mean_gradient(run, halves, before)
-    norm = float(np.linalg.norm(whole))
-    if norm == 0.0:
-        return False, "its gradient is zero, or reaches no optimizer that the model holds"
-    error = float(np.linalg.norm(whole - split)) / norm
-    if error <= _SPLIT_TOLERANCE:
-        return True, ""
-    cause = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
-    return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
+    whole = _mean_gradient(run, [batch], before)
+    split = _mean_gradient(run, halves, before)
+    norm, difference = (float(np.linalg.norm(g)) for g in (whole, whole - split))
+    if not index and norm == 0.0:
+        return "its gradient is zero, or reaches no optimizer that the model holds"
+    if not np.isfinite(norm + difference):
+        return "the gradients of a batch or of its halves are not finite"
+    if difference <= _SPLIT_TOLERANCE * norm:
+        return ""
+    return explain_difference(difference / norm if norm else np.inf, index)
 
 
 def _mean_gradient(run: Any, parts: Sequence[Any], before: Sequence[tuple[Any, Any]]) -> Any:
     total: Any = 0.0
     for given in parts:
         _, gradients = run(given, 1.0)
-        for variable, value in before:
-            variable.assign(value)
+        _restore(before)
         arrays = [np.asarray(keras.ops.convert_to_numpy(g), np.float64) for g in gradients]
         total = total + np.concatenate([np.zeros(0), *(a.reshape(-1) for a in arrays)]) / len(parts)
     return total
+
+
+def _restore(before: Sequence[tuple[Any, Any]]) -> None:
+    for variable, value in before:
+        variable.assign(value)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ import keras
 
 from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.train.batch_views import survey
 from autoprec.backends.keras.train.compiling import check_compiled
 from autoprec.backends.keras.train.data import batches, count_samples, size_in_bytes, to_tensors
 from autoprec.backends.keras.train.task_runner import (
@@ -37,8 +37,8 @@ from autoprec.backends.shared.process_memory import (
     reset_peak_resident,
     return_freed_memory,
 )
-from autoprec.backends.shared.step_timing import time_steps
-from autoprec.backends.shared.timing_batches import SessionBatches, fetch_batches
+from autoprec.backends.shared.step_timing import in_rounds, time_steps
+from autoprec.backends.shared.timing_batches import SessionBatches, fetch_representative_batches
 from autoprec.core.measurement import Measurement
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
@@ -65,35 +65,48 @@ class KerasSession:
         self._report("data", 0)
         fetched = self._fetch(seed)
         self._mean_samples, self._loader_seconds = fetched.mean_samples, fetched.loader_seconds
-        found = fetched.batches
+        if fetched.mixed:  # finding them took more memory than training on them does
+            return_freed_memory()
+            self._reset_peak()
         self._report("build", 0)
-        self._model = build_model(self._task, seed, found[0])
+        self._model = build_model(self._task, seed, fetched.batches[0])
         self._precision = KerasSurgeon().apply(
             for_whole_batches(self._recipe, self._model), model=self._model, device=self._device
         )
+        micro_batches, executed = self._recipe.accumulation_steps, self._model.steps_per_execution
         self._executions, self._updates = _update_round(
-            self._recipe.accumulation_steps, int(self._model.steps_per_execution)
+            micro_batches, int(executed), fetched.round_length
+        )
+        first_executions, self._first_updates = _update_round(micro_batches, int(executed))
+        rounds = math.ceil(len(fetched.largest) / (micro_batches * self._first_updates))
+        first_executions, self._first_updates = (
+            max(1, rounds) * first_executions,
+            max(1, rounds) * self._first_updates,
         )
         self._model.make_train_function()
-        self._feed: Any = _feed(self._model, found)
+        self._feed: Any = _feed(
+            self._model, fetched.batches, [to_tensors(batch) for batch in fetched.largest]
+        )
         self._report("compile" if self._recipe.compile else "warmup", 0)
-        self._steps()
+        self._steps(first_executions)
         check_compiled(self._model, self._recipe)
 
     def _fetch(self, seed: int) -> SessionBatches:
-        size = self._recipe.batch_size
-        return fetch_batches(
-            batches(self._task, size, seed, repeat=True, workers=True),
-            counter=lambda first: partial(count_samples, self._task),
+        task, size = self._task, self._recipe.batch_size
+        return fetch_representative_batches(
+            lambda repeat: batches(task, size, seed, repeat=repeat, workers=True),
+            look=lambda limits: survey(task, size, seed, limits, workers=True),
+            surveyed=task.surveyed,
+            counter=lambda first: partial(count_samples, task),
             place=to_tensors,
             size_in_bytes=size_in_bytes,
         )
 
-    def _steps(self) -> None:
-        """Run as many executions as make whole updates, and wait for the device."""
+    def _steps(self, executions: int) -> None:
+        """Run as many executions, which make whole updates, and wait for the device."""
         logs = None
         with raising_layers_noted(self._model):
-            for _ in range(self._executions):
+            for _ in range(executions):
                 logs = self._model.train_function(next(self._feed))
         self._finite = math.isfinite(to_float(loss_in_logs(logs))) and self._finite
 
@@ -103,7 +116,7 @@ class KerasSession:
         with placed_on(self._device):
             timed = time_steps(
                 self._time_rounds,
-                _in_rounds(budget, self._updates),
+                in_rounds(budget, self._updates),
                 self._report,
                 updates=self._updates,
             )
@@ -116,13 +129,14 @@ class KerasSession:
             build_seconds=build_seconds,
             finite=self._finite,
             notes=self._notes(),
+            first_updates=self._first_updates,
         )
 
     def _time_rounds(self, count: int) -> list[float]:
         times = []
         for _ in range(count):
             start = time.perf_counter()
-            self._steps()
+            self._steps(self._executions)
             times.append(time.perf_counter() - start)
         return times
 
@@ -171,23 +185,35 @@ def _clear_session() -> None:
     keras.config.set_dtype_policy(policy)
 
 
-def _update_round(accumulation_steps: int, steps_per_execution: int) -> tuple[int, int]:
-    """Return the fewest executions that end on an update, and how many updates those are."""
-    micro = math.lcm(accumulation_steps, steps_per_execution)
+def _update_round(
+    accumulation_steps: int, steps_per_execution: int, batches: int = 1
+) -> tuple[int, int]:
+    """Return the fewest executions that end on an update, and how many updates those are.
+
+    They take all of so many `batches` equally often.
+    """
+    micro = math.lcm(accumulation_steps, steps_per_execution, batches)
     return micro // steps_per_execution, micro // accumulation_steps
 
 
-def _in_rounds(budget: TimingBudget, updates: int) -> TimingBudget:
-    """Return the budget for times that are each of a round of several updates."""
-    least = max(2, math.ceil(budget.min_steps / updates))
-    most = max(least, budget.max_steps // updates)
-    return replace(budget, min_steps=least, max_steps=most)
+def _feed(model: Any, found: Sequence[Any], first: Sequence[Any]) -> Iterator[Any]:
+    """Return what the train function is called with, endlessly, as `fit` would call it.
 
-
-def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
-    """Return what the train function is called with, endlessly, as `fit` would call it."""
+    Those of `first` come once, before the others in turn.
+    """
     if not on_tensorflow():
-        return ([batch] for batch in itertools.cycle(found))
+        return ([batch] for batch in itertools.chain(first, itertools.cycle(found)))
+    data = _dataset(found).repeat()
+    if first:
+        data = _dataset(first).concatenate(data)
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync > 1:
+        data = strategy.experimental_distribute_dataset(data)
+    return itertools.repeat(iter(data))
+
+
+def _dataset(found: Sequence[Any]) -> Any:
+    """Return a tf.data.Dataset of these batches, whose shapes may differ."""
     import tensorflow as tf
 
     def without_none(batch: Any) -> Any:
@@ -198,8 +224,4 @@ def _feed(model: Any, found: Sequence[Any]) -> Iterator[Any]:
     data = tf.data.Dataset.from_tensors(without_none(found[0]))
     for batch in found[1:]:
         data = data.concatenate(tf.data.Dataset.from_tensors(without_none(batch)))
-    data = data.repeat()
-    strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync > 1:
-        data = strategy.experimental_distribute_dataset(data)
-    return itertools.repeat(iter(data))
+    return data

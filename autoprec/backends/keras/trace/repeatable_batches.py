@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 
+from autoprec.backends.keras.train.batch_views import copy_leaf
 from autoprec.backends.keras.train.data import batches, digest, size_in_bytes, to_tensors
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.repeatable_batches import MAX_KEPT_BYTES, BatchStream
@@ -17,11 +17,11 @@ class KerasBatches:
 
     def store(self, batch: Any) -> Any:
         """Copy every array that the user could change."""
-        return keras.tree.map_structure(_copy, batch)
+        return keras.tree.map_structure(copy_leaf, batch)
 
     def hand_out(self, stored: Any) -> Any:
         """Return the batch as new tensors."""
-        return to_tensors(keras.tree.map_structure(_copy, stored))
+        return to_tensors(keras.tree.map_structure(copy_leaf, stored))
 
     def digest(self, stored: Any) -> str:
         """Return a hash of the batch."""
@@ -30,13 +30,6 @@ class KerasBatches:
     def size_in_bytes(self, stored: Any) -> int:
         """Return the bytes of all arrays in the batch."""
         return size_in_bytes(stored)
-
-
-def _copy(leaf: Any) -> Any:
-    """Copy what can be changed in place: NumPy's arrays and torch's tensors, not TensorFlow's."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.copy()
-    return leaf.clone() if hasattr(leaf, "clone") else leaf
 
 
 def batch_stream(

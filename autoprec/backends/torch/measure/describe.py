@@ -7,7 +7,6 @@ weights, or an autocast the model opens itself.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +15,8 @@ import torch
 from torch import nn
 
 from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.batch_splits import COMPARED_BATCHES
+from autoprec.backends.shared.batch_survey import DESCRIBED
 from autoprec.backends.shared.process_memory import can_keep_freed_memory
 from autoprec.backends.torch.apply.float32_islands import has_own_code
 from autoprec.backends.torch.apply.fused_optimizer import can_be_fused
@@ -28,8 +29,9 @@ from autoprec.backends.torch.measure.step_costs import (
     slowest_operator,
     try_to_measure,
 )
-from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
+from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.batch_splitting import splittable
+from autoprec.backends.torch.train.batch_views import survey
 from autoprec.backends.torch.train.first_loss_check import check_first_loss
 from autoprec.backends.torch.train.task_precision import (
     LOW_DTYPES,
@@ -39,7 +41,6 @@ from autoprec.backends.torch.train.task_precision import (
     weights_in,
 )
 from autoprec.backends.torch.train.task_runner import (
-    batches,
     build_model,
     build_optimizer,
     compute_loss,
@@ -62,10 +63,8 @@ def describe(
 ) -> TaskFacts:
     """Build the task, take one float32 step, and describe it; see `Backend.describe`."""
     report("data", 0)
-    with contextlib.closing(batches(task, batch_size, seed, repeat=True)) as stream:
-        batch = next(stream)
-        found = find_samples(task, batch, batch_size, seed)
-    batch = move(batch, device)
+    seen, found = survey(task, batch_size, seed, DESCRIBED, compare_halves=True)
+    batch = move(seen.kept[seen.typical()], device)
     device_type = torch.device(device).type
     report("build", 0)
     model = build_model(task, device, seed)
@@ -75,7 +74,8 @@ def describe(
     with noted_autocasts(model, device_type) as autocasts:
         counted = operations(task, model, batch, seed)
     saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
-    may_split, why_not = splittable(task, model, batch, found, seed)
+    judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
+    splitting = splittable(task, model, judged, found, seed, device=device, report=report)
     report("describe", 1)
     optimizer = build_optimizer(task, model)
     seconds, share = _time_one_step(task, model, optimizer, batch, device)
@@ -97,8 +97,9 @@ def describe(
         batch_size=task.batch_size,
         convolutions=any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules()),
         recurrent=any(isinstance(m, nn.RNNBase) for m in model.modules()),
-        splittable=may_split,
-        split_reason=why_not,
+        splittable=splitting.allowed,
+        split_reason=splitting.reason,
+        surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=(saved or 0) / samples,
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters if p.requires_grad),
@@ -116,7 +117,7 @@ def describe(
         has_evaluate=task.evaluate is not None,
         dimensions=tuple(_dimensions(model)),
         units=tuple(_units(model, counted)),
-        warnings=tuple(_warnings(model, batch, found)),
+        warnings=(*_warnings(model, batch, found), *seen.warnings(), *splitting.warnings()),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,10 +26,9 @@ from autoprec.backends.shared.process_memory import (
     return_freed_memory,
 )
 from autoprec.backends.shared.ranks import ALONE
-from autoprec.backends.shared.step_timing import time_steps
-from autoprec.backends.shared.timing_batches import SessionBatches, fetch_batches
+from autoprec.backends.shared.step_timing import in_rounds, time_steps
+from autoprec.backends.shared.timing_batches import SessionBatches, fetch_representative_batches
 from autoprec.backends.torch.apply.model_changes import unwrap
-from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.apply.process_settings import process_settings_restored
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
 from autoprec.backends.torch.distributed.communication import join
@@ -36,6 +36,7 @@ from autoprec.backends.torch.distributed.wrapping import distribute
 from autoprec.backends.torch.measure import devices
 from autoprec.backends.torch.measure.exposed_communication import CastOnly, exposed_communication
 from autoprec.backends.torch.train.batch_dimension import find_samples
+from autoprec.backends.torch.train.batch_views import size_in_bytes, survey
 from autoprec.backends.torch.train.compiling import check_compiled, compiled_throughout
 from autoprec.backends.torch.train.task_runner import (
     batches,
@@ -89,6 +90,9 @@ class TorchSession:
     def _build(self, seed: int) -> None:
         self._report("data", 0)
         self._fetched = self._fetch(seed)
+        if self._fetched.mixed:  # finding them took more memory than training on them does
+            return_freed_memory()
+            self._reset_peak()
         self._report("build", 0)
         self._model = build_model(self._task, self._device, seed)
         materialize(self._task, self._model, self._fetched.batches[0], seed)
@@ -102,23 +106,39 @@ class TorchSession:
             optimizers=(self._optimizer,),
             device=str(self._device),
         )
-        self._cycle: Iterator[Any] = itertools.cycle(self._fetched.batches)
+        self._cycle = self._largest_first()
         self._finite = torch.ones((), dtype=torch.bool, device=self._device)
         self._report("compile" if self._recipe.compile else "warmup", 0)
-        self._step()
+        for _ in range(self._first_updates):
+            self._step()
         devices.synchronize(self._device)
         check_compiled(self._recipe)
 
     def _fetch(self, seed: int) -> SessionBatches:
         task, size = self._task, self._recipe.batch_size
-        return fetch_batches(
-            batches(task, size, seed, repeat=True),
+        return fetch_representative_batches(
+            lambda repeat: batches(task, size, seed, repeat=repeat),
+            look=lambda limits: survey(task, size, seed, limits, compare_halves=False)[0],
+            surveyed=task.surveyed,
             counter=lambda first: find_samples(task, first, size, seed).count,
             place=lambda batch: move(batch, self._device),
-            size_in_bytes=lambda batch: sum(
-                tensor.numel() * tensor.element_size() for tensor in tensors_in(batch)
-            ),
+            size_in_bytes=size_in_bytes,
+            agree=self._ranks.agree,
         )
+
+    def _largest_first(self) -> Iterator[Any]:
+        """Yield the largest batches once, then those that are timed, in turn."""
+        fetched = self._fetched
+        micro_batches = self._recipe.accumulation_steps
+        self._first_updates = max(1, math.ceil(len(fetched.largest) / micro_batches))
+        self._updates = math.lcm(fetched.round_length, micro_batches) // micro_batches
+        largest = (move(batch, self._device) for batch in fetched.largest)
+        return itertools.chain(largest, itertools.cycle(fetched.batches))
+
+    def _round(self) -> None:
+        """Run as many updates as take every batch equally often."""
+        for _ in range(self._updates):
+            self._step()
 
     def _step(self) -> None:
         """Run one optimizer update with all its micro-batches."""
@@ -134,7 +154,13 @@ class TorchSession:
         """Time steps until the budget says enough; see `Session.time_steps`."""
         agree = self._ranks.agree
         build_seconds = agree(time.perf_counter() - self._started)
-        timed = time_steps(self._timer(), budget, self._report, agree=agree)
+        timed = time_steps(
+            self._timer(),
+            in_rounds(budget, self._updates),
+            self._report,
+            updates=self._updates,
+            agree=agree,
+        )
         peak = int(agree(self._peak()))
         if self._communication is not None and self._exposed is None:
             if self._have_room_for_whole_gradients(peak):
@@ -150,6 +176,7 @@ class TorchSession:
             build_seconds=build_seconds,
             finite=not agree(not self._finite.item()),
             notes=self._notes,
+            first_updates=self._first_updates,
         )
         return replace(measured, exposed_communication=self._exposed)
 
@@ -197,15 +224,15 @@ class TorchSession:
         return times if self._communication is None else self._communication.largest_each(times)
 
     def _timer(self) -> Callable[[int], list[float]]:
-        """Return a function that times `count` steps: by the device's events, else by the clock."""
+        """Return a function that times rounds: by the device's events, else by the clock."""
 
         def synchronize() -> None:
             devices.synchronize(self._device)
 
         event = devices.event_maker(self._device)
         if event is None:
-            return lambda count: self._slowest(_clock_times(self._step, synchronize, count))
-        return lambda count: self._slowest(_event_times(self._step, synchronize, count, event))
+            return lambda count: self._slowest(_clock_times(self._round, synchronize, count))
+        return lambda count: self._slowest(_event_times(self._round, synchronize, count, event))
 
     def _reset_peak(self) -> None:
         gc.collect()

@@ -7,14 +7,9 @@ from typing import Any
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.repeatable_batches import MAX_KEPT_BYTES, BatchStream
-from autoprec.backends.torch.apply.nested_tensors import tensors_in
 from autoprec.backends.torch.train.batch_digest import digest
+from autoprec.backends.torch.train.batch_views import size_in_bytes
 from autoprec.backends.torch.train.task_runner import batches, move
-
-
-def size_in_bytes(batch: Any) -> int:
-    """Return the bytes of all tensors in a batch."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(batch))
 
 
 class TorchBatches:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,17 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from autoprec.backends.protocol import Task
+from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.batch_splits import (
+    Splitting,
+    explain_difference,
+    in_batch,
+    judge_splitting,
+)
 from autoprec.backends.torch.measure.step_costs import buffers_preserved, try_to_measure
 from autoprec.backends.torch.trace.model_state import stored_values
 from autoprec.backends.torch.train.batch_dimension import Samples
-from autoprec.backends.torch.train.task_runner import compute_loss, seed_everything
+from autoprec.backends.torch.train.task_runner import compute_loss, move, seed_everything
 
 _GRADIENT_TOLERANCE = 1e-4
 
@@ -32,36 +38,60 @@ Part = tuple[Any, float, int]
 
 
 def splittable(
-    task: Task, model: nn.Module, batch: Any, samples: Samples, seed: int
-) -> tuple[bool, str]:
-    """Say whether two halves' mean gradient equals the whole batch's, dropout off; else why."""
-    count = samples.count(batch)
-    if count < 2 or count % 2:
-        return False, f"a batch of {count} samples has no halves"
+    task: Task,
+    model: nn.Module,
+    given: Mapping[int, Any],
+    samples: Samples,
+    seed: int,
+    *,
+    device: str,
+    report: ProgressCallback,
+) -> Splitting:
+    """Say whether two halves' mean gradient equals the whole batch's, dropout off; else why.
+
+    `given` are batches from all over the data by their places, the first batch first, in the order
+    in which they are compared; each is put on the model's `device` for that.
+    """
+    first = samples.count(given[0])
+    if first < 2 or first % 2:
+        return Splitting(False, f"a batch of {first} samples has no halves")
     if samples.unsplittable_reason:
-        return False, samples.unsplittable_reason
-    halves, why = try_to_measure(lambda: samples.halves(batch))
-    if halves is None:
-        return False, f"a batch cannot be cut in two: {why}"
+        return Splitting(False, samples.unsplittable_reason)
+
+    def reason_against(index: int) -> str:
+        batch, why = try_to_measure(lambda: move(given[index], device))
+        if batch is None:
+            return in_batch(f"a batch could not be put on the device: {why}", index)
+        halves, why = try_to_measure(lambda: samples.halves(batch))
+        if halves is None:
+            return in_batch(f"a batch cannot be cut in two: {why}", index)
+        with buffers_preserved(model), _without_dropout(model):
+            return _reason_against(task, model, (batch, *halves), seed, index)
+
+    return judge_splitting(given, reason_against, report)
+
+
+def _reason_against(
+    task: Task, model: nn.Module, whole_and_halves: tuple[Any, Any, Any], seed: int, index: int
+) -> str:
+    batch, *halves = whole_and_halves
     whole: Part = (batch, 1.0, seed)
-    with buffers_preserved(model), _without_dropout(model):
-        parts = [whole, *((half, -0.5, seed) for half in halves)]
-        error, why = try_to_measure(lambda: _difference(task, model, parts))
-        if error is None:
-            return False, f"two halves could not be compared with their batch: {why}"
-        if error <= _GRADIENT_TOLERANCE:
-            return True, ""
-        if math.isnan(error):
-            return False, "the gradients of a batch or of its halves are not finite"
-        again = [whole, (batch, -1.0, seed)]
-        drawn_anew = [whole, (batch, -1.0, seed + 1)]
-        state, _ = try_to_measure(lambda: _difference(task, model, again))
-        random, _ = try_to_measure(lambda: _difference(task, model, drawn_anew))
+    parts = [whole, *((half, -0.5, seed) for half in halves)]
+    error, why = try_to_measure(lambda: _difference(task, model, parts))
+    if error is None:
+        return in_batch(f"two halves could not be compared with their batch: {why}", index)
+    if error <= _GRADIENT_TOLERANCE:
+        return ""
+    if math.isnan(error):
+        return in_batch("the gradients of a batch or of its halves are not finite", index)
+    again = [whole, (batch, -1.0, seed)]
+    drawn_anew = [whole, (batch, -1.0, seed + 1)]
+    state, _ = try_to_measure(lambda: _difference(task, model, again))
+    random, _ = try_to_measure(lambda: _difference(task, model, drawn_anew))
     for found, why in ((state, _CHANGES_STATE), (random, _DRAWS_RANDOM_NUMBERS)):
         if found is not None and not found <= _GRADIENT_TOLERANCE:
-            return False, f"{why}, so that halves cannot be compared with their batch"
-    cause = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
-    return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
+            return f"{why}, so that halves cannot be compared with their batch"
+    return explain_difference(error, index)
 
 
 def _difference(task: Task, model: nn.Module, parts: Sequence[Part]) -> float:

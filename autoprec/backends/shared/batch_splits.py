@@ -1,0 +1,80 @@
+"""Judges on several batches whether a batch may be split: the first says little of the others.
+
+A loss that is a mean over something counted in the batch (valid words, objects, class weights)
+splits exactly where both halves happen to count the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from autoprec.backends.protocol import ProgressCallback
+
+COMPARED_BATCHES = 6
+"""How many batches are cut in two and compared with their halves."""
+
+_LEAST_COMPARED = 2
+
+_SECONDS = 10.0
+"""After so long no further batch is compared, once there were the least."""
+
+BATCH_CAUSES = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
+COUNT_CAUSES = (
+    "those of the first batch agree: a mean over what is counted in the batch does this, such as "
+    "valid words, objects or class weights"
+)
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """Whether a batch may be split, else why not; `compared` batches took `seconds` each."""
+
+    allowed: bool
+    reason: str = ""
+    compared: int = 0
+    seconds: float = 0.0
+    cut_short: bool = False
+
+    def warnings(self) -> tuple[str, ...]:
+        """Say where only few batches could be compared."""
+        if not self.cut_short:
+            return ()
+        return (
+            f"that a batch may be split was seen on {self.compared} batches only: comparing one "
+            f"with its halves takes {self.seconds:.1g} s",
+        )
+
+
+def judge_splitting(
+    indices: Iterable[int], reason_against: Callable[[int], str], report: ProgressCallback
+) -> Splitting:
+    """Ask for each batch for a reason against splitting it, until there is one or time is over.
+
+    `indices` are the batches' places in the data, the first of them 0. Each is progress that is
+    reported: a slow model is not taken for hung.
+    """
+    start = time.monotonic()
+    places = list(indices)
+    for compared, index in enumerate(places):
+        seconds = time.monotonic() - start
+        if compared >= _LEAST_COMPARED and seconds > _SECONDS:
+            return Splitting(True, "", compared, seconds / compared, cut_short=True)
+        report("describe", 0)
+        reason = reason_against(index)
+        if reason:
+            return Splitting(False, reason, compared + 1)
+    return Splitting(True, compared=len(places))
+
+
+def explain_difference(error: float, index: int) -> str:
+    """Say by how much a batch's halves differ from it, and what does that."""
+    place, causes = (f" in batch {index}", COUNT_CAUSES) if index else ("", BATCH_CAUSES)
+    return f"two halves' gradients differ from the whole batch's by {error:.1e}{place} ({causes})"
+
+
+def in_batch(reason: str, index: int) -> str:
+    """Return a reason with the batch it was found in, if that is not the first."""
+    named = f"in batch {index}"
+    return f"{reason}, {named}" if reason and index and named not in reason else reason

@@ -1,0 +1,347 @@
+"""Looks at the shapes of a task's batches, as training would draw them, and keeps a few of them.
+
+The first batches say little of the rest: texts sorted by length begin with the shortest, and only
+the first may be full. Batches stay where the loader puts them; none is moved to a device. A survey
+ends after a number of batches, after some seconds, or with the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Shape = tuple[int, ...]
+
+SAMPLES = -1
+"""Stands in a shape for the dimension that counts samples: a short last batch is no other shape."""
+
+_END = object()
+
+_SPREAD_BATCHES = 32
+"""How many batches are kept at even distances."""
+
+_UNLIKE_BATCHES = 2
+"""How many of the batches with the least similar halves are kept."""
+
+_LEAST_BATCHES = 4
+"""So many batches are looked at even where that takes longer than it should."""
+
+_FEW_BATCHES = 32
+"""A survey that time ends before this many batches is said to have seen little."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a survey goes: at most `batches`, in about `seconds`, keeping `kept_bytes`.
+
+    It ends early where 4, 8, 16, ... were seen and as many again would take longer than `seconds`:
+    a survey of the same data on a busier machine most likely ends at the same batch. Where loading
+    is very slow it ends after ten times `seconds` in any case.
+    """
+
+    batches: int = 400
+    seconds: float = 2.0
+    kept_bytes: int = 64 * 2**20
+
+    def reached(self, seen: int, first_seconds: float, seconds: float) -> bool:
+        """Say whether to stop after `seen` batches, which took `seconds`."""
+        if seconds > 10 * self.seconds:
+            return True
+        if seen < _LEAST_BATCHES or seen.bit_count() > 1:
+            return False
+        return seconds + seen * (seconds - first_seconds) / (seen - 1) > self.seconds
+
+
+DESCRIBED = Limits()
+"""For the description of a task, once a tuning."""
+
+TIMED = Limits(batches=128, seconds=1.0)
+"""For each session that times steps, where nobody has said how many batches to look at."""
+
+TIMED_AGAIN = Limits(seconds=4.0)
+"""For sessions of a task whose batches are known to differ: so many are looked at as before."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of one batch: its place in the data, samples, bytes, and shapes by name.
+
+    `unlikeness` says how much its halves differ, from 0 for halves that look the same or cannot be
+    had.
+    """
+
+    index: int
+    samples: int
+    size: int
+    shapes: Mapping[str, Shape]
+    unlikeness: float = 0.0
+
+
+class BatchView(Protocol):
+    """What a framework sees in a batch; made for the first one."""
+
+    def look(self, index: int, batch: Any) -> Look:
+        """Describe a batch at its place in the data."""
+
+    def copy(self, batch: Any) -> Any:
+        """Copy a batch, which the loader may fill with other data."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was seen: every look, the batches that were kept by their places, the loader's seconds.
+
+    `stride` is the mean distance of those kept all over the data; `ended` says that there are no
+    more batches, `cut_short` that loading them took too long.
+    """
+
+    looks: tuple[Look, ...]
+    kept: Mapping[int, Any]
+    stride: int
+    seconds: tuple[float, ...]
+    ended: bool
+    cut_short: bool = False
+
+    @property
+    def varies(self) -> bool:
+        """Say whether batches differ in shape, in more than their number of samples."""
+        return any(look.shapes != self.looks[0].shapes for look in self.looks)
+
+    @property
+    def batches_to_look_at(self) -> int:
+        """Return how many batches a session looks at for those to time; 0: the first ones do."""
+        return len(self.looks) if self.varies else 0
+
+    @property
+    def loader_seconds(self) -> float:
+        """Return the mean seconds of a batch; the first, which starts workers, does not count."""
+        later = self.seconds[1:] or self.seconds
+        return sum(later) / len(later)
+
+    def largest(self) -> list[int]:
+        """Return the places of the largest batch and of the longest in each length that varies."""
+        found = {max(self.looks, key=lambda look: look.size).index}
+        for name, axis, _, high in self._ranges():
+            found.add(next(n.index for n in self.looks if _length(n, name, axis) == high))
+        return sorted(index for index in found if index in self.kept)
+
+    def mixture(self, count: int, most_bytes: int) -> list[int]:
+        """Return the places of at most `count` batches that stand for all of them, by their size.
+
+        They are the middles of as many equal parts of the kept ones in the order of their bytes.
+        Short batches are left out, unless more than half are short.
+        """
+        spread = [self.looks[i] for i in sorted(self.kept) if _is_spread(i, self.stride)]
+        if self.ended and len(spread) > 1 and spread[-1].index == len(self.looks) - 1:
+            spread = spread[:-1] if spread[-1].samples < spread[0].samples else spread
+        full = [look for look in spread if look.samples >= spread[0].samples]
+        by_size = sorted(full if 2 * len(full) >= len(spread) else spread, key=lambda k: k.size)
+        for parts in range(min(count, len(by_size)), 0, -1):
+            chosen = [
+                by_size[(2 * part + 1) * len(by_size) // (2 * parts)] for part in range(parts)
+            ]
+            if sum(look.size for look in chosen) <= most_bytes:
+                break
+        return sorted(look.index for look in chosen)
+
+    def typical(self) -> int:
+        """Return the place of the kept batch that is nearest to the mean in its bytes."""
+        if not self.varies:
+            return 0
+        mean = sum(look.size for look in self.looks) / len(self.looks)
+        full = [i for i in self.kept if self.looks[i].samples >= self.looks[0].samples]
+        return min(full, key=lambda i: (abs(self.looks[i].size - mean), -self.looks[i].size, i))
+
+    def representatives(self, count: int) -> list[int]:
+        """Return the places of at most `count` kept batches of an even number of samples.
+
+        The first comes first, then those whose halves are least alike, the largest, and others at
+        even distances from the last backwards.
+        """
+        spread = [i for i in sorted(self.kept) if _is_spread(i, self.stride)]
+        steps = max(1, len(spread) // count)
+        unlike = sorted(self.kept, key=lambda i: -self.looks[i].unlikeness)[:_UNLIKE_BATCHES]
+        order = [0, *unlike, *self.largest(), *spread[::-1][::steps], *spread]
+        even = [i for i in dict.fromkeys(order) if i == 0 or self._has_halves(i)]
+        return even[:count]
+
+    def _has_halves(self, index: int) -> bool:
+        samples = self.looks[index].samples
+        return samples >= 2 and samples % 2 == 0
+
+    def variation(self) -> str:
+        """Say in which lengths batches differ, and how much was seen; "" where they do not."""
+        if not self.varies:
+            return ""
+        ranges = [
+            f"{low} to {high} in dimension {axis} of {name}"
+            for name, axis, low, high in self._ranges()
+        ]
+        more = f" and {len(ranges) - 2} more" if len(ranges) > 2 else ""
+        which = " and ".join(ranges[:2]) or "tensors come and go"
+        return f"batches differ in shape: {which}{more}, {self.extent()}"
+
+    def extent(self) -> str:
+        """Say how many batches were seen."""
+        count = len(self.looks)
+        return f"in all {count} batches" if self.ended else f"in the first {count} batches"
+
+    def warnings(self) -> Iterator[str]:
+        """Say what follows for the user from differing shapes, and from a survey cut short."""
+        if self.varies:
+            later = "" if self.ended else "; a longer one further on may need more"
+            yield (
+                f"{self.variation()}. Trials time a few of them that stand for all, and measure "
+                f"memory at the largest{later}"
+            )
+        if self.cut_short:
+            yield (
+                f"only {len(self.looks)} batches were looked at, for loading one takes "
+                f"{self.loader_seconds:.1g} s: whether later ones differ in shape, or may not be "
+                "split, is not known"
+            )
+
+    def _ranges(self) -> list[tuple[str, int, int, int]]:
+        """List name, dimension, shortest and longest of the lengths that vary."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for look in self.looks:
+            for name, shape in look.shapes.items():
+                for axis, length in enumerate(shape):
+                    found.setdefault((name, axis), []).append(length)
+        ranges = [(*key, min(lengths), max(lengths)) for key, lengths in found.items()]
+        return [each for each in ranges if each[2] != each[3]]
+
+
+def survey_batches(
+    stream: Generator[Any, None, None], view_of: Callable[[Any], BatchView], limits: Limits
+) -> Survey:
+    """Look at the batches of `stream`, which ends with the data and is closed afterwards."""
+    looks: list[Look] = []
+    seconds: list[float] = []
+    kept: _Kept | None = None
+    ended = late = False
+    start = time.perf_counter()
+    with contextlib.closing(stream):
+        while len(looks) < limits.batches and not late:
+            asked = time.perf_counter()
+            batch = next(stream, _END)
+            if batch is _END:
+                ended = True
+                break
+            seconds.append(time.perf_counter() - asked)
+            if kept is None:
+                kept = _Kept(view_of(batch), limits.kept_bytes)
+                first = time.perf_counter() - start
+            looks.append(kept.offer(len(looks), batch))
+            late = limits.reached(len(looks), first, time.perf_counter() - start)
+    assert kept is not None  # a stream without any batch raises the task's error
+    return Survey(
+        tuple(looks),
+        kept.batches,
+        kept.stride,
+        tuple(seconds),
+        ended,
+        late and len(looks) < _FEW_BATCHES,
+    )
+
+
+class _Kept:
+    """The batches worth keeping of those seen so far.
+
+    Those are the first, some at even distances, the largest, the longest in every dimension, and
+    those whose halves are least alike.
+    """
+
+    def __init__(self, view: BatchView, most_bytes: int) -> None:
+        self.batches: dict[int, Any] = {}
+        self.stride = 1
+        self._view, self._most_bytes = view, most_bytes
+        self._sizes: dict[int, int] = {}
+        self._largest = (-1, 0)
+        self._longest: dict[tuple[str, int], tuple[int, int]] = {}
+        self._unlike: list[tuple[float, int]] = []
+
+    def offer(self, index: int, batch: Any) -> Look:
+        """Look at a batch, and keep a copy where it is wanted."""
+        look = self._view.look(index, batch)
+        self._note(look)
+        if index in self._wanted([index]):
+            self.batches[index] = self._view.copy(batch)
+            self._sizes[index] = look.size
+            while self._is_too_much():
+                self.stride *= 2
+        wanted = self._wanted(self.batches)
+        self.batches = {i: kept for i, kept in self.batches.items() if i in wanted}
+        return look
+
+    def _note(self, look: Look) -> None:
+        """Note what the batch is the first or the most of."""
+        if look.size > self._largest[0]:
+            self._largest = (look.size, look.index)
+        for name, shape in look.shapes.items():
+            for axis, length in enumerate(shape):
+                if length > self._longest.get((name, axis), (SAMPLES, 0))[0]:
+                    self._longest[name, axis] = (length, look.index)
+        if look.unlikeness > 0.0:
+            best = sorted(
+                [*self._unlike, (look.unlikeness, look.index)], key=lambda u: (-u[0], u[1])
+            )
+            self._unlike = best[:_UNLIKE_BATCHES]
+
+    def _wanted(self, indices: Iterable[int]) -> set[int]:
+        records = {self._largest[1], *(index for _, index in self._longest.values())}
+        records |= {index for _, index in self._unlike}
+        return {i for i in indices if _is_spread(i, self.stride) or i in records}
+
+    def _is_too_much(self) -> bool:
+        spread = [i for i in self.batches if _is_spread(i, self.stride)]
+        held = sum(self._sizes[i] for i in spread)
+        return len(spread) > _SPREAD_BATCHES or (len(spread) > 1 and held > self._most_bytes)
+
+
+def unlikeness_of(halves: Iterable[tuple[Any, Any]]) -> float:
+    """Say how much two halves of a batch differ in what a loss may count, from 0 to 1.
+
+    Compared are the shares of zeros and of negative numbers, and the number of elements, of each
+    pair of arrays: padding, masks, ignored targets, one class of several, objects in lists.
+    """
+    return max((_difference(*pair) for pair in halves), default=0.0)
+
+
+def _difference(one: Any, other: Any) -> float:
+    sizes = [float(_count(one)), float(_count(other))]
+    if not all(sizes):
+        return 0.0 if sizes[0] == sizes[1] else 1.0
+    found = abs(sizes[0] - sizes[1]) / max(sizes)
+    for shares in (
+        [float((part == 0).sum()) / size for part, size in zip((one, other), sizes, strict=True)],
+        [float((part < 0).sum()) / size for part, size in zip((one, other), sizes, strict=True)],
+    ):
+        found = max(found, abs(shares[0] - shares[1]))
+    return found
+
+
+def _count(array: Any) -> int:
+    count = 1
+    for length in array.shape:
+        count *= int(length)
+    return count
+
+
+_GOLDEN_RATIO = 0.6180339887498949
+
+
+def _is_spread(index: int, stride: int) -> bool:
+    """Say whether a place is one of every `stride`, spread evenly but in step with no period.
+
+    Loaders take buckets of lengths in turn. What is left at twice the stride is a part of this.
+    """
+    return index * _GOLDEN_RATIO % 1.0 < 1.0 / stride
+
+
+def _length(look: Look, name: str, axis: int) -> int | None:
+    shape: Sequence[int] = look.shapes.get(name, ())
+    return shape[axis] if axis < len(shape) else None
