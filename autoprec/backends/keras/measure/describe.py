@@ -22,23 +22,21 @@ from autoprec.backends.keras.apply.mixed_precision_advice import (
     unused_functions,
 )
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
-from autoprec.backends.keras.measure.step_graph import flops_by_unit, trace_step
+from autoprec.backends.keras.measure.attempt import try_to_measure
+from autoprec.backends.keras.measure.batch_splitting import splittable
+from autoprec.backends.keras.measure.step_graph import StepGraph, flops_by_unit, trace_step
 from autoprec.backends.keras.train.compiling import compile_obstacle
-from autoprec.backends.keras.train.data import batches, count_samples, slice_samples, to_tensors
+from autoprec.backends.keras.train.data import batches, count_samples, to_tensors
 from autoprec.backends.keras.train.first_loss_check import check_first_loss
 from autoprec.backends.keras.train.task_runner import (
     build_model,
-    gradient_function,
     loss_in_logs,
     on_tensorflow,
     placed_on,
-    state_variables,
     to_float,
 )
 from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts, Unit
-
-_SPLIT_TOLERANCE = 1e-4
 
 
 def describe(
@@ -63,7 +61,7 @@ def describe(
         check_first_loss(task, model, units, batch)
         samples = count_samples(task, batch)
         counted, run, saved, warnings = _step_costs(model, units, batch, samples)
-        splittable, why = _splittable(task, model, units, batch)
+        may_split, why = splittable(task, model, units, batch)
         report("describe", 1)
         seconds = _time_second_step(model, batch)
     flops = sum(counted.values())
@@ -78,7 +76,7 @@ def describe(
         batch_size=task.batch_size,
         convolutions=False,  # asked for their layout, which Keras fixes when a layer is built
         recurrent=any(isinstance(unit.layer, keras.layers.RNN) for unit in units),
-        splittable=splittable,
+        splittable=may_split,
         split_reason=why,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=saved / samples,
@@ -101,14 +99,22 @@ def describe(
 def _step_costs(
     model: Any, units: Sequence[LayerUnit], batch: Any, samples: int
 ) -> tuple[dict[str, int], tuple[Kernel, ...], int, tuple[str, ...]]:
-    """Count operations by unit, kernels, and bytes saved in one forward and backward pass."""
+    """Count operations by unit, kernels, and bytes saved in one forward and backward pass.
+
+    A step that cannot be traced apart (one that reads values, eagerly) has unknown costs.
+    """
     if on_tensorflow():
         from autoprec.backends.keras.measure.step_costs import kernels, saved_bytes
 
-        step = trace_step(model, units, batch)
         shapes = {tuple(int(length) for length in w.shape) for w in model.weights}
-        run = kernels(step, shapes, samples)
-        return flops_by_unit(step), run, saved_bytes(step), ()
+
+        def counted(step: StepGraph) -> tuple[dict[str, int], tuple[Kernel, ...], int]:
+            return flops_by_unit(step), kernels(step, shapes, samples), saved_bytes(step)
+
+        found, why = try_to_measure(lambda: counted(trace_step(model, units, batch)))
+        if found is not None:
+            return *found, ()
+        return {}, (), 0, (f"the step's operations could not be counted: {why}",)
     return (
         {},
         (),
@@ -135,60 +141,6 @@ def _time_second_step(model: Any, batch: Any) -> float:
         to_float(loss_in_logs(model.train_function(iter([batch]) if on_tensorflow() else [batch])))
         seconds = time.perf_counter() - start
     return seconds
-
-
-def _splittable(task: Task, model: Any, units: Sequence[LayerUnit], batch: Any) -> tuple[bool, str]:
-    """Say whether two halves' averaged gradients equal the whole batch's, without dropout."""
-    samples = count_samples(task, batch)
-    if samples < 2 or samples % 2:
-        return False, f"a batch of {samples} samples has no halves"
-    if not any(tuple(leaf.shape[:1]) == (samples,) for leaf in keras.tree.flatten(batch)):
-        return False, "no array in a batch has its samples in the first dimension"
-    half = samples // 2
-    halves = [slice_samples(batch, samples, 0, half), slice_samples(batch, samples, half, samples)]
-    before = [(v, keras.ops.copy(v.value)) for v in state_variables(model)]
-    with _without_dropout(units):
-        run = gradient_function(model)
-        whole = _mean_gradient(run, [batch], before)
-        split = _mean_gradient(run, halves, before)
-    norm = float(np.linalg.norm(whole))
-    if norm == 0.0:
-        return False, "its gradient is zero, or reaches no optimizer that the model holds"
-    error = float(np.linalg.norm(whole - split)) / norm
-    if error <= _SPLIT_TOLERANCE:
-        return True, ""
-    cause = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
-    return False, f"two halves' gradients differ from the whole batch's by {error:.1e} ({cause})"
-
-
-def _mean_gradient(run: Any, parts: Sequence[Any], before: Sequence[tuple[Any, Any]]) -> Any:
-    total: Any = 0.0
-    for given in parts:
-        _, gradients = run(given, 1.0)
-        for variable, value in before:
-            variable.assign(value)
-        arrays = [np.asarray(keras.ops.convert_to_numpy(g), np.float64) for g in gradients]
-        total = total + np.concatenate([np.zeros(0), *(a.reshape(-1) for a in arrays)]) / len(parts)
-    return total
-
-
-@contextlib.contextmanager
-def _without_dropout(units: Sequence[LayerUnit]) -> Iterator[None]:
-    """Set every rate of dropout and noise to zero while BatchNorm stays in training mode."""
-    names = ("rate", "dropout", "recurrent_dropout", "_dropout", "stddev")
-    held = []
-    for unit in units:
-        for layer in unit.members:
-            for name in names:
-                value = getattr(layer, name, None)
-                if isinstance(value, float) and value:
-                    held.append((layer, name, value))
-                    object.__setattr__(layer, name, 0.0)
-    try:
-        yield
-    finally:
-        for layer, name, value in held:
-            object.__setattr__(layer, name, value)
 
 
 def _units(units: Sequence[LayerUnit], own: Mapping[str, int]) -> Iterator[Unit]:

@@ -171,6 +171,17 @@ def state_variables(model: Any) -> list[Any]:
     return [v for v in model.variables if id(v) not in metrics]
 
 
+@contextlib.contextmanager
+def state_kept(model: Any) -> Iterator[None]:
+    """Put the model's state back at the end as it was, whatever is run inside."""
+    before = [(variable, keras.ops.copy(variable.value)) for variable in state_variables(model)]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
 class VariableMemory:
     """The memory of a model's variables, to be given back once nothing in Python holds them.
 
