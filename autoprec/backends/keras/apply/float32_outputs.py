@@ -23,6 +23,7 @@ from autoprec.backends.keras.apply.layer_names import (
     snake_case,
 )
 from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
+from autoprec.backends.keras.apply.skipped_updates import STATE
 
 #: Layers whose `activation` is the last thing they do, after their matrix product.
 _PRODUCT_THEN_ACTIVATION = (
@@ -203,7 +204,7 @@ def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -
         results.extend(keras.tree.flatten(call(*args, **kwargs)))
 
     try:
-        with _added_losses_restored(model):
+        with _added_losses_restored(model), STATE.paused():
             tf.function(run, autograph=False).get_concrete_function()
     finally:
         recorders.restore()
