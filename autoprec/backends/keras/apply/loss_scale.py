@@ -19,6 +19,7 @@ from autoprec.backends.keras.apply.method_hooks import Hook
 from autoprec.backends.keras.apply.optimizer_saving import (
     SavedAsGiven,
     SavedScalars,
+    called_by_wrapper,
     innermost_optimizer,
 )
 from autoprec.backends.keras.apply.replicas import (
@@ -134,7 +135,8 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
             else ops.divide(gradient, divisor)
             for gradient, variable in zip(grads, variables, strict=True)
         ]
-        self.inner_optimizer.apply(unscaled, trainable_variables=trainable_variables)
+        with called_by_wrapper():
+            self.inner_optimizer.apply(unscaled, trainable_variables=trainable_variables)
         STATE.keep()
         if self.mode == "fixed":
             return
