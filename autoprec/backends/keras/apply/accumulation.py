@@ -10,7 +10,7 @@ from keras import ops
 
 from autoprec.backends.keras.apply.loss_scale import value_of
 from autoprec.backends.keras.apply.method_hooks import Hook
-from autoprec.backends.keras.apply.optimizer_saving import SavedAsGiven
+from autoprec.backends.keras.apply.optimizer_saving import SavedAsGiven, called_by_wrapper
 from autoprec.backends.keras.apply.replicas import act_now, act_where
 
 
@@ -57,7 +57,8 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
             with keras.name_scope(self.name):
                 self.build(trainable_variables)
         if self.steps == 1:
-            self.inner_optimizer.apply(grads, trainable_variables)
+            with called_by_wrapper():
+                self.inner_optimizer.apply(grads, trainable_variables)
             return
         variables = list(trainable_variables or self._trainable_variables)
         used = [
@@ -88,7 +89,8 @@ class AccumulatingOptimizer(SavedAsGiven, keras.optimizers.Optimizer):  # type: 
             ops.divide(ops.convert_to_tensor(accumulator), float(count)) if given else None
             for accumulator, given in used
         ]
-        self.inner_optimizer.apply(means, trainable_variables=variables)
+        with called_by_wrapper():
+            self.inner_optimizer.apply(means, trainable_variables=variables)
         for accumulator, _ in used:
             accumulator.assign(ops.zeros(accumulator.shape, accumulator.dtype))
         self.micro_step.assign(0)

@@ -34,6 +34,7 @@ from autoprec.backends.keras.apply.mixed_precision_advice import advise
 from autoprec.backends.keras.apply.padding import PaddedLayer, pad_layers
 from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.backends.keras.apply.replicas import scope_of
+from autoprec.backends.keras.apply.skipped_updates import follow_state
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.errors import AutoprecWarning, UsageError
 
@@ -157,6 +158,7 @@ class AppliedRecipe:
         if policy.mixed:
             self._outputs.apply(self._units)
             _add_losses_in_float32(self.model, self._hooks)
+        self._follow_state(units)
         self._await_builds(units)
         self._follow_model(units)
         self._advice = advise(self._recipe, self._units, self._facts)
@@ -224,6 +226,7 @@ class AppliedRecipe:
             self._resolve()  # says what is missing, once nothing more can come
         if unit.path in self._recipe.alignment.modules:
             self._pad([unit])
+        self._follow_state([unit])
 
     def _apply_to_new_layers(self, new: Sequence[LayerUnit]) -> None:
         """Apply the recipe to layers that were made later."""
@@ -236,7 +239,13 @@ class AppliedRecipe:
             _own_code_in_float32(island, self._islands, self._hooks)
         if policy.mixed:
             self._outputs.make_softmax_float32(new)
+        self._follow_state(new)
         self._await_builds(new)
+
+    def _follow_state(self, units: Sequence[LayerUnit]) -> None:
+        """Let a skipped update undo what the forward pass changed."""
+        if self._recipe.policy.needs_loss_scale:
+            follow_state(units, self._hooks)
 
     # What compile sets ---------------------------------------------------------------------------
 

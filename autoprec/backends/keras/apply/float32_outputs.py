@@ -9,6 +9,7 @@ copying a layer copies them with it.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from autoprec.backends.keras.apply.layer_names import (
     snake_case,
 )
 from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
+from autoprec.backends.keras.apply.nested_outputs import tensors_in, to_float32
+from autoprec.backends.keras.apply.skipped_updates import STATE
+from autoprec.errors import AutoprecWarning
 
 #: Layers whose `activation` is the last thing they do, after their matrix product.
 _PRODUCT_THEN_ACTIVATION = (
@@ -39,22 +43,6 @@ _PRODUCT_THEN_ACTIVATION = (
     keras.layers.DepthwiseConv1D,
     keras.layers.DepthwiseConv2D,
 )
-
-
-def to_float32(value: Any) -> Any:
-    """Cast every floating tensor in a nested `value` to float32; leave the rest."""
-    return keras.tree.map_structure(_tensor_to_float32, value)
-
-
-def _tensor_to_float32(value: Any) -> Any:
-    dtype = getattr(value, "dtype", None)
-    if dtype is None or keras.backend.standardize_dtype(dtype) not in ("bfloat16", "float16"):
-        return value
-    mask = getattr(value, "_keras_mask", None)
-    result = keras.ops.cast(value, "float32")
-    if mask is not None:
-        result._keras_mask = mask
-    return result
 
 
 class Float32Outputs(Hook):
@@ -175,6 +163,7 @@ class UngraphedOutputs(Hook):
         self.model = model
         self.outputs = outputs
         self.resolved = False
+        self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model, having looked once at what ends it."""
@@ -183,7 +172,21 @@ class UngraphedOutputs(Hook):
             if keras.config.backend() == "tensorflow":
                 for layer in _last_layers(self.model, self.original, args, kwargs):
                     self.outputs.make_float32(layer)
-        return to_float32(self.original(*args, **kwargs))
+        return to_float32(self.original(*args, **kwargs), self._name)
+
+    def _name(self, value: Any, why: str) -> None:
+        """Warn, once for each class, of an object whose tensors stay in 16 bits."""
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        if kind in self.named:
+            return
+        self.named.add(kind)
+        warnings.warn(
+            f"{self.model.name} returns a {kind} with 16-bit tensors, which stay so: a copy of it "
+            f"in float32 could not be made ({why}). Cast them where the model makes it: "
+            "keras.ops.cast(tensor, 'float32'); or return a tuple, dict or dataclass",
+            AutoprecWarning,
+            stacklevel=3,
+        )
 
 
 def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:
@@ -200,10 +203,10 @@ def _last_layers(model: Any, call: Callable[..., Any], args: Any, kwargs: Any) -
         recorders.install(layer, "call", _OutputRecorder(layer, calls))
 
     def run() -> None:
-        results.extend(keras.tree.flatten(call(*args, **kwargs)))
+        results.extend(tensors_in(call(*args, **kwargs)))
 
     try:
-        with _added_losses_restored(model):
+        with _added_losses_restored(model), STATE.paused():
             tf.function(run, autograph=False).get_concrete_function()
     finally:
         recorders.restore()
@@ -254,5 +257,5 @@ class _OutputRecorder(Hook):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.original(*args, **kwargs)
-        self.calls.append((self.layer, keras.tree.flatten(result)))
+        self.calls.append((self.layer, tensors_in(result)))
         return result

@@ -19,9 +19,15 @@ from autoprec.backends.keras.apply.method_hooks import Hook
 from autoprec.backends.keras.apply.optimizer_saving import (
     SavedAsGiven,
     SavedScalars,
+    called_by_wrapper,
     innermost_optimizer,
 )
-from autoprec.backends.keras.apply.replicas import mean_over_replicas, replica_count
+from autoprec.backends.keras.apply.replicas import (
+    mean_over_replicas,
+    on_each_replica,
+    replica_count,
+)
+from autoprec.backends.keras.apply.skipped_updates import STATE
 from autoprec.core.recipe import LossScale
 from autoprec.errors import AutoprecWarning
 
@@ -104,6 +110,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
                 stacklevel=2,
             )
         super().apply(grads, trainable_variables)
+        STATE.end_step()
 
     def check_finite(self, grads: Any) -> Any:
         """Say whether every gradient is finite, on every replica.
@@ -128,7 +135,9 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
             else ops.divide(gradient, divisor)
             for gradient, variable in zip(grads, variables, strict=True)
         ]
-        self.inner_optimizer.apply(unscaled, trainable_variables=trainable_variables)
+        with called_by_wrapper():
+            self.inner_optimizer.apply(unscaled, trainable_variables=trainable_variables)
+        STATE.keep()
         if self.mode == "fixed":
             return
         due = ops.equal(self.step_counter, self.dynamic_growth_steps - 1)
@@ -139,6 +148,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         self.step_counter.assign(ops.where(due, ops.zeros_like(count), count + 1))
 
     def _stateful_handle_non_finite_grads(self) -> None:
+        on_each_replica(STATE.put_back)
         self.attempted.assign_add(1)
         self.skips.assign_add(1)
         if self.mode == "fixed":

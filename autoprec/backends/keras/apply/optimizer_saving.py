@@ -7,7 +7,8 @@ where a plain one never looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -17,6 +18,25 @@ from keras.src.saving.keras_saveable import KerasSaveable
 #: iterations, learning rate, growth counter and scale.
 _OWN_VARIABLES = 4
 _GROWTH_COUNTER_KEY, _SCALE_KEY = "2", "3"
+
+
+#: How many calls of wrapped optimizers by their wrappers are under way.
+_WRAPPER_CALLS: list[None] = []
+
+
+@contextlib.contextmanager
+def called_by_wrapper() -> Iterator[None]:
+    """Mark what is inside as an update that one of our wrappers makes."""
+    _WRAPPER_CALLS.append(None)
+    try:
+        yield
+    finally:
+        _WRAPPER_CALLS.pop()
+
+
+def in_wrapper() -> bool:
+    """Say whether one of our wrappers is making an update."""
+    return bool(_WRAPPER_CALLS)
 
 
 class SavedAsGiven:

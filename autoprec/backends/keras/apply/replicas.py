@@ -131,6 +131,14 @@ def act_where(due: Callable[[], Any], action: Callable[[], None]) -> None:
     tf.distribute.get_replica_context().merge_call(act_on_all)
 
 
+def on_each_replica(action: Callable[[], None]) -> None:
+    """Do `action` on every replica; called by each of them, or once for all of them."""
+    if not _has_strategy() or _in_replica():
+        action()
+        return
+    _strategy_in_scope().extended.call_for_each_replica(action)
+
+
 def act_now(optimizer: Any, action: Callable[[], None]) -> None:
     """Do `action` on every replica that `optimizer` updates; called outside of them."""
     strategy = _strategy_of_optimizer(optimizer)

@@ -8,6 +8,7 @@ put back by `Precision.restore`.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,7 @@ from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
 from autoprec.backends.keras.apply.precision import Applied, Precision
 from autoprec.backends.keras.apply.preprocessing_layers import is_preprocessing
 from autoprec.backends.keras.apply.replicas import fit_to_replicas, refuse_keras_distribution
+from autoprec.backends.keras.apply.unreached_updates import UpdateWatch
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
@@ -69,6 +71,7 @@ class KerasSurgeon:
         except BaseException:
             precision.restore()
             raise
+        precision._undo.append(UpdateWatch(precision).stop)
         return precision
 
     def leave_unchanged(
@@ -140,10 +143,12 @@ def _apply_to_future_models(
     before = keras.config.dtype_policy()
     ours = policy_replacing(before, keras_name(recipe.policy))
     float32_policy = policy_replacing(before, "float32")
+    made: weakref.WeakSet[Any] = weakref.WeakSet()
     keras.config.set_dtype_policy(ours)
 
-    def keep_float32(layer: Any) -> None:
-        """Keep float32 what may be adapted, or used in a dataset, before there is a model."""
+    def register_layer(layer: Any) -> None:
+        """Note the layer; keep it float32 if it may be used in a dataset, before any model."""
+        made.add(layer)
         if layer.dtype_policy is ours and is_preprocessing(layer):
             layer.dtype_policy = float32_policy
 
@@ -155,7 +160,11 @@ def _apply_to_future_models(
 
     precision = Precision(recipe, attach_to=attach)
     _fit_to_replicas(precision, None)
-    watches = NewModelWatch(precision.attach), NewObjectWatch(keras.Layer, keep_float32)
+    watches = (
+        NewModelWatch(precision.attach),
+        NewObjectWatch(keras.Layer, register_layer),
+        UpdateWatch(precision, made),
+    )
 
     def stop() -> None:
         for watch in watches:

@@ -6,7 +6,6 @@ should cost, and which layers can be islands. It also finds what would make "flo
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,32 +21,24 @@ from autoprec.backends.keras.apply.mixed_precision_advice import (
     unused_functions,
 )
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
-from autoprec.backends.keras.measure.step_graph import flops_by_unit, trace_step
+from autoprec.backends.keras.measure.attempt import try_to_measure
+from autoprec.backends.keras.measure.batch_splitting import splittable
+from autoprec.backends.keras.measure.step_graph import StepGraph, flops_by_unit, trace_step
 from autoprec.backends.keras.train.batch_views import survey
 from autoprec.backends.keras.train.compiling import compile_obstacle
-from autoprec.backends.keras.train.data import count_samples, slice_samples, to_tensors
+from autoprec.backends.keras.train.data import count_samples, to_tensors
 from autoprec.backends.keras.train.first_loss_check import check_first_loss
 from autoprec.backends.keras.train.task_runner import (
     build_model,
-    gradient_function,
     loss_in_logs,
     on_tensorflow,
     placed_on,
-    state_variables,
     to_float,
 )
 from autoprec.backends.protocol import ProgressCallback, Task
-from autoprec.backends.shared.batch_splits import (
-    COMPARED_BATCHES,
-    Splitting,
-    explain_difference,
-    in_batch,
-    judge_splitting,
-)
+from autoprec.backends.shared.batch_splits import COMPARED_BATCHES
 from autoprec.backends.shared.batch_survey import DESCRIBED
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts, Unit
-
-_SPLIT_TOLERANCE = 1e-4
 
 
 def describe(
@@ -73,7 +64,7 @@ def describe(
         samples = count_samples(task, batch)
         counted, run, saved, warnings = _step_costs(model, units, batch, samples)
         judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
-        splitting = _splittable(task, model, units, judged, report)
+        splitting = splittable(task, model, units, judged, report)
         report("describe", 1)
         seconds = _time_second_step(model, batch)
     flops = sum(counted.values())
@@ -118,14 +109,22 @@ def describe(
 def _step_costs(
     model: Any, units: Sequence[LayerUnit], batch: Any, samples: int
 ) -> tuple[dict[str, int], tuple[Kernel, ...], int, tuple[str, ...]]:
-    """Count operations by unit, kernels, and bytes saved in one forward and backward pass."""
+    """Count operations by unit, kernels, and bytes saved in one forward and backward pass.
+
+    A step that cannot be traced apart (one that reads values, eagerly) has unknown costs.
+    """
     if on_tensorflow():
         from autoprec.backends.keras.measure.step_costs import kernels, saved_bytes
 
-        step = trace_step(model, units, batch)
         shapes = {tuple(int(length) for length in w.shape) for w in model.weights}
-        run = kernels(step, shapes, samples)
-        return flops_by_unit(step), run, saved_bytes(step), ()
+
+        def counted(step: StepGraph) -> tuple[dict[str, int], tuple[Kernel, ...], int]:
+            return flops_by_unit(step), kernels(step, shapes, samples), saved_bytes(step)
+
+        found, why = try_to_measure(lambda: counted(trace_step(model, units, batch)))
+        if found is not None:
+            return *found, ()
+        return {}, (), 0, (f"the step's operations could not be counted: {why}",)
     return (
         {},
         (),
@@ -152,90 +151,6 @@ def _time_second_step(model: Any, batch: Any) -> float:
         to_float(loss_in_logs(model.train_function(iter([batch]) if on_tensorflow() else [batch])))
         seconds = time.perf_counter() - start
     return seconds
-
-
-def _splittable(
-    task: Task,
-    model: Any,
-    units: Sequence[LayerUnit],
-    given: Mapping[int, Any],
-    report: ProgressCallback,
-) -> Splitting:
-    """Say whether two halves' averaged gradients equal the whole batch's, without dropout.
-
-    `given` are batches from all over the data by their places, in the order they are compared in.
-    """
-    samples = count_samples(task, given[0])
-    if samples < 2 or samples % 2:
-        return Splitting(False, f"a batch of {samples} samples has no halves")
-    before = [(v, keras.ops.copy(v.value)) for v in state_variables(model)]
-    run = gradient_function(model)
-
-    def reason_against(index: int) -> str:
-        try:
-            reason = _reason_against(run, before, task, to_tensors(given[index]), index)
-        except Exception as error:  # the halves are ours, and so may be a shape that does not fit
-            _restore(before)
-            why = f"{type(error).__name__}: {error}".partition("\n")[0]
-            reason = f"two halves could not be compared with their batch: {why}"
-        return in_batch(reason, index)
-
-    with _without_dropout(units):
-        return judge_splitting(given, reason_against, report)
-
-
-def _reason_against(
-    run: Any, before: Sequence[tuple[Any, Any]], task: Task, batch: Any, index: int
-) -> str:
-    samples = count_samples(task, batch)
-    if not any(tuple(leaf.shape[:1]) == (samples,) for leaf in keras.tree.flatten(batch)):
-        return "no array in a batch has its samples in the first dimension"
-    half = samples // 2
-    halves = [slice_samples(batch, samples, 0, half), slice_samples(batch, samples, half, samples)]
-    whole = _mean_gradient(run, [batch], before)
-    split = _mean_gradient(run, halves, before)
-    norm, difference = (float(np.linalg.norm(g)) for g in (whole, whole - split))
-    if not index and norm == 0.0:
-        return "its gradient is zero, or reaches no optimizer that the model holds"
-    if not np.isfinite(norm + difference):
-        return "the gradients of a batch or of its halves are not finite"
-    if difference <= _SPLIT_TOLERANCE * norm:
-        return ""
-    return explain_difference(difference / norm if norm else np.inf, index)
-
-
-def _mean_gradient(run: Any, parts: Sequence[Any], before: Sequence[tuple[Any, Any]]) -> Any:
-    total: Any = 0.0
-    for given in parts:
-        _, gradients = run(given, 1.0)
-        _restore(before)
-        arrays = [np.asarray(keras.ops.convert_to_numpy(g), np.float64) for g in gradients]
-        total = total + np.concatenate([np.zeros(0), *(a.reshape(-1) for a in arrays)]) / len(parts)
-    return total
-
-
-def _restore(before: Sequence[tuple[Any, Any]]) -> None:
-    for variable, value in before:
-        variable.assign(value)
-
-
-@contextlib.contextmanager
-def _without_dropout(units: Sequence[LayerUnit]) -> Iterator[None]:
-    """Set every rate of dropout and noise to zero while BatchNorm stays in training mode."""
-    names = ("rate", "dropout", "recurrent_dropout", "_dropout", "stddev")
-    held = []
-    for unit in units:
-        for layer in unit.members:
-            for name in names:
-                value = getattr(layer, name, None)
-                if isinstance(value, float) and value:
-                    held.append((layer, name, value))
-                    object.__setattr__(layer, name, 0.0)
-    try:
-        yield
-    finally:
-        for layer, name, value in held:
-            object.__setattr__(layer, name, value)
 
 
 def _units(units: Sequence[LayerUnit], own: Mapping[str, int]) -> Iterator[Unit]:

@@ -1,8 +1,8 @@
 """Reads a training step's TensorFlow graph: which layer an operation is of, and what it costs.
 
-Every layer's call is watched while the step is traced, which tells the name scope its operations
-get; TensorFlow puts the gradient of an operation under `gradient_tape/` and the same scope. So
-every operation, forward and backward, built-in or the user's own, has a layer. Nothing is run.
+Every layer's call is watched while the step is traced, and gives its operations a name scope;
+TensorFlow puts the gradient of an operation under `gradient_tape/` and the same scope. So every
+operation, forward and backward, built-in or the user's own, has a layer. Nothing is run.
 """
 
 from __future__ import annotations
@@ -76,8 +76,11 @@ class _CallRecorder(Hook):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        scope = tf.compat.v1.get_default_graph().get_name_scope()
-        result = self.original(*args, **kwargs)
+        # A scope of this call's own: a layer called by its `call`, or again for a gradient that
+        # recomputes it, has none, or the one of the layer around it.
+        with tf.name_scope("call"):
+            scope = tf.compat.v1.get_default_graph().get_name_scope()
+            result = self.original(*args, **kwargs)
         shapes = tuple(tuple(t.shape) for t in _tensors((args, kwargs)))
         self.calls.append(LayerCall(self.unit, scope, shapes, tuple(_tensors(result))))
         return result

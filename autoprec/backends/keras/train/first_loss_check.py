@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,7 +13,7 @@ from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.backends.keras.train.task_runner import (
     gradient_function,
     loss_and_gradients,
-    state_variables,
+    state_kept,
     to_float,
 )
 from autoprec.backends.protocol import Task
@@ -31,7 +30,7 @@ def check_first_loss(task: Task, model: Any, units: Sequence[LayerUnit], batch: 
     Raises `TaskError` where the loss is inf or NaN, with where that begins, where a gradient is,
     and where none reaches the weights. A train_step that shows no gradient at all may hide it.
     """
-    with _state_kept(model):
+    with state_kept(model):
         loss, gradients = gradient_function(model)(batch, 1.0)
         value = to_float(loss)
         arrays = [keras.ops.convert_to_numpy(each) for each in gradients]
@@ -48,16 +47,6 @@ def check_first_loss(task: Task, model: Any, units: Sequence[LayerUnit], batch: 
         origin=lambda: _nonfinite_origin(model, units, batch),
         detached="behind ops.stop_gradient",
     )
-
-
-@contextmanager
-def _state_kept(model: Any) -> Iterator[None]:
-    before = [(variable, keras.ops.copy(variable.value)) for variable in state_variables(model)]
-    try:
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
 
 
 def _nonfinite_origin(model: Any, units: Sequence[LayerUnit], batch: Any) -> str:
@@ -95,7 +84,7 @@ def _first_nonfinite_layer(model: Any, units: Sequence[LayerUnit], batch: Any) -
         name = f"{unit.path} ({unit.kind})"
         hooks.install(unit.layer, "call", _NonfiniteHook(unit.layer.call, name, found))
     try:
-        with _state_kept(model):
+        with state_kept(model):
             loss_and_gradients(model, batch)
     finally:
         hooks.restore()

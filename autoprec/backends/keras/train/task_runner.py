@@ -22,6 +22,7 @@ from autoprec.backends.keras.apply.optimizer_attributes import (
     replace_optimizers,
 )
 from autoprec.backends.keras.apply.replicas import scope_of
+from autoprec.backends.keras.apply.skipped_updates import carried_states
 from autoprec.backends.keras.train.checkpoint_loading import load_weights
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.raising_modules import note_modules
@@ -168,9 +169,24 @@ def _clip(task: Task, model: Any) -> None:
 
 
 def state_variables(model: Any) -> list[Any]:
-    """List the model's state that training changes: weights, statistics, seeds; no metrics."""
+    """List the model's state that training changes: weights, statistics, seeds; no metrics.
+
+    What stateful recurrent layers carry from batch to batch comes last.
+    """
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
-    return [v for v in model.variables if id(v) not in metrics]
+    carried = [v for layer in model._flatten_layers() for v in carried_states(layer)]
+    return [*(v for v in model.variables if id(v) not in metrics), *carried]
+
+
+@contextlib.contextmanager
+def state_kept(model: Any) -> Iterator[None]:
+    """Put the model's state back at the end as it was, whatever is run inside."""
+    before = [(variable, keras.ops.copy(variable.value)) for variable in state_variables(model)]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
 
 
 class VariableMemory:

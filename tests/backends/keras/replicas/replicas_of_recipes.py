@@ -6,6 +6,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,7 +21,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Distributed, Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import AutoprecWarning
-from tests.backends.keras.keras_models import data, softmax_net
+from tests.backends.keras.keras_models import compiled, data, softmax_net
 from tests.backends.keras.replicas.replica_pairs import (
     FLOAT16,
     assert_equal,
@@ -38,6 +39,30 @@ def overflowing(samples: int = 32) -> tuple[Any, Any]:
     x, y = data(samples)
     x[24:32] = 6e4
     return x, y
+
+
+@case
+def a_skipped_step_leaves_the_moving_averages_of_all_replicas_as_they_were() -> None:
+    section = Distributed(engine="mirrored", world_size=2)
+    recipe = replace(FLOAT16, batch_size=8, distributed=section)
+    x, y = overflowing()
+
+    def normalised() -> Any:
+        layers = keras.layers
+        hidden = [layers.Input((8,)), layers.Dense(8), layers.BatchNormalization()]
+        return compiled(keras.Sequential([*hidden, layers.Dense(4, activation="softmax")]))
+
+    with mirrored().scope():
+        model = normalised()
+    precision = KerasSurgeon().apply(recipe, model=model)
+    model.fit(x[:16], y[:16], 16, shuffle=False, verbose=0)
+    before = model.get_weights()
+    model.fit(x[16:], y[16:], 16, shuffle=False, verbose=0)
+    assert precision.skipped == 1
+    for ours, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    model.fit(x[:16], y[:16], 16, shuffle=False, verbose=0)
+    assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
 @case

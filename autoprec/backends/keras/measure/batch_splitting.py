@@ -1,0 +1,105 @@
+"""Whether a batch may be split: do two halves' gradients average to the whole batch's?"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from autoprec.backends.keras.apply.layer_names import LayerUnit
+from autoprec.backends.keras.measure.attempt import try_to_measure
+from autoprec.backends.keras.train.data import count_samples, slice_samples, to_tensors
+from autoprec.backends.keras.train.task_runner import gradient_function, state_kept
+from autoprec.backends.protocol import ProgressCallback, Task
+from autoprec.backends.shared.batch_splits import (
+    Splitting,
+    explain_difference,
+    in_batch,
+    judge_splitting,
+)
+
+_GRADIENT_TOLERANCE = 1e-4
+
+
+def splittable(
+    task: Task,
+    model: Any,
+    units: Sequence[LayerUnit],
+    given: Mapping[int, Any],
+    report: ProgressCallback,
+) -> Splitting:
+    """Say whether two halves' mean gradient equals the whole batch's, dropout off; else why.
+
+    `given` are batches from all over the data by their places, in the order they are compared in.
+    A model that runs at one batch size only (state or labels of that length) is not split. Its
+    variables stay as they are.
+    """
+    samples = count_samples(task, given[0])
+    if samples < 2 or samples % 2:
+        return Splitting(False, f"a batch of {samples} samples has no halves")
+    run = gradient_function(model)
+
+    def reason_against(index: int) -> str:
+        reason = _reason_against(task, model, run, to_tensors(given[index]), index)
+        return in_batch(reason, index)
+
+    with _without_dropout(units):
+        return judge_splitting(given, reason_against, report)
+
+
+def _reason_against(task: Task, model: Any, run: Any, batch: Any, index: int) -> str:
+    samples = count_samples(task, batch)
+    if not any(tuple(leaf.shape[:1]) == (samples,) for leaf in keras.tree.flatten(batch)):
+        return "no array in a batch has its samples in the first dimension"
+    half = samples // 2
+    halves = [slice_samples(batch, samples, 0, half), slice_samples(batch, samples, half, samples)]
+    whole, why = try_to_measure(lambda: _mean_gradient(model, run, [batch]))
+    if whole is None:
+        return f"two halves could not be compared with their batch: {why}"
+    split, why = try_to_measure(lambda: _mean_gradient(model, run, halves))
+    if split is None:
+        return (
+            f"half a batch does not train, so the model runs at batches of {samples} only ({why})"
+        )
+    norm, difference = (float(np.linalg.norm(g)) for g in (whole, whole - split))
+    if not index and norm == 0.0:
+        return "its gradient is zero, or reaches no optimizer that the model holds"
+    if not math.isfinite(norm + difference):
+        return "the gradients of a batch or of its halves are not finite"
+    if difference <= _GRADIENT_TOLERANCE * norm:
+        return ""
+    return explain_difference(difference / norm if norm else math.inf, index)
+
+
+def _mean_gradient(model: Any, run: Any, parts: Sequence[Any]) -> Any:
+    """Return the mean of the parts' gradients as one vector, each part from the same state."""
+    total: Any = 0.0
+    for given in parts:
+        with state_kept(model):
+            _, gradients = run(given, 1.0)
+            arrays = [np.asarray(keras.ops.convert_to_numpy(g), np.float64) for g in gradients]
+        total = total + np.concatenate([np.zeros(0), *(a.reshape(-1) for a in arrays)]) / len(parts)
+    return total
+
+
+@contextlib.contextmanager
+def _without_dropout(units: Sequence[LayerUnit]) -> Iterator[None]:
+    """Set every rate of dropout and noise to zero while BatchNorm stays in training mode."""
+    names = ("rate", "dropout", "recurrent_dropout", "_dropout", "stddev")
+    held = []
+    for unit in units:
+        for layer in unit.members:
+            for name in names:
+                value = getattr(layer, name, None)
+                if isinstance(value, float) and value:
+                    held.append((layer, name, value))
+                    object.__setattr__(layer, name, 0.0)
+    try:
+        yield
+    finally:
+        for layer, name, value in held:
+            object.__setattr__(layer, name, value)

@@ -1,0 +1,203 @@
+"""Outputs of any structure are float32; what cannot be rebuilt is named once."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections import OrderedDict, deque, namedtuple
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autoprec import apply_profile
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.errors import AutoprecWarning
+
+Pair = namedtuple("Pair", "logits hidden")
+
+
+@dataclass
+class Output:
+    logits: Any
+    step: int = 3
+
+
+@dataclass(frozen=True)
+class Frozen:
+    logits: Any
+    hidden: Any = None
+    computed: Any = field(default=None, init=False)
+
+
+class Plain:
+    def __init__(self, logits):
+        self._logits = logits
+        self.me = self
+
+    @property
+    def logits(self):
+        return self._logits
+
+
+class Slotted:
+    __slots__ = ("logits",)
+
+    def __init__(self, logits):
+        self.logits = logits
+
+
+class Sealed:
+    """Cannot be copied."""
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def __copy__(self):
+        raise TypeError("one of a kind")
+
+
+class Distribution:
+    """Knows its dtype, as TensorFlow Probability's distributions do."""
+
+    def __init__(self, logits):
+        self.logits = logits
+        self.dtype = logits.dtype
+
+    def log_prob(self):
+        return keras.ops.log_softmax(keras.ops.cast(self.logits, self.dtype))
+
+
+KINDS = {
+    "dataclass": Output,
+    "frozen": lambda z: Frozen(z, [z, {"a": z}]),
+    "namespace": lambda z: types.SimpleNamespace(logits=z),
+    "namedtuple": lambda z: Pair(z, None),
+    "plain": Plain,
+    "slots": Slotted,
+    "nested dicts": lambda z: {"a": OrderedDict(logits=z)},
+    "objects in a list": lambda z: [Output(Output(z))],
+    "deque": lambda z: deque([z], maxlen=3),
+    "generator": lambda z: (Output(each) for each in [z, z]),
+}
+
+
+class Net(keras.Model):
+    """Its own code ends in 16 bits, whatever its last layer gives."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+        self.hidden = keras.layers.Dense(8, activation="tanh")
+        self.head = keras.layers.Dense(4)
+
+    def build(self, shape):
+        self.hidden.build((shape[0], 6))
+        self.head.build((shape[0], 8))
+
+    def call(self, x):
+        return self.make(keras.ops.cast(self.head(self.hidden(x)), self.compute_dtype))
+
+
+def tensors(value):
+    """List the tensors of an output, in this test's own way."""
+    if tf.is_tensor(value):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | deque | types.GeneratorType):
+        return [t for each in value for t in tensors(each)]
+    if isinstance(value, Frozen):
+        return tensors([value.logits, value.hidden])
+    return tensors(value.logits) if hasattr(value, "logits") else []
+
+
+X = np.random.default_rng(0).normal(size=(5, 6)).astype("float32")
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_of_any_structure_are_float32(kind, policy):
+    model = Net(KINDS[kind])
+    exact = tensors(model(X))
+    plain = type(model(X))
+    with apply_profile(Recipe(policy, batch_size=5), model=model):
+        given = model(X)
+        assert type(given) is plain
+        found = tensors(given)
+        traced = []
+        tf.function(lambda x: traced.extend(tensors(model(x))))(tf.constant(X))
+    assert len(found) == len(exact) > 0
+    assert {t.dtype for t in (*found, *traced)} == {tf.float32}
+    for ours, theirs in zip(found, exact, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=0.05)
+
+
+def test_the_objects_that_the_model_makes_stay_its_own():
+    made = []
+
+    def make(z):
+        made.append(Output(z))
+        return made[-1]
+
+    model = Net(make)
+    model(X)
+    with apply_profile(Recipe("mixed_bfloat16", batch_size=5), model=model):
+        given = model(X)
+        assert given is not made[-1]
+        assert given.step == 3
+        assert made[-1].logits.dtype == "bfloat16"
+
+
+def test_an_object_without_low_precision_is_returned_itself():
+    kept = types.SimpleNamespace(logits=tf.ones(3), names=["a"], net=keras.layers.Dense(2))
+    model = Net(lambda z: (z, kept))
+    model(X)
+    with apply_profile(Recipe("mixed_bfloat16", batch_size=5), model=model):
+        assert model(X)[1] is kept
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(Sealed, "one of a kind"), (Distribution, "fixed its own dtype")]
+)
+def test_what_cannot_be_rebuilt_is_named_once(make, why):
+    model = Net(make)
+    model(X)
+    with apply_profile(Recipe("mixed_bfloat16", batch_size=5), model=model):
+        with pytest.warns(AutoprecWarning, match=rf"returns a .*{make.__name__}.*{why}.*ops\.cast"):
+            given = model(X)
+        assert given.logits.dtype == "bfloat16"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", AutoprecWarning)
+            model(X)
+
+
+def test_a_model_that_trains_on_a_dataclass_gets_a_float32_softmax():
+    """The activation that ends the model is computed in float32, inside an object too."""
+
+    class Trained(Net):
+        def __init__(self):
+            super().__init__(Output)
+            self.head = keras.layers.Dense(4, activation="softmax")
+
+        def call(self, x):
+            return Output(self.head(self.hidden(x)))
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            assert y_pred.logits.dtype == "float32"
+            return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred.logits))
+
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            return self.get_metrics_result()
+
+    model = Trained()
+    model(X)
+    model.compile(keras.optimizers.SGD(0.1))
+    recipe = Recipe("mixed_float16", batch_size=5, loss_scale=LossScale(initial=64.0))
+    with apply_profile(recipe, model=model) as precision:
+        model.fit(X, np.arange(5) % 4, batch_size=5, epochs=2, verbose=0)
+        assert (precision.steps, precision.skipped) == (2, 0)
+        np.testing.assert_allclose(np.sum(model(X).logits, axis=-1), 1.0, atol=1e-6)

@@ -1,0 +1,163 @@
+"""A model that runs at one batch size only is described, tuned at its batch, and not split."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autoprec.backends.keras.backend import KerasBackend
+from autoprec.backends.keras.train.task_runner import build_model, state_variables
+from autoprec.backends.protocol import Task
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.timing_budget import TimingBudget
+
+BATCH = 8
+layers = keras.layers
+
+
+def build_data(batch_size):
+    draws = np.random.default_rng(0)
+    for _ in range(8):
+        x = draws.normal(size=(batch_size, 6, 4)).astype("float32")
+        yield x, x[:, :, :3].cumsum(axis=1) * np.float32(0.1)
+
+
+def stateful():
+    inputs = keras.Input(batch_shape=(BATCH, 6, 4))
+    hidden = layers.GRU(8, stateful=True, return_sequences=True)(inputs)
+    model = keras.Model(inputs, layers.Dense(3)(hidden))
+    model.compile("adam", "mse")
+    return model
+
+
+def contrastive():
+    """Each sample is to find itself among the batch: labels of the batch's length."""
+
+    def loss(y, z):
+        flat = keras.ops.reshape(z, (-1, 18))
+        logits = keras.ops.matmul(flat, keras.ops.transpose(flat))
+        return keras.losses.sparse_categorical_crossentropy(
+            tf.range(BATCH), logits, from_logits=True
+        )
+
+    model = keras.Sequential([layers.Input((6, 4)), layers.Dense(3)])
+    model.compile("adam", loss)
+    return model
+
+
+class Memory(layers.Layer):
+    """Keeps a vector for every sample of the batch."""
+
+    def build(self, shape):
+        self.memory = self.add_weight(shape=shape, trainable=False, name="memory")
+
+    def call(self, x):
+        self.memory.assign(0.5 * self.memory + 0.5 * keras.ops.cast(x, "float32"))
+        return x + keras.ops.cast(self.memory, x.dtype)
+
+
+def remembering():
+    inputs = keras.Input(batch_shape=(BATCH, 6, 4))
+    model = keras.Model(inputs, layers.Dense(3)(Memory()(inputs)))
+    model.compile("adam", "mse")
+    return model
+
+
+class Reshaping(keras.Model):
+    """A train_step that arranges the batch in groups of a constant size."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = layers.Dense(3)
+
+    def call(self, x):
+        return self.head(x)
+
+    def train_step(self, given):
+        x, y = given
+        with tf.GradientTape() as tape:
+            groups = keras.ops.reshape(self(x, training=True), (2, BATCH // 2, 6, 3))
+            loss = keras.ops.mean(keras.ops.square(groups - keras.ops.reshape(y, groups.shape)))
+            scaled = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def reshaping():
+    model = Reshaping()
+    model.compile("adam")
+    model(np.zeros((BATCH, 6, 4), "float32"))
+    return model
+
+
+def eager():
+    """A train_step that reads values, so that no function can trace it."""
+
+    class Reading(Reshaping):
+        def train_step(self, given):
+            logs = super().train_step(given)
+            return {"loss": keras.ops.convert_to_tensor(float(logs["loss"].numpy()))}
+
+    model = Reading()
+    model.compile("adam", run_eagerly=True)
+    model(np.zeros((BATCH, 6, 4), "float32"))
+    return model
+
+
+def task(model):
+    return Task(name="task.py", build_model=model, build_data=build_data, batch_size=BATCH)
+
+
+def describe(model):
+    return KerasBackend().describe(
+        task(model), device="cpu", seed=0, batch_size=BATCH, report=lambda *_: None
+    )
+
+
+@pytest.mark.parametrize("model", [stateful, contrastive, remembering, reshaping])
+def test_a_model_of_one_batch_size_is_not_split_and_says_why(model):
+    facts = describe(model)
+    assert not facts.splittable
+    assert facts.split_reason.startswith("half a batch does not train")
+    assert "batches of 8 only" in facts.split_reason
+    assert "Error: " in facts.split_reason
+    assert facts.flops_per_sample
+    assert facts.step_seconds > 0
+
+
+def test_what_cannot_be_counted_is_unknown_and_said():
+    facts = describe(eager)
+    assert facts.flops_per_sample is None
+    assert facts.kernels == ()
+    assert any("could not be counted" in warning for warning in facts.warnings)
+    assert facts.step_seconds > 0
+
+
+def test_a_model_that_runs_at_any_batch_is_split_as_before():
+    def model():
+        model = keras.Sequential([layers.Input((6, 4)), layers.Dense(3)])
+        model.compile("adam", "mse")
+        return model
+
+    facts = describe(model)
+    assert facts.splittable
+    assert facts.split_reason == ""
+
+
+@pytest.mark.parametrize("model", [stateful, contrastive])
+def test_it_is_timed_and_compared_at_its_batch(model):
+    given = task(model)
+    backend = KerasBackend()
+    recipe = Recipe("mixed_bfloat16", batch_size=BATCH)
+    session = backend.open(given, recipe, device="cpu", seed=0, report=lambda *_: None)
+    budget = TimingBudget(seconds=0.1, min_steps=2, max_steps=3)
+    assert session.time_steps(budget).samples_per_step == BATCH
+    session.close()
+
+
+def test_what_a_recurrent_layer_carries_is_state():
+    model = build_model(task(stateful), 0, next(build_data(BATCH)))
+    assert [v.name for v in state_variables(model)][-1] == "rnn_state"
