@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autoprec.core.numerics.buffers import check_buffers, describe_rounded, rounded_buffers
 from autoprec.core.numerics.headroom import check_headroom
 from autoprec.core.numerics.late_failures import (
     check_error_floor,
@@ -68,6 +69,7 @@ class _Checks:
 
     stability: Check
     single: Check
+    buffers: Check
     curves: Check
     metric: Check
     long: Check
@@ -113,6 +115,7 @@ def _run_checks(evidence: ProofEvidence, runs: Sequence[SeedRun], tolerance: Tol
     return _Checks(
         stability=stable,
         single=check_calibrated(evidence.comparisons, noise, tolerance, roundoff),
+        buffers=check_all_buffers(evidence, tolerance),
         curves=check_trajectory(runs, tolerance),
         metric=check_metric((*evidence.long_runs, *runs), tolerance),
         long=check_long_runs(evidence.long_runs, tolerance),
@@ -140,7 +143,8 @@ def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) 
         last_loss=last_loss,
         loss_origin=evidence.loss_origin,
         seconds=evidence.seconds,
-        covered=_covered(evidence, checks.curves, checks.metric),
+        covered=_covered(evidence, checks),
+        rounded_buffers=rounded_buffers(_all_checkpoints(evidence)[0]),
         not_covered=evidence.not_covered,
     )
 
@@ -168,6 +172,9 @@ def _judge_first_steps(
             if check.undecided and curves.judged:
                 reason += f"; {_describe_end(curves, steps)}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
+    if not checks.buffers.passed:
+        reason = f"it trains, but not like float32: {checks.buffers.problem}"
+        return replace(numbers, verdict="drift", reason=reason, step=checks.buffers.step)
     if single.undecided == "noise_level" and _leaves_float32(curves, steps, tolerance):
         reason = (
             f"it trains, but not like float32: its loss is {percent(single.deviation or 0.0)} "
@@ -197,6 +204,12 @@ def check_first_steps(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
     """Check the single steps of the first checkpoints."""
     evidence = above_origin(evidence)
     return check_calibrated(evidence.comparisons, evidence.noise, tolerance, evidence.roundoff)
+
+
+def check_all_buffers(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
+    """Check what steps leave in buffers, at all checkpoints."""
+    points, noise = _all_checkpoints(evidence)
+    return check_buffers(points, noise, tolerance, evidence.roundoff)
 
 
 def check_calibrated(
@@ -287,7 +300,7 @@ def _check_losses_finite(points: Sequence[StepComparison]) -> Check:
     return Check()
 
 
-def _covered(evidence: ProofEvidence, curves: Check, metric: Check) -> tuple[str, ...]:
+def _covered(evidence: ProofEvidence, checks: _Checks) -> tuple[str, ...]:
     covered = []
     if evidence.comparisons:
         steps = {
@@ -299,12 +312,14 @@ def _covered(evidence: ProofEvidence, curves: Check, metric: Check) -> tuple[str
             )
         }
         covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(steps)))}")
-    if curves.judged:
+    if checks.buffers.judged:
+        covered.append("what these steps leave in the model's buffers")
+    if checks.curves.judged:
         seeds = [run.candidate.seed for run in evidence.long_runs]
         rest = [run for run in evidence.runs if run.candidate.seed not in seeds]
         lengths = ", ".join(str(len(run.candidate.losses)) for run in (*evidence.long_runs, *rest))
         covered.append(f"trainings of {lengths} steps")
-    if metric.judged:
+    if checks.metric.judged:
         covered.append("evaluate(model)")
     return (*covered, *evidence.notes)
 
@@ -312,11 +327,16 @@ def _covered(evidence: ProofEvidence, curves: Check, metric: Check) -> tuple[str
 def _check_error_floor(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
     """Check for an error floor at all checkpoints of the float32 run."""
     longest = max((*evidence.long_runs, *evidence.runs), key=lambda run: len(run.reference.losses))
-    points, noise = (
-        (*evidence.comparisons, *evidence.late_comparisons),
-        (*evidence.noise, *evidence.late_noise),
-    )
+    points, noise = _all_checkpoints(evidence)
     return check_error_floor(points, noise, longest, tolerance)
+
+
+def _all_checkpoints(
+    evidence: ProofEvidence,
+) -> tuple[tuple[StepComparison, ...], tuple[NoisyStep, ...]]:
+    """Return the comparisons at the checkpoints of the float32 run, and what noise does there."""
+    points = (*evidence.comparisons, *evidence.late_comparisons)
+    return points, (*evidence.noise, *evidence.late_noise)
 
 
 def _judge_stalled(numbers: Verdict, evidence: ProofEvidence, single: Check) -> Verdict:
@@ -379,6 +399,8 @@ def _describe_success(numbers: Verdict, long: Check, evidence: ProofEvidence) ->
         f"trains like float32: equal over {over}, loss {_from_to(first, last)}; "
         f"{', '.join(part for part in parts if part)}"
     )
+    if numbers.rounded_buffers:
+        told += f"; {describe_rounded(numbers.rounded_buffers)}"
     if evidence.ranks:
         told += f"; proven at {evidence.ranks}"
     if numbers.not_covered:

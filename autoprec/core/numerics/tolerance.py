@@ -17,7 +17,8 @@ SMALLEST_LOSS_SHARE = 3e-2
 class Tolerance:
     """How far a precision may be from float32 before it is said to differ.
 
-    `loss`, `gradient`, `trajectory` and `metric` are relative deviations that are always allowed;
+    `loss`, `gradient`, `trajectory`, `metric` and `buffer` are relative deviations that are always
+    allowed;
     the `_null` factors allow as many times what noise of half a bfloat16 digit does to float32.
     `skipped` is how many steps of one run the loss scaler may skip.
     """
@@ -31,6 +32,8 @@ class Tolerance:
     trajectory_slack: float = 0.001
     metric: float = 0.02
     metric_null: float = 3.0
+    buffer: float = 0.2
+    buffer_null: float = 5.0
     skipped: int = 2
 
     def scaled(self, factor: float) -> Tolerance:
@@ -50,6 +53,8 @@ class Tolerance:
             trajectory_null=self.trajectory_null * factor,
             metric=self.metric * factor,
             metric_null=self.metric_null * factor,
+            buffer=self.buffer * factor,
+            buffer_null=self.buffer_null * factor,
         )
 
 

@@ -8,7 +8,7 @@ same in every build.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from autoprec.backends.keras.train.task_runner import (
     to_float,
 )
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.buffer_updates import MOST_VALUES
 from autoprec.backends.shared.gradient_exponents import relative_error
 from autoprec.backends.shared.tracer import Float16Magnitudes
 from autoprec.core.dtypes import DType
@@ -53,6 +54,8 @@ class KerasTrainee:
         self.precision: Any = KerasSurgeon().apply(applied, model=self.model, device=device)
         self.model.make_train_function()
         self._gradient_function: Any = None
+        self._buffers = _buffer_paths(self.model)
+        self._left: Mapping[str, Any] = {}
         self._readers: dict[Any, magnitudes.StepReader] = {}
 
     @property
@@ -83,6 +86,8 @@ class KerasTrainee:
         scale = self.precision.scale
         with same_in_every_dtype():
             loss, gradients = self._gradient_function(batch, scale)
+        if self._buffers:
+            self._left = self.buffers(self.take_state())
         self.put_back(kept)
         return to_float(loss), [to_numpy(g) / np.float32(scale) for g in gradients]
 
@@ -117,6 +122,19 @@ class KerasTrainee:
         """Return the size of a copy of the state in bytes."""
         return sum(size_in_bytes(variable) for variable in state_variables(self.model))
 
+    def buffers(self, state: Snapshot | None = None) -> Mapping[str, Any]:
+        """Return the buffers of a copied state, or as the last batch left them."""
+        if state is None:
+            return self._left
+        return {path: _vector(state[index]) for index, path in self._buffers.items()}
+
+    def halve_buffers(self, state: Snapshot, names: Collection[str]) -> Snapshot:
+        """Return a copied state with these buffers at half their values."""
+        return [
+            value / 2 if self._buffers.get(index) in names else value
+            for index, value in enumerate(state)
+        ]
+
     def add_noise(self, draw: int) -> None:
         """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn from seed `draw`."""
         random = np.random.default_rng(draw)
@@ -138,6 +156,25 @@ class KerasTrainee:
         self._readers.clear()
         gc.collect()
         memory.free()
+
+
+def _buffer_paths(model: Any) -> dict[int, str]:
+    """Map positions in a model's state to the paths of buffers: weights that nothing trains.
+
+    The seeds of dropout are none, nor are integers.
+    """
+    own = {id(variable) for variable in model.non_trainable_weights}
+    return {
+        index: variable.path
+        for index, variable in enumerate(state_variables(model))
+        if id(variable) in own and not str(variable.dtype).startswith(("int", "uint", "bool"))
+    }
+
+
+def _vector(value: Any) -> Any:
+    values = np.ravel(value)
+    parts = np.stack([values.real, values.imag]) if np.iscomplexobj(values) else values
+    return np.ravel(parts)[:: 1 + parts.size // MOST_VALUES].astype(np.float64)
 
 
 def gradient_error(candidate: Sequence[Any], reference: Sequence[Any]) -> float | None:
