@@ -7,6 +7,7 @@ float32 step is compared. Values are vectors of float64, in whatever array type 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,13 +23,24 @@ MOST_VALUES = 2**20
 """Of a larger buffer so many values are compared, spread evenly."""
 
 SMALLEST_CHANGE = 0.03
-"""A change counts as at least this share of the buffer's size: what has converged hardly moves."""
+"""A change counts as at least this share of the buffer's size: what has converged hardly moves.
 
+The size of a mean is at least the deviation beside it: a mean of centred numbers is all rounding.
+"""
+
+SCALE = 0.6180339887
+"""Buffers are scaled by this to see what a step adds to them: it gives few numbers of 16 bits."""
+
+STALLING = 4.0
+"""A sum kept in a 16-bit format stalls where a step replaces less of it than so many roundoffs."""
+
+_LAST_NAME = r"[^./]*$"
+_VARIANCE = r"[^./]*var[^./]*"
 _MOST_ADDENDS = 2**12
 _CHANCE_BITS = 12.0
 _FLOAT32_ROUNDOFF = 2.0**-24
-_ROUNDINGS = 3.0
-"""Addends read from float32 buffers are exact to this many roundings."""
+_ROUNDINGS = 4.0
+"""What float32 buffers hold is exact to this many roundings."""
 
 
 class HoldsBuffers(Protocol):
@@ -37,20 +49,20 @@ class HoldsBuffers(Protocol):
     def buffers(self, state: Any = None) -> Values:
         """Return those of a copied state; without one, those that the last batch left."""
 
-    def halve_buffers(self, state: Any, names: Collection[str]) -> Any:
-        """Return a copied state with these buffers at half their values."""
+    def scale_buffers(self, state: Any, names: Collection[str], factor: float) -> Any:
+        """Return a copied state with these buffers multiplied by a factor."""
 
 
 @dataclass(frozen=True)
 class StepBuffers:
-    """The buffers before a step and after it, and after the same step `from_half` their values.
+    """The buffers before a step and after it, and after the same step from `SCALE` times their own.
 
     The last is empty where it was not looked at.
     """
 
     before: Values = field(default_factory=dict)
     after: Values = field(default_factory=dict)
-    from_half: Values = field(default_factory=dict)
+    from_scaled: Values = field(default_factory=dict)
 
     @staticmethod
     def left_by(trainee: HoldsBuffers, state: Any) -> StepBuffers:
@@ -75,55 +87,97 @@ class StepBuffers:
         `dtype` is the format that this step computes in.
         """
         return tuple(
-            BufferUpdate(
-                name,
-                _relative_error(reference.before[name], self.after[name], reference.after[name]),
-                self._adds_rounded(name, dtype) and not reference._adds_rounded(name, dtype),
-            )
+            self._compared(name, reference, dtype)
             for name in reference.changed
             if name in self.after and len(self.after[name]) == len(reference.after[name])
             if math.isfinite(_norm(reference.after[name]))
         )
 
-    def _adds_rounded(self, name: str, dtype: DType) -> bool:
-        if dtype.limits.bits != 16 or name not in self.from_half:
-            return False
-        return adds_rounded_numbers(
-            self.before[name], self.after[name], self.from_half[name], dtype
+    def _compared(self, name: str, reference: StepBuffers, dtype: DType) -> BufferUpdate:
+        before, after, exact = reference.before[name], self.after[name], reference.after[name]
+        size = max(_norm(exact), _deviation(name, reference.after))
+        change = max(_norm(exact - before), SMALLEST_CHANGE * size)
+        error = _norm(after - exact) / change
+        ours, theirs = self._accumulation(name), reference._accumulation(name)
+        stalls = ours.stalls_in(dtype) and not theirs.is_kept_in(dtype)
+        return BufferUpdate(
+            name,
+            error if math.isfinite(error) else None,
+            rounded=stalls or (ours.adds_rounded(dtype) and not theirs.adds_rounded(dtype)),
+            stalls=stalls,
         )
 
+    def _accumulation(self, name: str) -> Accumulation:
+        if name not in self.from_scaled:
+            return Accumulation()
+        return Accumulation.of(self.before[name], self.after[name], self.from_scaled[name])
 
-def _relative_error(before: Any, after: Any, reference: Any) -> float | None:
-    """Return the size of the difference relative to the reference's change; None: not finite."""
-    change = max(_norm(reference - before), SMALLEST_CHANGE * _norm(reference))
-    error = _norm(after - reference) / (change or 1.0)
-    return error if math.isfinite(error) else None
+
+@dataclass(frozen=True)
+class Accumulation:
+    """How a buffer accumulates: it keeps a share of every value, and adds something to it.
+
+    `sums` are what it becomes and `addends` what is added, each with its error. Values that a step
+    replaces are left out.
+    """
+
+    share: float = 0.0
+    sums: tuple[tuple[float, float], ...] = ()
+    addends: tuple[tuple[float, float], ...] = ()
+
+    @staticmethod
+    def of(before: Any, after: Any, from_scaled: Any) -> Accumulation:
+        """Read it off two steps with the same batch: what they do alike is what is added."""
+        rows = list(zip(*(_first(each) for each in (before, after, from_scaled)), strict=True))
+        kept = [row for row in rows if all(map(math.isfinite, row)) and row[0] and row[1] != row[2]]
+        shares, sums, addends = [], [], []
+        for old, new, other in kept:
+            size = _FLOAT32_ROUNDOFF * max(abs(new), abs(other))
+            added = (other - SCALE * new) / (1.0 - SCALE)
+            error = _ROUNDINGS * size / (1.0 - SCALE)
+            if abs(added) > error:
+                shares.append((new - other) / (1.0 - SCALE) / old)
+                sums.append((other, 0.0))
+                addends.append((added, error))
+        if not shares:
+            return Accumulation()
+        return Accumulation(statistics.median(shares), tuple(sums), tuple(addends))
+
+    def adds_rounded(self, dtype: DType) -> bool:
+        """Say whether what is added was rounded to `dtype` first.
+
+        A moving average adds what it does not keep times a number, which may be the rounded one.
+        """
+        weights = (1.0, 1.0 - self.share)
+        return any(_are_rounded(self.addends, w, dtype) for w in weights if abs(w) > 1e-6)
+
+    def is_kept_in(self, dtype: DType) -> bool:
+        """Say whether the buffer itself is rounded to `dtype` in every step."""
+        return _are_rounded(self.sums, 1.0, dtype)
+
+    def stalls_in(self, dtype: DType) -> bool:
+        """Say whether it is kept in `dtype`, and a step adds too little to be kept for long."""
+        lasting = self.share > 1.0 - STALLING * dtype.limits.unit_roundoff
+        return lasting and self.is_kept_in(dtype)
+
+
+def _deviation(name: str, buffers: Values) -> float:
+    """Return the norm of the deviations whose squares a buffer's neighbour holds; 0 without one.
+
+    A neighbour is as long and in the same module, and called a variance: `running_var`.
+    """
+    module = re.split(_LAST_NAME, name)[0]
+    variances = [
+        float(abs(values).sum())
+        for other, values in buffers.items()
+        if re.fullmatch(re.escape(module) + _VARIANCE, other)
+        if other != name and len(values) == len(buffers[name])
+    ]
+    return math.sqrt(max(variances, default=0.0))
 
 
 def _norm(values: Any) -> float:
     return math.sqrt(float((values * values).sum()))
-
-
-def adds_rounded_numbers(before: Any, after: Any, from_half: Any, dtype: DType) -> bool:
-    """Say whether what a step adds to a buffer was rounded to `dtype` first.
-
-    `after` is what one step made of the buffer, `from_half` what the same step makes of half of it.
-    Where it keeps a share of the old values and adds something, that is `2 * from_half - after`:
-    the number added, or the rest of the share of a new one, as in a moving average. All of them are
-    numbers of `dtype` only if they were rounded to it. Values that are replaced add nothing up.
-    """
-    rows = list(zip(_first(before), _first(after), _first(from_half), strict=True))
-    kept = [row for row in rows if all(map(math.isfinite, row)) and row[0] and row[1] != row[2]]
-    if not kept:
-        return False
-    share = statistics.median(2 * (after - half) / before for before, after, half in kept)
-    addends = [
-        (2 * half - after, _ROUNDINGS * _FLOAT32_ROUNDOFF * (abs(after) + 2 * abs(half)))
-        for _, after, half in kept
-    ]
-    addends = [(value, error) for value, error in addends if abs(value) > error]
-    weights = (1.0, 1.0 - share)
-    return any(_are_rounded(addends, weight, dtype) for weight in weights if abs(weight) > 1e-6)
 
 
 def _first(values: Any) -> list[float]:
@@ -131,19 +185,21 @@ def _first(values: Any) -> list[float]:
     return found
 
 
-def _are_rounded(addends: Iterable[tuple[float, float]], weight: float, dtype: DType) -> bool:
-    """Say whether all values, divided by `weight`, are numbers of `dtype`, and not by chance.
+def _are_rounded(values: Iterable[tuple[float, float]], weight: float, dtype: DType) -> bool:
+    """Say whether all values, divided by `weight`, are numbers of a 16-bit format, not by chance.
 
-    Each comes with its error; the weight is known to a float32 rounding unless it is 1.
+    Each comes with its error; the weight is known to a few float32 roundings unless it is 1.
     """
-    weight_error = 0.0 if weight == 1.0 else _ROUNDINGS * _FLOAT32_ROUNDOFF / abs(weight)
     limits, unlikely = dtype.limits, 0.0
-    for value, error in addends:
+    if limits.bits != 16:
+        return False
+    weight_error = 0.0 if weight == 1.0 else _ROUNDINGS * _FLOAT32_ROUNDOFF / abs(weight)
+    for value, error in values:
         number = abs(value / weight)
-        allowed = error / abs(weight) + number * weight_error
-        exponent = max(math.floor(math.log2(number)), limits.min_exponent)
+        exponent = max(math.floor(math.log2(number)), limits.min_exponent) if number else 0
         spacing = 2.0 ** (exponent - limits.mantissa_bits)
+        allowed = max(error / abs(weight) + number * weight_error, _FLOAT32_ROUNDOFF * number)
         if abs(number - spacing * round(number / spacing)) > allowed:
             return False
-        unlikely += math.log2(max(1.0, spacing / (2 * allowed)))
+        unlikely += math.log2(max(1.0, spacing / (2.0 * allowed))) if number else 0.0
     return unlikely >= _CHANCE_BITS

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from autoprec.backends.protocol import ProgressCallback
-from autoprec.backends.shared.buffer_updates import HoldsBuffers, StepBuffers
+from autoprec.backends.shared.buffer_updates import SCALE, HoldsBuffers, StepBuffers
 from autoprec.backends.shared.checkpoint_budget import affordable_steps
 from autoprec.backends.shared.gradient_exponents import ExponentCounts, in_bfloat16
 from autoprec.backends.shared.ranks import ALONE, Ranks
@@ -333,15 +333,15 @@ class ComparisonTracer:
     def _step_buffers(self, trainee: Trainee, kept: _Checkpoint) -> StepBuffers:
         """Return what the step just taken left in the buffers.
 
-        At the last checkpoint, also what it makes of half their values.
+        At the last checkpoint, also what it makes of other values in them.
         """
         buffers = StepBuffers.left_by(trainee, kept.state)
         changed = buffers.changed if kept is self._checkpoints[-1] else ()
         if not self._ranks.agree(float(bool(changed))):
             return buffers
-        trainee.put_back(trainee.halve_buffers(kept.state, changed))
+        trainee.put_back(trainee.scale_buffers(kept.state, changed, SCALE))
         trainee.loss(kept.batch, self._seed(kept.step, 0))
-        return replace(buffers, from_half=trainee.buffers())
+        return replace(buffers, from_scaled=trainee.buffers())
 
     def _later_losses(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
         """Return the losses of further batches at a checkpoint's weights."""

@@ -7,17 +7,16 @@ apart with the weights (a running mean behind a bias that the loss does not feel
 A wrong buffer is one whose change differs by more than noise in the weights explains. A difference
 that small may still decide what evaluation makes of a buffer: in `E[x^2] - E[x]^2` nearly all of
 both sums cancels. That depends on code that nobody calls here, so what adds up rounded numbers is
-named rather than judged.
+named rather than judged. A sum that is itself rounded in every step is wrong sooner or later.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from autoprec.core.numerics.single_step import MIN_NOISE_SHARE, NOISE_ROUNDOFF
 from autoprec.core.numerics.tolerance import (
-    Check,
     Tolerance,
     or_infinity,
     percent,
@@ -32,63 +31,87 @@ NAMED = 4
 """The most buffers that a sentence names."""
 
 
+@dataclass(frozen=True)
+class BufferCheck:
+    """The outcome: empty `problem` means passed; `judged` False, no buffer was compared.
+
+    `differing` differ at too few checkpoints to fail, and `rounded` add up rounded numbers.
+    """
+
+    judged: bool = True
+    problem: str = ""
+    step: int | None = None
+    differing: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Return whether nothing was found wrong."""
+        return not self.problem
+
+    def describe(self) -> str:
+        """Say what is to be known of buffers that passed; empty where there is nothing."""
+        parts = []
+        if self.differing:
+            parts.append(
+                f"{_list(self.differing)} did not change as in float32 at one of the checkpoints"
+            )
+        if self.rounded:
+            verb = "add up" if len(self.rounded) > 1 else "adds up"
+            parts.append(
+                f"{_list(self.rounded)} {verb} numbers rounded to 16 bits: a small difference of "
+                "such sums, as in E[x^2] - E[x]^2, may be lost"
+            )
+        return "; ".join(parts)
+
+
 def check_buffers(
     points: Sequence[StepComparison],
     noise: Sequence[NoisyStep],
     tolerance: Tolerance,
     roundoff: float = NOISE_ROUNDOFF,
-) -> Check:
+) -> BufferCheck:
     """Check that the same steps change a model's buffers as in float32.
 
     A change may differ by `tolerance.buffer` of its own size, or by `tolerance.buffer_null` times
     what noise does there; in a format with a smaller `roundoff` by less, but at least
-    `MIN_NOISE_SHARE` of that. What is not finite fails at once.
+    `MIN_NOISE_SHARE` of that. What is not finite, and a lasting sum that is kept in 16 bits, fails
+    at any checkpoint.
     """
     compared = [point for point in points if point.buffers]
     if not compared:
-        return Check(judged=False)
+        return BufferCheck(judged=False)
     for point in compared:
         broken = [each.name for each in point.buffers if each.error is None]
+        stalled = [each.name for each in point.buffers if each.stalls]
         if broken:
-            verb = "are" if len(broken) > 1 else "is"
-            problem = f"{_list(broken)} {verb} not finite after step {point.step}"
-            return Check(problem=problem, step=point.step)
+            problem = f"step {point.step} makes {_list(broken)} inf or NaN"
+            return BufferCheck(problem=problem, step=point.step)
+        if stalled:
+            problem = (
+                f"{_list(stalled)} {'are' if len(stalled) > 1 else 'is'} rounded to 16 bits in "
+                "every step: once large, such a sum loses what is added to it"
+            )
+            return BufferCheck(problem=problem, step=point.step)
     finer = min(1.0, max(MIN_NOISE_SHARE, roundoff / NOISE_ROUNDOFF))
-    excess: dict[str, float] = {}
+    shares: dict[str, list[float]] = {}
     for point in compared[-DECIDING_CHECKPOINTS:]:
-        allowed = {
-            each.name: finer
-            * max(tolerance.buffer, tolerance.buffer_null * _moved(each.name, point.step, noise))
-            for each in point.buffers
-        }
-        errors = {each.name: or_infinity(each.error) for each in point.buffers}
-        excess = {
-            name: min(errors[name] / allowed[name], excess.get(name, math.inf)) for name in errors
-        }
-    wrong = sorted((name for name in excess if excess[name] > 1.0), key=lambda name: -excess[name])
+        for each in point.buffers:
+            moved = tolerance.buffer_null * _moved(each.name, point.step, noise)
+            allowed = finer * max(tolerance.buffer, moved)
+            shares.setdefault(each.name, []).append(or_infinity(each.error) / allowed)
+    wrong = [name for name, found in shares.items() if min(found) > 1.0]
     if not wrong:
-        return Check(step=point.step)
+        differing = tuple(name for name, found in shares.items() if max(found) > 1.0)
+        rounded = [each.name for point in compared for each in point.buffers if each.rounded]
+        return BufferCheck(differing=differing, rounded=tuple(dict.fromkeys(rounded)))
+    errors = {each.name: or_infinity(each.error) for point in compared for each in point.buffers}
+    wrong.sort(key=lambda name: -errors[name])
     problem = (
-        f"at the same weights, step {point.step} changes {_list(wrong)} otherwise than in float32: "
-        f"{percent(errors[wrong[0]])} of the change away; {percent(allowed[wrong[0]])} is allowed"
+        f"at the same weights, step {point.step} changes {_list(wrong)} otherwise than float32 "
+        f"does, by {percent(errors[wrong[0]])} of the change"
     )
-    return Check(problem=problem, step=point.step)
-
-
-def rounded_buffers(points: Iterable[StepComparison]) -> tuple[str, ...]:
-    """Name the buffers that add up numbers which had been rounded to 16 bits."""
-    found = [each.name for point in points for each in point.buffers if each.rounded]
-    return tuple(dict.fromkeys(found))
-
-
-def describe_rounded(names: Sequence[str]) -> str:
-    """Say what rounded addends mean for a buffer; empty where no buffer has any."""
-    if not names:
-        return ""
-    return (
-        f"{_list(names)} add{'s' if len(names) == 1 else ''} up numbers rounded to 16 bits: a "
-        "small difference of such sums, as in E[x^2] - E[x]^2, may be lost"
-    )
+    return BufferCheck(problem=problem, step=point.step)
 
 
 def _moved(name: str, step: int, noise: Iterable[NoisyStep]) -> float:

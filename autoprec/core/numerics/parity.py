@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.numerics.buffers import check_buffers, describe_rounded, rounded_buffers
+from autoprec.core.numerics.buffers import BufferCheck, check_buffers
 from autoprec.core.numerics.headroom import check_headroom
 from autoprec.core.numerics.late_failures import (
     check_error_floor,
@@ -69,7 +69,7 @@ class _Checks:
 
     stability: Check
     single: Check
-    buffers: Check
+    buffers: BufferCheck
     curves: Check
     metric: Check
     long: Check
@@ -144,7 +144,7 @@ def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) 
         loss_origin=evidence.loss_origin,
         seconds=evidence.seconds,
         covered=_covered(evidence, checks),
-        rounded_buffers=rounded_buffers(_all_checkpoints(evidence)[0]),
+        buffers=checks.buffers.describe(),
         not_covered=evidence.not_covered,
     )
 
@@ -206,7 +206,7 @@ def check_first_steps(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
     return check_calibrated(evidence.comparisons, evidence.noise, tolerance, evidence.roundoff)
 
 
-def check_all_buffers(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
+def check_all_buffers(evidence: ProofEvidence, tolerance: Tolerance) -> BufferCheck:
     """Check what steps leave in buffers, at all checkpoints."""
     points, noise = _all_checkpoints(evidence)
     return check_buffers(points, noise, tolerance, evidence.roundoff)
@@ -399,8 +399,8 @@ def _describe_success(numbers: Verdict, long: Check, evidence: ProofEvidence) ->
         f"trains like float32: equal over {over}, loss {_from_to(first, last)}; "
         f"{', '.join(part for part in parts if part)}"
     )
-    if numbers.rounded_buffers:
-        told += f"; {describe_rounded(numbers.rounded_buffers)}"
+    if numbers.buffers:
+        told += f"; {numbers.buffers}"
     if evidence.ranks:
         told += f"; proven at {evidence.ranks}"
     if numbers.not_covered:

@@ -60,12 +60,14 @@ class BufferUpdate:
     """What one step made of one buffer, such as a running mean, from the same state as float32.
 
     `error` is ||b - b32|| over the size of float32's change (None: not finite). `rounded` says that
-    the numbers it adds to the buffer had been rounded to 16 bits, where float32's had not.
+    the numbers it adds to the buffer had been rounded to 16 bits, where float32's had not, and
+    `stalls` that a lasting sum is itself rounded to 16 bits: once large, it loses what is added.
     """
 
     name: str
     error: float | None
     rounded: bool = False
+    stalls: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Verdict:
     `steps` is how far training was followed, from `first_loss` to `last_loss` in float32, and
     `most_steps` how far it might have been, so that a repeated proof takes the same steps. Shares
     of a loss are of what is above `loss_origin`.
-    `rounded_buffers` are those to which numbers rounded to 16 bits are added, unlike in float32.
+    `buffers` says what is to be known of the model's buffers, empty for nothing.
     A number that was not finite or not measured is None. `curves` are the losses of its longest
     training, to be looked at; the verdict does not rest on them.
     """
@@ -50,7 +50,7 @@ class Verdict:
     seconds: float = 0.0
     covered: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
-    rounded_buffers: tuple[str, ...] = ()
+    buffers: str = ""
     curves: LossCurves | None = None
 
     @property

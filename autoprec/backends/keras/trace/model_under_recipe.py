@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.trace import magnitudes
@@ -128,10 +129,10 @@ class KerasTrainee:
             return self._left
         return {path: _vector(state[index]) for index, path in self._buffers.items()}
 
-    def halve_buffers(self, state: Snapshot, names: Collection[str]) -> Snapshot:
-        """Return a copied state with these buffers at half their values."""
+    def scale_buffers(self, state: Snapshot, names: Collection[str], factor: float) -> Snapshot:
+        """Return a copied state with these buffers multiplied by a factor."""
         return [
-            value / 2 if self._buffers.get(index) in names else value
+            value * factor if self._buffers.get(index) in names else value
             for index, value in enumerate(state)
         ]
 
@@ -161,14 +162,19 @@ class KerasTrainee:
 def _buffer_paths(model: Any) -> dict[int, str]:
     """Map positions in a model's state to the paths of buffers: weights that nothing trains.
 
-    The seeds of dropout are none, nor are integers.
+    The seeds of dropout are none, nor are integers. Every build of the model gives the same paths.
     """
-    own = {id(variable) for variable in model.non_trainable_weights}
-    return {
-        index: variable.path
-        for index, variable in enumerate(state_variables(model))
-        if id(variable) in own and not str(variable.dtype).startswith(("int", "uint", "bool"))
-    }
+    paths: dict[int, str] = {}
+    for unit in layer_units(model):  # parents first: the deepest layer names a weight
+        for layer in unit.members:
+            for each in layer.non_trainable_weights:
+                paths[id(each)] = f"{unit.path}/{each.name}".lstrip("/")
+    found: dict[int, str] = {}
+    for index, variable in enumerate(state_variables(model)):
+        path = paths.get(id(variable))
+        if path is not None and not str(variable.dtype).startswith(("int", "uint", "bool")):
+            found[index] = path if path not in found.values() else f"{path} ({index})"
+    return found
 
 
 def _vector(value: Any) -> Any:

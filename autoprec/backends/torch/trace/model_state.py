@@ -68,9 +68,9 @@ def _vector(tensor: torch.Tensor) -> torch.Tensor:
     return values[:: 1 + values.numel() // MOST_VALUES].cpu().double()
 
 
-def halve_buffers(snapshot: Snapshot, names: Collection[str]) -> Snapshot:
-    """Return the snapshot with these buffers at half their values."""
-    return {name: value / 2 if name in names else value for name, value in snapshot.items()}
+def scale_buffers(snapshot: Snapshot, names: Collection[str], factor: float) -> Snapshot:
+    """Return the snapshot with these buffers multiplied by a factor."""
+    return {name: value * factor if name in names else value for name, value in snapshot.items()}
 
 
 @torch.no_grad()

@@ -20,8 +20,8 @@ from autoprec.backends.torch.trace.model_state import (
     add_noise,
     buffer_values,
     gradients,
-    halve_buffers,
     restore_snapshot,
+    scale_buffers,
     size_in_bytes,
     take_snapshot,
 )
@@ -99,9 +99,9 @@ class TorchTrainee:
         """Return the buffers of a copied state, or as they are."""
         return buffer_values(self.model, state)
 
-    def halve_buffers(self, state: Snapshot, names: Collection[str]) -> Snapshot:
-        """Return a copied state with these buffers at half their values."""
-        return halve_buffers(state, names)
+    def scale_buffers(self, state: Snapshot, names: Collection[str], factor: float) -> Snapshot:
+        """Return a copied state with these buffers multiplied by a factor."""
+        return scale_buffers(state, names, factor)
 
     def add_noise(self, draw: int) -> None:
         """Multiply every weight by 1 + uniform(-2**-9, 2**-9), another factor for every `draw`."""
