@@ -76,7 +76,7 @@ class StepBuffers:
             name
             for name, values in self.after.items()
             if name in self.before and len(values) == len(self.before[name])
-            if _norm(values - self.before[name]) != 0.0
+            if _distance(values, self.before[name]) != 0.0
         )
 
     def compared_with(
@@ -90,14 +90,14 @@ class StepBuffers:
             self._compared(name, reference, dtype)
             for name in reference.changed
             if name in self.after and len(self.after[name]) == len(reference.after[name])
-            if math.isfinite(_norm(reference.after[name]))
+            if math.isfinite(_norm(reference.before[name]) + _norm(reference.after[name]))
         )
 
     def _compared(self, name: str, reference: StepBuffers, dtype: DType) -> BufferUpdate:
         before, after, exact = reference.before[name], self.after[name], reference.after[name]
         size = max(_norm(exact), _deviation(name, reference.after))
-        change = max(_norm(exact - before), SMALLEST_CHANGE * size)
-        error = _norm(after - exact) / change
+        change = max(_distance(exact, before), SMALLEST_CHANGE * size)
+        error = _distance(after, exact) / change
         ours, theirs = self._accumulation(name), reference._accumulation(name)
         stalls = ours.stalls_in(dtype) and not theirs.is_kept_in(dtype)
         return BufferUpdate(
@@ -174,6 +174,13 @@ def _deviation(name: str, buffers: Values) -> float:
         if other != name and len(values) == len(buffers[name])
     ]
     return math.sqrt(max(variances, default=0.0))
+
+
+def _distance(values: Any, others: Any) -> float:
+    """Return the norm of the difference; infinity where a value is not finite."""
+    if not math.isfinite(_norm(values) + _norm(others)):
+        return math.inf
+    return _norm(values - others)
 
 
 def _norm(values: Any) -> float:
