@@ -8,6 +8,12 @@ from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 NOTHING_LEARNED = "the loss did not fall in these steps, so they say little about later training"
 """What is to be known of a proof over steps in which nothing was learned."""
 
+HOW_TO_SEE_LEARNING = (
+    "start from weights that have trained for a while (`checkpoint`), or give the proof more steps "
+    "(`proof_steps`)"
+)
+"""What to do about that."""
+
 
 def describe_single_steps(numbers: Verdict) -> str:
     """Say how near the loss was at the same weights; empty where it was not compared."""

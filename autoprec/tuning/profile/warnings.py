@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.measurement import Measurement
+from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING, NOTHING_LEARNED
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.contention import BUSY_SHARE
 from autoprec.core.speed.noise import relative_spread
@@ -31,6 +32,7 @@ def warnings_for(
             f"(the baseline ran with {plain.effective_batch}). Adapt the learning rate and its "
             "schedule to it, or set BATCH_SIZE to keep yours"
         )
+    found += _learning_warning(result)
     found += _memory_and_padding_advice(result, recipe, plain, measured)
     if result.not_covered:
         found.append(f"the time limit was reached; not covered: {'; '.join(result.not_covered)}")
@@ -51,6 +53,14 @@ def warnings_for(
             f"{measured.step_seconds * 1e3:.1f} ms: use more loader workers"
         )
     return tuple(found)
+
+
+def _learning_warning(result: TuningResult) -> list[str]:
+    """Warn where the recipe is proven over steps in which float32 itself learned nothing."""
+    proven = result.confirmation.proven
+    if proven is None or proven.verdict.learned:
+        return []
+    return [f"the proof says little: {NOTHING_LEARNED}; {HOW_TO_SEE_LEARNING}"]
 
 
 def _memory_and_padding_advice(

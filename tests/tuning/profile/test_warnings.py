@@ -40,6 +40,20 @@ def test_what_the_task_and_the_stages_noted_is_said_first() -> None:
     assert warnings(result) == ("one", "two", plain)
 
 
+def test_a_proof_over_steps_without_learning_is_warned_of() -> None:
+    result = found()
+    flat = ProvenRecipe(BFLOAT16, replace(REFERENCE, learned=False), 1.0, 1.0)
+    confirmation = replace(result.confirmation, proven=flat)
+    (text,) = warnings(replace(result, confirmation=confirmation))
+    assert text == (
+        "the proof says little: the loss did not fall in these steps, so they say little about "
+        "later training; start from weights that have trained for a while (`checkpoint`), or give "
+        "the proof more steps (`proof_steps`)"
+    )
+    learned = replace(confirmation, proven=replace(flat, verdict=REFERENCE))
+    assert warnings(replace(result, confirmation=learned)) == ()
+
+
 @pytest.mark.parametrize(
     ("batch", "accumulation", "warned"), [(32, 1, False), (16, 2, False), (64, 1, True)]
 )
