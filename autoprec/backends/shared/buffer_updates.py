@@ -22,7 +22,7 @@ Values = Mapping[str, Any]
 MOST_VALUES = 2**20
 """Of a larger buffer so many values are compared, spread evenly."""
 
-SMALLEST_CHANGE = 0.03
+SMALLEST_CHANGE = 0.06
 """A change counts as at least this share of the buffer's size: what has converged hardly moves.
 
 The size of a mean is at least the deviation beside it: a mean of centred numbers is all rounding.

@@ -121,7 +121,7 @@ def test_what_has_converged_is_measured_by_its_size():
     before = {"u": np.array([0.0, 100.0])}
     exact = StepBuffers(before, {"u": np.array([0.0, 100.001])})
     (found,) = StepBuffers(before, {"u": np.array([0.0, 100.301])}).compared_with(exact)
-    assert found.error == pytest.approx(0.3 / (0.03 * 100.001))
+    assert found.error == pytest.approx(0.3 / (0.06 * 100.001))
 
 
 def test_the_mean_of_centred_numbers_is_measured_by_the_deviation_beside_it():
@@ -133,7 +133,7 @@ def test_the_mean_of_centred_numbers_is_measured_by_the_deviation_beside_it():
     def error(*given):
         return step(1e-4, *given).compared_with(step(1e-8, *given))[0].error
 
-    assert error() == pytest.approx(1e-4 / (0.03 * 8.0**0.5), rel=1e-3)
+    assert error() == pytest.approx(1e-4 / (0.06 * 8.0**0.5), rel=1e-3)
     assert error("bn/moving_variance") > 1000  # another module
     assert error("bn.running_scale") > 1000
     assert error("bn.running_var", (4.0, 4.0, 4.0)) > 1000  # of something else
