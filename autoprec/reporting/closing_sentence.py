@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.verdict import Verdict
-from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING, NOTHING_LEARNED
+from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import describe_batch
 from autoprec.core.speed.attribution import PRECISION
@@ -38,8 +38,8 @@ def closing_sentence(profile: Profile) -> str:
         text += f"; at least {share:.0%} of its memory bandwidth"
     if evidence.chosen.break_even_steps is not None:
         text += f"; compilation pays off after {evidence.chosen.break_even_steps} steps"
-    if not evidence.parity.learned:
-        text += with_flags(f". Warning: {NOTHING_LEARNED}; {HOW_TO_SEE_LEARNING}")
+    if evidence.parity.caveat:
+        text += with_flags(f". Warning: {evidence.parity.caveat}; {HOW_TO_SEE_LEARNING}")
     return text
 
 

@@ -40,6 +40,7 @@ from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, above
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.core.numerics.verdict_reasons import (
+    NOTHING_LEARNED,
     describe_end,
     describe_single_steps,
     describe_success,
@@ -149,7 +150,7 @@ def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) 
         first_loss=first_loss,
         last_loss=last_loss,
         loss_origin=evidence.loss_origin,
-        learned=bool(evidence.start) or has_learned(losses),
+        caveat="" if evidence.start or has_learned(losses) else NOTHING_LEARNED,
         seconds=evidence.seconds,
         covered=_covered(evidence, checks),
         buffers=checks.buffers.describe(),

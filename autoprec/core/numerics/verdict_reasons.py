@@ -40,8 +40,8 @@ def describe_success(numbers: Verdict, ended: Check, evidence: ProofEvidence, lo
         f"trains like float32: equal over {over}, loss {loss}; "
         f"{', '.join(part for part in parts if part)}"
     )
-    if not numbers.learned:
-        told += f"; {NOTHING_LEARNED}"
+    if numbers.caveat:
+        told += f"; {numbers.caveat}"
     if numbers.buffers:
         told += f"; {numbers.buffers}"
     if evidence.ranks:

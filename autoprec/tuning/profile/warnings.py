@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.measurement import Measurement
-from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING, NOTHING_LEARNED
+from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.contention import BUSY_SHARE
 from autoprec.core.speed.noise import relative_spread
@@ -58,9 +58,9 @@ def warnings_for(
 def _learning_warning(result: TuningResult) -> list[str]:
     """Warn where the recipe is proven over steps in which float32 itself learned nothing."""
     proven = result.confirmation.proven
-    if proven is None or proven.verdict.learned:
+    if proven is None or not proven.verdict.caveat:
         return []
-    return [f"the proof says little: {NOTHING_LEARNED}; {HOW_TO_SEE_LEARNING}"]
+    return [f"the proof says little: {proven.verdict.caveat}; {HOW_TO_SEE_LEARNING}"]
 
 
 def _memory_and_padding_advice(

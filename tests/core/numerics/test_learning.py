@@ -76,9 +76,9 @@ def test_a_verdict_over_steps_without_learning_says_so():
     found = replace(evidence(flat), runs=(SeedRun(flat, flat),))
     told = judge(found, DEFAULT)
     assert told.accepted
-    assert not told.learned
+    assert told.caveat == NOTHING_LEARNED
     assert f"; {NOTHING_LEARNED}" in told.reason
     trained = judge(replace(found, start="step 5000"), DEFAULT)
-    assert trained.learned
+    assert trained.caveat == ""
     assert NOTHING_LEARNED not in trained.reason
-    assert judge(evidence(run()), DEFAULT).learned
+    assert judge(evidence(run()), DEFAULT).caveat == ""

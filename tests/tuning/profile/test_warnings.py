@@ -11,6 +11,7 @@ import pytest
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement
+from autoprec.core.numerics.verdict_reasons import NOTHING_LEARNED
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import Space
@@ -42,7 +43,7 @@ def test_what_the_task_and_the_stages_noted_is_said_first() -> None:
 
 def test_a_proof_over_steps_without_learning_is_warned_of() -> None:
     result = found()
-    flat = ProvenRecipe(BFLOAT16, replace(REFERENCE, learned=False), 1.0, 1.0)
+    flat = ProvenRecipe(BFLOAT16, replace(REFERENCE, caveat=NOTHING_LEARNED), 1.0, 1.0)
     confirmation = replace(result.confirmation, proven=flat)
     (text,) = warnings(replace(result, confirmation=confirmation))
     assert text == (
