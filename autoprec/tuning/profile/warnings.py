@@ -32,7 +32,7 @@ def warnings_for(
             f"(the baseline ran with {plain.effective_batch}). Adapt the learning rate and its "
             "schedule to it, or set BATCH_SIZE to keep yours"
         )
-    found += _learning_warning(result)
+    found += _proof_warnings(result)
     found += _memory_and_padding_advice(result, recipe, plain, measured)
     if result.not_covered:
         found.append(f"the time limit was reached; not covered: {'; '.join(result.not_covered)}")
@@ -55,12 +55,17 @@ def warnings_for(
     return tuple(found)
 
 
-def _learning_warning(result: TuningResult) -> list[str]:
-    """Warn where the recipe is proven over steps in which float32 itself learned nothing."""
-    proven = result.confirmation.proven
-    if proven is None or not proven.verdict.caveat:
-        return []
-    return [f"the proof says little: {proven.verdict.caveat}; {HOW_TO_SEE_LEARNING}"]
+def _proof_warnings(result: TuningResult) -> list[str]:
+    """Warn of a proof that says little, and of buffers that it leaves open."""
+    proven, found = result.confirmation.proven, []
+    if proven is not None and proven.verdict.caveat:
+        found.append(f"the proof says little: {proven.verdict.caveat}; {HOW_TO_SEE_LEARNING}")
+    if proven is not None and proven.verdict.buffers:
+        found.append(
+            f"{proven.verdict.buffers}. If evaluation needs more digits, name the modules that "
+            "compute them in the recipe's float32_modules"
+        )
+    return found
 
 
 def _memory_and_padding_advice(

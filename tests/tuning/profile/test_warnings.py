@@ -51,6 +51,12 @@ def test_a_proof_over_steps_without_learning_is_warned_of() -> None:
         "later training; start from weights that have trained for a while (`checkpoint`), or give "
         "the proof more steps (`proof_steps`)"
     )
+    verdict = replace(REFERENCE, buffers="the buffer sums adds up rounded numbers")
+    rounding = replace(confirmation, proven=replace(flat, verdict=verdict))
+    assert warnings(replace(result, confirmation=rounding)) == (
+        "the buffer sums adds up rounded numbers. If evaluation needs more digits, name the "
+        "modules that compute them in the recipe's float32_modules",
+    )
     learned = replace(confirmation, proven=replace(flat, verdict=REFERENCE))
     assert warnings(replace(result, confirmation=learned)) == ()
 
