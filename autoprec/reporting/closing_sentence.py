@@ -5,10 +5,12 @@ from __future__ import annotations
 from autoprec.core.device.roofline import UNKNOWN, limit_text
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.verdict import Verdict
+from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.profile import Chosen, Profile
 from autoprec.core.recipe import describe_batch
 from autoprec.core.speed.attribution import PRECISION
 from autoprec.core.speed.noise import MIN_GAIN, Ratio
+from autoprec.reporting.flags import with_flags
 from autoprec.reporting.text import dtype_text, percent_text, ratio_text, recipe_text
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
@@ -42,6 +44,8 @@ def closing_sentence(profile: Profile) -> str:
         text += f"; {_limit(evidence.chosen)}"
     if evidence.chosen.break_even_steps is not None:
         text += f"; compilation pays off after {evidence.chosen.break_even_steps} steps"
+    if evidence.parity.caveat:
+        text += with_flags(f". Warning: {evidence.parity.caveat}; {HOW_TO_SEE_LEARNING}")
     return text
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.verdict_reasons import NOTHING_LEARNED
 from autoprec.core.profile import Baseline, Profile
 from autoprec.core.recipe import KEEP_MEMORY, Distributed, Recipe
 from autoprec.core.speed.attribution import Part
@@ -118,6 +119,18 @@ def test_what_the_loss_was_within_is_said_with_what_it_is_a_share_of(
     parity = replace(profile.evidence.parity, loss_deviation=0.00021, loss_origin=origin)
     evidence = replace(profile.evidence, parity=parity)
     assert said in closing_sentence(replace(profile, evidence=evidence))
+
+
+def test_that_nothing_was_learned_is_a_warning_of_its_own_with_what_to_do() -> None:
+    profile = made(WINNER, 1.5, precision=1.5)
+    assert "Warning" not in closing_sentence(profile)
+    parity = replace(profile.evidence.parity, caveat=NOTHING_LEARNED)
+    said = closing_sentence(replace(profile, evidence=replace(profile.evidence, parity=parity)))
+    assert said.endswith(
+        ". Warning: the loss did not fall in these steps, so they say little about later "
+        "training; start from weights that have trained for a while (--checkpoint), or give the "
+        "proof more steps (--proof-steps)"
+    )
 
 
 def test_an_inconclusive_tuning_says_that_word_first_and_how_to_measure_again() -> None:

@@ -10,12 +10,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from autoprec.core.dtypes import DType
+from autoprec.core.dtypes import DType, Policy
 from autoprec.core.numerics.traces import ExponentHistogram
+from autoprec.core.recipe import Recipe
 
 SCALE_FACTOR = 64.0
 """The second loss scale; a power of two, so that only exponents change."""
+
+
+def in_bfloat16(recipe: Recipe) -> Recipe:
+    """Return the recipe with bfloat16 where it has float16: float32's range, the same tensors.
+
+    It is not compiled, so that its tensors can be read, nor shared with other ranks.
+    """
+    return replace(
+        recipe,
+        policy=Policy.MIXED_BFLOAT16,
+        loss_scale=None,
+        compile=False,
+        accumulation_steps=1,
+        distributed=None,
+    )
 
 
 class ExponentCounts:

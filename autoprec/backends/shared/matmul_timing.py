@@ -241,27 +241,30 @@ class ProductBudget:
 def time_product(
     arithmetic: Arithmetic, dtype: DType, budget: ProductBudget | None = None
 ) -> Product:
-    """Grow a product from small until one takes long enough; keep the best rate of that size."""
+    """Grow a product from small until one takes long enough; keep the rates of that size.
+
+    The best counts; the slowest says how far timings can be trusted.
+    """
     budget = budget or ProductBudget()
     end = time.perf_counter() + budget.dtype_seconds
-    size, best = 0, 0.0
+    size, rates = 0, [0.0]
     try:
         for size in _SIZES:
             operands = arithmetic.prepare(dtype, size)
             arithmetic.multiply(operands)
             seconds = _seconds_of_product(arithmetic, operands)
-            best = size**3 * 2 / seconds / 1e9
+            rates = [size**3 * 2 / seconds / 1e9]
             next_seconds = 8 * seconds
             if seconds >= budget.product_seconds or time.perf_counter() + 2 * next_seconds > end:
                 break
         for _ in range(_REPEATS):
             if time.perf_counter() + seconds > end:
                 break
-            best = max(best, size**3 * 2 / _seconds_of_product(arithmetic, operands) / 1e9)
+            rates.append(size**3 * 2 / _seconds_of_product(arithmetic, operands) / 1e9)
     except Exception as error:
-        if best == 0.0:
+        if rates == [0.0]:
             return Product(dtype, failure=f"{type(error).__name__}: {_one_line(error)}")
-    return Product(dtype, gflops=best, size=size)
+    return Product(dtype, gflops=max(rates), size=size, slowest_gflops=min(rates))
 
 
 def _one_line(error: Exception) -> str:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from autoprec.backends.protocol import ProgressCallback
+from autoprec.backends.shared.buffer_updates import SCALE, HoldsBuffers, StepBuffers
 from autoprec.backends.shared.checkpoint_budget import affordable_steps
-from autoprec.backends.shared.gradient_exponents import ExponentCounts
+from autoprec.backends.shared.gradient_exponents import ExponentCounts, in_bfloat16
 from autoprec.backends.shared.ranks import ALONE, Ranks
 from autoprec.backends.shared.repeatable_batches import BatchStream
 from autoprec.backends.shared.trajectory_clock import StepClock
-from autoprec.core.dtypes import Policy
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
@@ -43,7 +43,7 @@ class Float16Magnitudes:
     backward: float | None = None
 
 
-class Trainee(Protocol):
+class Trainee(HoldsBuffers, Protocol):
     """A freshly built model with its optimizer under one recipe.
 
     `seed` is that of the random numbers of one batch, where the model's state does not hold them.
@@ -127,6 +127,7 @@ class _Checkpoint:
     loss: float | None = None
     gradient: Any = None
     later_losses: tuple[float, ...] = ()
+    buffers: StepBuffers = field(default_factory=StepBuffers)
 
 
 @dataclass
@@ -195,6 +196,7 @@ class ComparisonTracer:
                 loss, gradient, float16 = trainee.loss_and_gradient_watched(
                     kept.batch, self._seed(kept.step, 0)
                 )
+                buffers = self._step_buffers(trainee, kept)
                 if kept.loss is not None and kept.gradient is not None:
                     point = StepComparison(
                         kept.step,
@@ -205,6 +207,7 @@ class ComparisonTracer:
                         overflowed=float16.overflowed,
                         gradient_seen=bool(gradient),
                         backward=float16.backward,
+                        buffers=buffers.compared_with(kept.buffers, alike.policy.compute_dtype),
                     )
                     later = self._later_losses(trainee, kept)
                     points.append(point.with_mean_losses(later, kept.later_losses))
@@ -222,7 +225,8 @@ class ComparisonTracer:
                 loss, gradient = trainee.loss_and_gradient(kept.batch, self._seed(kept.step, 0))
                 if kept.loss is not None and kept.gradient is not None:
                     error = self._framework.gradient_error(gradient, kept.gradient)
-                    points.append(NoisyStep(kept.step, _finite(loss), kept.loss, error))
+                    moved = StepBuffers.left_by(trainee, kept.state).compared_with(kept.buffers)
+                    points.append(NoisyStep(kept.step, _finite(loss), kept.loss, error, moved))
         return tuple(points)
 
     def trajectory(
@@ -241,7 +245,7 @@ class ComparisonTracer:
     def backward_exponents(self, *, recipe: Recipe, batches: int) -> ExponentHistogram:
         """Measure the backward pass under bfloat16 at loss scale 1, at every kept state in turn."""
         counts = ExponentCounts()
-        with self._trainee(_in_bfloat16(recipe), 0) as trainee:
+        with self._trainee(in_bfloat16(recipe), 0) as trainee:
             stream = self._stream(recipe.batch_size, 0)
             states = [trainee.take_state()]
             if self._batch_size == recipe.batch_size:
@@ -256,7 +260,7 @@ class ComparisonTracer:
     def unit_magnitudes(self, *, recipe: Recipe) -> tuple[UnitTrace, ...]:
         """Measure each unit's largest magnitudes forward and backward, and its underflow."""
         scale = recipe.loss_scale.initial if recipe.loss_scale is not None else 1.0
-        with self._trainee(_in_bfloat16(recipe), 0) as trainee:
+        with self._trainee(in_bfloat16(recipe), 0) as trainee:
             batch = self._stream(recipe.batch_size, 0).batch(0)
             return self._framework.unit_magnitudes(trainee, batch, self._seed(0, 0), scale)
 
@@ -322,8 +326,22 @@ class ComparisonTracer:
                 seed = self._seed(kept.step, 0)
                 loss, kept.gradient = trainee.loss_and_gradient(kept.batch, seed)
                 kept.loss = _finite(loss)
+                kept.buffers = self._step_buffers(trainee, kept)
                 kept.later_losses = self._later_losses(trainee, kept)
         self._float32_answered = True
+
+    def _step_buffers(self, trainee: Trainee, kept: _Checkpoint) -> StepBuffers:
+        """Return what the step just taken left in the buffers.
+
+        At the last checkpoint, also what it makes of other values in them.
+        """
+        buffers = StepBuffers.left_by(trainee, kept.state)
+        changed = buffers.changed if kept is self._checkpoints[-1] else ()
+        if not self._ranks.agree(float(bool(changed))):
+            return buffers
+        trainee.put_back(trainee.scale_buffers(kept.state, changed, SCALE))
+        trainee.loss(kept.batch, self._seed(kept.step, 0))
+        return replace(buffers, from_scaled=trainee.buffers())
 
     def _later_losses(self, trainee: Trainee, kept: _Checkpoint) -> tuple[float, ...]:
         """Return the losses of further batches at a checkpoint's weights."""
@@ -374,21 +392,6 @@ class ComparisonTracer:
 def batch_seed(seed: int, step: int, index: int) -> int:
     """Return the seed of one micro-batch's random numbers: the same in all runs compared."""
     return (seed * 1_000_003 + step * 1_009 + index) % 2**31
-
-
-def _in_bfloat16(recipe: Recipe) -> Recipe:
-    """Return the recipe with bfloat16 where it has float16: float32's range, the same tensors.
-
-    It is not compiled, so that its tensors can be read, nor shared with other ranks.
-    """
-    return replace(
-        recipe,
-        policy=Policy.MIXED_BFLOAT16,
-        loss_scale=None,
-        compile=False,
-        accumulation_steps=1,
-        distributed=None,
-    )
 
 
 def _finite(value: float) -> float | None:

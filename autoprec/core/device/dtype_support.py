@@ -79,8 +79,17 @@ def distrust_native_support(facts: DeviceFacts, why: str) -> DeviceFacts:
     return replace(facts, dtypes=dtypes)
 
 
-def measured_support(fact: DTypeFact, product: Product, float32_gflops: float | None) -> DTypeFact:
-    """Return what a measured product says of its dtype, put over what was known before."""
+def measured_support(
+    fact: DTypeFact,
+    product: Product,
+    float32_gflops: float | None,
+    ratios: tuple[float, float] | None = None,
+) -> DTypeFact:
+    """Return what a measured product says of its dtype, put over what was known before.
+
+    Timings that cannot tell which of both is faster prove nothing slow: `ratios` says from where to
+    where the ratio may be.
+    """
     if product.crashed:
         return replace(
             fact, support=Support.ABSENT, evidence=Evidence.MEASURED, reason=product.failure
@@ -88,19 +97,24 @@ def measured_support(fact: DTypeFact, product: Product, float32_gflops: float | 
     if product.gflops is None:
         why = f"not measured: {product.failure}"
         return replace(fact, reason=_join_reasons(fact.reason, why))
-    fact = replace(fact, measured_gflops=product.gflops)
+    fact = replace(fact, measured_gflops=product.gflops, slowest_gflops=product.slowest_gflops)
     if product.dtype is DType.FLOAT32:
         return replace(fact, support=Support.NATIVE, evidence=Evidence.MEASURED)
     if not float32_gflops:
         return fact
     ratio = product.gflops / float32_gflops
+    most = ratio if ratios is None else ratios[1]
     support = fact.support
     if ratio >= CLEARLY_FASTER_RATIO:
         support = Support.NATIVE
-    elif ratio < 1.0 and support is Support.NATIVE:
+    elif most < 1.0 and support is Support.NATIVE:
         support = Support.SLOW
-    elif ratio < 1.0 or support in (Support.ABSENT, Support.UNKNOWN):
+    elif most < 1.0 or (
+        most < CLEARLY_FASTER_RATIO and support in (Support.ABSENT, Support.UNKNOWN)
+    ):
         support = Support.EMULATED
+    elif support is Support.ABSENT:
+        support = Support.UNKNOWN
     return replace(
         fact,
         support=support,

@@ -12,6 +12,9 @@ from autoprec.core.dtypes import DType
 
 GIB = 2**30
 
+REPEATED_TIMINGS_RATIO = 1.2
+"""Repeated measurements of one product differ by up to a fifth, minutes apart by more."""
+
 
 class Evidence(StrEnum):
     """How something is known; each beats the ones before it."""
@@ -26,7 +29,8 @@ class DTypeFact:
     """What is known of one dtype on one device, and how it is known.
 
     `family_ratio` is how many times as fast as float32's its products were on another device of the
-    family, where that was measured.
+    family, where that was measured. Timings of a product went from `slowest_gflops` to
+    `measured_gflops`; None where that was not recorded.
     """
 
     support: Support = Support.UNKNOWN
@@ -37,6 +41,12 @@ class DTypeFact:
     peak_dense_tflops: float | None = None
     measured_gflops: float | None = None
     family_ratio: float | None = None
+    slowest_gflops: float | None = None
+
+    @property
+    def slowed(self) -> float:
+        """Return the slowest timing's speed as a share of the fastest one's; 1 where unknown."""
+        return (self.slowest_gflops or 0.0) / (self.measured_gflops or 1.0) or 1.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,21 @@ class DeviceFacts:
         mine = self.fact(dtype).measured_gflops
         base = self.fact(DType.FLOAT32).measured_gflops
         return mine / base if mine is not None and base else None
+
+    def measured_range(self, dtype: DType) -> tuple[float, float] | None:
+        """Return from where to where that ratio may be, as far as the timings can tell.
+
+        It is at least `REPEATED_TIMINGS_RATIO` both ways; where no spread was recorded, it is the
+        ratio alone.
+        """
+        ratio = self.measured_ratio(dtype)
+        mine, base = self.fact(dtype), self.fact(DType.FLOAT32)
+        if ratio is None:
+            return None
+        if mine.slowest_gflops is None and base.slowest_gflops is None:
+            return ratio, ratio
+        least = 1.0 / REPEATED_TIMINGS_RATIO
+        return ratio * min(mine.slowed, least), ratio / min(base.slowed, least)
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -14,13 +14,18 @@ _DISTURBED_RATIO = 1.5
 
 @dataclass(frozen=True)
 class Product:
-    """One measured matrix product: what ran, or how it failed."""
+    """One measured matrix product: what ran, or how it failed.
+
+    `gflops` is the best of several timings, which went from `slowest_gflops` to it; None where that
+    was not recorded.
+    """
 
     dtype: DType
     gflops: float | None = bounded(default=None, low=0.0, high=1e9)
     size: int | None = None
     failure: str = ""
     crashed: bool = False
+    slowest_gflops: float | None = bounded(default=None, low=0.0, high=1e9)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,10 @@ class Measurements:
 
 
 def merge_repeated_products(measured: Measurements) -> Measurements:
-    """Keep the faster of two products of a dtype; where they differ, mark all as disturbed."""
+    """Keep the faster of two products of a dtype; where they differ much, mark all as disturbed.
+
+    The slowest timing of both is kept with it.
+    """
     found: dict[DType, Product] = {}
     notes = list(measured.notes)
     for product in measured.products:
@@ -52,7 +60,9 @@ def merge_repeated_products(measured: Measurements) -> Measurements:
         low, high = sorted((first.gflops or 0.0, product.gflops or 0.0))
         if first is product or not low:
             continue
-        found[product.dtype] = product if product.gflops == high else first
+        slowest = min(first.slowest_gflops or low, product.slowest_gflops or low)
+        faster = product if product.gflops == high else first
+        found[product.dtype] = replace(faster, slowest_gflops=slowest)
         if high > _DISTURBED_RATIO * low:
             notes.append(
                 f"{product.dtype} products ran at {low:.3g} and at {high:.3g} GFLOP/s within "

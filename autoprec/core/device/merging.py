@@ -51,9 +51,19 @@ def with_measurements(facts: DeviceFacts, measured: Measurements) -> DeviceFacts
     """Put what was measured over what the catalogue and the probe say."""
     base = measured.product(DType.FLOAT32)
     base_gflops = base.gflops if base else None
+    speeds = {
+        p.dtype: replace(
+            facts.fact(p.dtype), measured_gflops=p.gflops, slowest_gflops=p.slowest_gflops
+        )
+        for p in measured.products
+        if p.gflops is not None
+    }
+    timed = replace(facts, dtypes={**facts.dtypes, **speeds})
     dtypes = dict(facts.dtypes)
     for product in measured.products:
-        dtypes[product.dtype] = measured_support(facts.fact(product.dtype), product, base_gflops)
+        dtypes[product.dtype] = measured_support(
+            facts.fact(product.dtype), product, base_gflops, timed.measured_range(product.dtype)
+        )
     return replace(
         facts,
         dtypes=dtypes,

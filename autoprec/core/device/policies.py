@@ -112,7 +112,11 @@ def _rank_and_refuse(
 ) -> tuple[tuple[Candidate, ...], dict[Policy, tuple[str, ...]]]:
     refused = {p: why for p in Policy if (why := objections(facts, p))}
     known = [p for p in Policy if p not in refused and p is not Policy.FLOAT32]
-    fast = [p for p in known if facts.fact(p.compute_dtype).support is Support.NATIVE]
+    fast = [
+        p
+        for p in known
+        if facts.fact(p.compute_dtype).support is Support.NATIVE and not _may_be_slow(facts, p)
+    ]
     unsure = [p for p in known if p not in fast]
     order = [*_ranked(facts, fast), Policy.FLOAT32, *unsure]
     return tuple(Candidate(p, _reasons(facts, p)) for p in order), refused
@@ -124,21 +128,29 @@ def objections(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
         return ()
     dtype = policy.compute_dtype
     fact = facts.fact(dtype)
-    ratio = facts.measured_ratio(dtype)
+    ratio, ratios = facts.measured_ratio(dtype), facts.measured_range(dtype)
     if fact.support is Support.ABSENT:
         return (_join_claim(f"{dtype} is absent", fact.reason),)
-    if ratio is not None and ratio < 1.0:
+    if ratio is not None and ratios is not None and ratios[1] < 1.0:
         return (
             f"{dtype} products are slower than float32's (measured: {format_ratio(ratio)} float32)",
         )
     if fact.support in (Support.EMULATED, Support.SLOW):
         return (_join_claim(f"{dtype} is {fact.support}", fact.reason),)
-    if facts.kind is DeviceKind.CPU and ratio is not None and ratio < _SAME_SPEED_RATIO:
+    on_cpu = facts.kind is DeviceKind.CPU
+    if on_cpu and ratio is not None and ratios is not None and ratios[1] < _SAME_SPEED_RATIO:
         shown = f"measured: {format_ratio(ratio)} float32"
         return (f"{dtype} products are no faster than float32's ({shown})",)
-    if facts.kind is DeviceKind.CPU and ratio is None:
+    if on_cpu and ratio is None:
         return _objections_on_cpu(facts, dtype)
     return ()
+
+
+def _may_be_slow(facts: DeviceFacts, policy: Policy) -> bool:
+    """Say whether a policy's products were timed too slow, but by too little to refuse it."""
+    ratio = facts.measured_ratio(policy.compute_dtype)
+    least = _SAME_SPEED_RATIO if facts.kind is DeviceKind.CPU else 1.0
+    return ratio is not None and ratio < least
 
 
 def _objections_on_cpu(facts: DeviceFacts, dtype: DType) -> tuple[str, ...]:
@@ -191,7 +203,14 @@ def _reasons(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
     gain = _peak_ratio(facts, dtype)
     if gain is not None:
         reasons.append(f"peak {format_ratio(gain)} float32's")
-    if fact.support is Support.UNKNOWN:
+    ratios = facts.measured_range(dtype)
+    if ratios is not None and _may_be_slow(facts, policy):
+        low, high = (format_ratio(each) for each in ratios)
+        reasons.append(
+            f"its products run at {low} to {high} float32's speed, as far as timings can tell: "
+            "only training steps show more"
+        )
+    elif fact.support is Support.UNKNOWN:
         reasons.append("only a measurement can tell")
     if policy is Policy.MIXED_BFLOAT16:
         reasons.append("float32's range: no loss scale")

@@ -14,6 +14,7 @@ from autoprec.core.numerics.tolerance import (
     SMALLEST_LOSS_SHARE,
     Check,
     Tolerance,
+    chance,
     finite_or_none,
     mean,
     percent,
@@ -95,16 +96,21 @@ def check_trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
         second_half=finite_or_none(second_half),
     )
     allowed = max(tolerance.trajectory, seed_spread([pair.reference for pair in judged]))
-    stays = math.isfinite(null) and difference > LATE_NOISE_FACTOR * _second_half_noise(judged)
-    if difference <= allowed or (ratio <= tolerance.trajectory_null and not stays):
-        return numbers
+    late_noise = _second_half_noise(judged)
+    stays = math.isfinite(null) and difference > chance(late_noise, LATE_NOISE_FACTOR)
+    if difference <= tolerance.trajectory:
+        return replace(numbers, below=_both_below(judged))
+    if difference <= allowed:
+        return replace(numbers, excused="float32's own seeds end as far from each other")
+    if ratio <= tolerance.trajectory_null and not stays:
+        return replace(numbers, excused="noise in the weights moves float32 as much")
     steps = min(len(pair.reference) for pair in judged)
     problem = (
         f"after {steps} steps its loss is {percent(difference)} away from float32's, "
         f"{ratio:.3g} times as far as small noise drives float32"
     )
     if ratio <= tolerance.trajectory_null:
-        problem += f", which by then is {percent(_second_half_noise(judged))} away at single steps"
+        problem += f", which by then is {percent(late_noise)} away at single steps"
     return replace(numbers, problem=problem, step=_first_divergent_step(judged, null, tolerance))
 
 
@@ -163,6 +169,16 @@ def _tail_deviation(pair: _AlignedLosses) -> float:
     tail = max(1, len(pair.reference) // 5)
     reference, candidate = mean(pair.reference[-tail:]), mean(pair.candidate[-tail:])
     return relative_deviation(candidate, reference, SMALLEST_LOSS_SHARE * abs(pair.reference[0]))
+
+
+def _both_below(pairs: Sequence[_AlignedLosses]) -> float | None:
+    """Return `SMALLEST_LOSS_SHARE` if all runs end below that share of the first loss."""
+    ends = [
+        mean(losses[-max(1, len(losses) // 5) :]) / (abs(pair.reference[0]) or 1.0)
+        for pair in pairs
+        for losses in (pair.reference, pair.candidate)
+    ]
+    return SMALLEST_LOSS_SHARE if max(ends) < SMALLEST_LOSS_SHARE else None
 
 
 def _second_half_deviation(pair: _AlignedLosses) -> float:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from autoprec.core.numerics.buffers import BufferCheck, check_buffers
 from autoprec.core.numerics.headroom import check_headroom
 from autoprec.core.numerics.late_failures import (
     check_error_floor,
@@ -22,6 +23,7 @@ from autoprec.core.numerics.late_failures import (
     check_long_runs,
     deviation_grows,
 )
+from autoprec.core.numerics.learning import has_learned
 from autoprec.core.numerics.loss_curves import (
     SeedRun,
     check_metric,
@@ -35,8 +37,14 @@ from autoprec.core.numerics.single_step import (
     is_noise_sensitive,
 )
 from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity, percent
-from autoprec.core.numerics.traces import NoisyStep, StepComparison
+from autoprec.core.numerics.traces import NoisyStep, StepComparison, above
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
+from autoprec.core.numerics.verdict_reasons import (
+    NOTHING_LEARNED,
+    describe_end,
+    describe_single_steps,
+    describe_success,
+)
 
 STEPS_SETTING = "steps (proof_steps)"
 
@@ -68,6 +76,7 @@ class _Checks:
 
     stability: Check
     single: Check
+    buffers: BufferCheck
     curves: Check
     metric: Check
     long: Check
@@ -102,7 +111,7 @@ def _judge(evidence: ProofEvidence, tolerance: Tolerance) -> Verdict:
         return failed
     if not checks.curves.judged:
         return _judge_untrained(numbers, evidence)
-    return _judge_long_runs(numbers, evidence, checks.long, tolerance)
+    return _judge_long_runs(numbers, evidence, checks, tolerance)
 
 
 def _run_checks(evidence: ProofEvidence, runs: Sequence[SeedRun], tolerance: Tolerance) -> _Checks:
@@ -113,6 +122,7 @@ def _run_checks(evidence: ProofEvidence, runs: Sequence[SeedRun], tolerance: Tol
     return _Checks(
         stability=stable,
         single=check_calibrated(evidence.comparisons, noise, tolerance, roundoff),
+        buffers=check_all_buffers(evidence, tolerance),
         curves=check_trajectory(runs, tolerance),
         metric=check_metric((*evidence.long_runs, *runs), tolerance),
         long=check_long_runs(evidence.long_runs, tolerance),
@@ -121,7 +131,8 @@ def _run_checks(evidence: ProofEvidence, runs: Sequence[SeedRun], tolerance: Tol
 
 def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) -> Verdict:
     """Return a verdict that holds the numbers, and nothing against the candidate."""
-    first_loss, last_loss = _loss_range(evidence)
+    losses = _longest_losses(evidence)
+    first_loss, last_loss = _loss_range(losses)
     return Verdict(
         verdict="equal",
         reason="",
@@ -139,8 +150,10 @@ def _numbers(evidence: ProofEvidence, runs: Sequence[SeedRun], checks: _Checks) 
         first_loss=first_loss,
         last_loss=last_loss,
         loss_origin=evidence.loss_origin,
+        caveat="" if evidence.start or has_learned(losses) else NOTHING_LEARNED,
         seconds=evidence.seconds,
-        covered=_covered(evidence, checks.curves, checks.metric),
+        covered=_covered(evidence, checks),
+        buffers=checks.buffers.describe(),
         not_covered=evidence.not_covered,
     )
 
@@ -166,23 +179,26 @@ def _judge_first_steps(
         ):
             reason = f"it trains, but not like float32: {check.problem}"
             if check.undecided and curves.judged:
-                reason += f"; {_describe_end(curves, steps)}"
+                reason += f"; {describe_end(curves, steps)}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
+    if not checks.buffers.passed:
+        reason = f"it trains, but not like float32: {checks.buffers.problem}"
+        return replace(numbers, verdict="drift", reason=reason, step=checks.buffers.step)
     if single.undecided == "noise_level" and _leaves_float32(curves, steps, tolerance):
         reason = (
             f"it trains, but not like float32: its loss is {percent(single.deviation or 0.0)} "
             "away at the same weights; small noise does the same, but training averages noise out; "
-            f"{_describe_end(curves, steps)}"
+            f"{describe_end(curves, steps)}"
         )
         return replace(numbers, verdict="drift", reason=reason, step=steps)
     return None
 
 
 def _judge_long_runs(
-    numbers: Verdict, evidence: ProofEvidence, long: Check, tolerance: Tolerance
+    numbers: Verdict, evidence: ProofEvidence, checks: _Checks, tolerance: Tolerance
 ) -> Verdict:
     """Judge what happened after the first steps, where these have passed."""
-    for check in (check_long_run_stability(evidence.candidate_run, tolerance), long):
+    for check in (check_long_run_stability(evidence.candidate_run, tolerance), checks.long):
         if not check.passed:
             return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
     growing = check_gradient_growth((*evidence.comparisons, *evidence.late_comparisons))
@@ -190,13 +206,21 @@ def _judge_long_runs(
         if not check.passed:
             reason = f"it trains, but not like float32: {check.problem}"
             return replace(numbers, verdict="drift", reason=reason, step=check.step)
-    return replace(numbers, reason=_describe_success(numbers, long, evidence))
+    ended = checks.long if checks.long.judged else checks.curves
+    loss = _from_to(or_infinity(numbers.first_loss), or_infinity(numbers.last_loss))
+    return replace(numbers, reason=describe_success(numbers, ended, evidence, loss))
 
 
 def check_first_steps(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
     """Check the single steps of the first checkpoints."""
     evidence = above_origin(evidence)
     return check_calibrated(evidence.comparisons, evidence.noise, tolerance, evidence.roundoff)
+
+
+def check_all_buffers(evidence: ProofEvidence, tolerance: Tolerance) -> BufferCheck:
+    """Check what steps leave in buffers, at all checkpoints."""
+    points, noise = _all_checkpoints(evidence)
+    return check_buffers(points, noise, tolerance, evidence.roundoff)
 
 
 def check_calibrated(
@@ -266,12 +290,6 @@ def _training_clears(
     return curves.ratio <= OWN_NOISE_FACTOR * roundoff / NOISE_ROUNDOFF
 
 
-def _describe_end(curves: Check, steps: int) -> str:
-    """Describe how far training ended from float32."""
-    ended, late = percent(or_infinity(curves.deviation)), percent(or_infinity(curves.second_half))
-    return f"after {steps} steps it is {ended} away, and single steps by then {late}"
-
-
 def _leaves_float32(curves: Check, steps: int, tolerance: Tolerance) -> bool:
     """Return whether a long run leaves float32, at its end or step by step in its second half."""
     ends = or_infinity(curves.deviation) > tolerance.trajectory
@@ -287,7 +305,7 @@ def _check_losses_finite(points: Sequence[StepComparison]) -> Check:
     return Check()
 
 
-def _covered(evidence: ProofEvidence, curves: Check, metric: Check) -> tuple[str, ...]:
+def _covered(evidence: ProofEvidence, checks: _Checks) -> tuple[str, ...]:
     covered = []
     if evidence.comparisons:
         steps = {
@@ -299,12 +317,14 @@ def _covered(evidence: ProofEvidence, curves: Check, metric: Check) -> tuple[str
             )
         }
         covered.append(f"{AT_THE_SAME_WEIGHTS} at steps {', '.join(map(str, sorted(steps)))}")
-    if curves.judged:
+    if checks.buffers.judged:
+        covered.append("what these steps leave in the model's buffers")
+    if checks.curves.judged:
         seeds = [run.candidate.seed for run in evidence.long_runs]
         rest = [run for run in evidence.runs if run.candidate.seed not in seeds]
         lengths = ", ".join(str(len(run.candidate.losses)) for run in (*evidence.long_runs, *rest))
         covered.append(f"trainings of {lengths} steps")
-    if metric.judged:
+    if checks.metric.judged:
         covered.append("evaluate(model)")
     return (*covered, *evidence.notes)
 
@@ -312,11 +332,16 @@ def _covered(evidence: ProofEvidence, curves: Check, metric: Check) -> tuple[str
 def _check_error_floor(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
     """Check for an error floor at all checkpoints of the float32 run."""
     longest = max((*evidence.long_runs, *evidence.runs), key=lambda run: len(run.reference.losses))
-    points, noise = (
-        (*evidence.comparisons, *evidence.late_comparisons),
-        (*evidence.noise, *evidence.late_noise),
-    )
+    points, noise = _all_checkpoints(evidence)
     return check_error_floor(points, noise, longest, tolerance)
+
+
+def _all_checkpoints(
+    evidence: ProofEvidence,
+) -> tuple[tuple[StepComparison, ...], tuple[NoisyStep, ...]]:
+    """Return the comparisons at the checkpoints of the float32 run, and what noise does there."""
+    points = (*evidence.comparisons, *evidence.late_comparisons)
+    return points, (*evidence.noise, *evidence.late_noise)
 
 
 def _judge_stalled(numbers: Verdict, evidence: ProofEvidence, single: Check) -> Verdict:
@@ -333,27 +358,23 @@ def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
     if not evidence.comparisons:
         reason = f"nothing could be compared with float32; give the proof more {STEPS_SETTING}"
         return replace(numbers, verdict="unproven", reason=reason)
-    reason = f"equal at single steps, but nothing was trained: {_describe_single_steps(numbers)}"
+    reason = f"equal at single steps, but nothing was trained: {describe_single_steps(numbers)}"
     return replace(numbers, verdict="equal at single steps", reason=reason)
 
 
-def _loss_range(evidence: ProofEvidence) -> tuple[float | None, float | None]:
-    """Return where float32's loss began and ended, over the longest run that was judged.
-
-    Both as the task gives them, not as shares of them are taken.
-    """
+def _longest_losses(evidence: ProofEvidence) -> tuple[float | None, ...]:
+    """Return float32's losses over the longest run that was judged, as the task gives them."""
     runs = [run.reference for run in (*evidence.long_runs, *evidence.runs)]
     losses = max((run.losses for run in runs), key=len, default=())
-    known = [loss + evidence.loss_origin for loss in losses if loss is not None]
+    return above(losses, -evidence.loss_origin)
+
+
+def _loss_range(losses: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Return where a loss began and ended; None where it was not always finite."""
+    known = [loss for loss in losses if loss is not None]
     if not known or len(known) < len(losses):
         return None, None
     return known[0], mean(known[-max(1, len(known) // 5) :])
-
-
-def _describe_single_steps(numbers: Verdict) -> str:
-    if numbers.loss_deviation is None:
-        return ""
-    return f"loss within {percent(numbers.loss_deviation)} at the same weights"
 
 
 def _from_to(first: float, last: float) -> str:
@@ -363,24 +384,3 @@ def _from_to(first: float, last: float) -> str:
     if 0.0 < change < math.inf:
         digits = min(5, max(2, 1 + math.ceil(math.log10(size / change))))
     return f"{first:.{digits}g} to {last:.{digits}g}"
-
-
-def _describe_success(numbers: Verdict, long: Check, evidence: ProofEvidence) -> str:
-    """Describe what passed and over which part of training."""
-    start = evidence.start
-    ended = long.deviation if long.judged else numbers.trajectory_deviation
-    parts = [
-        _describe_single_steps(numbers),
-        f"within {percent(or_infinity(ended))} after {numbers.steps} steps",
-    ]
-    first, last = or_infinity(numbers.first_loss), or_infinity(numbers.last_loss)
-    over = f"{numbers.steps} steps from {start}" if start else f"the first {numbers.steps} steps"
-    told = (
-        f"trains like float32: equal over {over}, loss {_from_to(first, last)}; "
-        f"{', '.join(part for part in parts if part)}"
-    )
-    if evidence.ranks:
-        told += f"; proven at {evidence.ranks}"
-    if numbers.not_covered:
-        told += f" (not covered: {'; '.join(numbers.not_covered)})"
-    return told

@@ -9,6 +9,10 @@ from typing import Literal
 
 from autoprec.errors import UsageError
 
+CERTAIN_DEVIATION = 1.0
+"""A loss that ends this share above float32's, and matters, is not excused by chance, unless noise
+moves float32 itself as far."""
+
 SMALLEST_LOSS_SHARE = 3e-2
 """Losses below this share of the first one count as this much when they divide."""
 
@@ -17,7 +21,8 @@ SMALLEST_LOSS_SHARE = 3e-2
 class Tolerance:
     """How far a precision may be from float32 before it is said to differ.
 
-    `loss`, `gradient`, `trajectory` and `metric` are relative deviations that are always allowed;
+    `loss`, `gradient`, `trajectory`, `metric` and `buffer` are relative deviations that are always
+    allowed;
     the `_null` factors allow as many times what noise of half a bfloat16 digit does to float32.
     `skipped` is how many steps of one run the loss scaler may skip.
     """
@@ -31,6 +36,8 @@ class Tolerance:
     trajectory_slack: float = 0.001
     metric: float = 0.02
     metric_null: float = 3.0
+    buffer: float = 0.2
+    buffer_null: float = 5.0
     skipped: int = 2
 
     def scaled(self, factor: float) -> Tolerance:
@@ -50,6 +57,8 @@ class Tolerance:
             trajectory_null=self.trajectory_null * factor,
             metric=self.metric * factor,
             metric_null=self.metric_null * factor,
+            buffer=self.buffer * factor,
+            buffer_null=self.buffer_null * factor,
         )
 
 
@@ -67,7 +76,9 @@ class Check:
 
     `noise` and `gradient_noise` are what noise does to `relative_deviation` and `gradient_error`;
     `value` and `reference` are the user's metric. `second_half` is the root mean square deviation
-    of the single steps in a run's second half.
+    of the single steps in a run's second half. `below` is the share of the first loss that both
+    runs end below, where their difference is not compared; `excused` says what else made a
+    difference pass that is more than is always allowed.
     """
 
     judged: bool = True
@@ -83,11 +94,21 @@ class Check:
     value: float | None = None
     reference: float | None = None
     skipped: int = 0
+    below: float | None = None
+    excused: str = ""
 
     @property
     def passed(self) -> bool:
         """Return whether nothing was found wrong."""
         return not self.problem
+
+
+def chance(noise: float, factor: float) -> float:
+    """Return how far a run may end from float32 by chance: `factor` times what noise does.
+
+    Beyond `CERTAIN_DEVIATION` it is only as far as noise itself.
+    """
+    return min(factor * noise, max(CERTAIN_DEVIATION, noise))
 
 
 def relative_deviation(loss: float | None, reference: float, floor: float) -> float:

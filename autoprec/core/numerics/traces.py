@@ -56,6 +56,21 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
+class BufferUpdate:
+    """What one step made of one buffer, such as a running mean, from the same state as float32.
+
+    `error` is ||b - b32|| over the size of float32's change (None: not finite). `rounded` says that
+    the numbers it adds to the buffer had been rounded to 16 bits, where float32's had not, and
+    `stalls` that a lasting sum is itself rounded to 16 bits: once large, it loses what is added.
+    """
+
+    name: str
+    error: float | None
+    rounded: bool = False
+    stalls: bool = False
+
+
+@dataclass(frozen=True)
 class StepComparison:
     """One step computed twice from the same float32 state, batch and RNG stream.
 
@@ -67,7 +82,7 @@ class StepComparison:
     1 (None: not looked at, or infinite). `gradient_seen` is False where the training step shows no
     gradient to compare. `mean_loss` and `mean_reference` are means over further batches at the same
     weights (None: none were looked at, or a loss is not finite), and `mean_error` the standard
-    error of their difference.
+    error of their difference. `buffers` are those that the float32 step changed.
     """
 
     step: int
@@ -81,6 +96,7 @@ class StepComparison:
     mean_loss: float | None = None
     mean_reference: float | None = None
     mean_error: float = 0.0
+    buffers: tuple[BufferUpdate, ...] = ()
 
     def with_mean_losses(self, ours: Sequence[float], theirs: Sequence[float]) -> StepComparison:
         """Return the point with the means of the losses of further batches, the same for both."""
@@ -113,12 +129,13 @@ class StepComparison:
 
 @dataclass(frozen=True)
 class NoisyStep:
-    """The loss of float32 with noisy weights at one checkpoint: the single-step test's null."""
+    """What float32 with noisy weights gives at one checkpoint: the single-step test's null."""
 
     step: int
     loss: float | None
     reference: float
     gradient_error: float | None = None
+    buffers: tuple[BufferUpdate, ...] = ()
 
     def above(self, origin: float) -> NoisyStep:
         """Return the point with its losses counted from `origin`."""

@@ -25,6 +25,8 @@ class Verdict:
     `steps` is how far training was followed, from `first_loss` to `last_loss` in float32, and
     `most_steps` how far it might have been, so that a repeated proof takes the same steps. Shares
     of a loss are of what is above `loss_origin`.
+    `buffers` says what is to be known of the model's buffers, empty for nothing; `caveat` says why
+    the verdict means little, as where float32's own loss did not fall from untrained weights.
     A number that was not finite or not measured is None. `curves` are the losses of its longest
     training, to be looked at; the verdict does not rest on them.
     """
@@ -49,6 +51,8 @@ class Verdict:
     seconds: float = 0.0
     covered: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    buffers: str = ""
+    caveat: str = ""
     curves: LossCurves | None = None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.measurement import Measurement
+from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.contention import BUSY_SHARE
 from autoprec.core.speed.noise import relative_spread
@@ -31,6 +32,7 @@ def warnings_for(
             f"(the baseline ran with {plain.effective_batch}). Adapt the learning rate and its "
             "schedule to it, or set BATCH_SIZE to keep yours"
         )
+    found += _proof_warnings(result)
     found += _memory_and_padding_advice(result, recipe, plain, measured)
     if result.not_covered:
         found.append(f"the time limit was reached; not covered: {'; '.join(result.not_covered)}")
@@ -51,6 +53,19 @@ def warnings_for(
             f"{measured.step_seconds * 1e3:.1f} ms: use more loader workers"
         )
     return tuple(found)
+
+
+def _proof_warnings(result: TuningResult) -> list[str]:
+    """Warn of a proof that says little, and of buffers that it leaves open."""
+    proven, found = result.confirmation.proven, []
+    if proven is not None and proven.verdict.caveat:
+        found.append(f"the proof says little: {proven.verdict.caveat}; {HOW_TO_SEE_LEARNING}")
+    if proven is not None and proven.verdict.buffers:
+        found.append(
+            f"{proven.verdict.buffers}. If evaluation needs more digits, name the modules that "
+            "compute them in the recipe's float32_modules"
+        )
+    return found
 
 
 def _memory_and_padding_advice(

@@ -154,6 +154,9 @@ class Proof:
         elif until_failure and not check.passed and not check.undecided:
             missing.append("trainings (it differs at the same weights already)")
             seeds = ()
+        elif until_failure and not judging.check_all_buffers(evidence, self._tolerance).passed:
+            missing.append("trainings (it leaves other buffers already)")
+            seeds = ()
         elif check.passed and needs_later_checkpoints(evidence.comparisons):
             later, seeds = recorder.compare_late(recipe), seeds[:1]
             evidence = replace(evidence, headroom_comparisons=later)

@@ -52,6 +52,17 @@ def test_a_product_grows_until_it_takes_long_enough():
     assert found.gflops > 0
 
 
+def test_the_best_and_the_slowest_timing_of_the_last_size_are_kept(monkeypatch):
+    seconds = iter([1e-3, 4e-3, 1e-3, 2e-3, 5e-3, 3e-3])
+    monkeypatch.setattr(matmul_timing, "_seconds_of_product", lambda *_: next(seconds))
+    budget = ProductBudget(product_seconds=3e-3, dtype_seconds=60.0)
+    found = time_product(Arithmetic(), F32, budget)
+    work = 2 * matmul_timing._SIZES[1] ** 3 / 1e9
+    assert found.size == matmul_timing._SIZES[1]
+    assert found.gflops == pytest.approx(work / 1e-3)
+    assert found.slowest_gflops == pytest.approx(work / 5e-3)
+
+
 def test_a_product_that_takes_long_enough_grows_no_more():
     arithmetic = Arithmetic()
     time_product(arithmetic, F32, ProductBudget(product_seconds=0.0))

@@ -50,6 +50,12 @@ class Weight:
     def state_bytes(self) -> int:
         return 100
 
+    def buffers(self, state: Any = None) -> dict[str, Any]:
+        return {}
+
+    def scale_buffers(self, state: Any, names: Any, factor: float) -> Any:
+        return state
+
     def add_noise(self, draw: int) -> None:
         self.value *= 1 + 2.0**-9 * (draw + 1) / 100
 

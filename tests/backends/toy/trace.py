@@ -56,6 +56,12 @@ class ToyTrainee:
     def state_bytes(self) -> int:
         return 8 * len(self.model.values)
 
+    def buffers(self, state: Any = None) -> dict[str, Any]:
+        return {}
+
+    def scale_buffers(self, state: Any, names: Any, factor: float) -> Any:
+        return state
+
     def add_noise(self, draw: int) -> None:
         noise = random.Random(draw)
         self.model.values = [v * (1 + noise.uniform(-(2**-9), 2**-9)) for v in self.model.values]

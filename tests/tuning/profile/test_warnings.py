@@ -11,6 +11,7 @@ import pytest
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement
+from autoprec.core.numerics.verdict_reasons import NOTHING_LEARNED
 from autoprec.core.recipe import Alignment, Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.space import Space
@@ -38,6 +39,26 @@ def test_what_the_task_and_the_stages_noted_is_said_first() -> None:
     result = found(task=task, notes=("two",))
     plain = "the task is not plain float32: weights in bfloat16"
     assert warnings(result) == ("one", "two", plain)
+
+
+def test_a_proof_over_steps_without_learning_is_warned_of() -> None:
+    result = found()
+    flat = ProvenRecipe(BFLOAT16, replace(REFERENCE, caveat=NOTHING_LEARNED), 1.0, 1.0)
+    confirmation = replace(result.confirmation, proven=flat)
+    (text,) = warnings(replace(result, confirmation=confirmation))
+    assert text == (
+        "the proof says little: the loss did not fall in these steps, so they say little about "
+        "later training; start from weights that have trained for a while (`checkpoint`), or give "
+        "the proof more steps (`proof_steps`)"
+    )
+    verdict = replace(REFERENCE, buffers="the buffer sums adds up rounded numbers")
+    rounding = replace(confirmation, proven=replace(flat, verdict=verdict))
+    assert warnings(replace(result, confirmation=rounding)) == (
+        "the buffer sums adds up rounded numbers. If evaluation needs more digits, name the "
+        "modules that compute them in the recipe's float32_modules",
+    )
+    learned = replace(confirmation, proven=replace(flat, verdict=REFERENCE))
+    assert warnings(replace(result, confirmation=learned)) == ()
 
 
 @pytest.mark.parametrize(

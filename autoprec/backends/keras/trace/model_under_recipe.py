@@ -8,13 +8,14 @@ same in every build.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
+from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.trace import magnitudes
@@ -31,6 +32,7 @@ from autoprec.backends.keras.train.task_runner import (
     to_float,
 )
 from autoprec.backends.protocol import Task
+from autoprec.backends.shared.buffer_updates import MOST_VALUES
 from autoprec.backends.shared.gradient_exponents import relative_error
 from autoprec.backends.shared.tracer import Float16Magnitudes
 from autoprec.core.dtypes import DType
@@ -54,6 +56,8 @@ class KerasTrainee:
         self.precision: Any = KerasSurgeon().apply(applied, model=self.model, device=device)
         self.model.make_train_function()
         self._gradient_function: Any = None
+        self._buffers = _buffer_paths(self.model)
+        self._left: Mapping[str, Any] = {}
         self._readers: dict[Any, magnitudes.StepReader] = {}
 
     @property
@@ -84,6 +88,8 @@ class KerasTrainee:
         scale = self.precision.scale
         with same_in_every_dtype(), raising_layers_noted(self.model):
             loss, gradients = self._gradient_function(batch, scale)
+        if self._buffers:
+            self._left = self.buffers(self.take_state())
         self.put_back(kept)
         return to_float(loss), [to_numpy(g) / np.float32(scale) for g in gradients]
 
@@ -118,6 +124,19 @@ class KerasTrainee:
         """Return the size of a copy of the state in bytes."""
         return sum(size_in_bytes(variable) for variable in state_variables(self.model))
 
+    def buffers(self, state: Snapshot | None = None) -> Mapping[str, Any]:
+        """Return the buffers of a copied state, or as the last batch left them."""
+        if state is None:
+            return self._left
+        return {path: _vector(state[index]) for index, path in self._buffers.items()}
+
+    def scale_buffers(self, state: Snapshot, names: Collection[str], factor: float) -> Snapshot:
+        """Return a copied state with these buffers multiplied by a factor."""
+        return [
+            value * factor if self._buffers.get(index) in names else value
+            for index, value in enumerate(state)
+        ]
+
     def add_noise(self, draw: int) -> None:
         """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn from seed `draw`."""
         random = np.random.default_rng(draw)
@@ -139,6 +158,30 @@ class KerasTrainee:
         self._readers.clear()
         gc.collect()
         memory.free()
+
+
+def _buffer_paths(model: Any) -> dict[int, str]:
+    """Map positions in a model's state to the paths of buffers: weights that nothing trains.
+
+    The seeds of dropout are none, nor are integers. Every build of the model gives the same paths.
+    """
+    paths: dict[int, str] = {}
+    for unit in layer_units(model):  # parents first: the deepest layer names a weight
+        for layer in unit.members:
+            for each in layer.non_trainable_weights:
+                paths[id(each)] = f"{unit.path}/{each.name}".lstrip("/")
+    found: dict[int, str] = {}
+    for index, variable in enumerate(state_variables(model)):
+        path = paths.get(id(variable))
+        if path is not None and not str(variable.dtype).startswith(("int", "uint", "bool")):
+            found[index] = path if path not in found.values() else f"{path} ({index})"
+    return found
+
+
+def _vector(value: Any) -> Any:
+    values = np.ravel(value)
+    parts = np.stack([values.real, values.imag]) if np.iscomplexobj(values) else values
+    return np.ravel(parts)[:: 1 + parts.size // MOST_VALUES].astype(np.float64)
 
 
 def gradient_error(candidate: Sequence[Any], reference: Sequence[Any]) -> float | None:

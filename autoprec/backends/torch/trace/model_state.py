@@ -7,11 +7,12 @@ share each rank takes all of it, by the names it has outside of its wrapper.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import nn
 
+from autoprec.backends.shared.buffer_updates import MOST_VALUES
 from autoprec.backends.shared.gradient_exponents import relative_error
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.distributed.sharding import part_like, reshard, whole
@@ -50,6 +51,26 @@ def restore_snapshot(model: nn.Module, snapshot: Snapshot) -> None:
             tensor.copy_(part_like(kept, tensor))
         else:
             tensor.data = kept.to(device=tensor.device, dtype=tensor.dtype, copy=True)
+
+
+def buffer_values(model: nn.Module, snapshot: Snapshot | None) -> dict[str, torch.Tensor]:
+    """Return a model's floating and complex buffers, or a snapshot's, as vectors of float64."""
+    return {
+        name: _vector(tensor if snapshot is None else snapshot[name])
+        for name, tensor in unwrap(model).named_buffers()
+        if snapshot is None or name in snapshot
+        if tensor.is_floating_point() or tensor.is_complex()
+    }
+
+
+def _vector(tensor: torch.Tensor) -> torch.Tensor:
+    values = stored_values(tensor.detach()).reshape(-1)
+    return values[:: 1 + values.numel() // MOST_VALUES].cpu().double()
+
+
+def scale_buffers(snapshot: Snapshot, names: Collection[str], factor: float) -> Snapshot:
+    """Return the snapshot with these buffers multiplied by a factor."""
+    return {name: value * factor if name in names else value for name, value in snapshot.items()}
 
 
 @torch.no_grad()

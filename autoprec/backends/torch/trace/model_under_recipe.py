@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,8 +18,10 @@ from autoprec.backends.torch.trace import magnitudes
 from autoprec.backends.torch.trace.model_state import (
     Snapshot,
     add_noise,
+    buffer_values,
     gradients,
     restore_snapshot,
+    scale_buffers,
     size_in_bytes,
     take_snapshot,
 )
@@ -92,6 +94,14 @@ class TorchTrainee:
     def state_bytes(self) -> int:
         """Return the size of a copied state."""
         return size_in_bytes(self.model)
+
+    def buffers(self, state: Snapshot | None = None) -> Mapping[str, torch.Tensor]:
+        """Return the buffers of a copied state, or as they are."""
+        return buffer_values(self.model, state)
+
+    def scale_buffers(self, state: Snapshot, names: Collection[str], factor: float) -> Snapshot:
+        """Return a copied state with these buffers multiplied by a factor."""
+        return scale_buffers(state, names, factor)
 
     def add_noise(self, draw: int) -> None:
         """Multiply every weight by 1 + uniform(-2**-9, 2**-9), another factor for every `draw`."""

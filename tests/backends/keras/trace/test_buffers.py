@@ -1,0 +1,129 @@
+"""Weights that nothing trains: read by stable paths, and compared step by step with float32's."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from autoprec.backends.keras.backend import KerasBackend
+from autoprec.backends.protocol import Task
+from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.buffers import check_buffers
+from autoprec.core.numerics.tolerance import Tolerance
+from autoprec.core.recipe import Recipe
+from autoprec.tuning.proof.recipe_proof import Proof
+
+BF16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)
+
+
+@keras.saving.register_keras_serializable("autoprec_tests")
+class Sums(keras.layers.Layer):
+    """Passes features on, and sums them up; `careful` keeps autocasting away from the sums."""
+
+    def __init__(self, careful=False, **more):
+        super().__init__(**more)
+        self.careful = careful
+
+    def build(self, shape):
+        kept = {"initializer": "zeros", "trainable": False, "autocast": not self.careful}
+        self.total = self.add_weight(shape=shape[-1:], name="total", **kept)
+        self.squares = self.add_weight(shape=shape[-1:], name="squares", **kept)
+        self.count = self.add_weight(shape=(), name="count", **kept)
+
+    def call(self, inputs, training=False):
+        if training:
+            added = ops.sum(inputs, axis=0), ops.sum(ops.square(inputs), axis=0), 1.0
+            for variable, value in zip((self.total, self.squares, self.count), added, strict=True):
+                variable.assign(variable + ops.cast(value, variable.value.dtype))
+        return inputs
+
+
+def network(*layers):
+    def build():
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(16), *(f() for f in layers)]
+        )
+        model.add(keras.layers.Dense(4, dtype="float32"))
+        model.compile(
+            keras.optimizers.Adam(1e-3),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        return model
+
+    return build
+
+
+def features():
+    return keras.layers.Dense(8, bias_initializer=keras.initializers.Constant(10.0))
+
+
+def batches(batch_size):
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(4, 8))
+    for _ in range(40):
+        y = random.integers(0, 4, batch_size)
+        yield (centres[y] + 0.7 * random.normal(size=(batch_size, 8))).astype("float32"), y
+
+
+def tracer(*layers):
+    task = Task(name="task.py", build_model=network(*layers), build_data=batches)
+    return KerasBackend().tracer(task, device="cpu", seed=0, report=lambda *_: None)
+
+
+def compared(*layers, steps=9):
+    traced = tracer(*layers)
+    traced.reference(batch_size=16, steps=steps, checkpoints=(2, steps - 1))
+    return check_buffers(
+        traced.compare_steps(recipe=BF16), traced.noise(draws=2), Tolerance()
+    ), traced
+
+
+def test_sums_that_autocasting_rounds_in_every_step_fail():
+    found, _ = compared(features, Sums)
+    assert "sums/total, sums/squares, sums/count are rounded to 16 bits" in found.problem
+
+
+def test_sums_of_rounded_numbers_are_named_by_paths_that_every_build_has():
+    found, traced = compared(features, lambda: Sums(careful=True))
+    assert found.passed
+    assert set(found.rounded) == {"sums/total", "sums/squares"}
+    (last,) = [p for p in traced.compare_steps(recipe=BF16) if p.step == 8]
+    assert [each.name for each in last.buffers] == ["sums/total", "sums/squares", "sums/count"]
+
+
+def test_batch_normalisation_is_compared_and_equal_and_dropouts_seeds_are_no_buffers():
+    found, traced = compared(
+        keras.layers.BatchNormalization,
+        lambda: keras.layers.Dropout(0.2),
+        lambda: keras.layers.Dense(8),
+        keras.layers.BatchNormalization,
+    )
+    assert found.judged
+    assert found.problem == ""
+    assert found.describe() == ""
+    names = {each.name for p in traced.compare_steps(recipe=BF16) for each in p.buffers}
+    assert names == {
+        f"batch_normalization{number}/moving_{what}"
+        for number in ("", "_1")
+        for what in ("mean", "variance")
+    }
+
+
+def test_a_model_without_such_weights_is_not_judged():
+    assert not compared(keras.layers.ReLU)[0].judged
+
+
+def test_the_verdict_names_them():
+    verdict = Proof(tracer(features, Sums), steps=8).prove(BF16)
+    assert verdict.verdict == "drift"
+    assert "sums/total" in verdict.reason
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_a_step_that_is_compared_leaves_the_state_as_it_was(careful):
+    traced = tracer(features, lambda: Sums(careful=careful))
+    traced.reference(batch_size=16, steps=3, checkpoints=(0, 2))
+    first = traced.compare_steps(recipe=BF16)
+    assert traced.compare_steps(recipe=BF16) == first
