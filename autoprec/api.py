@@ -116,8 +116,8 @@ def tune(
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.options import Settings, options_from
     from autoprec.tuning.ranks import check_device_choice, peers_of
+    from autoprec.tuning.study.kept_tunings import trials_kept
     from autoprec.tuning.study.places import default_journal
-    from autoprec.tuning.study.storage import discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
     settings = Settings(
@@ -173,7 +173,8 @@ def tune(
         return tuner.tune(TuningJob(path, target, chosen, listen))
 
     devices = [report.facts for report in machine.devices]
-    with discard_new_journal_on_task_error(chosen.storage or default_journal(path)):
+    journal = chosen.storage or default_journal(path)
+    with trials_kept(journal, lambda text: listen(Note(text))):
         profile = _tune_on_first_usable(devices[:1] if device else devices, tune_on, listen)
     save_profile(profile, output)
     return profile

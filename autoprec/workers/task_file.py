@@ -313,8 +313,21 @@ def user_frames(error: BaseException) -> str:
         if frames and lines:
             lines.append("\n")
         lines += traceback.StackSummary.from_list(frames).format()
-        lines += _last_line(part)
+        lines += _without_frames_of(framework, _last_line(part))
     return "".join(lines)
+
+
+def _without_frames_of(framework: re.Pattern[str], message: list[str]) -> list[str]:
+    """Leave a framework's frames out of a traceback that a message holds, as a loader's does."""
+    kept, leaving = [], False
+    for line in "".join(message).splitlines(keepends=True):
+        frame = re.match(r'\s+File "(.*)", line \d+', line)
+        if frame is not None:
+            leaving = bool(framework.search(frame[1]))
+        elif not line.startswith(" "):
+            leaving = False
+        kept += [] if leaving else [line]
+    return kept
 
 
 def _framework_files() -> re.Pattern[str]:

@@ -337,6 +337,27 @@ def test_of_a_frameworks_frames_only_the_last_is_shown() -> None:
     assert Path(__file__).name in shown
 
 
+def test_of_a_traceback_inside_a_message_the_frameworks_frames_are_left_out() -> None:
+    told = [
+        "Caught KeyError in DataLoader worker process 0.",
+        "Original Traceback (most recent call last):",
+        '  File "/opt/site-packages/torch/utils/data/fetch.py", line 3, in fetch',
+        "    data = self.dataset[index]",
+        "           ~~~~~~~~~~~~^^^^^^^",
+        '  File "/home/me/rows.py", line 7, in __getitem__',
+        "    return self.rows[index]",
+        "KeyError: 'seven'",
+    ]
+
+    def fails() -> None:
+        raise ValueError("\n".join(told))
+
+    shown = user_frames(caught(fails))
+    assert "fetch.py" not in shown
+    assert "~~~~" not in shown
+    assert all(line in shown for line in (*told[:2], *told[5:]))
+
+
 def test_an_exception_without_words_has_frames() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
