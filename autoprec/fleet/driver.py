@@ -28,7 +28,7 @@ from autoprec.profiles import SUFFIX, save_profile
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.version import __version__
-from autoprec.workers.task_file import task_digest
+from autoprec.workers.task_digest import task_digest
 
 #: After so many losses in a row, without a finished trial between them, a type is given up.
 MAX_LOSSES = 3

@@ -91,6 +91,8 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
         loaded = runner.load()
     except WorkerFailure as failure:
         raise _first_step_error(job, failure) from failure
+    for note in loaded.notes:
+        job.listener(Note(note))
     check_engine(loaded.framework, job.options.engine, job.options.nproc)
     never = untrainable_reason(loaded, job.target.facts.kind)
     if never:
