@@ -36,12 +36,10 @@ from autoprec.errors import ProfileError
 from autoprec.profiles import (
     default_path,
     dump_profile,
-    kept_beside,
     load_folder,
     load_profile,
     parse_profile,
     save_profile,
-    save_result,
     to_mapping,
 )
 from autoprec.tuning.stage_results import REFERENCE
@@ -394,24 +392,3 @@ def test_no_text_in_a_profile_is_used_as_a_path(tmp_path_factory, profile):
     save_profile(escaping, path)
     assert load_profile(path).task.file == "../../etc/passwd"
     assert os.listdir(folder) == ["a.yaml"]
-
-
-def test_an_inconclusive_result_never_replaces_a_conclusive_one(tmp_path):
-    good = replace(PROFILE, evidence=replace(PROFILE.evidence, inconclusive=""))
-    bad = replace(PROFILE, evidence=replace(PROFILE.evidence, inconclusive="it ran at two paces"))
-    path, beside = tmp_path / "m.profile.yaml", tmp_path / "m.inconclusive.profile.yaml"
-    assert save_result(bad, path) == path
-    assert save_result(bad, path) == path
-    assert save_result(good, path) == path
-    assert save_result(bad, path) == save_result(bad, path) == beside
-    assert load_profile(path) == good
-    assert load_profile(beside) == bad
-    said = kept_beside(path, beside)
-    assert str(path) in said
-    assert str(beside) in said
-    assert kept_beside(path, path) == ""
-    other = tmp_path / "p.yaml"
-    other.write_text("no profile")
-    assert save_result(bad, other) == other
-    save_result(good, other)
-    assert save_result(bad, other) == tmp_path / "p.inconclusive.yaml"
