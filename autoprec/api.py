@@ -7,6 +7,7 @@ bottom: probe -> tune -> profile -> apply.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import KnobValue
-from autoprec.errors import DeviceUnusable, UsageError
+from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.name_lookup import (
     hypothetical_observation,
@@ -31,7 +32,7 @@ from autoprec.hardware.name_lookup import (
 from autoprec.hardware.observe import is_device_kind
 from autoprec.hardware.observe import select as select_devices
 from autoprec.probing import device_fingerprint, probe
-from autoprec.profiles import default_path, load_profile, save_profile
+from autoprec.profiles import default_path, kept_beside, load_profile, save_result
 from autoprec.reports import check_report_path, report
 from autoprec.tracking import log_to
 from autoprec.verifying import check_profile, verify
@@ -103,7 +104,8 @@ def tune(
     """Measure, prove and choose the recipe for a task file; write its profile and return it.
 
     `autoprec.tuning.options.Options` explains the settings, and may be given instead of them. The
-    profile is written to `output`, by default next to the task file. `listener` is called with
+    profile is written to `output`, by default next to the task file; an inconclusive one is written
+    beside a conclusive one that is there. `listener` is called with
     every event; without one a notebook shows a status line, and anything else is silent (as a
     notebook is with `autoprec.tuning.events.silent`). Where the
     measurements contradict each other, float32 is kept and `evidence.inconclusive` says why. Raises
@@ -116,8 +118,8 @@ def tune(
     from autoprec.tuning.job import Target, TuningJob
     from autoprec.tuning.options import Settings, options_from
     from autoprec.tuning.ranks import check_device_choice, peers_of
+    from autoprec.tuning.study.kept_tunings import trials_kept
     from autoprec.tuning.study.places import default_journal
-    from autoprec.tuning.study.storage import discard_new_journal_on_task_error
     from autoprec.workers.task_file import check_task_path
 
     settings = Settings(
@@ -173,9 +175,14 @@ def tune(
         return tuner.tune(TuningJob(path, target, chosen, listen))
 
     devices = [report.facts for report in machine.devices]
-    with discard_new_journal_on_task_error(chosen.storage or default_journal(path)):
+    journal = chosen.storage or default_journal(path)
+    with trials_kept(journal, lambda text: listen(Note(text))):
         profile = _tune_on_first_usable(devices[:1] if device else devices, tune_on, listen)
-    save_profile(profile, output)
+    place = save_result(profile, output)
+    if place != output:
+        listen(Note(kept_beside(output, place), warning=True))
+        if listen is silent:
+            warnings.warn(kept_beside(output, place), AutoprecWarning, stacklevel=2)
     return profile
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
+from autoprec.backends.shared.worker_process import in_worker, note
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
-from autoprec.errors import AutoprecWarning, UsageError
+from autoprec.errors import AutoprecError, AutoprecWarning, UsageError
 from autoprec.profile_selection import recipe_for
 from autoprec.profiles import load_profile
 
@@ -81,10 +82,13 @@ def apply_profile(
 
     "off" or None changes nothing: the result is that of a float32 recipe, its batch 32. With
     AUTOPREC=off in the environment every profile does so, at its own batch, so that a script runs
-    as it would without autoprec and is not edited for it.
+    as it would without autoprec and is not edited for it. While a task is tuned or verified it
+    changes nothing either: a task may import the script that applies its profile.
     """
     if fallback not in ("measured", "rules"):
         raise UsageError(f"fallback={fallback!r} given, expected 'measured' or 'rules'")
+    if in_worker():
+        return _stand_aside(profile, model, optimizer, device)
     off = _is_switched_off()
     if profile is None or profile == OFF:
         profile, off = Recipe(), True
@@ -121,6 +125,8 @@ def distribute(
     """
     from autoprec.backends.protocol import RankSurgeon
 
+    if in_worker():  # what is measured is shared by the tuning
+        return model
     backend = _backend_for(profile, model)
     surgeon = backend.surgeon()
     if not isinstance(surgeon, RankSurgeon):
@@ -131,6 +137,32 @@ def distribute(
     address = _address(device, model, backend)
     recipe = Recipe() if _is_switched_off() else _unfitted_recipe(profile, address, backend)
     return surgeon.distribute(recipe, model=model, device=address)
+
+
+def _stand_aside(
+    profile: str | Path | Profile | Recipe | None, model: Any, optimizer: Any, device: str | None
+) -> Precision:
+    """Return a Precision that does nothing, at the profile's batch where there is a profile yet."""
+    note("apply_profile in the task's own code changes nothing while the task is measured")
+    if profile is None or profile == OFF:
+        profile = Recipe()
+    backend = _backend_for(profile, model)
+    address = _address(device, model, backend)
+    try:
+        if isinstance(profile, str | Path) and not Path(profile).is_dir():
+            profile = load_profile(profile)
+        if isinstance(profile, Profile):  # it need not fit this device
+            profile = profile.recipe
+        recipe = _unfitted_recipe(profile, address, backend)
+    except AutoprecError as error:
+        recipe = Recipe()
+        note(f"the task's own apply_profile gives batch {recipe.batch_size} meanwhile: {error}")
+    return backend.surgeon().stand_aside(
+        Recipe(batch_size=recipe.batch_size, accumulation_steps=recipe.accumulation_steps),
+        model=model,
+        optimizers=_as_sequence(optimizer),
+        device=address,
+    )
 
 
 def _backend_for(profile: str | Path | Profile | Recipe, model: Any) -> Backend:

@@ -8,6 +8,7 @@
     │   └── DeviceUnusable           2  a device that the task's framework cannot drive here
     ├── TaskError                    1  the task file is wrong
     │   └── UserCodeError            1  the user's own code raised; carries the user's frames
+    │       └── DataError            1  build_data, or what it returned, raised
     ├── TrialFailure                 1  a worker failed in a way that ends the run
     ├── NoFeasibleRecipe             3  nothing that was asked for passes
     ├── ProfileMismatch              4  the profile does not fit this device
@@ -58,6 +59,10 @@ class UserCodeError(TaskError):
     def __init__(self, message: str, frames: str = "") -> None:
         super().__init__(message)
         self.frames = frames
+
+
+class DataError(UserCodeError):
+    """The user's data could not be built or gone through, whatever was trained on them."""
 
 
 class TrialFailure(AutoprecError):

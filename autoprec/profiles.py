@@ -19,6 +19,7 @@ from autoprec.profile_comments import HEADER, with_comments
 from autoprec.yaml_files import read_yaml, write_text
 
 SUFFIX = ".profile.yaml"
+_INCONCLUSIVE = ".inconclusive"
 REPORT_SUFFIX = ".report.html"
 
 #: The file of `autoprec schema` that profiles point editors to.
@@ -190,6 +191,43 @@ def save_profile(profile: Profile, path: Path) -> None:
     next to it or in a folder above.
     """
     write_text(path, _schema_line(path) + dump_profile(profile))
+
+
+def save_result(profile: Profile, path: Path) -> Path:
+    """Write the profile of a tuning where `place_for` says; return that place."""
+    place = place_for(profile, path)
+    save_profile(profile, place)
+    return place
+
+
+def place_for(profile: Profile, path: Path) -> Path:
+    """Return where the profile of a tuning that was to be at `path` is written.
+
+    An inconclusive one never replaces a conclusive one: it is written beside it.
+    """
+    if not profile.evidence.inconclusive or not path.exists():
+        return path
+    try:
+        known = load_profile(path)
+    except ProfileError:
+        return path
+    return path if known.evidence.inconclusive else _beside(path)
+
+
+def _beside(path: Path) -> Path:
+    """Return the name of an inconclusive profile beside a conclusive one."""
+    suffix = SUFFIX if path.name.endswith(SUFFIX) else path.suffix
+    return path.with_name(f"{path.name.removesuffix(suffix)}{_INCONCLUSIVE}{suffix}")
+
+
+def kept_beside(kept: Path, new: Path) -> str:
+    """Say where an inconclusive profile was written, and which one was kept; "" where none was."""
+    if kept == new:
+        return ""
+    return (
+        f"this tuning was inconclusive: the earlier profile in {kept}, which is not, was kept, and "
+        f"the new one is in {new}"
+    )
 
 
 def _schema_line(path: Path) -> str:

@@ -143,6 +143,22 @@ def test_a_missing_profile_is_one_clear_error(tmp_path: Path) -> None:
         apply_profile(tmp_path / "nothing.yaml", model=model, optimizer=optimizer)
 
 
+def test_an_inconclusive_tuning_is_said_once_and_gives_way_to_a_conclusive_one(
+    tmp_path: Path,
+) -> None:
+    model, optimizer = task()
+    made = make_profile(Recipe(batch_size=16))
+    vague = replace(made, evidence=replace(made.evidence, inconclusive="it ran at two paces"))
+    save_profile(vague, tmp_path / "a.yaml")
+    for given in (vague, tmp_path / "a.yaml", tmp_path):
+        with pytest.warns(AutoprecWarning, match="inconclusive: float32 was kept") as said:
+            apply_profile(given, model=model, optimizer=optimizer)
+        assert len(said) == 1
+        assert "because it ran at two paces. Tune again" in str(said[0].message)
+    save_profile(make_profile(BFLOAT16), tmp_path / "b.yaml")
+    assert apply_profile(tmp_path, model=model).policy is Policy.MIXED_BFLOAT16
+
+
 def test_checkpoints_load_before_and_after(tmp_path: Path) -> None:
     model, optimizer = task()
     precision = apply_profile(make_profile(BFLOAT16), model=model, optimizer=optimizer)

@@ -277,6 +277,14 @@ class Surgeon(Protocol):
         What was applied to the model before is undone.
         """
 
+    def stand_aside(
+        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+    ) -> Precision:
+        """Return the Precision object of a float32 recipe, which changes and undoes nothing.
+
+        What a tuning has applied to the model stays, and its autocast as well.
+        """
+
 
 @runtime_checkable
 class RankSurgeon(Protocol):

@@ -14,7 +14,8 @@ examples:
   autoprec check model.profile.yaml
   autoprec check model.profile.yaml --device cuda:1 --json
 
-exit codes: 0 it fits (possibly with warnings), 2 not a profile, 4 it does not fit
+exit codes: 0 it fits (possibly with warnings, or inconclusive: both are said),
+2 not a profile, 4 it does not fit
 """
 
 
@@ -54,5 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     if not arguments.json:
         recipe = profile.recipe
-        print(f"{arguments.profile} fits: {recipe.policy} at batch {recipe.batch_size}")
+        what = f"{recipe.policy} at batch {recipe.batch_size}"
+        if fit.inconclusive:
+            what = f"its tuning was inconclusive: {what}, because {fit.inconclusive}"
+        print(f"{arguments.profile} fits{', but ' if fit.inconclusive else ': '}{what}")
     return 0

@@ -266,7 +266,7 @@ def _add_study(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Tune, print, and return the exit code."""
     from autoprec.api import check_output, check_report_path, report, tune
-    from autoprec.profiles import default_path, default_report_path, to_mapping
+    from autoprec.profiles import default_path, default_report_path, place_for, to_mapping
     from autoprec.reporting.tune import Quiet, Terminal
     from autoprec.workers.task_file import check_task_path
 
@@ -297,6 +297,7 @@ def run(arguments: argparse.Namespace) -> int:
             closing=not arguments.json,
             grid=arguments.grid,
             limit=arguments.time_limit,
+            place_for=place_for,
         )
     )
     with stop_signals_interrupt(), listener:
@@ -313,6 +314,8 @@ def run(arguments: argparse.Namespace) -> int:
         json.dump(to_mapping(profile), sys.stdout, indent=2)
         print()
     if page is not None:
+        if not arguments.report:  # the page of another profile stays, as that does
+            page = default_report_path(place_for(profile, output))
         report(profile, output=page)
         if not arguments.quiet:
             print(f"the report is in {page}", file=sys.stderr)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from autoprec.core.device.facts import Fingerprint
+from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Alignment, Recipe
 
@@ -16,12 +17,14 @@ from autoprec.core.recipe import Alignment, Recipe
 class Fit:
     """Whether a profile holds here: `problems` rule it out, `warnings` weaken it.
 
-    `instead` is what is done where it does not hold, if that is known.
+    `instead` is what is done where it does not hold, if that is known. `inconclusive` says why its
+    tuning decided nothing (empty: it did), and is among the warnings with what to do.
     """
 
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     instead: str = ""
+    inconclusive: str = ""
 
     @property
     def matches(self) -> bool:
@@ -62,7 +65,20 @@ def check_fit(
     if framework in (None, own) and own in profile.software and own not in software:
         problems.append(f"made with {own} {profile.software[own]}, which is not installed here")
     warnings += _software_differences(profile, software)
-    return Fit(tuple(problems), tuple(warnings))
+    inconclusive = profile.evidence.inconclusive
+    if inconclusive:
+        warnings.insert(0, _describe_inconclusive(profile))
+    return Fit(tuple(problems), tuple(warnings), inconclusive=inconclusive)
+
+
+def _describe_inconclusive(profile: Profile) -> str:
+    policy = profile.recipe.policy
+    kept = policy is Policy.FLOAT32 and not profile.recipe.forced
+    what = "float32 was kept" if kept else f"what {policy} gains is not known"
+    return (
+        f"this profile's tuning was inconclusive: {what}, because {profile.evidence.inconclusive}. "
+        f"Tune again on an idle machine: `autoprec tune {profile.task.file} --fresh`"
+    )
 
 
 def _device_differences(made: Fingerprint, here: Fingerprint) -> list[str]:
@@ -123,10 +139,17 @@ class Selection:
 
 
 def select_profile(fits: Mapping[str, Fit]) -> Selection:
-    """Choose the matching profile with the fewest warnings; ties go to the first name."""
-    matching = sorted((len(fit.warnings), name) for name, fit in fits.items() if fit.matches)
+    """Choose the matching profile with the fewest warnings; ties go to the first name.
+
+    One whose tuning was inconclusive is chosen only where no other matches.
+    """
+    matching = sorted(
+        (bool(fit.inconclusive), len(fit.warnings), name)
+        for name, fit in fits.items()
+        if fit.matches
+    )
     reasons = {name: "; ".join(fit.problems) for name, fit in fits.items() if not fit.matches}
-    return Selection(matching[0][1] if matching else None, reasons)
+    return Selection(matching[0][-1] if matching else None, reasons)
 
 
 def carry_over(

@@ -24,11 +24,11 @@ from autoprec.errors import AutoprecError, NoFeasibleRecipe, TrialFailure, Usage
 from autoprec.fleet.journals import Journals, check_folder, studies_folder
 from autoprec.fleet.messages import Ended, Request, TaskPlace, Update
 from autoprec.fleet.scheduler import NodeLost, NoRoom, Scheduler, Session
-from autoprec.profiles import SUFFIX, save_profile
+from autoprec.profiles import SUFFIX, kept_beside, save_result
 from autoprec.tuning.events import Event, Note, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.version import __version__
-from autoprec.workers.task_file import task_digest
+from autoprec.workers.task_digest import task_digest
 
 #: After so many losses in a row, without a finished trial between them, a type is given up.
 MAX_LOSSES = 3
@@ -229,8 +229,10 @@ class _TypeTuning:
             self._fail(ended.error or TrialFailure("the node sent no profile"))
             return
         path = self._job.output / f"{self._type.name}{SUFFIX}"
-        save_profile(ended.profile, path)
-        self._file = path.name
+        place = save_result(ended.profile, path)
+        self._file = place.name
+        if place != path:
+            self._tell(Note(kept_beside(path, place), warning=True))
 
     def _ask_another(self, reason: str) -> None:
         """Ask the next node of the type for room, if there is one."""

@@ -30,7 +30,7 @@ from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.ranks import peers_of
 from autoprec.tuning.study.study import record_out_of_memory
 from autoprec.version import __version__
-from autoprec.workers.task_file import task_digest
+from autoprec.workers.task_digest import task_digest
 
 #: Progress is for people: more of it than this is not sent.
 _PROGRESS_SECONDS = 1.0

@@ -6,6 +6,7 @@ otherwise every important event is a line of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ from rich.status import Status as LiveStatus
 from rich.table import Table
 from rich.text import Text
 
-from autoprec.core.profile import REHEARSAL_NOTE
+from autoprec.core.profile import REHEARSAL_NOTE, Profile
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.closing_sentence import (
@@ -69,7 +70,7 @@ class Terminal:
     """Shows a tuning on stderr.
 
     `closing` adds the final table and sentence, `grid` the grid; `limit` is the tuning's time limit
-    in seconds.
+    in seconds. `place_for` tells where a profile that is to be in `output` is written.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class Terminal:
         grid: bool = False,
         limit: float | None = None,
         console: Any = None,
+        place_for: Callable[[Profile, Path], Path] = lambda profile, output: output,
     ) -> None:
         self._output, self._closing, self._grid = output, closing, grid
+        self._place_for = place_for
         self._console: Console = console or _console()
         self._live: LiveStatus | None = None
         self._status_line = StatusLine(limit)
@@ -184,7 +187,7 @@ class Terminal:
         for line in (*part_lines(event.profile), communication_line(event.profile)):
             if line:
                 self._say(line)
-        self._say(f"the profile is in {self._output}")
+        self._say(f"the profile is in {self._place_for(event.profile, self._output)}")
 
 
 def _console() -> Console:

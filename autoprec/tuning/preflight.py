@@ -91,6 +91,8 @@ def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
         loaded = runner.load()
     except WorkerFailure as failure:
         raise _first_step_error(job, failure) from failure
+    for note in loaded.notes:
+        job.listener(Note(note))
     check_engine(loaded.framework, job.options.engine, job.options.nproc)
     never = untrainable_reason(loaded, job.target.facts.kind)
     if never:
@@ -135,7 +137,7 @@ def refuse_cpu_for_missing_accelerator(unusable: Sequence[Unusable], loaded: Loa
 
 
 def _first_step_error(job: TuningJob, failure: WorkerFailure, where: str = "") -> AutoprecError:
-    if failure.kind is FailureKind.USER_ERROR and failure.frames:
+    if failure.kind in (FailureKind.USER_ERROR, FailureKind.DATA_ERROR) and failure.frames:
         message = f"{where}{failure.message}{_missing_file_hint(job.task, failure.message)}"
         raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)

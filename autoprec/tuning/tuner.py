@@ -47,7 +47,7 @@ from autoprec.tuning.time_limit import SEARCH_SHARE, Deadline
 from autoprec.workers.cpu_contention import warn_of_other_users
 from autoprec.workers.prestart import PrestartedRunners
 from autoprec.workers.runner import Runner
-from autoprec.workers.task_file import task_digest
+from autoprec.workers.task_digest import task_digest
 
 #: A worker starts during the proof where the memory limit holds this many times the baseline's
 #: memory.

@@ -30,8 +30,8 @@ from autoprec.tuning.proof.recipe_proof import Proof
 from autoprec.tuning.study.device_lock import lock_devices
 from autoprec.tuning.tuner import with_memory
 from autoprec.workers.failures import WorkerFailure
-from autoprec.workers.runner import RemoteTracer, Runner, raise_device_lost, raise_user_error
-from autoprec.workers.task_file import task_digest
+from autoprec.workers.runner import RemoteTracer, Runner, raise_unrelated, raise_user_error
+from autoprec.workers.task_digest import task_digest, whole_digest
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def baseline_of(profile: Profile) -> Recipe:
 def _changes(job: TuningJob, profile: Profile) -> tuple[str, ...]:
     """Say what the task has in other form than when it was tuned."""
     found = []
-    if task_digest(job.task) != profile.task.sha256:
+    if profile.task.sha256 not in (task_digest(job.task), whole_digest(job.task)):
         found.append(f"{job.task.name} has changed since this profile was made")
     started = profile.evidence.checkpoint
     if started is not None and job.checkpoint != started:
@@ -147,7 +147,7 @@ def _prove_again(job: TuningJob, profile: Profile, runner: Runner) -> Verdict | 
     try:
         verdict = proof.prove(recipe)
     except WorkerFailure as failure:
-        raise_device_lost(failure)
+        raise_unrelated(failure)
         verdict = Verdict("unproven", f"the proof ended with {failure.kind}: {failure.message}")
     job.listener(Judged(recipe, verdict.verdict, verdict.reason))
     return verdict
@@ -159,7 +159,7 @@ def _steps(stated: Verdict) -> int:
 
 def _failed_to_run(failed: FinalistFailed, baseline: Recipe) -> Claim:
     """Return the claim that fails; raise where the baseline, the device or the task does."""
-    raise_device_lost(failed.failure)
+    raise_unrelated(failed.failure)
     if failed.recipe.key() == baseline.key():
         raise_user_error(failed.failure)
         raise TaskError(f"plain float32 does not run: {failed}") from failed

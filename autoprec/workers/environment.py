@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from autoprec.backends import registry
 from autoprec.backends.protocol import RankPlace
+from autoprec.backends.shared.worker_process import WORKER
 
-_QUIET = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+_OF_WORKERS = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", WORKER: "1"}
 
 _RANK_VARIABLES = (
     "RANK",
@@ -61,7 +62,7 @@ def outer_launcher(environment: Mapping[str, str]) -> OuterLauncher | None:
 
 def worker_environment(own: Mapping[str, str]) -> dict[str, str]:
     """Return a worker's environment: this process's, what frameworks want, and the worker's own."""
-    environment = {**_without_launcher(os.environ), **_QUIET}
+    environment = {**_without_launcher(os.environ), **_OF_WORKERS}
     for known in registry.all_capabilities().values():
         environment |= known.environment
     return {**environment, **own}

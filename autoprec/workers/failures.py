@@ -23,6 +23,7 @@ class FailureKind(StrEnum):
     SEGFAULT = "segfault"
     NONFINITE = "nonfinite"
     USER_ERROR = "user_error"
+    DATA_ERROR = "data_error"
     TIMEOUT = "timeout"
     DEVICE_FAULT = "device_fault"
     LOST_DEVICE = "lost_device"
@@ -256,6 +257,16 @@ def classify_exception(error: BaseException) -> FailureKind:
         hidden = current.__suppress_context__
         current = current.__cause__ or (None if hidden else current.__context__)
     return FailureKind.USER_ERROR
+
+
+#: What may happen to the user's data for reasons outside their code: not a `DATA_ERROR`.
+_NOT_THE_DATAS = (_OOM, _FAULT, _LOST, _PEER, FailureKind.KILLED, FailureKind.SEGFAULT)
+
+
+def classify_data_error(error: BaseException) -> FailureKind:
+    """Classify what the user's data raised: `DATA_ERROR` unless the machine is the cause."""
+    kind = classify_exception(error)
+    return kind if kind in _NOT_THE_DATAS else FailureKind.DATA_ERROR
 
 
 def describe_exception(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
+from autoprec.backends.shared import worker_process
 from autoprec.backends.shared.process_memory import return_freed_memory
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.measurement import Measurement, TaskFacts
@@ -53,6 +54,7 @@ class LoadedTask:
     usable: tuple[str, ...] = ()
     trains_on: tuple[DeviceKind, ...] = tuple(DeviceKind)
     built_for: tuple[DeviceKind, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Service:
@@ -99,6 +101,7 @@ class Service:
             usable=usable,
             trains_on=tuple(backend.trains_on()),
             built_for=tuple(backend.built_for()),
+            notes=worker_process.notes(),
         )
 
     def describe(self, *, batch_size: int, seed: int) -> TaskFacts:

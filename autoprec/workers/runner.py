@@ -12,7 +12,7 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Point
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.errors import TaskError, TrialFailure, UserCodeError
+from autoprec.errors import DataError, TaskError, TrialFailure, UserCodeError
 from autoprec.workers.client import Worker, WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.handlers import LoadedTask
@@ -30,6 +30,7 @@ _STATUS_OF = {
     FailureKind.UNSUPPORTED: Status.UNSUPPORTED,
     FailureKind.NONFINITE: Status.UNSUPPORTED,
     FailureKind.USER_ERROR: Status.UNSUPPORTED,
+    FailureKind.DATA_ERROR: Status.UNSUPPORTED,
     FailureKind.INTERNAL: Status.UNSUPPORTED,
 }
 
@@ -126,13 +127,20 @@ class Runner:
 
 def raise_user_error(failure: WorkerFailure) -> None:
     """Raise the error that ends the run where a failure is the user's, the device's or our own."""
+    raise_unrelated(failure)
     if failure.kind is FailureKind.USER_ERROR:
         if failure.frames:
             raise UserCodeError(failure.message, failure.frames) from failure
         raise TaskError(failure.message) from failure
-    raise_device_lost(failure)
     if failure.kind is FailureKind.INTERNAL:
         raise TrialFailure(failure.message) from failure
+
+
+def raise_unrelated(failure: WorkerFailure) -> None:
+    """End the run where the recipe has no part in a failure: the data's, or the device is lost."""
+    if failure.kind is FailureKind.DATA_ERROR:
+        raise DataError(failure.message, failure.frames) from failure
+    raise_device_lost(failure)
 
 
 def raise_device_lost(failure: WorkerFailure) -> None:
@@ -197,8 +205,11 @@ class RemoteTracer:
             try:
                 return self._runner.call(name, **arguments)
             except WorkerFailure as failure:
-                if name in _FLOAT32_METHODS and failure.kind not in RETRIED_FAILURES:
+                in_float32 = name in _FLOAT32_METHODS or _is_plain(arguments.get("recipe"))
+                if in_float32 and failure.kind not in RETRIED_FAILURES:
                     raise_user_error(failure)
+                if failure.kind is FailureKind.DATA_ERROR:
+                    raise_unrelated(failure)
                 raise
 
         return call
@@ -215,3 +226,15 @@ _TRACER_METHODS = (
 
 #: Methods that train in float32 only, so that no recipe can be the cause of a failure.
 _FLOAT32_METHODS = ("reference", "noise")
+
+
+def _is_plain(recipe: Recipe | None) -> bool:
+    """Say whether a recipe is the user's own float32, whatever its batch and ranks."""
+    if recipe is None:
+        return False
+    ranks = recipe.distributed
+    return recipe == Recipe(
+        batch_size=recipe.batch_size,
+        accumulation_steps=recipe.accumulation_steps,
+        distributed=None if ranks is None else ranks.in_float32(),
+    )

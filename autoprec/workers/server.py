@@ -217,11 +217,12 @@ def _answer(service: Any, request: dict[str, Any], limit: _MemoryLimit) -> dict[
 
 def _describe_failure(error: BaseException) -> dict[str, Any]:
     from autoprec.backends.shared.raising_modules import modules_raised_in
-    from autoprec.errors import AutoprecError, UserCodeError
+    from autoprec.errors import AutoprecError, DataError, UserCodeError
     from autoprec.workers.channel import ChannelClosed
     from autoprec.workers.failures import (
         FailureKind,
         add_advice,
+        classify_data_error,
         classify_exception,
         describe_exception,
     )
@@ -229,6 +230,9 @@ def _describe_failure(error: BaseException) -> dict[str, Any]:
 
     if isinstance(error, ChannelClosed):
         raise error
+    if isinstance(error, DataError):
+        kind, cause = classify_data_error(error), error.__cause__ or error
+        return _failure_answer(kind.value, add_advice(str(error)), user_frames(cause))
     if isinstance(error, UserCodeError):
         return _failure_answer(_import_failure_kind(error.__cause__), str(error), error.frames)
     if isinstance(error, AutoprecError):

@@ -1,14 +1,13 @@
 """Reads the user's task file: a plain Python module that imports nothing of autoprec.
 
 `load_task` runs in a worker process only: the task file is code, and it runs as the user. The
-parent only hashes it (`task_digest`) without running anything.
+parent only hashes it (see task_digest.py) without running anything.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
-import hashlib
 import importlib.util
 import inspect
 import math
@@ -24,7 +23,7 @@ from typing import Any
 from autoprec.backends import registry
 from autoprec.backends.protocol import Task
 from autoprec.core.codec import did_you_mean
-from autoprec.errors import TaskError, UsageError, UserCodeError
+from autoprec.errors import ProfileError, TaskError, UsageError, UserCodeError
 
 _AUTOPREC_FOLDER = str(Path(__file__).parents[1]) + os.sep
 _MAX_LINE_CHARACTERS = 200
@@ -53,82 +52,6 @@ def check_task_path(path: str | Path) -> Path:
     except (ValueError, RecursionError, MemoryError) as error:
         raise TaskError(f"{file.name} is not Python source: {error}") from error
     return file.resolve()
-
-
-def task_digest(path: Path) -> str:
-    """Hash (SHA-256) the code of the task file and of all modules it imports from its own folder.
-
-    The syntax trees are hashed, so that a comment or another layout changes nothing.
-    """
-    digest = hashlib.sha256()
-    for file in _local_files(path):
-        digest.update(file.relative_to(path.parent).as_posix().encode(errors="replace") + b"\0")
-        digest.update(_code_bytes(file) + b"\0")
-    return digest.hexdigest()
-
-
-def _code_bytes(file: Path) -> bytes:
-    """Return what a file does, as bytes: its syntax tree, or the whole source where it has none."""
-    try:
-        source = file.read_bytes()
-    except OSError:  # the worker will say it better when the task imports it
-        return b"unreadable"
-    try:
-        return ast.dump(ast.parse(source)).encode(errors="surrogatepass")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return source
-
-
-def _local_files(path: Path) -> list[Path]:
-    found: dict[Path, None] = {}
-    waiting = [path]
-    while waiting:
-        file = waiting.pop()
-        if file in found:
-            continue
-        found[file] = None
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
-            continue
-        for folder, name in _imported_names(tree, path.parent, file.parent):
-            waiting += _module_files(folder, name)
-    return [path, *sorted(file for file in found if file != path)]
-
-
-def _imported_names(tree: ast.AST, top: Path, own: Path) -> list[tuple[Path, str]]:
-    """List (folder, dotted name) of all imports; a relative one starts at the file's own folder."""
-    found: list[tuple[Path, str]] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(top, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            folder = top if not node.level else _ancestor(own, node.level - 1)
-            base = node.module or ""
-            names = [base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)]
-            found += [(folder, name) for name in names]
-    return [(folder, name) for folder, name in found if name and folder.is_relative_to(top)]
-
-
-def _ancestor(folder: Path, levels: int) -> Path:
-    return folder.parents[levels - 1] if 0 < levels <= len(folder.parents) else folder
-
-
-def _module_files(folder: Path, name: str) -> list[Path]:
-    """List the files below `folder` that importing `name` runs."""
-    found = []
-    place = folder
-    for part in name.split("."):
-        place = place / part
-        found += [place.with_name(f"{part}.py"), place / "__init__.py"]
-    return [file for file in found if _is_file(file)]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def load_task(path: Path) -> Task:
@@ -254,6 +177,13 @@ def _run(path: Path) -> ModuleType:
         ) from error
     except KeyboardInterrupt:
         raise
+    except ProfileError as error:
+        raise UserCodeError(
+            f"{path.name} reads a profile while it is imported: {error}. A tuning must not depend "
+            "on the profile that it makes: give what the task needs of it, such as its batch, as a "
+            "number",
+            user_frames(error),
+        ) from error
     except BaseException as error:
         raise UserCodeError(
             f"{path.name} raised {type(error).__name__} while it was imported: {error}",
@@ -313,8 +243,21 @@ def user_frames(error: BaseException) -> str:
         if frames and lines:
             lines.append("\n")
         lines += traceback.StackSummary.from_list(frames).format()
-        lines += _last_line(part)
+        lines += _without_frames_of(framework, _last_line(part))
     return "".join(lines)
+
+
+def _without_frames_of(framework: re.Pattern[str], message: list[str]) -> list[str]:
+    """Leave a framework's frames out of a traceback that a message holds, as a loader's does."""
+    kept, leaving = [], False
+    for line in "".join(message).splitlines(keepends=True):
+        frame = re.match(r'\s+File "(.*)", line \d+', line)
+        if frame is not None:
+            leaving = bool(framework.search(frame[1]))
+        elif not line.startswith(" "):
+            leaving = False
+        kept += [] if leaving else [line]
+    return kept
 
 
 def _framework_files() -> re.Pattern[str]:

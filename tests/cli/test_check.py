@@ -181,3 +181,14 @@ def test_a_truncated_profile_is_said_so(profile: Path, run: Run) -> None:
 def test_a_missing_file_and_a_folder(run: Run, tmp_path: Path) -> None:
     assert run(tmp_path / "none.yaml")[0] == 2
     assert "folder" in run(tmp_path)[2]
+
+
+def test_an_inconclusive_profile_fits_and_says_so(profile: Path, run: Run) -> None:
+    change(profile, evidence__inconclusive="it ran at two paces")
+    code, out, err = run(profile)
+    assert code == 0
+    said = "fits, but its tuning was inconclusive: float32 at batch 48, because it ran at two paces"
+    assert out == f"{profile} {said}\n"
+    assert "Tune again on an idle machine" in err
+    code, out, _ = run(profile, "--json")
+    assert json.loads(out)["inconclusive"] == "it ran at two paces"

@@ -189,6 +189,24 @@ def test_an_inconclusive_tuning_says_so_and_strict_makes_it_a_failure(
     assert not trials(err)
 
 
+def test_an_inconclusive_tuning_leaves_a_conclusive_profile_where_it_is(
+    write: Write, run: Run, tmp_path: Path
+) -> None:
+    words = (*QUICK[:4], "--policies", "float32")
+    place = tmp_path / "model_x.profile.yaml"
+    assert run(write(), *words)[0] == 0
+    before = place.read_bytes()
+    code, _, err = run(write(SLOWED), *words, "--report")
+    assert code == 0
+    assert place.read_bytes() == before
+    beside = tmp_path / "model_x.inconclusive.profile.yaml"
+    assert yaml.safe_load(beside.read_text())["evidence"]["inconclusive"]
+    assert f"the profile is in {beside}" in err
+    assert f"the earlier profile in {place}, which is not, was kept" in err
+    assert (tmp_path / "model_x.inconclusive.report.html").exists()
+    assert not (tmp_path / "model_x.report.html").exists()
+
+
 def test_a_conclusive_tuning_is_no_failure_of_strict(write: Write, run: Run) -> None:
     assert run(write(), *QUICK, "--strict", "--quiet")[0] == 0
 

@@ -119,6 +119,45 @@ def test_a_journal_that_was_there_before_stays(write: Write, run: Run, tmp_path:
     assert journal.read_bytes().startswith(kept)
 
 
+DAMAGED = """
+import inspect, os
+
+def build_model():
+    where = [frame.function for frame in inspect.stack()]
+    if {phase!r} in where and os.path.exists({flag!r}):
+        raise LookupError("row 7")
+    return model()
+"""
+
+
+@pytest.mark.parametrize("phase", ["_tracer", "describe"])
+def test_trials_that_ran_are_kept_whatever_ends_the_tuning(
+    phase: str, write: Write, run: Run, tmp_path: Path
+) -> None:
+    """In the proof the same command goes on from them; before any trial nothing is left."""
+    flag, task = tmp_path / "damaged", write()
+    text = task.read_text().replace("def build_model", "def model")
+    task.write_text(text + DAMAGED.format(phase=phase, flag=str(flag)))
+    flag.touch()
+    journal = tmp_path / "kept.journal"
+    words = (task, *QUICK, "--storage", journal)
+    code, _, err = run(*words)
+    assert code == 1, err
+    assert "in build_model" in err
+    assert one_sentence(err).endswith("LookupError: row 7")
+    flag.unlink()
+    if phase == "describe":
+        assert not journal.exists()
+        return
+    assert f"the trials that ran are kept in {journal}: the same command goes on" in err
+    done = len(trials(err))
+    assert done > 1
+    code, _, err = run(*words)
+    assert code == 0
+    assert len(trials(err)) < done
+    assert load_profile(tmp_path / "model_x.profile.yaml").evidence.trials >= done
+
+
 def test_the_users_exception_shows_their_frames_and_not_ours(write: Write, run: Run) -> None:
     task = write()
     task.write_text(

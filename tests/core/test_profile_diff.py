@@ -39,6 +39,12 @@ def test_each_subject_names_its_keys_and_both_values() -> None:
     assert found.device == ()
 
 
+def test_that_one_is_inconclusive_is_among_the_claims() -> None:
+    evidence = replace(FULL.evidence, inconclusive="")
+    found = compare_profiles(replace(FULL, evidence=evidence), FULL)
+    assert found.claims == (Difference("inconclusive", None, FULL.evidence.inconclusive),)
+
+
 def test_what_only_one_has_is_a_difference() -> None:
     ranks = replace(FULL, recipe=replace(FULL.recipe, distributed=Distributed("ddp", 2)), schema=2)
     assert Difference("distributed.world_size", None, 2) in compare_profiles(FULL, ranks).recipe

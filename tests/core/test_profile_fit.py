@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
+from autoprec.core.dtypes import Policy
 from autoprec.core.profile_fit import Fit, carry_over, check_fit, minor_version, select_profile
 from tests.core.example_profile import HERE, PROFILE, SOFTWARE
 
@@ -197,3 +198,32 @@ def test_the_order_of_the_profiles_does_not_matter(candidates, shuffler):
 
 def test_why_a_profile_does_not_fit_is_kept():
     assert select_profile({"a": Fit(("too old", "too slow"))}).reasons == {"a": "too old; too slow"}
+
+
+INCONCLUSIVE = replace(PROFILE, evidence=replace(PROFILE.evidence, inconclusive="two paces"))
+
+
+def test_an_inconclusive_tuning_is_said_with_what_was_kept_and_what_to_do():
+    plain = replace(PROFILE.recipe.with_policy(Policy.FLOAT32), forced=False)
+    for recipe, kept in (
+        (plain, "float32 was kept"),
+        (replace(plain, forced=True), "what float32 gains is not known"),
+        (PROFILE.recipe, f"what {PROFILE.recipe.policy} gains is not known"),
+    ):
+        found = check_fit(replace(INCONCLUSIVE, recipe=recipe), HERE, SOFTWARE)
+        assert found.matches
+        assert found.inconclusive == "two paces"
+        (said,) = found.warnings
+        assert f"was inconclusive: {kept}, because two paces" in said
+        assert f"idle machine: `autoprec tune {PROFILE.task.file} --fresh`" in said
+
+
+def test_an_inconclusive_profile_is_selected_only_where_no_other_matches():
+    older = {**SOFTWARE, "torch": "0.9"}
+    fits = {
+        "a": check_fit(INCONCLUSIVE, HERE, SOFTWARE),
+        "b": check_fit(replace(PROFILE, software=older), HERE, SOFTWARE),
+    }
+    assert len(fits["b"].warnings) >= len(fits["a"].warnings)
+    assert select_profile(fits).name == "b"
+    assert select_profile({"a": fits["a"]}).name == "a"

@@ -18,7 +18,7 @@ from autoprec.fleet import node, ray_actor
 from autoprec.fleet.messages import Ended, Message, Request, TaskPlace, Update
 from autoprec.tuning.events import Described, Started, TrialFinished
 from autoprec.tuning.options import Options
-from autoprec.workers.task_file import task_digest
+from autoprec.workers.task_digest import task_digest
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
 

@@ -220,7 +220,8 @@ import json, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2], sys.argv[2] + "/tests"]
 from autoprec.errors import AutoprecError
-from autoprec.workers.task_file import load_task, task_digest
+from autoprec.workers.task_digest import task_digest
+from autoprec.workers.task_file import load_task
 from fuzz.mutation import MOST_CALLS, Calls
 problems = []
 for path in sorted(Path(sys.argv[1]).glob("*.py")):

@@ -14,7 +14,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Status
-from autoprec.errors import TrialFailure, UserCodeError
+from autoprec.errors import DataError, TrialFailure, UserCodeError
 from autoprec.workers.client import WorkerSettings
 from autoprec.workers.failures import FailureKind, WorkerFailure
 from autoprec.workers.runner import RemoteTracer, Runner, run_trial
@@ -85,6 +85,7 @@ def test_a_measured_trial_is_ok() -> None:
         (FailureKind.UNSUPPORTED, Status.UNSUPPORTED),
         (FailureKind.NONFINITE, Status.UNSUPPORTED),
         (FailureKind.USER_ERROR, Status.UNSUPPORTED),
+        (FailureKind.DATA_ERROR, Status.UNSUPPORTED),
         (FailureKind.INTERNAL, Status.UNSUPPORTED),
     ],
 )
@@ -195,6 +196,26 @@ def test_what_fails_in_float32_ends_the_run_and_what_fails_under_a_recipe_is_tol
                 getattr(tracer, method)()
         with pytest.raises(WorkerFailure):
             tracer.unit_magnitudes()
+
+
+def test_a_training_in_plain_float32_is_nobodys_recipe() -> None:
+    mine = failure(FailureKind.USER_ERROR, "their frames")
+    with Runner(WorkerSettings(Path("x.py")), None, Starts(mine, mine)) as runner:
+        tracer = RemoteTracer(runner)
+        with pytest.raises(UserCodeError):
+            tracer.trajectory(recipe=Recipe(batch_size=8, accumulation_steps=2))
+        with pytest.raises(WorkerFailure):
+            tracer.trajectory(recipe=Recipe(batch_size=8, memory_format="channels_last"))
+
+
+def test_what_the_data_raise_ends_the_run_whatever_was_trained_on_them() -> None:
+    mine = failure(FailureKind.DATA_ERROR, "their frames")
+    with Runner(WorkerSettings(Path("x.py")), None, Starts(mine, mine, mine)) as runner:
+        tracer = RemoteTracer(runner)
+        for method in ("reference", "trajectory", "compare_steps"):
+            with pytest.raises(DataError) as info:
+                getattr(tracer, method)()
+            assert info.value.frames == "their frames"
 
 
 def test_a_task_that_cannot_be_loaded_again_ends_the_run() -> None:

@@ -11,7 +11,7 @@ import pytest
 from autoprec.backends.shared.process_memory import can_keep_freed_memory
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
-from autoprec.errors import TaskError, UserCodeError
+from autoprec.errors import DataError, TaskError, UserCodeError
 from autoprec.workers import server as worker_module
 from autoprec.workers.channel import ChannelClosed
 from autoprec.workers.failures import FailureKind, WorkerFailure
@@ -64,6 +64,23 @@ def raised(error: BaseException, by: str = "exec") -> BaseException:
 )
 def test_an_exception_becomes_its_kind(error: BaseException, kind: str) -> None:
     assert failure_of(raised(error))["kind"] == kind
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (ValueError("row 7 is damaged"), "data_error"),
+        (RuntimeError("could not create a primitive"), "data_error"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "killed"),
+        (RuntimeError("CUDA out of memory"), "out_of_memory"),
+    ],
+)
+def test_what_the_data_raise_is_told_from_what_recipes_do(cause: Exception, kind: str) -> None:
+    error = DataError("model.py: what build_data returned raised it")
+    error.__cause__ = raised(cause)
+    told = failure_of(error)
+    assert (told["kind"], told["message"]) == (kind, str(error))
+    assert "/home/me/model.py" in told["frames"]
 
 
 def test_the_channels_end_is_no_answer() -> None:

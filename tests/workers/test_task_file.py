@@ -14,7 +14,6 @@ from autoprec.workers.task_file import (
     check_task_path,
     load_task,
     raised_by_autoprec,
-    task_digest,
     user_frames,
 )
 
@@ -212,76 +211,6 @@ def test_names_of_the_tasks_own_are_left_alone(write, text: str) -> None:
     load_task(write(GOOD + text))
 
 
-# The digest --------------------------------------------------------------------------------------
-
-
-def test_a_change_of_anything_imported_from_beside_it_is_seen(write) -> None:
-    path = write("import one\nfrom pkg import two\nfrom pkg.deep.three import x\n" + GOOD)
-    files = ["one.py", "pkg/__init__.py", "pkg/two.py", "pkg/deep/__init__.py", "pkg/deep/three.py"]
-    seen = {task_digest(path)}
-    for name in files:
-        write("x = 1", name)
-        seen.add(task_digest(path))
-        write("x = 2", name)
-        seen.add(task_digest(path))
-    assert len(seen) == 1 + 2 * len(files)
-
-
-def test_comments_and_layout_change_nothing_and_code_does(write) -> None:
-    path = write("import one\n" + GOOD)
-    write("x = {'a': 1}", "one.py")
-    before = task_digest(path)
-    write("# what it is for\n\nimport one  # beside it\n" + GOOD + "\n\n# the end\n")
-    write("x = {\n    'a': 1,  # one\n}", "one.py")
-    assert task_digest(path) == before
-    write("x = {'a': 1.0}", "one.py")
-    assert task_digest(path) != before
-
-
-def test_relative_imports_inside_a_package_are_followed(write) -> None:
-    path = write("import pkg\n" + GOOD)
-    write("from .inner import x\nfrom . import other\n", "pkg/__init__.py")
-    write("from ..top import y\n", "pkg/sub/__init__.py")
-    seen = {task_digest(path)}
-    for name in ("pkg/inner.py", "pkg/other.py"):
-        write("x = 1", name)
-        seen.add(task_digest(path))
-    assert len(seen) == 3
-
-
-def test_what_is_not_imported_does_not_count(write) -> None:
-    path = write()
-    before = task_digest(path)
-    write("x = 1", "unrelated.py")
-    assert task_digest(path) == before
-
-
-def test_a_link_out_of_the_folder_is_read(write, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "common.py").write_text("x = 1")
-    path = write("import common\n" + GOOD, "job/a_task.py")
-    (path.parent / "common.py").symlink_to(tmp_path / "elsewhere" / "common.py")
-    before = task_digest(path)
-    (tmp_path / "elsewhere" / "common.py").write_text("x = 2")
-    assert task_digest(path) != before
-
-
-def test_imports_that_go_round_end(write) -> None:
-    path = write("import one\n" + GOOD)
-    write("import two, a_task", "one.py")
-    write("import one", "two.py")
-    assert task_digest(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["def (", "\0", "(" * 100_000, "-" * 200_000 + "1", "import " + "a." * 3000 + "b"],
-    ids=["syntax", "null", "deep", "minus", "long name"],
-)
-def test_what_cannot_be_parsed_still_has_a_digest(write, text: str) -> None:
-    assert len(task_digest(write(text))) == 64
-
-
 # Frames ------------------------------------------------------------------------------------------
 
 
@@ -335,6 +264,27 @@ def test_of_a_frameworks_frames_only_the_last_is_shown() -> None:
     assert "linear.py" in shown
     assert "module.py" not in shown
     assert Path(__file__).name in shown
+
+
+def test_of_a_traceback_inside_a_message_the_frameworks_frames_are_left_out() -> None:
+    told = [
+        "Caught KeyError in DataLoader worker process 0.",
+        "Original Traceback (most recent call last):",
+        '  File "/opt/site-packages/torch/utils/data/fetch.py", line 3, in fetch',
+        "    data = self.dataset[index]",
+        "           ~~~~~~~~~~~~^^^^^^^",
+        '  File "/home/me/rows.py", line 7, in __getitem__',
+        "    return self.rows[index]",
+        "KeyError: 'seven'",
+    ]
+
+    def fails() -> None:
+        raise ValueError("\n".join(told))
+
+    shown = user_frames(caught(fails))
+    assert "fetch.py" not in shown
+    assert "~~~~" not in shown
+    assert all(line in shown for line in (*told[:2], *told[5:]))
 
 
 def test_an_exception_without_words_has_frames() -> None:

@@ -326,3 +326,9 @@ class SimulatedSurgeon:
     ) -> StatelessPrecision:
         """See `Surgeon.leave_unchanged`."""
         return StatelessPrecision(recipe)
+
+    def stand_aside(
+        self, recipe: Recipe, *, model: Any, optimizers: Sequence[Any], device: str
+    ) -> StatelessPrecision:
+        """See `Surgeon.stand_aside`."""
+        return StatelessPrecision(recipe)

@@ -51,7 +51,7 @@ from autoprec.tuning.stage_results import (
     SearchResult,
 )
 from autoprec.tuning.time_limit import CONFIRMATION_SHARE
-from autoprec.workers.runner import Runner, raise_device_lost, raise_user_error
+from autoprec.workers.runner import Runner, raise_unrelated, raise_user_error
 
 #: The most finalists besides the baseline.
 _MAX_FINALISTS = 4
@@ -128,8 +128,8 @@ class _Confirmation:
             return self._lose(failed, measured)
 
     def _lose(self, failed: FinalistFailed, measured: Measured) -> FinalistLost:
-        """Give up a finalist; raise where the device or the baseline failed."""
-        raise_device_lost(failed.failure)
+        """Give up a finalist; raise where the data, the device or the baseline failed."""
+        raise_unrelated(failed.failure)
         if failed.recipe.key() == self._baseline.key():
             raise_user_error(failed.failure)
             raise TaskError(

@@ -28,7 +28,7 @@ from autoprec.workers.runner import (
     RETRIED_FAILURES,
     RemoteTracer,
     Runner,
-    raise_device_lost,
+    raise_unrelated,
     run_trial,
 )
 
@@ -126,7 +126,7 @@ class Prover:
         try:
             attempt = self._prove_retrying(recipe, rate, seconds)
         except WorkerFailure as failure:
-            raise_device_lost(failure)
+            raise_unrelated(failure)
             self._proof.forget()
             reason = f"the proof ended with {failure.kind}: {failure.message[:200]}"
             return replace(self._refuse(recipe, reason), seconds=self._seconds)

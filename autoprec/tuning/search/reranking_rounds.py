@@ -26,7 +26,7 @@ from autoprec.tuning.job import TuningJob
 from autoprec.tuning.search.trials import Measured, Trials
 from autoprec.tuning.study.study import Study
 from autoprec.tuning.time_limit import SEARCH_SHARE
-from autoprec.workers.runner import Runner, raise_device_lost
+from autoprec.workers.runner import Runner, raise_unrelated
 
 #: The re-ranking's name in the files of studies; another one would lose those there are.
 _STUDY_KEY = "heats"
@@ -83,7 +83,7 @@ def rerank(
         try:
             timed = _run(job, race, trials, runner)
         except FinalistFailed as failed:
-            raise_device_lost(failed.failure)
+            raise_unrelated(failed.failure)
             reason = f"ran before but failed during the comparison with others: {failed}"
             refusals.append(Refusal(failed.recipe.policy.value, reason))
             lost = failed.recipe.key()

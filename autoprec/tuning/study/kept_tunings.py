@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +14,13 @@ from autoprec.core.codec import DecodeError, from_plain
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.profile import Profile
 from autoprec.core.speed.trial_results import Outcome
-from autoprec.tuning.study.storage import open_storage
+from autoprec.errors import TaskError
+from autoprec.tuning.study.storage import (
+    journal_path,
+    open_storage,
+    remove_journal,
+    without_password,
+)
 from autoprec.tuning.study.study import FINAL_SUFFIX, OUTCOME
 
 T = TypeVar("T")
@@ -79,6 +85,40 @@ def _tuning(name: str, notes: Mapping[str, Any], trials: list[Any]) -> KeptTunin
         outcomes=tuple(each for each in outcomes if each is not None),
         profile=None if stored is None else stored.profile,
     )
+
+
+@contextlib.contextmanager
+def trials_kept(storage: str | Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Keep what ran inside the block where an error of the task ends it, and `tell` the user.
+
+    A journal that was created inside the block is removed if no trial ran: a corrected task file is
+    a different task, whose study needs nothing from this one.
+    """
+    path, began = journal_path(str(storage)), datetime.now()
+    new = path is not None and not path.exists()
+    try:
+        yield
+    except TaskError:
+        last = _last_trial(storage) if path is None or path.exists() else datetime.min
+        if last >= began:
+            tell(
+                f"the trials that ran are kept in {without_password(str(storage))}: the same "
+                "command goes on from them, if the task is the same"
+            )
+        elif new and last == datetime.min and path is not None and path.exists():
+            with contextlib.suppress(OSError):
+                remove_journal(path)
+        raise
+
+
+def _last_trial(storage: str | Path) -> datetime:
+    """Return when the last trial of a place ended, now if that cannot be read."""
+    try:
+        tunings = read_tunings(storage)
+    except Exception:  # whatever keeps it from answering: the error at hand matters more
+        return datetime.now()
+    ended = [each.last_used for each in tunings if each.outcomes and each.last_used is not None]
+    return max(ended, default=datetime.min)
 
 
 def _decoded(kind: type[T], plain: Any) -> T | None:

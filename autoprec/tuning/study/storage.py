@@ -13,11 +13,11 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from autoprec.errors import TaskError, UsageError
+from autoprec.errors import UsageError
 from autoprec.tuning.study.network_locks import local_locks_reason
 
 JOURNAL_SUFFIX = ".study.journal"
@@ -25,23 +25,6 @@ LOCK_SUFFIX = ".lock"
 
 #: What flock gives on a file system that has no locks, such as NFS without its lock service.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
-@contextlib.contextmanager
-def discard_new_journal_on_task_error(storage: str | Path) -> Iterator[None]:
-    """Remove a journal that was created inside the block if the task file turns out to be wrong.
-
-    A corrected task file is a different task, whose study needs nothing from this one.
-    """
-    path = journal_path(str(storage))
-    known = path is None or path.exists()
-    try:
-        yield
-    except TaskError:
-        if path is not None and not known:
-            with contextlib.suppress(OSError):
-                _unlink(path)
-        raise
 
 
 def journal_path(name: str) -> Path | None:
@@ -179,7 +162,7 @@ def storage_error(location: str | Path, error: BaseException) -> UsageError:
     full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     fix = "free some space and run the same command again, or " if full else ""
     return UsageError(
-        f"the study cannot be kept in {_without_password(str(location))}: {why}; {fix}choose "
+        f"the study cannot be kept in {without_password(str(location))}: {why}; {fix}choose "
         "another place with `storage`. Finished trials are kept"
     )
 
@@ -191,16 +174,16 @@ def _open_url(url: str) -> Any:
         return RDBStorage(url)
     except ImportError as error:
         raise UsageError(
-            f"`storage` {_without_password(url)}: {error}; install that driver"
+            f"`storage` {without_password(url)}: {error}; install that driver"
         ) from error
     except Exception as error:
         raise UsageError(
-            f"`storage` {_without_password(url)} cannot be opened: {str(error).splitlines()[0]}; "
+            f"`storage` {without_password(url)} cannot be opened: {str(error).splitlines()[0]}; "
             "expected a journal file's path or a URL such as sqlite:///study.db"
         ) from error
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     """Return the URL without its password; a path as it is."""
     scheme, separator, rest = url.partition("://")
     if not separator:

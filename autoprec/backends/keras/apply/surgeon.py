@@ -87,9 +87,7 @@ class KerasSurgeon:
         The optimizer accumulates nothing, so the whole batch is one step's.
         Without a model the watch for models to come ends, and the global policy is put back.
         """
-        fitted, _ = fit_to_replicas(recipe, model)
-        whole = fitted.batch_size * fitted.accumulation_steps
-        precision = Precision(replace(fitted, batch_size=whole, accumulation_steps=1))
+        precision = _of_whole_batch(recipe, model)
 
         def register(model: Any, given: Sequence[Any] = ()) -> None:
             vars(model)[RECIPE_ATTRIBUTE] = left = _UntouchedModel(model, tuple(given))
@@ -110,6 +108,30 @@ class KerasSurgeon:
                 undo_former_recipe(unit.layer)
         register(model, optimizers)
         return precision
+
+    def stand_aside(
+        self,
+        recipe: Recipe,
+        *,
+        model: Any = None,
+        optimizers: Sequence[Any] = (),
+        device: str = "cpu",
+    ) -> Precision:
+        """See `Surgeon.stand_aside`. Without a model the global policy stays as well."""
+        precision = _of_whole_batch(recipe, model)
+        if model is None:
+            precision._unattached += optimizers
+        else:
+            precision.register(_UntouchedModel(model, tuple(optimizers)), keep=True)
+        precision.count_from_here()
+        return precision
+
+
+def _of_whole_batch(recipe: Recipe, model: Any) -> Precision:
+    """Return a Precision whose steps take the recipe's effective batch at once."""
+    fitted, _ = fit_to_replicas(recipe, model)
+    whole = fitted.batch_size * fitted.accumulation_steps
+    return Precision(replace(fitted, batch_size=whole, accumulation_steps=1))
 
 
 @dataclass(eq=False)

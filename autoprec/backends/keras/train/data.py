@@ -42,6 +42,7 @@ def batches(
         seed=partial(keras.utils.set_random_seed, seed),
         iterate=lambda data: iterate(task, data, batch_size, workers=workers),
         check=check,
+        size_in_bytes=size_in_bytes,
         repeat=repeat,
         hint="Is the data set smaller than the batch, with drop_remainder=True?",
     )

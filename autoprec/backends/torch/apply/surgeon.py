@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autoprec.backends.torch.apply.idle_precision import IdlePrecision
 from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.model_changes import current_operation, operate, restore, unwrap
 from autoprec.backends.torch.apply.precision import Precision
@@ -112,6 +113,19 @@ class TorchSurgeon:
         _undo_surgery(model)
         address = str(resolve_device(device))
         return Precision(recipe, model=model, optimizers=optimizers, device=address)
+
+    def stand_aside(
+        self,
+        recipe: Recipe,
+        *,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        device: str = "cpu",
+    ) -> Precision:
+        """See `Surgeon.stand_aside`."""
+        _check(model, optimizers)
+        address = str(resolve_device(device))
+        return IdlePrecision(recipe, model=model, optimizers=optimizers, device=address)
 
 
 def _undo_surgery(model: nn.Module) -> None:

@@ -21,8 +21,9 @@ from autoprec.backends.protocol import Task
 from autoprec.backends.shared.raising_modules import note_modules
 from autoprec.backends.shared.seeded_batches import draw_batches
 from autoprec.backends.torch.apply.model_changes import unwrap
-from autoprec.backends.torch.apply.nested_tensors import items_in, with_items
+from autoprec.backends.torch.apply.nested_tensors import items_in, tensors_in, with_items
 from autoprec.backends.torch.train.checkpoint_loading import load_weights
+from autoprec.backends.torch.train.own_loader_workers import OwnLoaderWorkers, keeps_workers
 from autoprec.backends.torch.train.rng import TorchGenerators, seed_everything
 from autoprec.errors import TaskError
 
@@ -175,17 +176,19 @@ def batches(
 
     All RNGs are seeded before `build_data`, and data are drawn from an RNG stream of their own:
     what training consumes (dropout) does not change what the next batch is. With `repeat` the data
-    start again at their end (an exhausted generator is built again). Worker processes of a
-    DataLoader end when the iterator is closed. Of several ranks each yields its own share. Raises
-    `TaskError` where there is nothing to train on.
+    start again at their end (an exhausted generator is built again). A DataLoader's worker
+    processes end with the stream, also those that it would keep itself (`persistent_workers`); the
+    loader stays usable. Of several ranks each yields its own share. Raises `TaskError` where there
+    is nothing to train on.
     """
     drawn = draw_batches(
         task,
         batch_size,
         generators=TorchGenerators(),
         seed=partial(seed_everything, seed),
-        iterate=partial(_iterate, task),
+        iterate=partial(_iterate, task, OwnLoaderWorkers()),
         check=lambda batch, _: _check_batch(task, batch),
+        size_in_bytes=_size_in_bytes,
         repeat=repeat,
         hint="Is the data set smaller than the batch, with drop_last=True?",
     )
@@ -196,13 +199,17 @@ def batches(
     return own_batches(task, task.place, drawn)
 
 
-def _iterate(task: Task, data: Any) -> Iterator[Any]:
+def _iterate(task: Task, workers: OwnLoaderWorkers, data: Any) -> Iterator[Any]:
     if data is None or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
         raise TaskError(
             f"{task.name}: build_data returned {_kind(data)}, expected an iterable of batches: "
             "a DataLoader, a generator or a list of (inputs, targets)"
         )
-    return iter(data)
+    return workers.go_through(data) if keeps_workers(data) else iter(data)
+
+
+def _size_in_bytes(batch: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(batch))
 
 
 def _check_batch(task: Task, batch: Any) -> None:

@@ -1,0 +1,286 @@
+"""Hashes the code of a task: what the worker runs of the task file and of the modules beside it.
+
+A digest that changes with anything else would throw away trials that still hold. Of each module
+counts what runs when it is imported, and those of its functions and classes that the task reaches
+by their names: a training loop that the task does not use may change. Comments and layout do not
+count, nor do lines that only use autoprec (see autoprec_lines.py).
+
+Where names do not tell what is reached (a module that is passed on, `globals()`, a decorator that
+may register what it decorates), everything of that module counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from autoprec.workers.autoprec_lines import without_autoprec
+from autoprec.workers.local_modules import (
+    bindings_of_imports,
+    imports_in,
+    local_files,
+    module_file,
+    module_files,
+    parsed,
+)
+
+#: What a task file is asked for; see `Task`.
+_ROOTS = (
+    *("build_model", "build_data", "loss_fn", "training_step", "build_optimizer", "evaluate"),
+    *("count_samples", "BATCH_SIZE", "CLIP_GRAD_NORM"),
+)
+
+#: What can reach any name of a module without writing it.
+_REACHES_ANYTHING = frozenset({"globals", "vars", "eval", "exec"})
+
+#: Libraries whose decorators change what they decorate and note it nowhere. (torch.library's do.)
+_PLAIN_DECORATORS = frozenset(
+    {"click", "contextlib", "dataclasses", "functools", "hydra", "tensorflow", "torch", "typing"}
+)
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def task_digest(path: Path) -> str:
+    """Hash (SHA-256) what a task is: its code as far as a worker runs it."""
+    try:
+        return _hash(path, list(_Reached(path).code()))
+    except (RecursionError, MemoryError):  # code too deep to be looked into
+        return whole_digest(path)
+
+
+def whole_digest(path: Path) -> str:
+    """Hash all the code of the task file and of the modules it imports from its own folder.
+
+    Profiles that autoprec 0.2.0 and earlier versions made have this digest.
+    """
+    return _hash(path, [(file, None) for file in local_files(path)])
+
+
+def _hash(path: Path, files: list[tuple[Path, ast.Module | None]]) -> str:
+    digest = hashlib.sha256()
+    for file, code in files:
+        digest.update(file.relative_to(path.parent).as_posix().encode(errors="replace") + b"\0")
+        digest.update(_code_bytes(file, code) + b"\0")
+    return digest.hexdigest()
+
+
+def _code_bytes(file: Path, code: ast.Module | None) -> bytes:
+    """Return code as bytes: a syntax tree, or the whole source where a file has none."""
+    try:
+        source = file.read_bytes()
+    except OSError:  # the worker will say it better when the task imports it
+        return b"unreadable"
+    try:
+        return ast.dump(code or ast.parse(source)).encode(errors="surrogatepass")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return source
+
+
+class _Reached:
+    """The part of a task's code that counts, file by file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._top = path, path.parent
+        self._modules: dict[Path, _Module | None] = {}
+        self._followed: set[tuple[Path, tuple[str, ...]]] = set()
+        self._waiting: list[tuple[Path, tuple[str, ...]]] = []
+        self._load(path)
+        self._waiting += [(path, (name,)) for name in _ROOTS]
+        self._follow_all()
+        if any(module is not None and module.hooks_classes for module in self._modules.values()):
+            for file in list(self._modules):
+                self._reach_everything(file)
+            self._follow_all()
+
+    def code(self) -> Iterator[tuple[Path, ast.Module | None]]:
+        """Yield each file that is imported, with what counts of it; None for one without a tree."""
+        others = sorted(file for file in self._modules if file != self._path)
+        for file in (self._path, *others):
+            module = self._modules[file]
+            yield file, None if module is None else module.counted()
+
+    def _load(self, file: Path) -> _Module | None:
+        """Note that a file is imported, with all that this runs."""
+        if file not in self._modules:
+            tree = parsed(file)
+            module = self._modules[file] = None if tree is None else _Module(tree, file, self._top)
+            if module is not None:
+                self._waiting.append((file, ()))
+        return self._modules[file]
+
+    def _follow_all(self) -> None:
+        """Follow what was found, and what is found on the way, to its end."""
+        while self._waiting:
+            file, names = self._waiting.pop()
+            module = self._modules[file]
+            if module is None or (file, names) in self._followed:
+                continue
+            self._followed.add((file, names))
+            if names:
+                self._follow(file, module, names)
+            else:  # the file itself, which runs when it is imported
+                for node in module.run:
+                    self._use(file, node)
+
+    def _use(self, file: Path, node: ast.AST) -> None:
+        """Follow the names and the imports in code that counts."""
+        for folder, name in imports_in(node, self._top, file.parent):
+            for imported in module_files(folder, name):
+                self._load(imported)
+        self._waiting += [(file, names) for names in _dotted_names(node)]
+
+    def _follow(self, file: Path, module: _Module, names: tuple[str, ...]) -> None:
+        """Count what a dotted name of a file stands for."""
+        name, *more = names
+        module.used.add(name)
+        if name in _REACHES_ANYTHING or names[:2] == ("sys", "modules"):
+            self._reach_everything(file)
+        for node in module.definitions.get(name, ()):
+            self._reach(file, node)
+        for folder, imported, attribute in module.imports.get(name, ()):
+            self._follow_import(folder, imported, (*attribute, *more))
+        if name not in module.definitions and name not in module.imports:
+            for folder, imported in module.star_imports:
+                self._follow_import(folder, imported, names)
+
+    def _follow_import(self, folder: Path, imported: str, names: tuple[str, ...]) -> None:
+        """Count what `names` stand for in a module: an attribute of it, or all that it has."""
+        file = module_file(folder, imported)
+        if names:
+            inner = module_file(folder, f"{imported}.{names[0]}".lstrip("."))
+            if inner is not None:
+                self._follow_import(folder, f"{imported}.{names[0]}".lstrip("."), names[1:])
+        if file is not None and names:
+            self._load(file)
+            self._waiting.append((file, names))
+        elif file is not None:
+            self._reach_everything(file)
+
+    def _reach(self, file: Path, node: Definition) -> None:
+        module = self._modules[file]
+        if module is not None and id(node) not in module.reached:
+            module.reached.add(id(node))
+            self._use(file, node)
+
+    def _reach_everything(self, file: Path) -> None:
+        module = self._load(file)
+        for nodes in [] if module is None else module.definitions.values():
+            for node in nodes:
+                self._reach(file, node)
+
+
+class _Module:
+    """One file: what runs when it is imported, what it defines, and where its names come from."""
+
+    def __init__(self, tree: ast.Module, file: Path, top: Path) -> None:
+        names_read = {
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
+        self._statements = without_autoprec(tree)
+        self.imports, self.star_imports = bindings_of_imports(tree, top, file.parent)
+        self.definitions: dict[str, list[Definition]] = {}
+        self.run: list[ast.stmt] = []
+        self._silent: dict[int, set[str]] = {}
+        self.reached: set[int] = set()
+        self.used: set[str] = set()
+        for node in self._statements:
+            names = _silently_bound(node)
+            if isinstance(node, Definition) and not self._registers(node):
+                self.definitions.setdefault(node.name, []).append(node)
+            elif names and names <= names_read:  # that they count, whoever reads them will say
+                self._silent[id(node)] = names
+            elif not _is_main_guard(node):
+                self.run.append(node)
+
+    @property
+    def hooks_classes(self) -> bool:
+        """Say whether classes may be found by other means than their names."""
+        nodes = [node for node in self._statements if isinstance(node, ast.ClassDef)]
+        inner = (each for node in nodes for each in ast.walk(node))
+        return any(
+            isinstance(each, ast.FunctionDef) and each.name == "__init_subclass__" for each in inner
+        )
+
+    def counted(self) -> ast.Module:
+        """Return the statements that count, in their order."""
+        run = {id(node) for node in self.run}
+        kept = [
+            node
+            for node in self._statements
+            if id(node) in run
+            or id(node) in self.reached
+            or self._silent.get(id(node), set()) & self.used
+        ]
+        return ast.Module(body=kept, type_ignores=[])
+
+    def _registers(self, node: Definition) -> bool:
+        """Say whether a definition may become known by other means than its name."""
+        if isinstance(node, ast.ClassDef) and node.keywords:
+            return True
+        return any(self._may_register(each) for each in node.decorator_list)
+
+    def _may_register(self, decorator: ast.expr) -> bool:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = ast.unparse(called)
+        root = name.partition(".")[0]
+        homes = [imported.partition(".")[0] for _, imported, _ in self.imports.get(root, ())]
+        plain = bool(homes) and all(home in _PLAIN_DECORATORS for home in homes)
+        builtin = name in ("property", "staticmethod", "classmethod")
+        return "library" in name or not (plain or builtin)
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    """Say whether a statement is `if __name__ == "__main__":`, which does not run in a worker."""
+    return (
+        isinstance(node, ast.If)
+        and not node.orelse
+        and ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")
+    )
+
+
+def _silently_bound(node: ast.stmt) -> set[str]:
+    """Return the names that a statement binds and does nothing else; none for any other.
+
+    They are constants and modules of Python's own: who does not use them does not notice them.
+    """
+    if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if all(isinstance(each, ast.Name) for each in targets) and _is_constant(node.value):
+            return {each.id for each in targets if isinstance(each, ast.Name)}
+    if isinstance(node, ast.Import | ast.ImportFrom) and not getattr(node, "level", 0):
+        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        modules += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        if all(each.partition(".")[0] in sys.stdlib_module_names for each in modules):
+            names = {each.asname or each.name.partition(".")[0] for each in node.names}
+            return set() if "*" in names else names
+    return set()
+
+
+def _is_constant(node: ast.expr) -> bool:
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return all(map(_is_constant, node.elts))
+    if isinstance(node, ast.UnaryOp):
+        return _is_constant(node.operand)
+    return isinstance(node, ast.Constant)
+
+
+def _dotted_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
+    """Yield every name in the code with the attributes asked of it: `a.b.c` as one."""
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        attributes: list[str] = []
+        inner = each
+        while isinstance(inner, ast.Attribute):
+            attributes.append(inner.attr)
+            inner = inner.value
+        if isinstance(inner, ast.Name):
+            yield (inner.id, *reversed(attributes))
+        else:
+            waiting += ast.iter_child_nodes(inner)
