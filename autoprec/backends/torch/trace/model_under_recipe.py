@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from autoprec.backends.torch.trace.model_state import (
     size_in_bytes,
     take_snapshot,
 )
+from autoprec.backends.torch.trace.random_numbers import RandomNumbers
 from autoprec.backends.torch.train.rng import rng_preserved, seed_everything
 from autoprec.backends.torch.train.task_runner import (
     compute_loss,
@@ -68,6 +69,11 @@ class TorchTrainee:
     precision: Applied
     device: str
     communication: Communication | None = None
+    random: RandomNumbers = field(default_factory=RandomNumbers)
+
+    def _drawn_alike(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a step: its random numbers are those of all other runs."""
+        return contextlib.nullcontext() if self.recipe.compile else self.random.alike()
 
     def forward_loss(self, batch: Any, seed: int) -> torch.Tensor:
         """Compute the loss of one batch, with random numbers (dropout) drawn from `seed`."""
@@ -101,8 +107,9 @@ class TorchTrainee:
         """Train one update, clipped as the task says; return the mean loss, and if skipped."""
         losses = []
         for batch, seed in batches:
-            loss = self.forward_loss(batch, seed)
-            self.precision.backward(loss)
+            with self._drawn_alike():
+                loss = self.forward_loss(batch, seed)
+                self.precision.backward(loss)
             losses.append(float(loss.detach()))
         mean = self._mean_over_ranks(sum(losses) / len(losses))
         if self.task.clip_grad_norm is not None:
@@ -112,7 +119,8 @@ class TorchTrainee:
 
     def loss(self, batch: Any, seed: int) -> float:
         """Return the loss of one batch."""
-        loss = float(self.forward_loss(batch, seed).detach())
+        with self._drawn_alike():
+            loss = float(self.forward_loss(batch, seed).detach())
         reshard(self.model)
         return self._mean_over_ranks(loss)
 
@@ -148,10 +156,11 @@ class TorchTrainee:
         backward: magnitudes.LargestMagnitudes | None,
     ) -> tuple[float, Mapping[str, torch.Tensor]]:
         self.model.zero_grad(set_to_none=True)
-        with contextlib.nullcontext() if forward is None else forward:
-            loss = self.forward_loss(batch, seed)
-        with contextlib.nullcontext() if backward is None else backward:
-            self.precision.backward(loss)
+        with self._drawn_alike():
+            with contextlib.nullcontext() if forward is None else forward:
+                loss = self.forward_loss(batch, seed)
+            with contextlib.nullcontext() if backward is None else backward:
+                self.precision.backward(loss)
         found = gradients(self.model, self.scale)
         self.model.zero_grad(set_to_none=True)
         return self._mean_over_ranks(float(loss.detach())), found
@@ -159,7 +168,7 @@ class TorchTrainee:
     def evaluate(self) -> float:
         """Call the task's `evaluate`; random numbers and modes go on as before."""
         assert self.task.evaluate is not None
-        with rng_preserved(), training_modes_preserved(self.model):
+        with rng_preserved(), training_modes_preserved(self.model), self._drawn_alike():
             metric = float(self.task.evaluate(self.model))
         reshard(self.model)
         return self._mean_over_ranks(metric)

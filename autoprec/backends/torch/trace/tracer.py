@@ -32,6 +32,7 @@ from autoprec.backends.torch.trace.model_under_recipe import (
     TorchTrainee,
     apply_recipe,
 )
+from autoprec.backends.torch.trace.random_numbers import RandomNumbers
 from autoprec.backends.torch.trace.repeatable_batches import batch_stream
 from autoprec.backends.torch.train.compiling import compiled_throughout
 from autoprec.backends.torch.train.task_runner import (
@@ -53,6 +54,7 @@ class TorchTracing:
         self._task, self._device, self._seed = task, device, seed
         self._communication = communication
         self._initial = InitialStates()
+        self._random = RandomNumbers()
         self.has_evaluate = task.evaluate is not None
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
@@ -84,7 +86,14 @@ class TorchTracing:
             else:
                 precision = apply_recipe(recipe, model, optimizer, self._device)
             yield TorchTrainee(
-                self._task, recipe, model, optimizer, precision, self._device, shared
+                self._task,
+                recipe,
+                model,
+                optimizer,
+                precision,
+                self._device,
+                shared,
+                self._random,
             )
 
     def gradient_error(self, candidate: Any, reference: Any) -> float | None:
