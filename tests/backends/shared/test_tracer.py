@@ -14,11 +14,13 @@ import pytest
 from autoprec.backends.shared import checkpoint_budget
 from autoprec.backends.shared.initial_states import InitialStates
 from autoprec.backends.shared.repeatable_batches import BatchStream
-from autoprec.backends.shared.tracer import (
-    ComparisonTracer,
+from autoprec.backends.shared.trace_framework import (
+    EXACT_NOISE,
+    NOISE,
     Float16Magnitudes,
-    batch_seed,
+    Observed,
 )
+from autoprec.backends.shared.tracer import ComparisonTracer, batch_seed
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import LossScale, Recipe
@@ -36,6 +38,7 @@ class Weight:
     framework: Weights
     recipe: Recipe
     value: float
+    quiet: bool = False
 
     @property
     def scale(self) -> float:
@@ -50,8 +53,29 @@ class Weight:
     def state_bytes(self) -> int:
         return 100
 
-    def add_noise(self, draw: int) -> None:
-        self.value *= 1 + 2.0**-9 * (draw + 1) / 100
+    rounding = EXACT_NOISE
+
+    def add_noise(self, draw: int, size: float = NOISE) -> None:
+        self.value *= 1 + size * (draw + 1) / 100
+
+    def observe(self, parts: list[tuple[int, int]]) -> Observed:
+        self.framework.log.append(("observed", self.recipe, self.quiet, parts))
+        value = self.value + self.framework.off_by.get(self.recipe.memory_format, 0.0)
+        losses = [value + part for part, _ in parts]
+        drew = self.framework.draws and not self.quiet
+        return Observed(sum(losses) / len(losses), [value], [value], drew)
+
+    def weight_changes(self, updates: list[list[tuple[int, int]]]) -> list[float]:
+        for update in updates:
+            self.framework.log.append(("trained", self.recipe, self.quiet, update))
+            self.value /= 2
+        return [self.value]
+
+    @contextlib.contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        self.quiet = True
+        yield
+        self.quiet = False
 
     def train_step(self, batches: Iterator[tuple[int, int]]) -> tuple[float, bool]:
         losses = []
@@ -100,6 +124,8 @@ class Weights:
     """A framework whose every build begins with another weight, unless it starts alike."""
 
     skips: bool = False
+    draws: bool = False
+    off_by: dict[str, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     has_evaluate: bool = False
     metric: Any = None
@@ -133,6 +159,12 @@ class Weights:
             yield built
         finally:
             self.open_now.remove(built)
+
+    def outputs_error(self, candidate: list[float], reference: list[float]) -> float:
+        return abs(candidate[0] - reference[0])
+
+    def parts(self, batch: int, batch_size: int, count: int) -> list[float] | None:
+        return [batch + i / 10 for i in range(count)] if batch_size % 2 == 0 else None
 
     def gradient_error(self, candidate: list[float], reference: list[float]) -> float:
         return abs(candidate[0] - reference[0])

@@ -147,7 +147,7 @@ def _splittable(task: Task, model: Any, units: Sequence[LayerUnit], batch: Any) 
     half = samples // 2
     halves = [slice_samples(batch, samples, 0, half), slice_samples(batch, samples, half, samples)]
     before = [(v, keras.ops.copy(v.value)) for v in state_variables(model)]
-    with _without_dropout(units):
+    with without_dropout(units):
         run = gradient_function(model)
         whole = _mean_gradient(run, [batch], before)
         split = _mean_gradient(run, halves, before)
@@ -173,7 +173,7 @@ def _mean_gradient(run: Any, parts: Sequence[Any], before: Sequence[tuple[Any, A
 
 
 @contextlib.contextmanager
-def _without_dropout(units: Sequence[LayerUnit]) -> Iterator[None]:
+def without_dropout(units: Sequence[LayerUnit]) -> Iterator[None]:
     """Set every rate of dropout and noise to zero while BatchNorm stays in training mode."""
     names = ("rate", "dropout", "recurrent_dropout", "_dropout", "stddev")
     held = []

@@ -71,11 +71,11 @@ def _equal(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> boo
     return len(before) == len(after) and all(map(torch.equal, before, after))
 
 
-class DrawnAlike(TorchDispatchMode):
+class DrawnAlike(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes every draw in float32 and in logical order; `seen` says whether there was one."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = False
 
     def __torch_dispatch__(
@@ -180,7 +180,8 @@ def _leaky(
         made = given * noise
     else:
         made = torch.nn.functional.leaky_relu(given, (float(lower) + float(upper)) / 2)
-    return given.copy_(made) if in_place else made
+    leaky: torch.Tensor = given.copy_(made) if in_place else made
+    return leaky
 
 
 _LEAKY_DEFAULTS: tuple[Any, ...] = (1 / 8, 1 / 3, False, None)

@@ -7,7 +7,7 @@ The reference is the user's own float32 loop; a recipe is applied by the same su
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,9 @@ from autoprec.backends.torch.trace.model_under_recipe import (
     apply_recipe,
 )
 from autoprec.backends.torch.trace.random_numbers import RandomNumbers
+from autoprec.backends.torch.trace.recorded_outputs import outputs_error
 from autoprec.backends.torch.trace.repeatable_batches import batch_stream
+from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
 from autoprec.backends.torch.train.compiling import compiled_throughout
 from autoprec.backends.torch.train.task_runner import (
     build_model,
@@ -55,6 +57,7 @@ class TorchTracing:
         self._communication = communication
         self._initial = InitialStates()
         self._random = RandomNumbers()
+        self._samples: dict[int, Samples] = {}
         self.has_evaluate = task.evaluate is not None
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
@@ -95,6 +98,16 @@ class TorchTracing:
                 shared,
                 self._random,
             )
+
+    def outputs_error(self, candidate: Any, reference: Any) -> float | None:
+        """Compare the outputs of whole batches, or of their parts, with those of whole ones."""
+        return outputs_error(candidate, reference)
+
+    def parts(self, batch: Any, batch_size: int, count: int) -> Sequence[Any] | None:
+        """Cut a batch as the check of splitting does."""
+        if batch_size not in self._samples:
+            self._samples[batch_size] = find_samples(self._task, batch, batch_size, self._seed)
+        return self._samples[batch_size].parts(batch, count)
 
     def gradient_error(self, candidate: Any, reference: Any) -> float | None:
         """Compare two gradients over all parameters."""

@@ -44,7 +44,7 @@ def splittable(
     if halves is None:
         return False, f"a batch cannot be cut in two: {why}"
     whole: Part = (batch, 1.0, seed)
-    with buffers_preserved(model), _without_dropout(model):
+    with buffers_preserved(model), without_dropout(model):
         parts = [whole, *((half, -0.5, seed) for half in halves)]
         error, why = try_to_measure(lambda: _difference(task, model, parts))
         if error is None:
@@ -105,7 +105,7 @@ _DROPOUT_RATES: Sequence[tuple[type[nn.Module], str]] = (
 
 
 @contextlib.contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
+def without_dropout(model: nn.Module) -> Iterator[None]:
     """Switch dropout off, in modules and in functions, while BatchNorm stays in training mode."""
     held = [
         (module, name, getattr(module, name))
