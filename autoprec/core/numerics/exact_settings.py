@@ -98,7 +98,7 @@ def judge_settings(
     wrong, differences = _wrong(found), _differences(found)
     by_name = {each.what: each for each in differences}
     if wrong:
-        told = "; ".join(each.text for each in wrong)
+        told = "; ".join(each.text for each in wrong[:2])
         cause = _CAUSES.get(blamed[0].key, "") if len(blamed) == 1 else ""
         reason = (
             f"with {names} it computes something else than plain float32 does at the same weights: "
