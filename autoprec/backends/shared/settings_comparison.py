@@ -116,6 +116,7 @@ def compare_settings(
         weights_noise=tuple(drifts),
         updates=len(updates),
         outputs_seen=shown,
+        drew=any(each.drew for each in observed.values()),
         rounding=rounding,
     )
 

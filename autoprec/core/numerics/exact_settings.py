@@ -8,7 +8,7 @@ own rounding. What is further away is another computation, and trains something 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autoprec.core.numerics.reference_recipe import Setting
@@ -43,6 +43,9 @@ _CAUSES: Mapping[str, str] = {
     "threads": "the result depends on the number of threads",
     "cudnn_benchmark": "another convolution algorithm gives other results",
 }
+
+
+_COMPILED_DRAWS = "compiled code in float32 (it draws other random numbers)"
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,11 @@ def judge_settings(
     result: Literal["equal", "rejected", "unproven"]
     wrong, differences = _wrong(found), _differences(found)
     by_name = {each.what: each for each in differences}
-    if wrong:
+    if wrong and found.drew and any(each.key == "compile" for each in blamed):
+        found = replace(found, not_covered=(*found.not_covered, _COMPILED_DRAWS))
+        reason = f"not compared: {_COMPILED_DRAWS}"
+        wrong, result = [], "unproven"
+    elif wrong:
         told = "; ".join(each.text for each in wrong[:2])
         cause = _CAUSES.get(blamed[0].key, "") if len(blamed) == 1 else ""
         reason = (
@@ -124,7 +131,7 @@ def judge_settings(
         gradient_error=None if gradient is None else finite_or_none(gradient.error),
         loss_null=None if loss is None else finite_or_none(loss.null),
         gradient_null=None if gradient is None else finite_or_none(gradient.null),
-        covered=(f"{names} in float32: {_what(found)}",) if found.points else (),
+        covered=(f"{names} in float32: {_what(found)}",) if result == "equal" else (),
         not_covered=found.not_covered,
     )
     return SettingsVerdict(verdict, tuple(each.key for each in blamed) if wrong else ())

@@ -148,7 +148,8 @@ class SettingsComparison:
     `weights_error` is how far the weights are apart after `updates` updates, relative to how far
     these moved them. `noise` and `weights_noise` are the same for plain float32 with weights that
     are off by `rounding`, a few times as much as its own rounding errors. Without points nothing
-    could be compared; `not_covered` says why.
+    could be compared; `not_covered` says why. `drew` says whether plain float32 drew random
+    numbers.
     """
 
     points: tuple[SettingsPoint, ...] = ()
@@ -158,6 +159,7 @@ class SettingsComparison:
     updates: int = 0
     rounding: float = 0.0
     outputs_seen: bool = True
+    drew: bool = False
     not_covered: tuple[str, ...] = ()
 
 

@@ -125,3 +125,16 @@ def test_what_raises_under_a_setting_is_rejected_with_what_it_says() -> None:
         "with channels_last the task's own code raises: view size is not compatible"
     )
     assert len(raises(SEVERAL, None, "no").guilty) == 3
+
+
+def test_compiled_code_that_may_have_drawn_other_numbers_is_not_blamed() -> None:
+    compiled = settings_of(Recipe(compile=True))
+    differs = replace(found(point(gradient=0.5)), drew=True)
+    judged = judge_settings(differs, compiled, compiled[0])
+    assert judged.verdict.verdict == "unproven"
+    assert judged.guilty == ()
+    assert "draws other random numbers" in judged.verdict.not_covered[0]
+    assert judge_settings(replace(differs, drew=False), compiled, compiled[0]).guilty == (
+        "compile",
+    )
+    assert judge_settings(differs, LAID_OUT, LAID_OUT[0]).guilty == ("memory_format",)

@@ -219,7 +219,7 @@ class TorchTrainee:
         found = gradients(self.model, self.scale * len(parts))
         self.model.zero_grad(set_to_none=True)
         mean = self._mean_over_ranks(sum(losses) / len(losses))
-        return Observed(mean, found, outputs.parts, drew)
+        return Observed(mean, found, outputs.parts if any(outputs.parts) else (), drew)
 
     def weight_changes(
         self, updates: Sequence[Sequence[tuple[Any, int]]]

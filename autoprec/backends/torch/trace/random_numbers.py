@@ -6,9 +6,11 @@ bfloat16. Here every draw is made in float32 and in logical order, then rounded 
 was asked for. So float32 in the contiguous layout draws what it always draws, and every other run
 draws the same. Draws on an own `torch.Generator` go on taking their numbers from it.
 
+Compiled code cannot be watched: under a dispatch mode Dynamo silently compiles nothing. There the
+compiler is told to draw as torch does, and dropout and noise are replaced before it sees them.
+
 Not covered: what draws inside one fused operator (cuDNN's dropout between recurrent layers, the
-attention kernels of accelerators), and compiled code, which a dispatch mode would silently leave
-uncompiled.
+attention kernels of accelerators), and some draws of compiled code, such as after a convolution.
 """
 
 from __future__ import annotations
@@ -69,6 +71,68 @@ class RandomNumbers:
 
 def _equal(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
     return len(before) == len(after) and all(map(torch.equal, before, after))
+
+
+@contextlib.contextmanager
+def drawn_alike_compiled() -> Iterator[None]:
+    """Let what is compiled and run inside draw as eager code does in float32 and logical order."""
+    import torch._inductor.config as inductor
+
+    replaced = (
+        *((torch.nn.functional, name) for name in ("dropout", *_FEATURES)),
+        *((torch, name) for name in ("rand_like", "randn_like")),
+    )
+    before = [(owner, name, getattr(owner, name)) for owner, name in replaced]
+    new = {
+        "dropout": _traced_dropout(()),
+        **{name: _traced_dropout(range(2, 5)) for name in _FEATURES},
+        "rand_like": _traced_like(torch.rand),
+        "randn_like": _traced_like(torch.randn),
+    }
+    try:
+        for owner, name, _ in before:
+            setattr(owner, name, new[name])
+        with inductor.patch(fallback_random=True):
+            yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+_FEATURES = ("dropout2d", "dropout3d")
+"""Functions that drop whole channels: one draw for each of the first two dimensions."""
+
+
+def _traced_dropout(shared: Sequence[int]) -> Callable[..., torch.Tensor]:
+    def dropout(
+        input: torch.Tensor,  # noqa: A002
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> torch.Tensor:
+        if not training or p == 0.0:
+            return input
+        shape = [1 if axis in shared else size for axis, size in enumerate(input.shape)]
+        mask = torch.empty(shape, dtype=torch.float32, device=input.device).bernoulli_(1.0 - p)
+        factor = (mask / (1.0 - p) if p < 1.0 else mask).to(input.dtype)
+        return input.mul_(factor) if inplace else input * factor
+
+    return dropout
+
+
+def _traced_like(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def like(
+        input: torch.Tensor,  # noqa: A002
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        requires_grad: bool = False,
+        **ignored: Any,
+    ) -> torch.Tensor:
+        made = make(input.shape, dtype=torch.float32, device=device or input.device)
+        return made.to(dtype or input.dtype).requires_grad_(requires_grad)
+
+    return like
 
 
 class DrawnAlike(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -158,8 +222,7 @@ def _dropout(func: Any, given: torch.Tensor, p: float, train: bool | None = True
     """Drop out as accelerators do, in one kernel that returns its mask, too."""
     if not train or p in (0.0, 1.0):
         return func(given, p, train)
-    ones = torch.ones(given.shape, dtype=torch.float32, device=given.device)
-    _, drawn = func(ones, p, train)
+    drawn = torch.empty(given.shape, dtype=torch.float32, device=given.device).bernoulli_(1.0 - p)
     mask = torch.empty_like(given, dtype=torch.bool).copy_(drawn)
     kept = given.to(_drawn_as(given.dtype)) * mask * (1.0 / (1.0 - p))
     return torch.empty_like(given).copy_(kept), mask

@@ -32,7 +32,7 @@ from autoprec.backends.torch.trace.model_under_recipe import (
     TorchTrainee,
     apply_recipe,
 )
-from autoprec.backends.torch.trace.random_numbers import RandomNumbers
+from autoprec.backends.torch.trace.random_numbers import RandomNumbers, drawn_alike_compiled
 from autoprec.backends.torch.trace.recorded_outputs import outputs_error
 from autoprec.backends.torch.trace.repeatable_batches import batch_stream
 from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
@@ -73,7 +73,8 @@ class TorchTracing:
         self, recipe: Recipe, seed: int, batch: Any, *, reference: bool
     ) -> Iterator[TorchTrainee]:
         """Build the model under `recipe`; the optimizer sees the initial weights."""
-        with process_settings_restored(), compiled_throughout(recipe):
+        drawn_alike = drawn_alike_compiled() if recipe.compile else contextlib.nullcontext()
+        with process_settings_restored(), compiled_throughout(recipe), drawn_alike:
             model = build_model(self._task, self._device, self._seed + seed)
             materialize(self._task, model, move(batch, self._device), self._seed + seed)
             self._initial.start_alike(

@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autoprec.backends.torch.trace.random_numbers import DrawnAlike, RandomNumbers
+from autoprec.backends.torch.trace.random_numbers import (
+    DrawnAlike,
+    RandomNumbers,
+    drawn_alike_compiled,
+)
 from tests.backends.torch.traced import BFLOAT16, FLOAT32, tracer
 
 pytestmark = pytest.mark.torch
@@ -155,3 +159,30 @@ def test_a_step_in_bfloat16_has_the_noise_of_the_float32_step() -> None:
         assert point.gradient_error is not None
         assert point.gradient_error < 0.05
     assert trace.trajectory(recipe=FLOAT32, seed=0, steps=4).finite
+
+
+class Compiled(nn.Module):
+    """A feature map with dropout and noise in it, and a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.dropout2d(F.dropout(x * self.weight, 0.5), 0.3)
+        return hidden + 0.1 * torch.randn_like(hidden)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+def test_compiled_code_draws_what_eager_code_draws() -> None:
+    given = torch.ones(SHAPE).to(memory_format=torch.channels_last)
+    eager = drawn(Compiled(), given)
+    torch.compiler.reset()
+    with drawn_alike_compiled():
+        model = Compiled()
+        model.compile()
+        torch.manual_seed(3)
+        compiled = model(given)
+    torch.testing.assert_close(compiled, eager)
+    assert F.dropout.__module__ == "torch.nn.functional"
