@@ -19,6 +19,8 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.exact_settings import agrees
+from autoprec.core.numerics.traces import SettingsComparison
 from autoprec.core.recipe import KNOBS, LossScale, Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.errors import TaskError
@@ -179,6 +181,19 @@ class BackendContract:
             assert point.loss == pytest.approx(point.reference, rel=0.05)
             assert point.gradient_error is not None
             assert 0 < point.gradient_error < 0.5
+
+    @pytest.mark.parametrize("accumulation", [1, 2])
+    def test_settings_that_keep_the_arithmetic_compute_what_plain_float32_does(
+        self, subject: Subject, accumulation: int
+    ) -> None:
+        tracer = self.tracer(subject)
+        recipe = replace(BFLOAT16, batch_size=8 // accumulation, accumulation_steps=accumulation)
+        found = tracer.compare_settings(recipe=recipe)
+        assert found.points
+        assert found.updates
+        assert all(each is not None and each > 0.0 for each in found.weights_noise)
+        assert agrees(found)
+        assert from_plain(SettingsComparison, to_plain(found)) == found
 
     def test_noise_draws_every_checkpoint(self, subject: Subject) -> None:
         tracer = self.tracer(subject)

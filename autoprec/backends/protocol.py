@@ -21,6 +21,7 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
+    SettingsComparison,
     StepComparison,
     Trajectory,
     UnitTrace,
@@ -188,6 +189,12 @@ class Tracer(Protocol):
 
     def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """Compute loss and gradient under `recipe` and in float32 at every kept checkpoint."""
+
+    def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
+        """Compare the recipe's settings in float32 with plain float32, at the initial weights.
+
+        Plain float32 is contiguous and gets each batch unsplit; see `reference_recipe`.
+        """
 
     def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """Do the same in float32 with +-2**-9 relative noise on the weights, `draws` times."""

@@ -85,7 +85,10 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class ProvenRecipe:
-    """A recipe that may be chosen, with its verdict and its measured speed."""
+    """A recipe that may be chosen, with its verdict and its measured speed.
+
+    `settings` is the verdict on float32 with the recipe's settings, where it has any.
+    """
 
     recipe: Recipe
     verdict: Verdict
@@ -93,6 +96,7 @@ class ProvenRecipe:
     step_seconds: float
     loss_scale: Mapping[str, Any] | None = None
     islands: Mapping[str, Any] | None = None
+    settings: Verdict | None = None
 
 
 @dataclass(frozen=True)

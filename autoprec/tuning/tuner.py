@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoprec.backends.protocol import DeviceMemory
-from autoprec.core.numerics.reference_recipe import is_reference
+from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.profile import Profile
 from autoprec.core.speed.trial_results import shortlist
 from autoprec.tuning.confirmation.interleaved_timing import may_share_worker
@@ -148,7 +148,7 @@ def _should_prestart(job: TuningJob, search: SearchResult) -> bool:
     fits = job.memory_bytes is None or needed <= job.memory_bytes
     alone = job.on_cpu and not may_share_worker(baseline, trials.task.framework)
     fastest = shortlist(search.ranking, trials.space, count=1)
-    return fits and alone and not is_reference(trials.space.recipe(fastest[0].point))
+    return fits and alone and not is_exact(trials.space.recipe(fastest[0].point))
 
 
 def with_deadline(job: TuningJob) -> TuningJob:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoprec.core.numerics.proof_steps import SHORT_STEPS
-from autoprec.core.numerics.reference_recipe import is_reference
+from autoprec.core.numerics.reference_recipe import is_exact, is_reference
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Profile
@@ -133,11 +133,13 @@ def _time_again(
 
 
 def _prove_again(job: TuningJob, profile: Profile, runner: Runner) -> Verdict | None:
-    """Prove the recipe over its first steps; None for float32, which is its own reference."""
+    """Prove the recipe over its first steps; None for plain float32, which is the reference."""
     recipe, stated = profile.recipe, profile.evidence.parity
     if is_reference(recipe):
         return None
-    job.listener(Stage("proof", f"the first {_steps(stated)} steps"))
+    exact = is_exact(recipe)
+    said = "its settings in float32" if exact else f"the first {_steps(stated)} steps"
+    job.listener(Stage("proof", said))
     proof = Proof(
         RemoteTracer(runner),
         tolerance=Tolerance().scaled(job.options.tolerance),

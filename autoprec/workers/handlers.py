@@ -30,6 +30,7 @@ from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
+    SettingsComparison,
     StepComparison,
     Trajectory,
     UnitTrace,
@@ -177,6 +178,10 @@ class Service:
     def compare_steps(self, *, recipe: Recipe) -> tuple[StepComparison, ...]:
         """See `Tracer.compare_steps`."""
         return self._tracer().compare_steps(recipe=recipe)
+
+    def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
+        """See `Tracer.compare_settings`."""
+        return self._tracer().compare_settings(recipe=recipe)
 
     def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:
         """See `Tracer.noise`."""

@@ -218,6 +218,7 @@ class RemoteTracer:
 _TRACER_METHODS = (
     "reference",
     "compare_steps",
+    "compare_settings",
     "noise",
     "trajectory",
     "backward_exponents",

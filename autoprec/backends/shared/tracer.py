@@ -11,21 +11,27 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from autoprec.backends.protocol import ProgressCallback
-from autoprec.backends.shared.buffer_updates import SCALE, HoldsBuffers, StepBuffers
+from autoprec.backends.shared.buffer_updates import SCALE, StepBuffers
 from autoprec.backends.shared.checkpoint_budget import affordable_steps
 from autoprec.backends.shared.gradient_exponents import ExponentCounts, in_bfloat16
 from autoprec.backends.shared.ranks import ALONE, Ranks
 from autoprec.backends.shared.repeatable_batches import BatchStream
+from autoprec.backends.shared.settings_comparison import compare_settings
+from autoprec.backends.shared.trace_framework import (
+    Float16Magnitudes,
+    TraceFramework,
+    Trainee,
+)
 from autoprec.backends.shared.trajectory_clock import StepClock
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
+    SettingsComparison,
     StepComparison,
     Trajectory,
     UnitTrace,
@@ -33,88 +39,7 @@ from autoprec.core.numerics.traces import (
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
 
-
-@dataclass(frozen=True)
-class Float16Magnitudes:
-    """The largest float16 numbers of a step: `StepComparison` has the same fields."""
-
-    forward: float | None = None
-    overflowed: bool = False
-    backward: float | None = None
-
-
-class Trainee(HoldsBuffers, Protocol):
-    """A freshly built model with its optimizer under one recipe.
-
-    `seed` is that of the random numbers of one batch, where the model's state does not hold them.
-    """
-
-    @property
-    def scale(self) -> float:
-        """Return the loss scale, 1 without one."""
-
-    def take_state(self) -> Any:
-        """Copy weights, statistics, and whatever else training changes, into main memory."""
-
-    def put_back(self, state: Any) -> None:
-        """Load a copied state."""
-
-    def state_bytes(self) -> int:
-        """Return the size of a copied state."""
-
-    def add_noise(self, draw: int) -> None:
-        """Multiply every weight by 1 + uniform(-2**-9, 2**-9), another factor for every `draw`."""
-
-    def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
-        """Train one update; return the mean loss before it, and whether it was skipped.
-
-        `batches` are the micro-batches, each with its seed.
-        """
-
-    def loss(self, batch: Any, seed: int) -> float:
-        """Return the loss of one batch."""
-
-    def loss_and_gradient(self, batch: Any, seed: int) -> tuple[float, Any]:
-        """Return loss and unscaled gradient of one batch; weights stay as they are."""
-
-    def loss_and_gradient_watched(
-        self, batch: Any, seed: int
-    ) -> tuple[float, Any, Float16Magnitudes]:
-        """Do the same, and look at the step's float16 numbers where the recipe has any."""
-
-    def evaluate(self) -> float:
-        """Call the task's `evaluate`; training goes on as if it had not been called."""
-
-
-class TraceFramework(Protocol):
-    """What a framework does for a trace of one task on one device."""
-
-    has_evaluate: bool
-
-    def on_device(self) -> AbstractContextManager[Any]:
-        """Place what is built and run inside on the device."""
-
-    def stream(self, batch_size: int, seed: int) -> BatchStream:
-        """Return the task's batches."""
-
-    def trainee(
-        self, recipe: Recipe, seed: int, batch: Any, *, reference: bool
-    ) -> AbstractContextManager[Any]:
-        """Build a `Trainee`, and undo what the recipe set for the process at the end.
-
-        A `reference` is the user's own float32 loop. All builds with one seed start alike.
-        """
-
-    def gradient_error(self, candidate: Any, reference: Any) -> float | None:
-        """Return ||g - g32|| / ||g32|| over all weights, None where it is not finite."""
-
-    def count_exponents(self, counts: ExponentCounts, trainee: Any, batch: Any, seed: int) -> None:
-        """Add one batch's backward pass to `counts`; the trainee's state stays as it is."""
-
-    def unit_magnitudes(
-        self, trainee: Any, batch: Any, seed: int, scale: float
-    ) -> tuple[UnitTrace, ...]:
-        """Measure each unit's largest exponents, and its gradient's float16 underflow."""
+__all__ = ["ComparisonTracer", "Float16Magnitudes", "TraceFramework", "Trainee", "batch_seed"]
 
 
 @dataclass
@@ -228,6 +153,18 @@ class ComparisonTracer:
                     moved = StepBuffers.left_by(trainee, kept.state).compared_with(kept.buffers)
                     points.append(NoisyStep(kept.step, _finite(loss), kept.loss, error, moved))
         return tuple(points)
+
+    def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
+        """Compare a recipe's settings in float32 with plain float32; see the Tracer protocol."""
+        return compare_settings(
+            self._framework,
+            self._ranks.shared(recipe),
+            trainee=self._trainee,
+            batch=lambda size, index: self._stream(size, 0).batch(index),
+            seed=lambda step: self._seed(step, 0),
+            agree=self._ranks.agree,
+            report=self._report,
+        )
 
     def trajectory(
         self,

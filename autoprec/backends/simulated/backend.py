@@ -29,9 +29,12 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Dimension, Measurement, TaskFacts, Unit
 from autoprec.core.numerics import proof_steps
+from autoprec.core.numerics.reference_recipe import settings_in_float32
 from autoprec.core.numerics.traces import (
     ExponentHistogram,
     NoisyStep,
+    SettingsComparison,
+    SettingsPoint,
     StepComparison,
     Trajectory,
     UnitTrace,
@@ -251,6 +254,21 @@ class SimulatedTracer:
         return tuple(
             StepComparison(step, factor * self._loss(0, step), self._loss(0, step), error)
             for step in self._checkpoints
+        )
+
+    def compare_settings(self, *, recipe: Recipe) -> SettingsComparison:
+        """See `Tracer.compare_settings`."""
+        self._report("trace", 2)
+        settings = settings_in_float32(recipe)
+        laid_out = settings.memory_format == "channels_last" and self._model.layout_breaks
+        error = 0.9 if laid_out or self._breaks(settings) else 1e-7
+        loss = self._loss(0, 0)
+        return SettingsComparison(
+            points=(SettingsPoint(0, loss * (1.0 + error), loss, error, error),),
+            noise=(SettingsPoint(0, loss, loss, 1e-7, 1e-7),),
+            weights_error=error,
+            weights_noise=(1e-7,),
+            updates=1,
         )
 
     def noise(self, *, draws: int) -> tuple[NoisyStep, ...]:

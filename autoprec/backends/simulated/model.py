@@ -24,7 +24,7 @@ class SimulatedModel:
 
     `broken` policies train visibly worse than float32, `nonfinite` ones give NaN; either trains
     well with `sensitive_module` kept in float32. With `compiler_breaks` every compiled recipe
-    trains worse.
+    trains worse, and with `layout_breaks` channels_last computes something else.
 
     On several ranks an update waits `reduction_seconds` for their gradients, half as long where
     they are rounded to 16 bits; with `reduction_breaks` training goes wrong then.
@@ -46,6 +46,7 @@ class SimulatedModel:
     capacity_bytes: int = 8 * 2**30
     broken: tuple[str, ...] = ()
     compiler_breaks: bool = False
+    layout_breaks: bool = False
     nonfinite: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
     sensitive_module: str = ""

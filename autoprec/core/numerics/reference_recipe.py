@@ -1,9 +1,39 @@
-"""What a recipe changes of the arithmetic: which recipes compute what plain float32 computes."""
+"""What a recipe changes of the arithmetic: which recipes compute what plain float32 computes.
+
+Plain float32 is the reference: contiguous, at the unsplit batch, nothing compiled, padded or fused.
+A recipe may change the order or the layout in which that is computed. It is *exact* then, and one
+comparison at the same weights shows whether the task allows it. What rounds must be trained.
+"""
 
 from __future__ import annotations
 
-from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import Recipe
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from autoprec.core.dtypes import DType, Policy
+from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe
+
+_IMPLICIT = "implicit_bfloat16"
+
+_WITHOUT_EFFECT: Mapping[str, str] = {
+    KEEP_MEMORY: "where freed memory goes changes no number",
+    "steps_per_execution": "one call repeats the same step",
+    "compile_mode": "it says how `compile` compiles",
+    _IMPLICIT: "it rounds, so that nothing exact can be asked of it",
+}
+"""Knobs that are no settings of their own, and why."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing that a recipe does otherwise than plain float32, in the order or the layout.
+
+    `key` is the recipe's field or knob, `name` is for people, `alone` is float32 with nothing else.
+    """
+
+    key: str
+    name: str
+    alone: Recipe
 
 
 def keeps_arithmetic(recipe: Recipe) -> bool:
@@ -23,10 +53,82 @@ def count_global_roundings(recipe: Recipe) -> int:
     """
     ranks = recipe.distributed
     rounds_gradients = ranks is not None and ranks.rounds_gradients
-    return rounds_gradients + (recipe.knobs.get("implicit_bfloat16") is True)
+    return rounds_gradients + (recipe.knobs.get(_IMPLICIT) is True)
+
+
+def is_exact(recipe: Recipe) -> bool:
+    """Say whether a recipe keeps float32's arithmetic, perhaps in another order or layout.
+
+    Such a recipe is proven by a comparison at the same weights, without a training.
+    """
+    gathered = None if recipe.distributed is None else recipe.distributed.param_dtype
+    return recipe.policy is Policy.FLOAT32 and gathered is None and keeps_arithmetic(recipe)
 
 
 def is_reference(recipe: Recipe) -> bool:
-    """Say whether a recipe computes exactly what plain float32 computes, perhaps faster."""
-    gathered = None if recipe.distributed is None else recipe.distributed.param_dtype
-    return recipe.policy is Policy.FLOAT32 and gathered is None and keeps_arithmetic(recipe)
+    """Say whether a recipe is plain float32 itself, so that there is nothing to compare.
+
+    How ranks travel with their gradients (buckets, resharding) is part of it: no training in one
+    process could be compared with theirs.
+    """
+    return is_exact(recipe) and not settings_of(recipe)
+
+
+def plain_float32(recipe: Recipe) -> Recipe:
+    """Return the reference of a recipe: float32 at its unsplit batch, on as many ranks."""
+    ranks = recipe.distributed
+    return Recipe(
+        batch_size=recipe.batch_size * recipe.accumulation_steps,
+        distributed=None if ranks is None else ranks.in_float32(),
+    )
+
+
+def settings_in_float32(recipe: Recipe) -> Recipe:
+    """Return float32 with all of a recipe's settings, and with nothing that rounds."""
+    ranks = recipe.distributed
+    if ranks is not None:
+        ranks = replace(ranks, param_dtype=None, reduce_dtype=DType.FLOAT32)
+    kept = (*_effective_knobs(recipe), *(("compile_mode",) if recipe.compile else ()))
+    return replace(
+        recipe,
+        policy=Policy.FLOAT32,
+        float32_modules=(),
+        loss_scale=None,
+        knobs={name: value for name, value in recipe.knobs.items() if name in kept},
+        forced=False,
+        distributed=ranks,
+    )
+
+
+def settings_of(recipe: Recipe) -> tuple[Setting, ...]:
+    """Return what a recipe does otherwise than plain float32, besides rounding."""
+    return tuple(_settings(settings_in_float32(recipe), plain_float32(recipe)))
+
+
+def _settings(recipe: Recipe, plain: Recipe) -> Iterator[Setting]:
+    if recipe.accumulation_steps > 1:
+        batch, steps = recipe.batch_size, recipe.accumulation_steps
+        name = f"{steps} micro-batches of {batch}"
+        alone = replace(plain, batch_size=batch, accumulation_steps=steps)
+        yield Setting("accumulation_steps", name, alone)
+    if recipe.memory_format != "contiguous":
+        alone = replace(plain, memory_format=recipe.memory_format)
+        yield Setting("memory_format", recipe.memory_format, alone)
+    if recipe.compile:
+        mode = {k: v for k, v in recipe.knobs.items() if k == "compile_mode"}
+        yield Setting("compile", "compiled", replace(plain, compile=True, knobs=mode))
+    if recipe.alignment.modules:
+        name = f"padded to {recipe.alignment.multiple}"
+        yield Setting("alignment", name, replace(plain, alignment=recipe.alignment))
+    for knob, value in _effective_knobs(recipe).items():
+        name = knob if value is True else f"{knob}={value}"
+        yield Setting(knob, name, replace(plain, knobs={knob: value}))
+
+
+def _effective_knobs(recipe: Recipe) -> dict[str, KnobValue]:
+    """Return the knobs that may change a number, as far as they are on."""
+    return {
+        name: value
+        for name, value in recipe.knobs.items()
+        if name not in _WITHOUT_EFFECT and value is not False
+    }

@@ -144,6 +144,43 @@ class NoisyStep:
 
 
 @dataclass(frozen=True)
+class SettingsPoint:
+    """One batch at the initial weights: under a recipe's settings in float32, and in plain float32.
+
+    `outputs_error` is how far the model's outputs are apart, relative to how they vary over the
+    batch; `gradient_error` is relative to the gradient. None: not finite, or of another shape.
+    """
+
+    batch: int
+    loss: float | None
+    reference: float | None
+    outputs_error: float | None
+    gradient_error: float | None
+
+
+@dataclass(frozen=True)
+class SettingsComparison:
+    """What a recipe's settings change besides rounding; see `Tracer.compare_settings`.
+
+    `weights_error` is how far the weights are apart after `updates` updates, relative to how far
+    these moved them. `noise` and `weights_noise` are the same for plain float32 with weights that
+    are off by `rounding`, a few times as much as its own rounding errors. Without points nothing
+    could be compared; `not_covered` says why. `drew` says whether plain float32 drew random
+    numbers.
+    """
+
+    points: tuple[SettingsPoint, ...] = ()
+    noise: tuple[SettingsPoint, ...] = ()
+    weights_error: float | None = None
+    weights_noise: tuple[float | None, ...] = ()
+    updates: int = 0
+    rounding: float = 0.0
+    outputs_seen: bool = True
+    drew: bool = False
+    not_covered: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ExponentHistogram:
     """How the magnitudes of gradient tensors are spread over exponents of two.
 

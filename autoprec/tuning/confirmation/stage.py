@@ -10,7 +10,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from autoprec.core.numerics.reference_recipe import is_reference
+from autoprec.core.numerics.reference_recipe import (
+    is_exact,
+    is_reference,
+    settings_in_float32,
+)
+from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import NOT_COMPARED
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import (
@@ -188,7 +193,9 @@ class _Confirmation:
             return self._leave_unconfirmed(winner, searched, measured)
         may_win = {recipe.key() for recipe in (winner.recipe, *simpler)}
         baseline, *others = timed.finalists
-        rivals = [each for each in others if each.recipe.key() in may_win or self._is_proven(each)]
+        rivals = [
+            each for each in others if each.recipe.key() in may_win or self._is_proven(each, winner)
+        ]
         decided = self._decide(baseline, rivals, measured)
         if decided.choice.recipe.key() == self._baseline.key():
             return decided
@@ -219,9 +226,10 @@ class _Confirmation:
                     raise
                 steps = [step for step in steps if step.key() != off]
 
-    def _is_proven(self, finalist: Finalist) -> bool:
-        """Say whether an ablation may be chosen without a proof."""
-        return self.job.float32_allowed and is_reference(finalist.recipe)
+    def _is_proven(self, finalist: Finalist, winner: ProvenRecipe) -> bool:
+        """Say whether an ablation may be chosen without a proof of its own."""
+        verdict = _exact_verdict(finalist.recipe, winner)
+        return self.job.float32_allowed and verdict is not None and verdict.accepted
 
     def _time_winner(self, winner: ProvenRecipe, simpler: Sequence[Recipe]) -> TimedRounds:
         self.job.listener(Stage("confirmation", "the winner against float32"))
@@ -253,8 +261,9 @@ class _Confirmation:
         recipe = decided.choice.recipe
         rates = {each.recipe.key(): each.rates for each in finalists}
         proven = replace(winner, recipe=recipe)
-        if is_reference(recipe):
-            proven = ProvenRecipe(recipe, REFERENCE, winner.rate, winner.step_seconds)
+        exact = _exact_verdict(recipe, winner)
+        if exact is not None:
+            proven = ProvenRecipe(recipe, exact, winner.rate, winner.step_seconds)
         own, base = rates[recipe.key()], rates[self._baseline.key()]
         same = baseline_at_batch_of(recipe, self._baseline).key()
         compared = same in rates and same != recipe.key()
@@ -330,3 +339,16 @@ class _Confirmation:
             in_time,
             make_runner=self.make_runner,
         )
+
+
+def _exact_verdict(recipe: Recipe, winner: ProvenRecipe) -> Verdict | None:
+    """Return the verdict on float32 without a training, such as an ablation of the winner.
+
+    Plain float32 is the reference; float32 with the winner's settings was compared with it before
+    the winner was proven. None for any other recipe.
+    """
+    if is_reference(recipe):
+        return REFERENCE
+    plain = settings_in_float32(recipe)
+    same = plain.key() == settings_in_float32(winner.recipe).key()
+    return winner.settings if is_exact(recipe) and same else None

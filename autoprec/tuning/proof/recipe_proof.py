@@ -22,6 +22,7 @@ from autoprec.core.measurement import Unit
 from autoprec.core.numerics import parity as judging
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.curve_samples import sample_curves
+from autoprec.core.numerics.exact_settings import SettingsVerdict
 from autoprec.core.numerics.headroom import needs_later_checkpoints
 from autoprec.core.numerics.late_failures import (
     magnitudes_grow,
@@ -31,11 +32,11 @@ from autoprec.core.numerics.late_failures import (
 from autoprec.core.numerics.loss_origin import above_origin
 from autoprec.core.numerics.loss_scale import ScaleEvidence, is_near_limit
 from autoprec.core.numerics.parity import LONG_STEPS
+from autoprec.core.numerics.reference_recipe import is_exact
 from autoprec.core.numerics.runnable import RunAttempt
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.core.recipe import LossScale, Recipe
-from autoprec.errors import AutoprecError
 from autoprec.tuning.proof import loss_scale_search
 from autoprec.tuning.proof.island_search import (
     IslandSearchResult,
@@ -51,7 +52,8 @@ from autoprec.tuning.proof.recorded_runs import (
     RunRecorder,
     float32_of,
 )
-from autoprec.workers.failures import FailureKind, WorkerFailure
+from autoprec.tuning.proof.settings_proof import SettingsProof, first_line, raised_by_recipe
+from autoprec.workers.failures import WorkerFailure
 
 OnProgress = Callable[[str, int], None]
 
@@ -89,6 +91,7 @@ class Proof:
     ) -> None:
         self._tracer, self._on_event = tracer, on_event
         self._recorder = RunRecorder(tracer)
+        self._settings = SettingsProof(tracer)
         self._tolerance = tolerance or Tolerance()
         self._steps, self._until, self._start = steps, until, start
         self._budget_seconds = proof_steps.DEFAULT_SECONDS if seconds is None else seconds
@@ -101,20 +104,27 @@ class Proof:
     def prove(
         self, recipe: Recipe, *, seeds: Sequence[int] = SEEDS, until_failure: bool = False
     ) -> Verdict:
-        """Judge `recipe` against float32 at its own micro-batch.
+        """Judge `recipe`: its settings in float32, then its training against float32's.
 
+        What is float32 with settings needs no training: a comparison with plain float32 at the same
+        weights and the unsplit batch proves it. Everything else trains at its own micro-batch.
         Where the comparison at the same weights is undecided and only a longer run decides it, one
         seed runs longer instead of two; and one is enough where it stays close to float32.
         `until_failure` leaves the trainings out where that comparison has failed already. Code that
         raises under the recipe, but not in float32, is a rejection.
         """
+        started = time.monotonic()
+        settings = self.compare_settings(recipe)
+        if settings is not None and (
+            settings.verdict.verdict == "rejected" or (settings.accepted and is_exact(recipe))
+        ):
+            return replace(settings.verdict, seconds=time.monotonic() - started)
         evidence = ProofEvidence(
             roundoff=_roundoff(recipe),
             max_steps=self._max_steps(recipe),
             start=self._start,
             ranks=_describe_ranks(recipe),
         )
-        started = time.monotonic()
         self._recorder.deadline = min(started + STALL_FACTOR * self._budget_seconds, self._until)
         try:
             for reached in self._stages(recipe, evidence, seeds, until_failure):
@@ -124,7 +134,7 @@ class Proof:
             missing = (*evidence.not_covered, str(timeout))
             evidence = replace(evidence, not_covered=missing, stalled=True)
         except Exception as error:
-            if not _raised_by_recipe(error):
+            if not raised_by_recipe(error):
                 raise
             self.forget()
             return _rejection(error, time.monotonic() - started)
@@ -132,7 +142,23 @@ class Proof:
             self._recorder.deadline = math.inf
         evidence = replace(evidence, seconds=time.monotonic() - started)
         verdict = judging.judge(evidence, self._tolerance)
-        return replace(verdict, curves=sample_curves((*evidence.long_runs, *evidence.runs)))
+        verdict = replace(verdict, curves=sample_curves((*evidence.long_runs, *evidence.runs)))
+        if settings is None:
+            return verdict
+        return replace(
+            verdict,
+            covered=(*settings.verdict.covered, *verdict.covered),
+            not_covered=(*settings.verdict.not_covered, *verdict.not_covered),
+        )
+
+    def compare_settings(self, recipe: Recipe) -> SettingsVerdict | None:
+        """Judge whether the recipe's settings compute what plain float32 does; None without any."""
+        try:
+            return self._settings.prove(recipe)
+        finally:
+            if self._settings.failed:
+                self._settings.failed = False
+                self.forget()
 
     def _stages(
         self, recipe: Recipe, evidence: ProofEvidence, seeds: Sequence[int], until_failure: bool
@@ -249,11 +275,11 @@ class Proof:
                 recipe, self._tracer, max_steps=most
             )
         except Exception as error:
-            if not _raised_by_recipe(error):
+            if not raised_by_recipe(error):
                 raise
             self.forget()
             return loss_scale_search.default_loss_scale(
-                f"the task's own code raises under it: {_first_line(error)}"
+                f"the task's own code raises under it: {first_line(error)}"
             )
 
         if not run.skipped:  # the scale's floor and growth had no effect on this run
@@ -299,7 +325,7 @@ class Proof:
         try:
             self._tracer.trajectory(recipe=candidate, seed=SEEDS[0], steps=1)
         except Exception as error:
-            if not _raised_by_recipe(error):
+            if not raised_by_recipe(error):
                 raise
             self.forget()
             return RunAttempt(paths, ran=False, raised_in=_raised_in(error))
@@ -314,7 +340,7 @@ class Proof:
         try:
             scale = loss_scale_search.loss_scale_from_backward(candidate, self._tracer)
         except Exception as error:
-            if not _raised_by_recipe(error):
+            if not raised_by_recipe(error):
                 raise
             self.forget()
             return candidate
@@ -335,31 +361,15 @@ def _describe_ranks(recipe: Recipe) -> str:
     return "" if ranks is None else f"{ranks.world_size} ranks with {ranks.engine.upper()}"
 
 
-def _raised_by_recipe(error: Exception) -> bool:
-    """Say whether the user's code failed under the recipe, rather than autoprec or the machine."""
-    if isinstance(error, WorkerFailure):
-        return error.kind in (
-            FailureKind.USER_ERROR,
-            FailureKind.UNSUPPORTED,
-            FailureKind.NONFINITE,
-        )
-    return not isinstance(error, AutoprecError | MemoryError | OSError)
-
-
 def _raised_in(error: Exception) -> tuple[str, ...]:
     """Return the paths of the modules that an error was raised in, innermost first."""
     return error.raised_in if isinstance(error, WorkerFailure) else modules_raised_in(error)
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
-
-
 def _rejection(error: Exception, seconds: float) -> Verdict:
     return Verdict(
         "rejected",
-        f"the task's own code raises under it: {_first_line(error)}",
+        f"the task's own code raises under it: {first_line(error)}",
         seconds=seconds,
         not_covered=("everything after the error",),
     )

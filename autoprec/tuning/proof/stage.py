@@ -7,7 +7,12 @@ from dataclasses import replace
 
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
-from autoprec.core.numerics.reference_recipe import is_reference, keeps_arithmetic
+from autoprec.core.numerics.reference_recipe import (
+    is_exact,
+    is_reference,
+    keeps_arithmetic,
+    settings_of,
+)
 from autoprec.core.speed.space import BATCH, Space, point_key
 from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE, Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
@@ -66,7 +71,7 @@ def replace_finalist(
         for outcome in search.of_policy(lost.recipe.policy.value)
         if int(outcome.point[BATCH]) < lost.recipe.batch_size
     ]
-    proved = _prove_all(shortlist(smaller, search.trials.space, count=1), prover, result)
+    proved, _ = _prove_all(shortlist(smaller, search.trials.space, count=1), prover, result)
     prover.forget()
     known = {each.recipe.key() for each in result.proven}
     new = [each for each in proved.proven if each.recipe.key() not in known]
@@ -81,7 +86,7 @@ def _keep_proven(
     others = [each.recipe for each in before.proven if each.recipe.key() not in known]
     points = {point_key(space.point(recipe)) for recipe in others}
     kept = [each for each in search.ranking if each.rate > 0 and point_key(each.point) in points]
-    return _prove_all(kept, prover, result)
+    return _prove_all(kept, prover, result)[0]
 
 
 def _prove_policy(
@@ -103,14 +108,47 @@ def _prove_policy(
     count = 1 if search.ranking != search.trials.history else 2
     leaders = shortlist(timely, space, count=count)
     near = [each for each in leaders if each.rate >= MAY_BE_FASTEST_SHARE * leaders[0].rate]
-    proved = _prove_all([each for each in near if each.rate >= floor], prover, result)
-    if len(proved.proven) > len(result.proven):
-        return proved
-    # The compiler or a knob may have broken it: try the policy by itself.
-    simple = [o for o in timely if keeps_arithmetic(space.recipe(o.point))]
-    plain = shortlist(simple, space, count=1)
-    others = [each for each in plain if each not in near and each.rate >= floor]
-    return _prove_all(others, prover, proved)
+    leading = [each for each in near if each.rate >= floor]
+    fast = [each for each in timely if each.rate >= floor]
+    return _prove_first_healthy(leading, fast, space, prover, result)
+
+
+def _prove_first_healthy(
+    leading: Sequence[Outcome],
+    others: Sequence[Outcome],
+    space: Space,
+    prover: Prover,
+    result: ProofResult,
+) -> ProofResult:
+    """Prove the leading recipes; where none passes, go on with the fastest of the simpler ones.
+
+    Those are the ones without the settings that were found to compute something else; where none
+    was, the policy by itself, for the compiler or a rounding may have broken it; and plain float32.
+    """
+    tried = list(leading)
+    proved, guilty = _prove_all(leading, prover, result)
+    found = set(guilty)
+    while len(proved.proven) == len(result.proven):
+        rest = [each for each in others if not _settings(each, space) & found]
+        simple = [each for each in rest if keeps_arithmetic(space.recipe(each.point))]
+        plain = [each for each in simple if is_reference(space.recipe(each.point))]
+        following = [
+            each
+            for group in (rest if guilty else simple, plain)
+            for each in shortlist(group, space, count=1)
+            if each not in tried
+        ]
+        if not following:
+            return proved
+        tried.append(following[0])
+        proved, guilty = _prove_all(following[:1], prover, proved)
+        found |= guilty
+    return proved
+
+
+def _settings(outcome: Outcome, space: Space) -> set[str]:
+    """Return the settings of a trial's recipe, by field or knob."""
+    return {setting.key for setting in settings_of(space.recipe(outcome.point))}
 
 
 def _provable_in_time(
@@ -132,7 +170,7 @@ def _provable_in_time(
     timely = [
         outcome
         for outcome in own
-        if int(outcome.point[BATCH]) <= samples or is_reference(space.recipe(outcome.point))
+        if int(outcome.point[BATCH]) <= samples or is_exact(space.recipe(outcome.point))
     ]
     fastest, kept = shortlist(own, space, count=1), shortlist(timely, space, count=1)
     if kept == fastest or not kept or kept[0].rate < MAY_BE_FASTEST_SHARE * float32:
@@ -149,19 +187,26 @@ def _without_time(
     prover: Prover,
     result: ProofResult,
 ) -> ProofResult:
-    """Take of a policy what needs no proof: the fastest recipe that computes what float32 does."""
-    free = [each for each in own if is_reference(space.recipe(each.point))]
+    """Take of a policy what needs no training: recipes that compute what float32 does.
+
+    Comparing their settings at the same weights takes a few steps.
+    """
+    free = [each for each in own if is_exact(space.recipe(each.point))]
     fastest, needs_none = shortlist(own, space, count=1), shortlist(free, space, count=1)
     if fastest != needs_none:
         left_out = f"the proof of {policy}" + ("'s fastest recipe" if needs_none else "")
         result = replace(result, not_covered=(*result.not_covered, left_out))
     if not needs_none:
         return _refused(result, policy, "no time was left to prove it")
-    return _prove_all([each for each in needs_none if each.rate >= floor], prover, result)
+    free = [each for each in free if each.rate >= floor]
+    return _prove_first_healthy(shortlist(free, space, count=1), free, space, prover, result)
 
 
-def _prove_all(outcomes: Sequence[Outcome], prover: Prover, result: ProofResult) -> ProofResult:
-    """Prove recipes one after the other; add what came of it to the result."""
+def _prove_all(
+    outcomes: Sequence[Outcome], prover: Prover, result: ProofResult
+) -> tuple[ProofResult, set[str]]:
+    """Prove recipes one after the other; return the result, and the settings that were refused."""
+    guilty: set[str] = set()
     for outcome in outcomes:
         attempt = prover.prove(outcome)
         proven = () if attempt.proven is None else (attempt.proven,)
@@ -172,7 +217,8 @@ def _prove_all(outcomes: Sequence[Outcome], prover: Prover, result: ProofResult)
             refusals=(*result.refusals, *refusals),
             seconds=result.seconds + attempt.seconds,
         )
-    return result
+        guilty |= set(attempt.guilty)
+    return result, guilty
 
 
 def _refused(result: ProofResult, policy: Policy, reason: str) -> ProofResult:

@@ -63,12 +63,14 @@ class StoredProofSteps(MutableMapping[str, int]):
 class ProofAttempt:
     """A recipe's proof: the proven recipe, or why it was refused; `seconds` is what it cost.
 
-    Neither is set for a recipe that an earlier run of the tuning refused.
+    Neither is set for a recipe that an earlier run of the tuning refused. `guilty` are the
+    settings of it that change what float32 computes.
     """
 
     proven: ProvenRecipe | None = None
     refusal: Refusal | None = None
     seconds: float = 0.0
+    guilty: tuple[str, ...] = ()
 
 
 class Prover:
@@ -112,7 +114,7 @@ class Prover:
         before = self._attempts.get(recipe.key())
         if before is not None:  # the search ran again since
             proven = before.proven and _at_rate(before.proven, outcome.rate, seconds)
-            return ProofAttempt(proven, before.refusal)
+            return ProofAttempt(proven, before.refusal, guilty=before.guilty)
         attempt = self._attempts[recipe.key()] = self._attempt(recipe, outcome.rate, seconds)
         return attempt
 
@@ -162,6 +164,16 @@ class Prover:
         return self._prove(recipe, rate, seconds)
 
     def _prove(self, recipe: Recipe, rate: float, seconds: float) -> ProofAttempt:
+        settings = self._proof.compare_settings(recipe)
+        if settings is not None and settings.verdict.verdict == "rejected":
+            return replace(self._refuse(recipe, settings.verdict.reason), guilty=settings.guilty)
+        attempt = self._prove_policy(recipe, rate, seconds)
+        if attempt.proven is None or settings is None:
+            return attempt
+        return replace(attempt, proven=replace(attempt.proven, settings=settings.verdict))
+
+    def _prove_policy(self, recipe: Recipe, rate: float, seconds: float) -> ProofAttempt:
+        """Prove a recipe whose settings are right."""
         scale_evidence: Mapping[str, Any] | None = None
         if recipe.policy.needs_loss_scale:
             scale, evidence = self._proof.tune_loss_scale(recipe)

@@ -14,11 +14,13 @@ import pytest
 from autoprec.backends.shared import checkpoint_budget
 from autoprec.backends.shared.initial_states import InitialStates
 from autoprec.backends.shared.repeatable_batches import BatchStream
-from autoprec.backends.shared.tracer import (
-    ComparisonTracer,
+from autoprec.backends.shared.trace_framework import (
+    EXACT_NOISE,
+    NOISE,
     Float16Magnitudes,
-    batch_seed,
+    Observed,
 )
+from autoprec.backends.shared.tracer import ComparisonTracer, batch_seed
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import LossScale, Recipe
@@ -36,6 +38,7 @@ class Weight:
     framework: Weights
     recipe: Recipe
     value: float
+    quiet: bool = False
 
     @property
     def scale(self) -> float:
@@ -56,8 +59,28 @@ class Weight:
     def scale_buffers(self, state: Any, names: Any, factor: float) -> Any:
         return state
 
-    def add_noise(self, draw: int) -> None:
-        self.value *= 1 + 2.0**-9 * (draw + 1) / 100
+    rounding = EXACT_NOISE
+
+    def add_noise(self, draw: int, size: float = NOISE) -> None:
+        self.value *= 1 + size * (draw + 1) / 100
+
+    def observe(self, parts: list[tuple[int, int]]) -> Observed:
+        self.framework.log.append(("observed", self.recipe, self.quiet, parts))
+        value = self.value + self.framework.off_by.get(self.recipe.memory_format, 0.0)
+        losses = [value + part for part, _ in parts]
+        return Observed(sum(losses) / len(losses), [value], [value], self.framework.draws)
+
+    def weight_changes(self, updates: list[list[tuple[int, int]]]) -> list[float]:
+        for update in updates:
+            self.framework.log.append(("trained", self.recipe, self.quiet, update))
+            self.value /= 2
+        return [self.value]
+
+    @contextlib.contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        self.quiet = True
+        yield
+        self.quiet = False
 
     def train_step(self, batches: Iterator[tuple[int, int]]) -> tuple[float, bool]:
         losses = []
@@ -106,6 +129,8 @@ class Weights:
     """A framework whose every build begins with another weight, unless it starts alike."""
 
     skips: bool = False
+    draws: bool = False
+    off_by: dict[str, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     has_evaluate: bool = False
     metric: Any = None
@@ -139,6 +164,12 @@ class Weights:
             yield built
         finally:
             self.open_now.remove(built)
+
+    def outputs_error(self, candidate: list[float], reference: list[float]) -> float:
+        return abs(candidate[0] - reference[0])
+
+    def parts(self, batch: int, batch_size: int, count: int) -> list[float] | None:
+        return [batch + i / 10 for i in range(count)] if batch_size % 2 == 0 else None
 
     def gradient_error(self, candidate: list[float], reference: list[float]) -> float:
         return abs(candidate[0] - reference[0])
@@ -287,3 +318,49 @@ def test_batches_of_another_size_are_forgotten():
     for size in (8, 4):
         traced.reference(batch_size=size, steps=1, checkpoints=())
         assert list(traced._streams) == [(size, 0)]
+
+
+def test_settings_are_compared_at_the_first_weights_batch_by_batch():
+    traced, framework = tracer(off_by={"channels_last": 0.5})
+    laid_out = Recipe(Policy.MIXED_BFLOAT16, 8, memory_format="channels_last")
+    found = traced.compare_settings(recipe=laid_out)
+    assert [point.batch for point in found.points] == [0, 1, 4, 13, 29]
+    assert {point.outputs_error for point in found.points} == {0.5}
+    assert all(point.loss - point.reference == 0.5 for point in found.points)
+    assert max(point.outputs_error for point in found.noise) < 1e-6
+    assert found.updates == 2
+    recipes = [entry[1] for entry in framework.log if entry[0] == "observed"]
+    assert {(each.policy, each.memory_format) for each in recipes} == {
+        (Policy.FLOAT32, "contiguous"),
+        (Policy.FLOAT32, "channels_last"),
+    }
+    assert not any(entry[2] for entry in framework.log)  # dropout stays on
+    assert not framework.open_now
+
+
+def test_micro_batches_are_the_unsplit_batch_s_samples_with_dropout_off():
+    traced, framework = tracer()
+    found = traced.compare_settings(recipe=Recipe(batch_size=4, accumulation_steps=2))
+    assert found.points
+    assert all(entry[2] for entry in framework.log)
+    given = [(entry[1].batch_size, [part for part, _ in entry[3]]) for entry in framework.log]
+    assert (8, [4]) in given
+    assert (4, [4, 4.1]) in given
+
+
+@pytest.mark.parametrize(
+    ("given", "recipe", "why"),
+    [
+        (
+            {"draws": True},
+            Recipe(batch_size=4, accumulation_steps=2),
+            "a step draws random numbers of its own besides dropout, so that its parts draw others",
+        ),
+        ({}, Recipe(batch_size=3, accumulation_steps=3), "a whole batch of 9 cannot be cut in 3"),
+    ],
+)
+def test_where_parts_cannot_be_compared_it_says_why(given, recipe, why):
+    traced, _ = tracer(**given)
+    found = traced.compare_settings(recipe=recipe)
+    assert found.points == ()
+    assert found.not_covered == (why,)

@@ -8,14 +8,19 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.gradient_exponents import ExponentCounts, exponent_of, weighted_shares
 from autoprec.backends.shared.initial_states import InitialStates
 from autoprec.backends.shared.repeatable_batches import BatchStream
-from autoprec.backends.shared.tracer import Float16Magnitudes
+from autoprec.backends.shared.trace_framework import (
+    EXACT_NOISE,
+    NOISE,
+    Float16Magnitudes,
+    Observed,
+)
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
 from tests.backends.toy.framework import Batch, Gradient, Linear
@@ -62,9 +67,28 @@ class ToyTrainee:
     def scale_buffers(self, state: Any, names: Any, factor: float) -> Any:
         return state
 
-    def add_noise(self, draw: int) -> None:
+    rounding = EXACT_NOISE
+
+    def add_noise(self, draw: int, size: float = NOISE) -> None:
         noise = random.Random(draw)
-        self.model.values = [v * (1 + noise.uniform(-(2**-9), 2**-9)) for v in self.model.values]
+        self.model.values = [v * (1 + noise.uniform(-size, size)) for v in self.model.values]
+
+    def observe(self, parts: Sequence[tuple[Batch, int]]) -> Observed:
+        losses, gradients = zip(
+            *(self.model.loss_and_gradient(batch) for batch, _ in parts), strict=True
+        )
+        values = zip(*(gradient.values for gradient in gradients), strict=True)
+        mean = Gradient(tuple(sum(each) / len(parts) for each in values))
+        return Observed(sum(losses) / len(losses), mean, ())
+
+    def weight_changes(self, updates: Sequence[Sequence[tuple[Batch, int]]]) -> Gradient:
+        before = self.take_state()
+        for update in updates:
+            self.train_step(iter(update))
+        return Gradient(tuple(a - b for a, b in zip(self.model.values, before, strict=True)))
+
+    def without_dropout(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def train_step(self, batches: Iterator[tuple[Batch, int]]) -> tuple[float, bool]:
         losses, gradients = zip(
@@ -115,6 +139,15 @@ class ToyTrace:
         trainee = ToyTrainee(self._task, recipe, seed)
         self._initial.start_alike(seed, trainee.take_state, trainee.put_back)
         yield trainee
+
+    def outputs_error(self, candidate: Any, reference: Any) -> float:
+        return 0.0
+
+    def parts(self, batch: Batch, batch_size: int, count: int) -> list[Batch]:
+        size = batch_size // count
+        rows, targets = batch
+        spans = [slice(i * size, (i + 1) * size) for i in range(count)]
+        return [(rows[span], targets[span]) for span in spans]
 
     def gradient_error(self, candidate: Gradient, reference: Gradient) -> float | None:
         difference = Gradient(

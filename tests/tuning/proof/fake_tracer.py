@@ -11,7 +11,15 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Unit
 from autoprec.core.numerics import proof_steps
 from autoprec.core.numerics.parity import LONG_STEPS
-from autoprec.core.numerics.traces import ExponentHistogram, NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.reference_recipe import settings_of
+from autoprec.core.numerics.traces import (
+    ExponentHistogram,
+    NoisyStep,
+    SettingsComparison,
+    SettingsPoint,
+    StepComparison,
+    Trajectory,
+)
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.tuning.proof import recipe_proof as proving
 
@@ -31,7 +39,10 @@ def falls(step: int) -> float:
 
 
 class FakeTracer:
-    """Losses by formula; a 16-bit recipe is off by `error` unless `culprits` are its islands."""
+    """Losses by formula; a 16-bit recipe is off by `error` unless `culprits` are its islands.
+
+    Settings compute something else where all of `broken` are on.
+    """
 
     def __init__(self, *, error: float = 0.0, step_error: float | None = 0.0, **known: Any) -> None:
         self.error, self.step_error = error, step_error
@@ -45,6 +56,7 @@ class FakeTracer:
         self.stalls_after = known.get("stalls_after", math.inf)
         self.curve = known.get("curve", flattens)
         self.late_error = known.get("late_error", 0.0)
+        self.broken = frozenset(known.get("broken", ("none such",)))
         self.calls: list[str] = []
         self.steps = 0
         self.checkpoints: Sequence[int] = ()
@@ -95,6 +107,16 @@ class FakeTracer:
         error = self.step_error if self._off(recipe) else 0.0
         loss = None if error is None else 2.0 * (1 + error)
         return tuple(StepComparison(step, loss, 2.0, 0.01) for step in self.checkpoints)
+
+    def compare_settings(self, *, recipe):
+        self._note("compare_settings", recipe)
+        self.steps += 2
+        keys = {setting.key for setting in settings_of(recipe)}
+        error = 0.4 if self.broken <= keys else 1e-7
+        return SettingsComparison(
+            points=(SettingsPoint(0, 2.0 * (1 + error), 2.0, error, error),),
+            noise=(SettingsPoint(0, 2.0, 2.0, 1e-7, 1e-7),),
+        )
 
     def noise(self, *, draws):
         self._note("noise")

@@ -13,6 +13,7 @@ from factories import ran_at
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
+from autoprec.core.numerics.reference_recipe import settings_of
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Point, Space
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -47,12 +48,16 @@ def ran(rate: float, policy: Policy, batch: int = 32, compiled: bool = False) ->
 
 
 class Prover:
-    """Passes all but what `broken` says."""
+    """Passes all but what `broken` says, and what has a `guilty` setting."""
 
     def __init__(
-        self, broken: Sequence[tuple[str, bool]] = (), proven: Sequence[ProvenRecipe] = ()
+        self,
+        broken: Sequence[tuple[str, bool]] = (),
+        proven: Sequence[ProvenRecipe] = (),
+        guilty: frozenset[str] = frozenset(),
     ) -> None:
         self.broken = broken
+        self.guilty = guilty
         self.proven = {each.recipe.key() for each in proven}
         self.asked: list[tuple[Policy, int, bool]] = []
         self.forgot = 0
@@ -64,6 +69,9 @@ class Prover:
         self.asked.append((recipe.policy, recipe.batch_size, recipe.compile))
         if (recipe.policy.value, recipe.compile) in self.broken:
             return ProofAttempt(seconds=1.0)
+        wrong = tuple(each.key for each in settings_of(recipe) if each.key in self.guilty)
+        if wrong:
+            return ProofAttempt(seconds=1.0, guilty=wrong)
         return ProofAttempt(ProvenRecipe(recipe, REFERENCE, outcome.rate, 0.1), seconds=1.0)
 
     def forget(self) -> None:
@@ -83,6 +91,7 @@ def prove(
     decided: bool = True,
     deadline: Deadline | None = None,
     before: ProofResult | None = None,
+    guilty: frozenset[str] = frozenset(),
 ) -> tuple[list[tuple[Policy, int, bool]], ProofResult]:
     """What was proven, and the result."""
     job = SimpleNamespace(
@@ -91,7 +100,7 @@ def prove(
         deadline=deadline or Deadline(),
     )
     preflight = PreflightResult(TASK, device(DeviceKind.CPU), SPACE)
-    prover = Prover(broken, before.proven if before else ())
+    prover = Prover(broken, before.proven if before else (), guilty)
     search = searched(*history, decided=decided)
     result = run_proofs(cast(Any, job), preflight, search, cast(Any, prover), before)
     assert result.seconds == len(prover.asked) + (before.seconds if before else 0.0)
@@ -311,3 +320,43 @@ def test_a_finalist_that_is_lost_is_replaced_by_the_fastest_at_a_smaller_batch()
     assert [each.recipe for each in again.proven] == [small]
     smallest = FinalistLost(Recipe(BF16, 16), "no room", {})
     assert replace_finalist(result, smallest, search, cast(Any, prover)).proven == result.proven
+
+
+def test_the_fastest_recipe_without_a_guilty_setting_is_proven_in_every_policy() -> None:
+    history = (
+        ran(100, F32),
+        ran(130, F32, compiled=True),
+        ran(120, F32, 64),
+        ran(200, BF16, 64, compiled=True),
+        ran(190, BF16, 64),
+        ran(180, BF16),
+    )
+    asked, result = prove(*history, guilty=frozenset({"compile"}))
+    assert asked == [(BF16, 64, True), (BF16, 64, False)]
+    assert [proven.rate for proven in result.proven] == [190]
+    asked, result = prove(*history[:3], guilty=frozenset({"compile"}))
+    assert asked == [(F32, 32, True), (F32, 64, False)]
+    assert [proven.recipe.compile for proven in result.proven] == [False]
+
+
+def test_plain_float32_is_left_where_settings_are_refused_and_none_is_named() -> None:
+    """Such as where the comparison itself runs out of memory."""
+    space = replace(SPACE, memory_formats=("contiguous", "channels_last"))
+    laid_out = Recipe(batch_size=32, memory_format="channels_last")
+    history = (
+        ran_at(space.point(Recipe(batch_size=32)), 100.0),
+        ran_at(space.point(laid_out), 130.0),
+    )
+
+    class Refuses(Prover):
+        def prove(self, outcome: Outcome) -> ProofAttempt:
+            recipe = space.recipe(outcome.point)
+            if recipe.memory_format == "channels_last":
+                return ProofAttempt(seconds=1.0)
+            return ProofAttempt(ProvenRecipe(recipe, REFERENCE, outcome.rate, 0.1))
+
+    job = SimpleNamespace(options=Options(), float32_allowed=True, deadline=Deadline())
+    search = SearchResult(Trials(TASK, space, history), history[0].point, history[::-1])
+    preflight = PreflightResult(TASK, device(DeviceKind.CPU), space)
+    result = run_proofs(cast(Any, job), preflight, search, cast(Any, Refuses()))
+    assert [proven.recipe.memory_format for proven in result.proven] == ["contiguous"]

@@ -10,6 +10,7 @@ import pytest
 from factories import steady
 
 from autoprec.core.device.observation import DeviceKind
+from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
@@ -82,13 +83,63 @@ def test_what_is_not_the_recipes_doing_is_proven_once_more_from_the_start(
 IMPLICIT = Recipe(batch_size=8, knobs={"implicit_bfloat16": True})
 
 
-def test_the_reference_needs_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_float32_needs_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     tracer = Tracer("nothing")
-    attempt = prove(tracer, monkeypatch, Recipe(knobs={"fused_optimizer": True}))
-    assert attempt.proven == ProvenRecipe(
-        Recipe(knobs={"fused_optimizer": True}), REFERENCE, 10.0, 0.1
-    )
+    plain = Recipe(knobs={"keep_memory": True})
+    attempt = prove(tracer, monkeypatch, plain)
+    assert attempt.proven == ProvenRecipe(plain, REFERENCE, 10.0, 0.1)
     assert tracer.calls == []
+
+
+LAID_OUT = Recipe(batch_size=8, memory_format="channels_last", knobs={"fused_optimizer": True})
+
+
+def test_float32_with_settings_is_compared_and_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer = Tracer("nothing")
+    attempt = prove(tracer, monkeypatch, LAID_OUT)
+    assert tracer.calls == ["compare_settings"]
+    assert attempt.proven is not None
+    assert attempt.proven.verdict.accepted
+    assert "channels_last and fused_optimizer" in attempt.proven.verdict.reason
+    assert attempt.proven.settings is not None
+    assert attempt.guilty == ()
+
+
+@pytest.mark.parametrize("policy", [Policy.FLOAT32, Policy.MIXED_BFLOAT16])
+def test_the_setting_that_computes_something_else_is_named_and_no_islands_are_sought(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer = Tracer("nothing")
+    tracer.broken = frozenset({"memory_format"})
+    attempt = prove(tracer, monkeypatch, LAID_OUT.with_policy(policy))
+    assert attempt.proven is None
+    assert attempt.guilty == ("memory_format",)
+    assert attempt.refusal is not None
+    assert attempt.refusal.candidate == policy.value
+    assert "with channels_last it computes something else" in attempt.refusal.reason
+    assert set(tracer.calls) == {"compare_settings"}
+
+
+def test_settings_that_are_wrong_only_together_are_all_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tracer = Tracer("nothing")
+    tracer.broken = frozenset({"memory_format", "fused_optimizer"})
+    attempt = prove(tracer, monkeypatch, LAID_OUT)
+    assert attempt.guilty == ("memory_format", "fused_optimizer")
+
+
+def test_a_mixed_recipe_whose_settings_are_right_is_trained_and_keeps_both_verdicts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tracer = Tracer("nothing")
+    attempt = prove(tracer, monkeypatch, LAID_OUT.with_policy(Policy.MIXED_BFLOAT16))
+    assert tracer.calls.count("compare_settings") == 1
+    assert tracer.calls.count("compare_steps") == 1
+    assert attempt.proven is not None
+    assert attempt.proven.settings is not None
+    assert attempt.proven.settings.accepted
+    assert attempt.proven.verdict.covered[0] == attempt.proven.settings.covered[0]
 
 
 @pytest.mark.parametrize("error", [0.0, 0.5])

@@ -47,7 +47,7 @@ def splittable(
         reason = _reason_against(task, model, run, to_tensors(given[index]), index)
         return in_batch(reason, index)
 
-    with _without_dropout(units):
+    with without_dropout(units):
         return judge_splitting(given, reason_against, report)
 
 
@@ -87,7 +87,7 @@ def _mean_gradient(model: Any, run: Any, parts: Sequence[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _without_dropout(units: Sequence[LayerUnit]) -> Iterator[None]:
+def without_dropout(units: Sequence[LayerUnit]) -> Iterator[None]:
     """Set every rate of dropout and noise to zero while BatchNorm stays in training mode."""
     names = ("rate", "dropout", "recurrent_dropout", "_dropout", "stddev")
     held = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.measure.batch_splitting import without_dropout
 from autoprec.backends.keras.trace import magnitudes
 from autoprec.backends.keras.train.data import size_in_bytes, to_numpy
 from autoprec.backends.keras.train.rng import same_in_every_dtype
@@ -34,12 +36,15 @@ from autoprec.backends.keras.train.task_runner import (
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.buffer_updates import MOST_VALUES
 from autoprec.backends.shared.gradient_exponents import relative_error
-from autoprec.backends.shared.tracer import Float16Magnitudes
+from autoprec.backends.shared.trace_framework import (
+    EXACT_NOISE,
+    NOISE,
+    TF32_NOISE,
+    Float16Magnitudes,
+    Observed,
+)
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Recipe
-
-#: Relative noise of the null: bfloat16's unit roundoff, 2**-8, halved.
-NOISE = 2.0**-9
 
 Snapshot = Sequence[Any]
 
@@ -49,7 +54,7 @@ class KerasTrainee:
 
     def __init__(self, task: Task, recipe: Recipe, seed: int, batch: Any, device: str) -> None:
         knobs = {k: v for k, v in recipe.knobs.items() if k != "steps_per_execution"}
-        self._task = task
+        self._task, self._device = task, device
         self.model: Any = build_model(task, seed, batch)
         self.model.steps_per_execution = 1
         applied = for_whole_batches(replace(recipe, knobs=knobs), self.model)
@@ -58,6 +63,7 @@ class KerasTrainee:
         self._gradient_function: Any = None
         self._buffers = _buffer_paths(self.model)
         self._left: Mapping[str, Any] = {}
+        self._drew = False
         self._readers: dict[Any, magnitudes.StepReader] = {}
 
     @property
@@ -90,6 +96,7 @@ class KerasTrainee:
             loss, gradients = self._gradient_function(batch, scale)
         if self._buffers:
             self._left = self.buffers(self.take_state())
+        self._drew = self._seeds_moved(kept)
         self.put_back(kept)
         return to_float(loss), [to_numpy(g) / np.float32(scale) for g in gradients]
 
@@ -137,13 +144,55 @@ class KerasTrainee:
             for index, value in enumerate(state)
         ]
 
-    def add_noise(self, draw: int) -> None:
-        """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn from seed `draw`."""
+    def add_noise(self, draw: int, size: float = NOISE) -> None:
+        """Multiply every weight by 1 + uniform(-size, size), drawn from seed `draw`."""
         random = np.random.default_rng(draw)
         for variable in self.model.trainable_variables:
             value = to_numpy(variable)
-            factor = 1.0 + random.uniform(-NOISE, NOISE, value.shape)
+            factor = 1.0 + random.uniform(-size, size, value.shape)
             variable.assign((value * factor).astype(value.dtype))
+
+    def _seeds_moved(self, before: Snapshot) -> bool:
+        """Say whether random numbers were drawn: seeds are part of the state."""
+        return any(
+            "seed_generator" in variable.path and not np.array_equal(value, to_numpy(variable))
+            for variable, value in zip(state_variables(self.model), before, strict=True)
+        )
+
+    @property
+    def rounding(self) -> float:
+        """Return the size of noise on the weights that the task's own rounding stays below.
+
+        An accelerator may compute products in TF32, which TensorFlow does unless told not to.
+        """
+        dtypes = {str(v.dtype) for v in self.model.trainable_variables}
+        dtypes |= {each.compute_dtype for each in self.model._flatten_layers()}
+        if dtypes & {"bfloat16", "float16"}:
+            return NOISE
+        return EXACT_NOISE if self._device == "cpu" else TF32_NOISE
+
+    def observe(self, parts: Sequence[tuple[Any, int]]) -> Observed:
+        """Return what the parts of one batch give; what the model puts out stays in its graph."""
+        losses, gradients, drew = [], [], False
+        for batch, seed in parts:
+            loss, gradient = self.loss_and_gradient(batch, seed)
+            losses.append(loss)
+            gradients.append(gradient)
+            drew |= self._drew
+        mean = [sum(each) / np.float32(len(parts)) for each in zip(*gradients, strict=True)]
+        return Observed(sum(losses) / len(losses), mean, (), drew)
+
+    def weight_changes(self, updates: Sequence[Sequence[tuple[Any, int]]]) -> list[Any]:
+        """Train the updates; return how far every weight moved."""
+        before = [to_numpy(v) for v in self.model.trainable_variables]
+        for update in updates:
+            self.train_step(iter(update))
+        pairs = zip(self.model.trainable_variables, before, strict=True)
+        return [to_numpy(variable) - value for variable, value in pairs]
+
+    def without_dropout(self) -> AbstractContextManager[None]:
+        """Switch dropout and noise off inside; what is traced there stays without them."""
+        return without_dropout(layer_units(self.model))
 
     def evaluate(self) -> float:
         """Call the task's `evaluate`."""

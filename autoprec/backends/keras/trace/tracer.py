@@ -6,12 +6,15 @@ The step is the model's own train_step, compiled as the recipe says.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import keras
 
 from autoprec.backends.keras.trace import magnitudes
 from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee, gradient_error
 from autoprec.backends.keras.trace.repeatable_batches import batch_stream
+from autoprec.backends.keras.train.data import count_samples, slice_samples
 from autoprec.backends.keras.train.task_runner import placed_on
 from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.gradient_exponents import ExponentCounts
@@ -56,6 +59,19 @@ class KerasTracing:
     def gradient_error(self, candidate: Any, reference: Any) -> float | None:
         """Compare two gradients over all weights."""
         return gradient_error(candidate, reference)
+
+    def outputs_error(self, candidate: Any, reference: Any) -> float | None:
+        """Compare nothing: outputs stay in the graph of the step."""
+        return 0.0
+
+    def parts(self, batch: Any, batch_size: int, count: int) -> Sequence[Any] | None:
+        """Cut every array that has its samples in the first dimension."""
+        samples = count_samples(self._task, batch)
+        size, left = divmod(samples, count)
+        shapes = [tuple(getattr(leaf, "shape", ())) for leaf in keras.tree.flatten(batch)]
+        if left or not size or not any(shape[:1] == (samples,) for shape in shapes):
+            return None
+        return [slice_samples(batch, samples, i * size, (i + 1) * size) for i in range(count)]
 
     def count_exponents(
         self, counts: ExponentCounts, trainee: KerasTrainee, batch: Any, seed: int

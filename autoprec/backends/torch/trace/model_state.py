@@ -14,13 +14,14 @@ from torch import nn
 
 from autoprec.backends.shared.buffer_updates import MOST_VALUES
 from autoprec.backends.shared.gradient_exponents import relative_error
+from autoprec.backends.shared.trace_framework import NOISE
 from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.distributed.sharding import part_like, reshard, whole
 
 Snapshot = Mapping[str, torch.Tensor]
 
-RELATIVE_NOISE = 2.0**-9
-"""Relative noise of the null: bfloat16's unit roundoff, 2**-8, halved."""
+RELATIVE_NOISE = NOISE
+"""Relative noise of the null."""
 
 
 def _named_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -74,15 +75,15 @@ def scale_buffers(snapshot: Snapshot, names: Collection[str], factor: float) -> 
 
 
 @torch.no_grad()
-def add_noise(model: nn.Module, seed: int) -> None:
-    """Multiply every weight by 1 + uniform(-2**-9, 2**-9), drawn on the CPU from `seed`."""
+def add_noise(model: nn.Module, seed: int, size: float = RELATIVE_NOISE) -> None:
+    """Multiply every weight by 1 + uniform(-size, size), drawn on the CPU from `seed`."""
     generator = torch.Generator("cpu").manual_seed(seed)
     reshard(model)
     for parameter in unwrap(model).parameters():
         if not (parameter.is_floating_point() or parameter.is_complex()):
             continue
         noise = torch.rand(parameter.shape, generator=generator, device="cpu")
-        noise = noise.mul_(2).sub_(1).mul_(RELATIVE_NOISE)
+        noise = noise.mul_(2).sub_(1).mul_(size)
         parameter.mul_(part_like(noise.add_(1), parameter))
 
 
@@ -92,6 +93,16 @@ def gradients(model: nn.Module, divisor: float = 1.0) -> dict[str, torch.Tensor]
         name: _to_full_precision(whole(parameter.grad.detach()).cpu()) / divisor
         for name, parameter in unwrap(model).named_parameters()
         if parameter.grad is not None
+    }
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copy the trained weights to the CPU, in full precision."""
+    reshard(model)
+    return {
+        name: _to_full_precision(whole(parameter.detach()).to("cpu", copy=True))
+        for name, parameter in unwrap(model).named_parameters()
+        if parameter.requires_grad
     }
 
 

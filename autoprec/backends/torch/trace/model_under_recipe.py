@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from autoprec.backends.protocol import Task
-from autoprec.backends.shared.tracer import Float16Magnitudes
+from autoprec.backends.shared.trace_framework import (
+    EXACT_NOISE,
+    NOISE,
+    TF32_NOISE,
+    Float16Magnitudes,
+    Observed,
+)
 from autoprec.backends.torch.distributed.communication import Communication
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
 from autoprec.backends.torch.trace import magnitudes
@@ -24,8 +30,21 @@ from autoprec.backends.torch.trace.model_state import (
     scale_buffers,
     size_in_bytes,
     take_snapshot,
+    weights,
 )
-from autoprec.backends.torch.train.rng import rng_preserved, seed_everything
+from autoprec.backends.torch.trace.random_numbers import RandomNumbers
+from autoprec.backends.torch.trace.recorded_outputs import RecordedOutputs
+from autoprec.backends.torch.train.batch_splitting import without_dropout
+from autoprec.backends.torch.train.rng import (
+    generator_states,
+    rng_preserved,
+    seed_everything,
+)
+from autoprec.backends.torch.train.task_precision import (
+    LOW_DTYPES,
+    noted_autocasts,
+    rounded_products,
+)
 from autoprec.backends.torch.train.task_runner import (
     compute_loss,
     move,
@@ -70,6 +89,12 @@ class TorchTrainee:
     precision: Applied
     device: str
     communication: Communication | None = None
+    random: RandomNumbers = field(default_factory=RandomNumbers)
+    _autocasts: set[str] = field(default_factory=set)
+
+    def _drawn_alike(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a step: its random numbers are those of all other runs."""
+        return contextlib.nullcontext() if self.recipe.compile else self.random.alike()
 
     def forward_loss(self, batch: Any, seed: int) -> torch.Tensor:
         """Compute the loss of one batch, with random numbers (dropout) drawn from `seed`."""
@@ -103,16 +128,29 @@ class TorchTrainee:
         """Return a copied state with these buffers multiplied by a factor."""
         return scale_buffers(state, names, factor)
 
-    def add_noise(self, draw: int) -> None:
-        """Multiply every weight by 1 + uniform(-2**-9, 2**-9), another factor for every `draw`."""
-        add_noise(self.model, _NOISE_SEED + draw)
+    def add_noise(self, draw: int, size: float = NOISE) -> None:
+        """Multiply every weight by 1 + uniform(-size, size), another factor for every `draw`."""
+        add_noise(self.model, _NOISE_SEED + draw, size)
+
+    @property
+    def rounding(self) -> float:
+        """Return the size of noise on the weights that the task's own rounding stays below.
+
+        Accelerators may round the operands of convolutions to TF32 unless they are told not to.
+        """
+        kind = torch.device(self.device).type
+        low = any(parameter.dtype in LOW_DTYPES for parameter in self.model.parameters())
+        if low or self._autocasts or rounded_products(kind) == "bfloat16":
+            return NOISE
+        return TF32_NOISE if kind != "cpu" else EXACT_NOISE
 
     def train_step(self, batches: Iterator[tuple[Any, int]]) -> tuple[float, bool]:
         """Train one update, clipped as the task says; return the mean loss, and if skipped."""
         losses = []
         for batch, seed in batches:
-            loss = self.forward_loss(batch, seed)
-            self.precision.backward(loss)
+            with self._drawn_alike():
+                loss = self.forward_loss(batch, seed)
+                self.precision.backward(loss)
             losses.append(float(loss.detach()))
         mean = self._mean_over_ranks(sum(losses) / len(losses))
         if self.task.clip_grad_norm is not None:
@@ -122,7 +160,8 @@ class TorchTrainee:
 
     def loss(self, batch: Any, seed: int) -> float:
         """Return the loss of one batch."""
-        loss = float(self.forward_loss(batch, seed).detach())
+        with self._drawn_alike():
+            loss = float(self.forward_loss(batch, seed).detach())
         reshard(self.model)
         return self._mean_over_ranks(loss)
 
@@ -158,18 +197,59 @@ class TorchTrainee:
         backward: magnitudes.LargestMagnitudes | None,
     ) -> tuple[float, Mapping[str, torch.Tensor]]:
         self.model.zero_grad(set_to_none=True)
-        with contextlib.nullcontext() if forward is None else forward:
-            loss = self.forward_loss(batch, seed)
-        with contextlib.nullcontext() if backward is None else backward:
-            self.precision.backward(loss)
+        with self._drawn_alike():
+            with contextlib.nullcontext() if forward is None else forward:
+                loss = self.forward_loss(batch, seed)
+            with contextlib.nullcontext() if backward is None else backward:
+                self.precision.backward(loss)
         found = gradients(self.model, self.scale)
         self.model.zero_grad(set_to_none=True)
         return self._mean_over_ranks(float(loss.detach())), found
 
+    def observe(self, parts: Sequence[tuple[Any, int]]) -> Observed:
+        """Return what the parts of one batch give; see `Trainee`.
+
+        Hooks would be compiled with the model, so that a compiled one shows no outputs.
+        """
+        self.model.zero_grad(set_to_none=True)
+        losses, drew, outputs = [], False, RecordedOutputs()
+        seen = contextlib.nullcontext() if self.recipe.compile else outputs.of(self.model)
+        kind = torch.device(self.device).type
+        with seen, noted_autocasts(self.model, kind) as autocasts:
+            for batch, seed in parts:
+                outputs.next_part()
+                seed_everything(seed)
+                before = generator_states()
+                with self._drawn_alike():
+                    loss = self.forward_loss(batch, seed)
+                    self.precision.backward(loss)
+                drew |= not all(map(torch.equal, before, generator_states()))
+                losses.append(float(loss.detach()))
+        self._autocasts |= autocasts
+        found = gradients(self.model, self.scale * len(parts))
+        self.model.zero_grad(set_to_none=True)
+        mean = self._mean_over_ranks(sum(losses) / len(losses))
+        return Observed(mean, found, outputs.parts if any(outputs.parts) else (), drew)
+
+    def weight_changes(
+        self, updates: Sequence[Sequence[tuple[Any, int]]]
+    ) -> Mapping[str, torch.Tensor]:
+        """Train the updates; return how far every weight moved."""
+        before = weights(self.model)
+        for update in updates:
+            self.train_step(iter(update))
+        after = weights(self.model)
+        return {name: after[name] - value for name, value in before.items()}
+
+    def without_dropout(self) -> contextlib.AbstractContextManager[None]:
+        """Switch dropout off inside."""
+        return without_dropout(self.model)
+
     def evaluate(self) -> float:
         """Call the task's `evaluate`; random numbers and modes go on as before."""
         assert self.task.evaluate is not None
-        with rng_preserved(), training_modes_preserved(self.model):
+        alike = self._drawn_alike() if self.random.drawn else contextlib.nullcontext()
+        with rng_preserved(), training_modes_preserved(self.model), alike:
             metric = float(self.task.evaluate(self.model))
         reshard(self.model)
         return self._mean_over_ranks(metric)

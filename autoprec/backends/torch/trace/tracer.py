@@ -7,7 +7,7 @@ The reference is the user's own float32 loop; a recipe is applied by the same su
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,10 @@ from autoprec.backends.torch.trace.model_under_recipe import (
     TorchTrainee,
     apply_recipe,
 )
+from autoprec.backends.torch.trace.random_numbers import RandomNumbers, drawn_alike_compiled
+from autoprec.backends.torch.trace.recorded_outputs import outputs_error
 from autoprec.backends.torch.trace.repeatable_batches import batch_stream
+from autoprec.backends.torch.train.batch_dimension import Samples, find_samples
 from autoprec.backends.torch.train.compiling import compiled_throughout
 from autoprec.backends.torch.train.task_runner import (
     build_model,
@@ -53,6 +56,8 @@ class TorchTracing:
         self._task, self._device, self._seed = task, device, seed
         self._communication = communication
         self._initial = InitialStates()
+        self._random = RandomNumbers()
+        self._samples: dict[int, Samples] = {}
         self.has_evaluate = task.evaluate is not None
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
@@ -68,7 +73,8 @@ class TorchTracing:
         self, recipe: Recipe, seed: int, batch: Any, *, reference: bool
     ) -> Iterator[TorchTrainee]:
         """Build the model under `recipe`; the optimizer sees the initial weights."""
-        with process_settings_restored(), compiled_throughout(recipe):
+        drawn_alike = drawn_alike_compiled() if recipe.compile else contextlib.nullcontext()
+        with process_settings_restored(), compiled_throughout(recipe), drawn_alike:
             model = build_model(self._task, self._device, self._seed + seed)
             materialize(self._task, model, move(batch, self._device), self._seed + seed)
             self._initial.start_alike(
@@ -84,8 +90,25 @@ class TorchTracing:
             else:
                 precision = apply_recipe(recipe, model, optimizer, self._device)
             yield TorchTrainee(
-                self._task, recipe, model, optimizer, precision, self._device, shared
+                self._task,
+                recipe,
+                model,
+                optimizer,
+                precision,
+                self._device,
+                shared,
+                self._random,
             )
+
+    def outputs_error(self, candidate: Any, reference: Any) -> float | None:
+        """Compare the outputs of whole batches, or of their parts, with those of whole ones."""
+        return outputs_error(candidate, reference)
+
+    def parts(self, batch: Any, batch_size: int, count: int) -> Sequence[Any] | None:
+        """Cut a batch as the check of splitting does."""
+        if batch_size not in self._samples:
+            self._samples[batch_size] = find_samples(self._task, batch, batch_size, self._seed)
+        return self._samples[batch_size].parts(batch, count)
 
     def gradient_error(self, candidate: Any, reference: Any) -> float | None:
         """Compare two gradients over all parameters."""

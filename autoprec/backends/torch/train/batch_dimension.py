@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,6 +64,13 @@ class Samples:
         """Cut `batch` in two, where nothing says that it cannot be cut."""
         half = self.count(batch) // 2
         return _cut(batch, (), self.axes, (0, half)), _cut(batch, (), self.axes, (half, half))
+
+    def parts(self, batch: Any, count: int) -> Sequence[Any] | None:
+        """Cut `batch` into equal parts; None where it has none."""
+        size, left = divmod(self.count(batch), count)
+        if self.unsplittable_reason or left or not size:
+            return None
+        return [_cut(batch, (), self.axes, (i * size, size)) for i in range(count)]
 
 
 def find_samples(task: Task, batch: Any, batch_size: int, seed: int) -> Samples:

@@ -65,7 +65,7 @@ def splittable(
         halves, why = try_to_measure(lambda: samples.halves(batch))
         if halves is None:
             return in_batch(f"a batch cannot be cut in two: {why}", index)
-        with buffers_preserved(model), _without_dropout(model):
+        with buffers_preserved(model), without_dropout(model):
             return _reason_against(task, model, (batch, *halves), seed, index)
 
     return judge_splitting(given, reason_against, report)
@@ -135,7 +135,7 @@ _DROPOUT_RATES: Sequence[tuple[type[nn.Module], str]] = (
 
 
 @contextlib.contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
+def without_dropout(model: nn.Module) -> Iterator[None]:
     """Switch dropout off, in modules and in functions, while BatchNorm stays in training mode."""
     held = [
         (module, name, getattr(module, name))

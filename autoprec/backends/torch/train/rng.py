@@ -45,6 +45,12 @@ def rng_preserved() -> AbstractContextManager[None]:
     return generators_preserved(TorchGenerators())
 
 
+def generator_states() -> list[torch.Tensor]:
+    """Return the states of torch's own generators, which tell whether anything was drawn."""
+    accelerators = _accelerator_states().values()
+    return [torch.get_rng_state(), *(state for states in accelerators for state in states)]
+
+
 def _accelerator_states() -> dict[str, list[torch.Tensor]]:
     """Return the states of each kind of accelerator in use, one for each device."""
     states = {}

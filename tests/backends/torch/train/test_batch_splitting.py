@@ -148,7 +148,7 @@ def test_dropout_does_not_hide_that_a_batch_may_be_split(model: Callable[[], nn.
 
 def test_dropout_is_as_it_was_afterwards() -> None:
     model = Encoder()
-    with batch_splitting._without_dropout(model):
+    with batch_splitting.without_dropout(model):
         assert model.layer.self_attn.dropout == model.layer.dropout1.p == 0.0
     assert model.layer.self_attn.dropout == model.layer.dropout1.p == 0.3
 

@@ -1,0 +1,99 @@
+"""The outputs of a model's calls during a step, to be compared between two runs.
+
+They are recorded by a hook on the model itself, so that tasks whose training_step calls it are seen
+as well. What is large is sampled, every sample of the batch alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.backends.torch.apply.nested_tensors import tensors_in
+from autoprec.backends.torch.trace.model_state import stored_values
+
+MAX_ELEMENTS = 1 << 22
+"""How many elements of one output are kept at most."""
+
+Parts = Sequence[Sequence[torch.Tensor]]
+
+
+class RecordedOutputs:
+    """The outputs of a model by the parts of a batch, in the order of its calls.
+
+    Each is a matrix with a row for every entry of its first dimension.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[list[torch.Tensor]] = []
+
+    def next_part(self) -> None:
+        """Record what follows as another part."""
+        self.parts.append([])
+
+    @contextlib.contextmanager
+    def of(self, model: nn.Module) -> Iterator[None]:
+        """Record the outputs of `model` inside."""
+
+        def record(module: nn.Module, args: Any, outputs: Any) -> None:
+            self.parts[-1].extend(_matrix(each) for each in tensors_in(outputs) if _known(each))
+
+        handle = model.register_forward_hook(record)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+def _known(tensor: torch.Tensor) -> bool:
+    numbers = tensor.is_floating_point() or tensor.is_complex()
+    return numbers and not tensor.is_nested and tensor.layout is torch.strided
+
+
+def _matrix(tensor: torch.Tensor) -> torch.Tensor:
+    values = stored_values(tensor.detach())
+    rows = values.reshape(values.shape[0] if tensor.dim() else 1, -1)
+    every = -(-rows.numel() // MAX_ELEMENTS) or 1
+    return rows[:, ::every].to("cpu", torch.float32, copy=True)
+
+
+def outputs_error(candidate: Parts, reference: Parts) -> float | None:
+    """Return how far outputs are apart, relative to how they vary over the batch.
+
+    Parts are put together first. Where that gives other shapes, such as of a mean over the batch,
+    an output is not compared; other shapes of a whole batch are an infinite error: None.
+    """
+    if not any(candidate) or not any(reference):
+        return 0.0
+    (whole,) = reference
+    split = len(candidate) > 1
+    if any(len(part) != len(whole) for part in candidate):
+        return 0.0 if split else None
+    difference = spread = size = 0.0
+    for theirs, *ours in zip(whole, *candidate, strict=True):
+        if not all(each.shape[1:] == theirs.shape[1:] for each in ours):
+            return 0.0 if split else None
+        found = torch.cat(ours)
+        if found.shape != theirs.shape:
+            if split:
+                continue
+            return None
+        same = (found == theirs) | (found.isnan() & theirs.isnan())
+        difference += _square(torch.where(same, 0.0, found - theirs))
+        known = theirs.nan_to_num(0.0, 0.0, 0.0)
+        spread += _square(known - known.mean(0, keepdim=True) if len(known) > 1 else known)
+        size += _square(known)
+    total = spread or size
+    if not difference < float("inf"):
+        return None
+    if difference == 0.0:
+        return 0.0
+    return float((difference / total) ** 0.5) if total else None
+
+
+def _square(values: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
