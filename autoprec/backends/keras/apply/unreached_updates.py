@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import keras
 
+from autoprec.backends.keras.apply.applied_recipe import RECIPE_ATTRIBUTE
 from autoprec.backends.keras.apply.optimizer_saving import in_wrapper
 from autoprec.backends.keras.apply.precision import Precision
 from autoprec.errors import AutoprecWarning
@@ -30,11 +31,14 @@ class UpdateWatch:
 
     _active: ClassVar[list[UpdateWatch]] = []
     _original: ClassVar[Any] = None
+    _watched: ClassVar[list[weakref.ref[Precision]]] = []
 
     def __init__(self, precision: Precision, made: weakref.WeakSet[Any] | None = None) -> None:
         self._precision = weakref.ref(precision)
         self._made = made
         self._left = _LOOKS
+        self._watched[:] = [known for known in self._watched if known() is not None]
+        self._watched.append(self._precision)
         if not self._active:
             _install()
         self._active.append(self)
@@ -58,18 +62,28 @@ class UpdateWatch:
 
     def _problem(self, precision: Precision, optimizer: Any, variables: Any) -> str | None:
         updated = {id(variable) for variable in variables}
-        models = [each.model for each in precision._registered()]
-        if updated & {id(v) for model in models for v in model.trainable_variables}:
+        if updated & _trained_under(precision):
             return _past_the_wrapper(precision, optimizer)
         if self._made is None or not precision.policy.mixed:
             return None
         if updated & {id(v) for layer in self._made for v in layer._trainable_variables}:
             return None
+        others = [found for known in self._watched if (found := known()) is not None]
+        if any(updated & _trained_under(other) for other in others):
+            return None  # a recipe of its own was applied to that model
         return (
             f"{optimizer.name} trains weights in float32 that the profile does not reach: their "
             "layers were made before apply_profile was called. Call it before the model is made, "
             "or give it the model: apply_profile(profile, model=model)"
         )
+
+
+def _trained_under(precision: Precision) -> set[int]:
+    """Return the weights, by id, of the models that have this recipe and no other since."""
+    applied = [
+        each for each in precision._registered() if vars(each.model).get(RECIPE_ATTRIBUTE) is each
+    ]
+    return {id(variable) for each in applied for variable in each.model.trainable_variables}
 
 
 def _past_the_wrapper(precision: Precision, optimizer: Any) -> str | None:
