@@ -10,13 +10,15 @@ from __future__ import annotations
 import ast
 import copy
 
+from autoprec.workers.local_modules import imports_of, nodes_of
+
 _PACKAGE = "autoprec"
 _APPLYING = "apply_profile"
 
 
 def without_autoprec(tree: ast.Module) -> list[ast.stmt]:
     """Return the statements of a module without what only uses autoprec; `tree` stays as it is."""
-    if not any(_is_ours_import(node) for node in ast.walk(tree)):
+    if not any(_is_ours_import(node) for node in imports_of(tree)):
         return tree.body
     names = _Names(tree)
     left = _Remover(names).visit(copy.deepcopy(tree))
@@ -38,14 +40,14 @@ class _Names:
         self._package: set[str] = set()
         self._functions: set[str] = set()
         self.results: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.Import):
                 named = [alias for alias in node.names if alias.name == _PACKAGE]
                 self._package |= {alias.asname or alias.name for alias in named}
             elif isinstance(node, ast.ImportFrom) and _is_ours_import(node):
                 named = [alias for alias in node.names if alias.name == _APPLYING]
                 self._functions |= {alias.asname or alias.name for alias in named}
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.Assign) and self.applies(node.value):
                 self.results |= {ast.unparse(target) for target in node.targets}
             elif isinstance(node, ast.AnnAssign) and self.applies(node.value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any, cast
 
 
 def local_files(path: Path) -> list[Path]:
@@ -19,6 +20,29 @@ def local_files(path: Path) -> list[Path]:
         for folder, name in [] if tree is None else imports_in(tree, path.parent, file.parent):
             waiting += module_files(folder, name)
     return [path, *sorted(file for file in found if file != path)]
+
+
+def nodes_of(tree: ast.AST) -> list[ast.AST]:
+    """List a syntax tree's nodes, the outer before the inner.
+
+    As ast.walk does, but without a dozen calls for each node: an expression may have many.
+    """
+    found = [tree]
+    for node in found:
+        for value in node.__dict__.values():
+            if value.__class__ is list:
+                for each in value:
+                    if each.__class__.__module__ == "ast":
+                        found += [each]
+            elif value.__class__.__module__ == "ast":
+                found += [value]
+    return found
+
+
+def imports_of(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    """List the import statements in code."""
+    kinds = (ast.Import, ast.ImportFrom)
+    return [cast(Any, node) for node in nodes_of(tree) if node.__class__ in kinds]
 
 
 def parsed(file: Path) -> ast.Module | None:
@@ -39,7 +63,7 @@ def imports_in(node: ast.AST, top: Path, own: Path) -> list[tuple[Path, str]]:
     An absolute import starts at the folder `top`, a relative one at the file's own.
     """
     found: list[tuple[Path, str]] = []
-    for each in ast.walk(node):
+    for each in imports_of(node):
         if isinstance(each, ast.Import):
             found += [(top, alias.name) for alias in each.names]
         elif isinstance(each, ast.ImportFrom):
@@ -55,7 +79,7 @@ def bindings_of_imports(
     """Return what each imported name is bound to, and the modules of which all names are."""
     names: dict[str, list[Binding]] = {}
     stars: list[tuple[Path, str]] = []
-    for node in ast.walk(tree):
+    for node in imports_of(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 whole = alias.name if alias.asname else alias.name.partition(".")[0]

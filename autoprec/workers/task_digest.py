@@ -16,6 +16,7 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from autoprec.workers.autoprec_lines import without_autoprec
 from autoprec.workers.local_modules import (
@@ -24,6 +25,7 @@ from autoprec.workers.local_modules import (
     local_files,
     module_file,
     module_files,
+    nodes_of,
     parsed,
 )
 
@@ -177,11 +179,8 @@ class _Module:
     """One file: what runs when it is imported, what it defines, and where its names come from."""
 
     def __init__(self, tree: ast.Module, file: Path, top: Path) -> None:
-        names_read = {
-            node.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        }
+        read: list[Any] = [node for node in nodes_of(tree) if node.__class__ is ast.Name]
+        names_read = {node.id for node in read if isinstance(node.ctx, ast.Load)}
         self._statements = without_autoprec(tree)
         self.imports, self.star_imports = bindings_of_imports(tree, top, file.parent)
         self.definitions: dict[str, list[Definition]] = {}
@@ -202,7 +201,7 @@ class _Module:
     def hooks_classes(self) -> bool:
         """Say whether classes may be found by other means than their names."""
         nodes = [node for node in self._statements if isinstance(node, ast.ClassDef)]
-        inner = (each for node in nodes for each in ast.walk(node))
+        inner = (each for node in nodes for each in nodes_of(node))
         return any(
             isinstance(each, ast.FunctionDef) and each.name == "__init_subclass__" for each in inner
         )
@@ -270,17 +269,19 @@ def _is_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant)
 
 
-def _dotted_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
-    """Yield every name in the code with the attributes asked of it: `a.b.c` as one."""
-    waiting = [node]
-    while waiting:
-        each = waiting.pop()
+def _dotted_names(node: ast.AST) -> list[tuple[str, ...]]:
+    """List every name in the code with the attributes asked of it: `a.b.c` as one."""
+    nodes = nodes_of(node)
+    found, inner_names = [], set()
+    for each in nodes:  # the outer before the inner
+        if each.__class__ not in (ast.Name, ast.Attribute):
+            continue
         attributes: list[str] = []
-        inner = each
+        inner: Any = each
         while isinstance(inner, ast.Attribute):
             attributes.append(inner.attr)
             inner = inner.value
-        if isinstance(inner, ast.Name):
-            yield (inner.id, *reversed(attributes))
-        else:
-            waiting += ast.iter_child_nodes(inner)
+        if isinstance(inner, ast.Name) and id(inner) not in inner_names:
+            inner_names.add(id(inner))
+            found.append((inner.id, *reversed(attributes)))
+    return found
