@@ -15,6 +15,7 @@ from autoprec.core.numerics.runnable import RunAttempt
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
+from autoprec.errors import UserCodeError
 from autoprec.tuning.events import Note, Stage
 from autoprec.tuning.job import TuningJob
 from autoprec.tuning.proof.island_search import name_modules, product_share, search_runnable
@@ -84,7 +85,11 @@ def find_needed_islands(
             return RunAttempt(paths, ran=False, raised_in=failure.raised_in if told else ())
         return RunAttempt(paths, ran=True)
 
-    found = search_runnable(units, run, out_of_time=out_of_time)
+    try:
+        found = search_runnable(units, run, out_of_time=out_of_time)
+    except UserCodeError as error:  # whatever comes next loads it anew, and ends the tuning
+        runner.drop()
+        return f"then the task could not be loaded: {error}"
     if not found.paths:
         return found.reason
     reason = f"it does not run without {name_modules(found.paths)} in float32: {first_line}"

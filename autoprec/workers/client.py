@@ -55,8 +55,7 @@ class WorkerSettings:
 
     `memory_bytes` limits main memory; without it the worker is only kept from taking what the
     machine has left. A device's own memory is the session's to limit. Models begin with the weights
-    of `checkpoint`, where one is given.
-    Sessions look at `surveyed` batches for those to time; see `TaskFacts`.
+    of `checkpoint`, where one is given. Sessions look at `surveyed` batches; see `TaskFacts`.
     `nproc` ranks train together, sharing each step by `engine`, and `place` is this worker's among
     them; `memory_bytes` is what each of them may have.
     """

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from autoprec.backends import registry
 from autoprec.workers.autoprec_lines import without_autoprec
 from autoprec.workers.local_modules import (
     bindings_of_imports,
@@ -38,10 +39,11 @@ _ROOTS = (
 #: What can reach any name of a module without writing it.
 _REACHES_ANYTHING = frozenset({"globals", "vars", "eval", "exec"})
 
-#: Libraries whose decorators change what they decorate and note it nowhere. (torch.library's do.)
+#: Libraries whose decorators change what they decorate and note it nowhere, as the frameworks' do.
+#: (torch.library's note it.)
 _PLAIN_DECORATORS = frozenset(
-    {"click", "contextlib", "dataclasses", "functools", "hydra", "tensorflow", "torch", "typing"}
-)
+    {"click", "contextlib", "dataclasses", "functools", "hydra", "typing"}
+).union(*((*each.required_modules, each.extra) for each in registry.all_capabilities().values()))
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autoprec import api, measurement_cache
+from autoprec import measurement_cache, profiles
 from autoprec.cli import _frames_without_message, main
 from autoprec.profiles import load_profile
 from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
@@ -267,7 +267,7 @@ def test_a_full_disk_at_the_end_loses_no_trial(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(api, "save_profile", full)
+        patched.setattr(profiles, "save_profile", full)
         code, _, err = run(task, *QUICK)
     assert code == 2
     assert "No space left on device" in one_sentence(err)
