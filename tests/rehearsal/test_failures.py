@@ -35,11 +35,13 @@ def failed(shown: str, policy: str) -> list[str]:
     return re.findall(rf"trial +\d+  {policy}, batch \d+: (\w+): ", shown)
 
 
-def test_an_error_under_a_recipe_alone_is_that_recipes_result(tuned: Any) -> None:
-    profile = tuned("placed").profile()
-    assert "Index put requires the source and destination dtypes match" in tuned("placed").shown
-    assert failed(tuned("placed").shown, "mixed_bfloat16") == ["unsupported"]
-    assert profile.recipe.policy in (Policy.FLOAT32, Policy.TF32)
+def test_an_error_under_a_recipe_alone_is_repaired_by_the_module_that_raises(tuned: Any) -> None:
+    shown = tuned("placed").shown
+    assert "Index put requires the source and destination dtypes match" in shown
+    assert "mixed_bfloat16 runs with the model's own forward kept in float32" in shown
+    assert failed(shown, "mixed_bfloat16") == []
+    recipe = tuned("placed").profile().recipe
+    assert recipe.float32_modules == ("",) if recipe.policy.mixed else not recipe.float32_modules
 
 
 def test_a_recipe_whose_kernel_faults_twice_is_refused_and_stays_so(tuned: Any) -> None:

@@ -56,7 +56,8 @@ class LoopCheck:
     ) -> None:
         self._recipe, self._scaler = recipe, scaler
         self._dtype = COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
-        self._cast = self._backward = self._warned_of_zero_grad = False
+        self._cast = self._backward = False
+        self._zero_grads: set[bool] = set()
         self._foreign_scaler = False
         self._steps: dict[int, int] = {}
         self._seen = _SeenForwards(device_type)
@@ -83,17 +84,10 @@ class LoopCheck:
         """Note that `precision.backward` was called."""
         self._backward = True
 
-    def note_zero_grad(self) -> None:
-        """Warn, once, of a loop that clears gradients which `precision.step()` clears."""
-        if not self._backward or self._warned_of_zero_grad:
-            return
-        self._warned_of_zero_grad = True
-        if self._recipe.accumulation_steps == 1:  # with more it is an error soon
-            _warn(
-                "zero_grad() was called in a loop of precision.backward() and precision.step(), "
-                "which clears the gradients itself: delete it. Under this profile it does nothing, "
-                "under one that accumulates it discards micro-batches, and is an error"
-            )
+    def note_zero_grad(self, owner: Any) -> None:
+        """Note a `zero_grad()` of the loop's own, and whether it had anything to clear."""
+        if self._backward:
+            self._zero_grads.add(_has_gradients(owner))
 
     def end(self) -> None:
         """Leave everything as it was."""
@@ -114,6 +108,14 @@ class LoopCheck:
         found = [*self._faults_of_the_forward_pass(), *self._faults_of_the_update(steps)]
         if found:
             _warn(f"after {STEPS} optimizer steps under this profile: {'; '.join(found)}. {_LINES}")
+        # What one network's loss leaves in another is the loop's to clear. With accumulation a
+        # zero_grad() is an error.
+        if self._zero_grads == {False} and self._recipe.accumulation_steps == 1:
+            _warn(
+                "zero_grad() is called in a loop of precision.backward() and precision.step(), "
+                "which clears the gradients itself: delete it. Under this profile it does nothing, "
+                "under one that accumulates it discards micro-batches, and is an error"
+            )
 
     def _steps_by_another_scaler(self) -> bool:
         """Return whether an enabled GradScaler that is not the profile's is calling this step."""
@@ -207,9 +209,9 @@ class _SeenZeroGrad:
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients as the owner's class does."""
-        if not _is_ours(sys._getframe(1)):
-            self._check.note_zero_grad()
         owner: Any = self._owner()
+        if not _is_ours(sys._getframe(1)):
+            self._check.note_zero_grad(owner)
         type(owner).zero_grad(owner, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -219,6 +221,12 @@ class _SeenZeroGrad:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self._owner(), "zero_grad")
+
+
+def _has_gradients(owner: Any) -> bool:
+    if isinstance(owner, nn.Module):
+        return any(p.grad is not None for p in owner.parameters())
+    return any(p.grad is not None for group in owner.param_groups for p in group["params"])
 
 
 def _is_compiled(root: nn.Module) -> bool:

@@ -50,9 +50,9 @@ class SecondModels:
         self._inside: nn.Module | None = None
         self._first_call = contextlib.ExitStack()
         self._key = f"autoprec-{id(self)}"  # a name that no hook of torch's has
-        if any(hasattr(each, "_orig_mod") for each in (model, *model.modules())):
-            # torch.compile's wrapper warns that hooks run once more for itself: ours may.
-            warnings.filterwarnings("ignore", message=_HOOKS_AND_COMPILE, category=UserWarning)
+        # torch.compile's wrapper, made now or later, warns that hooks run once more for itself.
+        # Ours may.
+        warnings.filterwarnings("ignore", message=_HOOKS_AND_COMPILE, category=UserWarning)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SecondModels:
         """Return this one, which a model holds while it runs: there is one for each profile."""
