@@ -74,8 +74,8 @@ def check_buffers(
     """Check that the same steps change a model's buffers as in float32.
 
     A change may differ by `tolerance.buffer` of its own size, or by `tolerance.buffer_null` times
-    what noise does there; in a format with a smaller `roundoff` by less, but at least
-    `MIN_NOISE_SHARE` of that. What is not finite, and a lasting sum that is kept in 16 bits, fails
+    what noise does there, of which a format with a smaller `roundoff` has less, but at least
+    `MIN_NOISE_SHARE`. What is not finite, and a lasting sum that is kept in 16 bits, fails
     at any checkpoint.
     """
     compared = [point for point in points if point.buffers]
@@ -98,7 +98,7 @@ def check_buffers(
     for point in compared[-DECIDING_CHECKPOINTS:]:
         for each in point.buffers:
             moved = tolerance.buffer_null * _moved(each.name, point.step, noise)
-            allowed = finer * max(tolerance.buffer, moved)
+            allowed = max(tolerance.buffer, finer * moved)
             shares.setdefault(each.name, []).append(or_infinity(each.error) / allowed)
     wrong = [name for name, found in shares.items() if min(found) > 1.0]
     if not wrong:

@@ -37,14 +37,28 @@ def test_nothing_is_judged_where_no_step_changes_a_buffer():
         (0.19, 0.21, 2.0**-8, True),
         (0.21, 0.19, 2.0**-8, True),
         (0.2, 0.2, 2.0**-8, True),  # exactly what is allowed
-        (0.08, 0.08, FLOAT16, False),  # a finer format: 3/8 of it
-        (0.07, 0.07, FLOAT16, True),
-        (0.21, 0.21, 1.0, False),  # a coarser one has no more
+        (0.19, 0.19, FLOAT16, True),  # a share is allowed in every format
+        (0.21, 0.21, FLOAT16, False),
     ],
 )
 def test_a_buffer_is_wrong_where_the_last_two_checkpoints_say_so(before, last, roundoff, passes):
     points = (at(0, mean=9.0), at(8, mean=before), at(29, mean=last))
     assert check_buffers(points, (), DEFAULT, roundoff).passed is passes
+
+
+@pytest.mark.parametrize(
+    ("error", "roundoff", "passes"),
+    [
+        (0.95, 2.0**-8, True),
+        (0.38, FLOAT16, False),  # a finer format: 3/8 of what noise explains
+        (0.37, FLOAT16, True),
+        (1.01, 1.0, False),  # a coarser one has no more
+    ],
+)
+def test_noise_explains_less_in_a_finer_format(error, roundoff, passes):
+    points = (at(8, mean=error), at(29, mean=error))
+    noise = (noisy(8, mean=0.2), noisy(29, mean=0.2))
+    assert check_buffers(points, noise, DEFAULT, roundoff).passed is passes
 
 
 def test_what_noise_does_at_a_checkpoint_is_allowed_five_times():
