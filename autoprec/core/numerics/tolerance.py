@@ -142,5 +142,7 @@ def root_mean_square(values: Iterable[float]) -> float:
 
 
 def percent(value: float) -> str:
-    """Format a share for people: 0.013 is "1.3 %"."""
-    return f"{100 * value:.2g} %" if math.isfinite(value) else "infinitely far"
+    """Format a share for people: 0.013 is "1.3 %", 1.07 is "107 %"."""
+    if not math.isfinite(value):
+        return "infinitely far"
+    return f"{100 * value:.0f} %" if 0.995 <= value < 100.0 else f"{100 * value:.2g} %"

@@ -220,4 +220,4 @@ def test_a_loss_that_float32_brings_to_zero_is_judged_too(excess, verdict):
     )
     found = judge(ProofEvidence(points, runs=(run, run)), DEFAULT)
     assert found.verdict == verdict
-    assert found.accepted or "it will be 2.5e+02 % of the loss" in found.reason
+    assert found.accepted or "it will be 250 % of the loss" in found.reason

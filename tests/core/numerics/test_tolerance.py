@@ -32,7 +32,17 @@ def test_a_tolerance_of_nothing_or_of_everything_is_refused(factor):
 
 
 @pytest.mark.parametrize(
-    ("share", "said"), [(0.05, "5 %"), (0.1234, "12 %"), (math.inf, "infinitely far")]
+    ("share", "said"),
+    [
+        (0.05, "5 %"),
+        (0.1234, "12 %"),
+        (0.9949, "99 %"),
+        (0.995, "100 %"),
+        (7.84, "784 %"),
+        (99.9, "9990 %"),
+        (100.0, "1e+04 %"),
+        (math.inf, "infinitely far"),
+    ],
 )
-def test_a_share_is_told_in_two_digits(share, said):
+def test_a_share_is_told_in_two_digits_or_in_whole_percents(share, said):
     assert percent(share) == said
