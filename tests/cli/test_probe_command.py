@@ -161,20 +161,19 @@ def test_help_imports_neither_rich_nor_optuna_nor_a_framework():
     assert done.stderr.strip() == "[]"
 
 
-def test_probing_is_quick_and_imports_no_framework():
-    """Of its own time: what other processes take of the machine is not the probe's."""
+def test_probing_imports_no_framework_and_little_else():
+    """What a probe takes of a user's time is mostly imports; their time is in benchmarks/overhead."""
     script = (
-        "import sys, time\nfrom autoprec.cli import main\nmain(['probe'])\n"
+        "import sys\nfrom autoprec.cli import main\nmain(['probe'])\n"
         "heavy = {'torch', 'tensorflow', 'keras', 'jax', 'numpy', 'optuna'}\n"
-        "print(time.process_time(), *sorted(heavy & set(sys.modules)), file=sys.stderr)"
+        "print(len(sys.modules), *sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    command = [sys.executable, "-c", script]
-    done = [
-        subprocess.run(command, capture_output=True, text=True, check=True).stderr.split()
-        for _ in range(3)
-    ]
-    assert {tuple(heavy) for _, *heavy in done} == {()}
-    assert min(float(seconds) for seconds, *_ in done) < 0.5
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    modules, *heavy = done.stderr.split()
+    assert heavy == []
+    assert int(modules) < 450
 
 
 def test_a_reader_that_goes_away_is_no_error():
