@@ -162,7 +162,7 @@ def test_help_imports_neither_rich_nor_optuna_nor_a_framework():
 
 
 def test_probing_imports_no_framework_and_little_else():
-    """What a probe takes of a user's time is mostly imports; their time is in benchmarks/overhead."""
+    """Most of a probe's time is imports; benchmarks/overhead measures it."""
     script = (
         "import sys\nfrom autoprec.cli import main\nmain(['probe'])\n"
         "heavy = {'torch', 'tensorflow', 'keras', 'jax', 'numpy', 'optuna'}\n"

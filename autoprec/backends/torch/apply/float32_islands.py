@@ -30,7 +30,8 @@ from torch import nn
 
 from autoprec.backends.torch.apply.float32_results import results_to_float32
 from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper, install_wrapper
-from autoprec.backends.torch.apply.nested_tensors import to_float32
+from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
+from autoprec.backends.torch.apply.nested_tensors import in_full_precision, to_float32
 from autoprec.errors import UsageError
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -90,16 +91,28 @@ class BackToAutocast(ForwardWrapper):
 
 
 class Float32Outputs(ForwardWrapper):
-    """Casts what a model returns up to float32; `named` is what a warning said it cannot cast."""
+    """Casts what a model returns up to float32; `named` is what a warning said it cannot cast.
+
+    `kept_buffers`, if there are any, are told of the call first.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
+        self.kept_buffers: KeptBuffers | None = None
         self.named: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; cast its outputs."""
-        result = results_to_float32(self.call(*args, **kwargs), self.named)
-        if not torch.compiler.is_compiling() and ENTERED:
+        is_compiling = torch.compiler.is_compiling()
+        kept = self.kept_buffers
+        if kept is not None and not is_compiling and not kept.in_step:
+            kept.before_called(self.module)
+        result = self.call(*args, **kwargs)
+        if type(result) is torch.Tensor:
+            result = in_full_precision(result)
+        else:
+            result = results_to_float32(result, self.named)
+        if not is_compiling and ENTERED:
             ENTERED[-1].note_return()
         return result
 

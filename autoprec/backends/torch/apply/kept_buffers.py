@@ -25,8 +25,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.backends.torch.apply.forward_wrappers import ForwardWrapper
-
 _LARGE = 2**20  # bytes; the running statistics of any batch norm are smaller
 
 
@@ -59,32 +57,35 @@ class KeptBuffers:
         self._large: list[_Kept] = []
         self._groups: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         self._updated = False
-        self._in_step = self._saw_forward = False
+        #: Set by the first forward or backward pass since the last update.
+        self.in_step = self._saw_forward = False
         self._save()
-        _KEPT[root] = self
+        _KEPT.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptBuffers:
+        """Return this one; `before_called` tells the copied model from its own."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave nothing of it in a model that is saved."""
+        return type(None), ()
 
     def forget(self) -> None:
         """Drop the copies, and hear no more of the model's forward passes."""
-        root = self._root()
-        if root is not None and _KEPT.get(root) is self:
-            del _KEPT[root]
+        _KEPT.discard(self)
         self._owners, self._kept, self._large, self._groups = [], [], [], []
 
     def before_forward(self) -> None:
         """Copy the buffers if the forward pass to come is a step's first one."""
-        if _is_traced() or self._in_step or not torch.is_grad_enabled():
+        if self.in_step or not torch.is_grad_enabled() or _is_traced():
             return
         self._save()
-        self._in_step = self._saw_forward = True
+        self.in_step = self._saw_forward = True
 
-    def before_called(self) -> None:
-        """Do so where the model is called under autocast: elsewhere it is not training."""
-        if not self._in_step and torch.is_autocast_enabled(self._device_type):
+    def before_called(self, model: nn.Module) -> None:
+        """Do so where `model` is its own and under autocast, as it is in training."""
+        if self._root() is model and torch.is_autocast_enabled(self._device_type):
             self.before_forward()
-
-    def before_backward(self) -> None:
-        """Note that a step has begun, whether or not its forward pass was seen."""
-        self._in_step = True
 
     def after_skip(self) -> None:
         """Put back what the step's forward passes changed.
@@ -93,7 +94,7 @@ class KeptBuffers:
         did since their last update is not this step's, so only what is not finite goes back there.
         """
         with torch.no_grad():
-            for each in list(_KEPT.values()):
+            for each in list(_KEPT):
                 all_of_it = each is self and self._saw_forward
                 for kept in each._kept:
                     (_put_back if all_of_it else _replace_nonfinite)(kept)
@@ -109,7 +110,7 @@ class KeptBuffers:
         self._updated = True
         if not self._saw_forward:
             self._save()
-        self._in_step = self._saw_forward = False
+        self.in_step = self._saw_forward = False
 
     def _save(self) -> None:
         if len(self._kept) != sum(map(len, self._owners)) or self._replaced():
@@ -150,19 +151,7 @@ class KeptBuffers:
         ]
 
 
-_KEPT: weakref.WeakKeyDictionary[nn.Module, KeptBuffers] = weakref.WeakKeyDictionary()
-
-
-class SeenForward(ForwardWrapper):
-    """Tells the buffers' copies, if there are any, that the model is called."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Note the call; nothing of that is compiled."""
-        if not torch.compiler.is_compiling():
-            kept = _KEPT.get(self.module)
-            if kept is not None:
-                kept.before_called()
-        return self.call(*args, **kwargs)
+_KEPT: weakref.WeakSet[KeptBuffers] = weakref.WeakSet()
 
 
 def _is_traced() -> bool:

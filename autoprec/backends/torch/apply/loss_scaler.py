@@ -59,6 +59,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
         self.floor = min(settings.floor, settings.initial)
         self.counts = StepCounts()
         self.buffers: KeptBuffers | None = None
+        self._complex: dict[int, tuple[int, bool]] = {}  # by optimizer, see `_has_complex`
         self._host_scale = settings.initial
         self._host_growth = 0
         self._stepped = False
@@ -69,7 +70,7 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     def scale(self, outputs: Any) -> Any:
         """Multiply by the scale: the backward pass follows, and with it the step has begun."""
         if self.buffers is not None:
-            self.buffers.before_backward()
+            self.buffers.in_step = True
         return super().scale(outputs)
 
     @property
@@ -107,13 +108,22 @@ class LossScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
 
         torch has no kernel for complex ones.
         """
-        seen: Any = optimizer
-        if any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
-            seen = _AsReal(optimizer)
+        seen: Any = _AsReal(optimizer) if self._has_complex(optimizer) else optimizer
         found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
             seen, inv_scale, found_inf, allow_fp16
         )
         return found
+
+    def _has_complex(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether it holds complex parameters; looked up again where it holds more."""
+        number = sum([len(group["params"]) for group in optimizer.param_groups])
+        known, answer = self._complex.get(id(optimizer), (-1, False))
+        if known != number:
+            answer = any(
+                p.is_complex() for group in optimizer.param_groups for p in group["params"]
+            )
+            self._complex[id(optimizer)] = number, answer
+        return answer
 
     def unscale_once_(self, optimizer: torch.optim.Optimizer) -> None:
         """Unscale `optimizer`'s gradients unless that was done since the last update."""

@@ -36,7 +36,6 @@ from autoprec.backends.torch.apply.forward_wrappers import (
 )
 from autoprec.backends.torch.apply.fused_optimizer import FusedOptimizers
 from autoprec.backends.torch.apply.inference_fast_path import leave_fast_path
-from autoprec.backends.torch.apply.kept_buffers import SeenForward
 from autoprec.backends.torch.apply.memory_format import ChannelsLast, ChannelsLastInputs
 from autoprec.backends.torch.apply.output_layers import find_output_layers
 from autoprec.backends.torch.apply.padding import pad_modules
@@ -92,8 +91,6 @@ def operate(
         make_islands(root, (*islands, *ends), device_type=device_type, dtype=dtype)
         install_wrapper(Float32Outputs(root))
         build_in_float32(root)
-    if recipe.policy.needs_loss_scale:
-        install_wrapper(SeenForward(root))
     if recipe.memory_format == "channels_last":
         if sharded_modules(root):
             reason = "FSDP2 keeps weights contiguous; inputs are laid out"

@@ -30,8 +30,11 @@ from typing import Any, TypeVar, cast
 import torch
 
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
+from autoprec.backends.torch.apply.autocast_context import ProfileAutocast
 from autoprec.backends.torch.apply.change_report import ChangeReport
+from autoprec.backends.torch.apply.float32_islands import Float32Outputs
 from autoprec.backends.torch.apply.float32_results import results_to_float32
+from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
@@ -83,7 +86,10 @@ class Precision:
             )
         self.scaler = LossScaler(self._device_type, _loss_scale(recipe))
         if self.scaler.is_enabled():
-            self.scaler.buffers = KeptBuffers(unwrap(model), self._device_type)
+            self.scaler.buffers = kept = KeptBuffers(unwrap(model), self._device_type)
+            for wrapper in wrappers_on(unwrap(model)):
+                if isinstance(wrapper, Float32Outputs):
+                    wrapper.kept_buffers = kept
         self._steps = OptimizerSteps(
             model,
             self.optimizers,
@@ -93,7 +99,11 @@ class Precision:
         )
         self._undo = undo
         self._on_last_batch = False
-        self._second_models = SecondModels(model)
+        self._cast = self._watching = None
+        if self._dtype is not None:
+            self._cast = ProfileAutocast(self._device_type, self._dtype)
+            models = SecondModels(model)
+            self._watching = ProfileAutocast(self._device_type, self._dtype, models)
         self.loop_check: LoopCheck | None = None  # the surgeon's, over the first steps
         self._named: set[str] = set()  # classes in `compute_loss` that a warning has named
 
@@ -154,35 +164,42 @@ class Precision:
         the tuning does with `loss_fn`. Inside it a loss's own matrix products would be 16-bit, and
         CUDA's and XPU's autocast refuse `BCELoss`. A loss that must stay inside: `compute_loss`.
         """
-        if self._dtype is None:
-            return self._autocast()
-        return self._second_models.watched(self._autocast())
+        return self._under(self._watching)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        """Return `autocast()` for the model alone."""
+    def _under(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
+        """Return `cast` and, between boundaries, what leaves gradients unsynchronised."""
         if not self._accumulates or not self._steps.next_is_mid_accumulation:
-            return self.cast()
+            return self._opened(cast)
         stack = contextlib.ExitStack()
         stack.enter_context(self._sync.forward_between_boundaries())
-        stack.enter_context(self.cast())
+        stack.enter_context(self._opened(cast))
         return stack
+
+    def _opened(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
+        """Return `cast`, which a forward pass follows; torch's own where torch.compile reads it."""
+        if self.loop_check is not None:
+            self.loop_check.note_cast()
+        if cast is None:
+            if not torch.is_autocast_enabled(self._device_type):
+                return _EMPTY_CONTEXT
+            return self.float32()
+        kept = self.scaler.buffers
+        if kept is not None and not kept.in_step:
+            kept.before_forward()
+        if torch.compiler.is_compiling():
+            return torch.autocast(self._device_type, self._dtype)
+        return cast
 
     def cast(self) -> AbstractContextManager[Any]:
         """Return autocast by the policy alone, which leaves synchronising gradients as it is.
 
         In float32 outside of any autocast it is an empty context.
         """
-        if self.loop_check is not None:
-            self.loop_check.note_cast()
-        if self._dtype is None and not torch.is_autocast_enabled(self._device_type):
-            return _EMPTY_CONTEXT
-        if self.scaler.buffers is not None:
-            self.scaler.buffers.before_forward()
-        return torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None)
+        return self._opened(self._cast)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model under `autocast()`; its outputs are float32."""
-        with self._autocast():
+        with self._under(self._cast):
             return self._model(*args, **kwargs)
 
     def float32(self) -> AbstractContextManager[Any]:

@@ -9,6 +9,11 @@ model, known by its structure, is given the model's wrappers first, so that isla
 Which module is called first is seen by a hook for all modules, which takes itself away when it is
 called and is set again afterwards: modules inside another one do not run through it. In a training
 step of a compiled model it is set after that one's call, so that what is called before is not seen.
+
+A hook takes the model's call off torch's fast path, which costs some ten microseconds. So where the
+first `ALWAYS` training contexts saw the model and its copies alone, one in `EVERY` is looked into
+from then on. What is evaluated is always looked at, and so is everything once another model is
+known.
 """
 
 from __future__ import annotations
@@ -17,8 +22,6 @@ import contextlib
 import threading
 import warnings
 import weakref
-from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -26,11 +29,17 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
-from autoprec.backends.torch.apply.float32_islands import ENTERED, Float32Island
+from autoprec.backends.torch.apply.float32_islands import ENTERED, Float32Island, Float32Outputs
 from autoprec.backends.torch.apply.float32_results import results_to_float32
 from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.model_changes import give_wrappers, unwrap
 from autoprec.backends.torch.apply.nested_tensors import to_float32
+
+ALWAYS, EVERY = 32, 13
+"""Training contexts: the first ones, all looked into, and one in how many afterwards.
+
+A prime: loops do things in every 8th or 16th step.
+"""
 
 _HOOKS: dict[Any, Any] = nn_module._global_forward_pre_hooks
 _HOOKS_AND_COMPILE = r"Using `torch.compile\(module\)` when there are global hooks"
@@ -46,7 +55,8 @@ class SecondModels:
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._copies: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._named: set[str] = set()
-        self._depth = self._thread = 0
+        self._depth = self._thread = self._contexts = 0
+        self._trains = self._others = False  # others: in training contexts, no copies of the model
         self._inside: nn.Module | None = None
         self._first_call = contextlib.ExitStack()
         self._key = f"autoprec-{id(self)}"  # a name that no hook of torch's has
@@ -58,9 +68,13 @@ class SecondModels:
         """Return this one, which a model holds while it runs: there is one for each profile."""
         return self
 
-    def watched(self, context: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
-        """Return `context`, in which other models' outputs are cast up."""
-        return context if torch.compiler.is_compiling() else _Watched(self, context)
+    def is_due(self) -> bool:
+        """Return whether to look at what is called in the context about to be entered."""
+        self._trains = torch.is_grad_enabled()
+        if self._others or not self._trains:
+            return True
+        self._contexts += 1
+        return self._contexts <= ALWAYS or self._contexts % EVERY == 0
 
     def enter(self) -> None:
         """Look at the next module that is called; where gradients flow, after a compiled model.
@@ -70,7 +84,8 @@ class SecondModels:
         self._depth += 1
         ENTERED.append(self)
         if self._root._compiled_call_impl is None or not torch.is_grad_enabled():
-            self._look()
+            self._thread = threading.get_ident()
+            _HOOKS[self._key] = self._before_call
 
     def leave(self) -> None:
         """Look no longer; what a call that raised left behind goes, too."""
@@ -86,20 +101,18 @@ class SecondModels:
     def note_return(self) -> None:
         """Look at the next module: the model, which is called without a hook, has returned."""
         if self._inside is None:
-            self._look()
-
-    def _look(self) -> None:
-        self._thread = threading.get_ident()
-        _HOOKS[self._key] = self._before_call
+            self._thread = threading.get_ident()
+            _HOOKS[self._key] = self._before_call
 
     def _before_call(self, module: nn.Module, args: Any) -> Any:
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
             return None
+        if module is self._root:
+            del _HOOKS[self._key]
+            return None  # its own wrapper notes its return
         if isinstance(module, torch.jit.ScriptModule):
             return None
         del _HOOKS[self._key]
-        if module is self._root:
-            return None  # its own wrapper notes its return
         self._inside = module
         module._forward_hooks[self._key] = self._after_call  # type: ignore[index]
         if not self._is_own(module) and module not in self._known:
@@ -132,6 +145,8 @@ class SecondModels:
                 continue
             if give_wrappers(self._root, each):
                 self._copies.add(each)
+        if self._trains and not any(isinstance(w, Float32Outputs) for w in wrappers_on(module)):
+            self._others = True
         for wrapper in wrappers_on(module):
             if module in self._copies and isinstance(wrapper, Float32Island):
                 device, dtype = wrapper.device_type, wrapper.dtype
@@ -139,29 +154,6 @@ class SecondModels:
                 self._first_call.enter_context(off)
                 return to_float32(args)
         return None
-
-
-class _Watched:
-    """A context, inside which `SecondModels` looks at what is called."""
-
-    __slots__ = ("_context", "_models")
-
-    def __init__(self, models: SecondModels, context: AbstractContextManager[Any]) -> None:
-        self._models, self._context = models, context
-
-    def __enter__(self) -> Any:
-        entered = self._context.__enter__()
-        self._models.enter()
-        return entered
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        self._models.leave()
-        return self._context.__exit__(kind, error, trace)
 
 
 def is_plain_copy(module: nn.Module, root: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.optim.swa_utils import AveragedModel
 
+from autoprec.backends.torch.apply import second_models
 from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.model_changes import restore
 from autoprec.core.recipe import Alignment
@@ -257,3 +258,69 @@ def test_a_compiled_model_is_compiled_once_beside_another(own: bool) -> None:
     with torch.no_grad(), precision.autocast():
         assert other(inputs).dtype is FULL
     assert counter.frame_count <= 2
+
+
+def test_a_model_that_joins_the_training_late_gives_float32_soon_and_then_always() -> None:
+    model, late = mlp(), nn.Linear(6, 3)
+    precision = apply(BFLOAT16, model)
+    inputs = torch.randn(4, 6)
+    for _ in range(second_models.ALWAYS):
+        with precision.autocast():
+            model(inputs)
+    seen = []
+    for _ in range(3 * second_models.EVERY):
+        with precision.autocast():
+            seen.append(late(inputs).dtype)
+            model(inputs)
+    first = seen.index(FULL)
+    assert first < second_models.EVERY
+    assert set(seen[first:]) == {FULL}
+
+
+def test_a_model_that_joins_an_evaluation_late_gives_float32_at_once() -> None:
+    model, late = mlp(), nn.Linear(6, 3)
+    precision = apply(BFLOAT16, model)
+    inputs = torch.randn(4, 6)
+    for _ in range(second_models.ALWAYS + 1):
+        with precision.autocast():
+            model(inputs)
+    with torch.no_grad(), precision.autocast():
+        assert late(inputs).dtype is FULL
+
+
+def test_one_context_may_be_kept_nested_and_used_as_a_decorator() -> None:
+    weight = torch.randn(4, 4)
+    precision = apply(BFLOAT16, mlp())
+    context = precision.autocast()
+
+    @context
+    def product() -> torch.Tensor:
+        return weight @ weight
+
+    with context:
+        with context:
+            assert (weight @ weight).dtype is LOW
+        assert product().dtype is LOW
+    assert product().dtype is LOW
+    assert not torch.is_autocast_enabled("cpu")
+    with torch.autocast("cpu", torch.float16, cache_enabled=False):
+        with context:
+            assert not torch.is_autocast_cache_enabled()
+        assert torch.get_autocast_dtype("cpu") is torch.float16
+
+
+def test_threads_enter_one_context_side_by_side() -> None:
+    context = apply(BFLOAT16, mlp()).autocast()
+    inside, outside = threading.Barrier(2), []
+
+    def enter() -> None:
+        with context:
+            inside.wait(10)
+        outside.append(torch.is_autocast_enabled("cpu"))
+
+    threads = [threading.Thread(target=enter) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outside == [False, False]
