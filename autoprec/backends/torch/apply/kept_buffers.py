@@ -77,9 +77,12 @@ class KeptBuffers:
 
     def before_forward(self) -> None:
         """Copy the buffers if the forward pass to come is a step's first one."""
-        if self.in_step or not torch.is_grad_enabled() or _is_traced():
+        if self.in_step or not torch.is_grad_enabled():
             return
-        self._save()
+        if self._kept or any(self._owners):
+            if _is_traced():
+                return
+            self._save()
         self.in_step = self._saw_forward = True
 
     def before_called(self, model: nn.Module) -> None:

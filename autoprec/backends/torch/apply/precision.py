@@ -183,11 +183,11 @@ class Precision:
             if not torch.is_autocast_enabled(self._device_type):
                 return _EMPTY_CONTEXT
             return self.float32()
+        if torch.compiler.is_compiling():
+            return torch.autocast(self._device_type, self._dtype)
         kept = self.scaler.buffers
         if kept is not None and not kept.in_step:
             kept.before_forward()
-        if torch.compiler.is_compiling():
-            return torch.autocast(self._device_type, self._dtype)
         return cast
 
     def cast(self) -> AbstractContextManager[Any]:
