@@ -84,7 +84,7 @@ def test_the_installed_probe_finds_its_data(environment: Path) -> None:
 
 
 TASK = """
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 BATCH_SIZE = 32
 

@@ -35,12 +35,12 @@ from autoprec.core.device.placement import expose_only
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.speed.noise import paired_ratio
-from autoprec.hardware.record import record
 from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from benchmarks.checkout import ROOT, TASKS, TESTS
 from benchmarks.interleaving import interleaved
+from benchmarks.recordings.record import record
 from benchmarks.search.oracle import tune_from_scratch
 
 #: The tasks of which a GPU is busy, at these batches; and one for a dry run.

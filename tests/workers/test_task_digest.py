@@ -277,7 +277,7 @@ def test_a_batch_that_a_profile_gives_is_the_tasks_own(write) -> None:
 
 
 def test_other_things_of_autoprec_count(write) -> None:
-    text = "from autoprec.backends.simulated import SimulatedModel\n" + GOOD
+    text = "from simulated import SimulatedModel\n" + GOOD
     before = task_digest(write(text))
     assert before != task_digest(write())
     model = text.replace("return object()", "return SimulatedModel()")

@@ -17,8 +17,8 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import Measurement, TaskFacts, Unit
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
-from tests.backends.toy.capabilities import CAPABILITIES
-from tests.backends.toy.trace import ToyTrace, ToyTrainee
+from toy.capabilities import CAPABILITIES
+from toy.trace import ToyTrace, ToyTrainee
 
 
 class ToyBackend:
