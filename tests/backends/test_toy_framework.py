@@ -1,4 +1,4 @@
-"""A framework of another distribution, in tests/frameworks: it passes the contract, and is tuned."""
+"""A framework of another distribution, in tests/frameworks: it passes the contract and is tuned."""
 
 from __future__ import annotations
 
