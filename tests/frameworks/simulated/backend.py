@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from stateless_precision import StatelessPrecision
+
 from autoprec.backends.protocol import (
     DeviceMemory,
     ProgressCallback,
@@ -21,7 +23,6 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
-from autoprec.backends.shared.stateless_precision import StatelessPrecision
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy

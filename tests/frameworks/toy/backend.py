@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from stateless_precision import StatelessPrecision
+
 from autoprec.backends.protocol import DeviceMemory, ProgressCallback, Session, Task
-from autoprec.backends.shared.stateless_precision import StatelessPrecision
 from autoprec.backends.shared.step_timing import time_steps
 from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.core.device.facts import DeviceFacts

@@ -367,11 +367,6 @@ class Precision:
         return self.counts.skipped
 
     @property
-    def scale_changes(self) -> int:
-        """Return how often the loss scale was halved or doubled."""
-        return self.counts.scale_drops + self.counts.scale_growths
-
-    @property
     def nonfinite_losses(self) -> int:
         """Count the losses given to `backward` that were inf or NaN; wait for an accelerator."""
         return self._steps.losses.count(self.counts.step_number)
