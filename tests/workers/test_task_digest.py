@@ -322,6 +322,16 @@ class Wide(one.Base):
 """
 
 
+def test_what_a_decorator_of_its_own_package_registers_counts(write) -> None:
+    task = "import pkg.models\ndef build_model(): return pkg.KNOWN['wide']()\n"
+    write("KNOWN = {}\ndef register(made): KNOWN[made.__name__] = made\n", "pkg/__init__.py")
+    models = "from . import register\n@register\ndef wide(): return 4\n"
+    write(models, "pkg/models.py")
+    before = task_digest(write(task))
+    write(models.replace("4", "8"), "pkg/models.py")
+    assert task_digest(write(task)) != before
+
+
 @pytest.mark.parametrize("text", UNNAMED.values(), ids=UNNAMED)
 def test_what_may_be_reached_without_its_name_counts(text: str, write) -> None:
     write(ONE, "one.py")
