@@ -208,23 +208,23 @@ def _framework_without_model(profile: str | Path | Profile | Recipe | None) -> s
 
     if isinstance(profile, str | Path) and Path(profile).is_file():
         profile = load_profile(profile)
-    known = registry.all_capabilities()
-    able = {name: each for name, each in known.items() if each.applies_without_model}
-    default = next(name for name, each in able.items() if each.required_modules)
+    known = registry.built_in()
+    default = next(name for name, each in known.items() if each.applies_without_model)
     framework = profile.task.framework if isinstance(profile, Profile) else default
+    tuned = registry.capabilities(framework)
     only = f"only {known[default].title} has a policy to set before a model is built"
-    if framework not in able:
-        tuned = registry.capabilities(framework)
+    if not tuned.applies_without_model:
         raise UsageError(
             f"this profile was tuned with {tuned.title}: apply_profile needs model=... "
             f"({tuned.model}) and optimizer=...; {only}"
         )
     in_use = [
         each.title
-        for name, each in known.items()
-        if name not in able and any(module in sys.modules for module in each.required_modules)
+        for each in known.values()
+        if not each.applies_without_model
+        and any(module in sys.modules for module in each.required_modules)
     ]
-    needed = able[framework].required_modules
+    needed = tuned.required_modules
     if in_use and needed and not any(module in sys.modules for module in needed):
         raise UsageError(f"apply_profile needs model=... for {in_use[0]}; {only}")
     return framework

@@ -14,7 +14,7 @@ from autoprec.core.device.policies import measured_choice
 from autoprec.core.probe_result import ProbeResult
 from autoprec.core.profile import Profile
 from autoprec.core.profile_fit import Fit, check_fit
-from autoprec.errors import ProfileMismatch, UsageError
+from autoprec.errors import FrameworkMissing, ProfileMismatch, UsageError
 from autoprec.hardware.observe import OnWait
 from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import load_profile
@@ -38,13 +38,12 @@ def check_profile(
     """
     made = profile if isinstance(profile, Profile) else load_profile(profile)
     machine = probing.recall_measurements(probing.probe_here(device=device, on_wait=on_wait))
-    software = _software(machine, made)
+    software, unusable = _software(machine, made)
     facts, best = _best_fit(made, [each.facts for each in machine.devices], software)
     if best.matches:
         return best
-    best = replace(
-        best, problems=(*best.problems, *unusable_accelerators(machine.unusable, [made]))
-    )
+    accelerators = unusable_accelerators(machine.unusable, [made])
+    best = replace(best, problems=(*best.problems, *unusable, *accelerators))
     if made.task.framework not in software:
         return best
     choice = measured_choice(facts)
@@ -52,13 +51,18 @@ def check_profile(
     return replace(best, instead=instead)
 
 
-def _software(machine: ProbeResult, made: Profile) -> dict[str, str]:
-    """Return what is installed, with the profile's framework where autoprec itself brings it."""
+def _software(machine: ProbeResult, made: Profile) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the versions of what is installed, and why the profile's framework is not usable.
+
+    The probe knows the built-in frameworks; the backends of others say their versions themselves.
+    """
     found = {each.name: each.version for each in machine.frameworks} | {"python": machine.python}
-    known = registry.all_capabilities().get(made.task.framework)
-    if known is not None and not known.required_modules:
-        found |= registry.load(made.task.framework).versions()
-    return found
+    if made.task.framework in registry.BUILT_IN:
+        return found, ()
+    try:
+        return found | dict(registry.load(made.task.framework).versions()), ()
+    except FrameworkMissing as error:
+        return found, (str(error),)
 
 
 def _best_fit(
@@ -108,11 +112,12 @@ def verify(
     path = check_task_path(task or _task_of(made, profile))
     listen = listener or silent
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
-    software = _software(machine, made)
+    software, unusable = _software(machine, made)
     devices = [each.facts for each in machine.devices]
     facts, fit = _best_fit(made, devices, software)
     if not fit.matches:
-        why = "; ".join((*fit.problems, *unusable_accelerators(machine.unusable, [made])))
+        accelerators = unusable_accelerators(machine.unusable, [made])
+        why = "; ".join((*fit.problems, *unusable, *accelerators))
         raise ProfileMismatch(f"nothing to verify here: {why}. Tune on this device")
     for warning in fit.warnings:
         listen(Note(warning, warning=True))

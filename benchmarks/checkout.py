@@ -9,6 +9,9 @@ BENCHMARKS = Path(__file__).parent
 ROOT = BENCHMARKS.parent
 TESTS = ROOT / "tests"
 
+#: Other packages' frameworks, the simulated one among them, as if installed.
+FRAMEWORKS = TESTS / "frameworks"
+
 TASKS = BENCHMARKS / "tasks"
 HOLDOUT = BENCHMARKS / "holdout"
 ISLANDS = BENCHMARKS / "islands"
@@ -19,7 +22,7 @@ RESULTS = BENCHMARKS / "results"
 def child_environment(**variables: str) -> dict[str, str]:
     """Return this process's environment with these variables, for a child that imports from here.
 
-    This checkout comes first on PYTHONPATH.
+    This checkout comes first on PYTHONPATH, then its `FRAMEWORKS`.
     """
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    path = [str(ROOT), str(FRAMEWORKS), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from autoprec.core.recipe import Recipe
     from autoprec.workers.client import Worker
 
+TESTS = Path(__file__).parent
+
+#: Child processes use this checkout, and find the frameworks in tests/frameworks as if installed.
+PLACES = [str(TESTS.parent), str(TESTS / "frameworks"), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, PLACES))
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greeting is no test output
 os.environ["AUTOPREC_CATALOGUE"] = ""  # device rows of whoever runs the tests are no part of them
 os.environ["AUTOPREC_CACHE"] = ""  # nor is what was measured on their machine
@@ -32,11 +38,10 @@ os.environ["AUTOPREC_CACHE"] = ""  # nor is what was measured on their machine
 settings.register_profile("patient", deadline=None)  # a busy machine fails no test
 settings.load_profile("patient")
 
-TESTS = Path(__file__).parent
 MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}
 OTHER_MARKERS = ("gpu", "integrations", "scale", "slow", "zoo")
 SIMULATED_TASK = """
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 def build_model():
     return SimulatedModel({arguments})

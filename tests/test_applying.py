@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stateless_precision import StatelessPrecision
 
 from autoprec import Recipe, apply_profile
-from autoprec.backends.shared.stateless_precision import StatelessPrecision
 from autoprec.core.profile import DeviceRecord, Profile, TaskRecord
 from autoprec.errors import AutoprecWarning
 from autoprec.hardware import observe

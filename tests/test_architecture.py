@@ -185,7 +185,7 @@ def backend_violations(found: list[Import]) -> list[str]:
         parts = inside(module).split(".")
         return parts[1] if parts[0] == "backends" and len(parts) > 1 else ""
 
-    frameworks = set(registry.PACKAGES)
+    frameworks = set(registry.BUILT_IN)
     return [
         str(each)
         for each in own(found)

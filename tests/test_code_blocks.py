@@ -112,7 +112,7 @@ def test_the_workflow_installs_and_verifies(folder: Path) -> None:
     for command in commands:
         done = subprocess.run(
             ["bash", "-e", "-c", command],
-            env={**os.environ, "PATH": programs, "PIP_NO_INDEX": "1", "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PATH": programs, "PIP_NO_INDEX": "1"},
             capture_output=True,
             text=True,
             check=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.code_blocks import ROOT, block, commands_in
 
 CONSTRAINTS = ROOT / "constraints.txt"
 SCRIPTS = "Scripts" if os.name == "nt" else "bin"
+PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax"}
 
 
@@ -58,11 +60,16 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_its_data_and_nothing_else(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"autoprec"}
     assert "autoprec/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "autoprec/_profiles/profile.schema.json" in names
+    only_for_tests = re.compile(r"/(tests?|test_\w+|conftest|benchmarks|simulated|recordings)[/.]")
+    assert not [name for name in names if only_for_tests.search(name)]
+    code = [name for name in names if name.endswith(".py")]
+    assert not [name for name in code if b"simulated" in archive.read(name)]
     for data in (ROOT / "profiles").rglob("*.yaml"):
         assert f"autoprec/_profiles/{data.relative_to(ROOT / 'profiles').as_posix()}" in names
 
@@ -84,7 +91,7 @@ def test_the_installed_probe_finds_its_data(environment: Path) -> None:
 
 
 TASK = """
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 BATCH_SIZE = 32
 
@@ -99,7 +106,9 @@ def build_data(batch_size):
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
 def test_every_command_works_where_there_is_no_checkout(environment: Path, tmp_path: Path) -> None:
-    """The simulated model stands in for a framework, which is not installed there."""
+    """The simulated model stands in for a framework, installed there as another distribution."""
+    packages = run(environment / SCRIPTS / "python", "-c", PURELIB, cwd=tmp_path).strip()
+    shutil.copytree(ROOT / "tests" / "frameworks", packages, dirs_exist_ok=True)
 
     def autoprec(*words: str) -> str:
         return run(environment / SCRIPTS / "autoprec", *words, cwd=tmp_path)
@@ -126,9 +135,6 @@ def test_installing_pulls_no_framework(environment: Path) -> None:
     names = {package["name"].lower() for package in listed}
     assert "autoprec" in names
     assert names.isdisjoint(FRAMEWORKS)
-
-
-PURELIB = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
 @pytest.mark.slow

@@ -116,7 +116,6 @@ class TaskFacts:
     parameter_bytes: int = 0
     batch_size: int | None = None
     convolutions: bool = False
-    recurrent: bool = False
     splittable: bool = True
     split_reason: str = ""
     surveyed: int | None = None

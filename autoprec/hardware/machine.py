@@ -1,8 +1,8 @@
 """The only way by which probes look at a machine.
 
 Every probe asks a `Machine` and nothing else, so that a recording replays exactly. `LocalMachine`
-is this machine; `machine_replay` has the recorded one. Whatever cannot be read is None or empty:
-the probe decides what that means. Nothing here uses a network or imports a framework.
+is this machine. Whatever cannot be read is None or empty: the probe decides what that means.
+Nothing here uses a network or imports a framework.
 """
 
 from __future__ import annotations

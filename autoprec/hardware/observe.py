@@ -24,9 +24,9 @@ from autoprec.hardware.probes.tpu import probe_tpu
 
 T = TypeVar("T")
 
-#: Set where devices are simulated: what is tuned there is marked, and its speed is not shown.
+#: Set where devices are pretended: what is tuned there is marked, and its speed is not shown.
 REHEARSAL = "AUTOPREC_REHEARSAL"
-_REHEARSAL_NOTE = f"a rehearsal ({REHEARSAL} is set): devices are simulated, times mean nothing"
+_REHEARSAL_NOTE = f"a rehearsal ({REHEARSAL} is set): devices are pretended, times mean nothing"
 
 #: A driver that does not answer is given up on (NVML can hang on a GPU that fell off the bus).
 _PROBE_TIMEOUT_SECONDS = 10.0

@@ -40,10 +40,11 @@ _ROOTS = (
 _REACHES_ANYTHING = frozenset({"globals", "vars", "eval", "exec"})
 
 #: Libraries whose decorators change what they decorate and note it nowhere, as the frameworks' do.
-#: (torch.library's note it.)
+#: (torch.library's note it.) Other distributions' frameworks do not count here: a digest must not
+#: depend on what is installed.
 _PLAIN_DECORATORS = frozenset(
     {"click", "contextlib", "dataclasses", "functools", "hydra", "typing"}
-).union(*((*each.required_modules, each.extra) for each in registry.all_capabilities().values()))
+).union(*((*each.required_modules, each.extra) for each in registry.built_in().values()))
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

@@ -22,11 +22,12 @@ import yaml
 
 from autoprec.errors import ProfileError
 from autoprec.profiles import load_profile
+from benchmarks.checkout import child_environment
 
 MARK = "AUTOPREC_SOAK"
 
 SIMULATED = """
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 def build_model():
     return SimulatedModel(
@@ -136,12 +137,13 @@ class SoakedTuning:
             # Without a cache the study is beside the task, and gone with the folder; one that is
             # found again would end a tuning before any fault could hit it.
             env={
-                **os.environ,
+                **child_environment(
+                    AUTOPREC_CACHE="",
+                    TMPDIR=str(self.folder / "tmp"),
+                    COLUMNS="400",
+                    PYTHONUNBUFFERED="1",
+                ),
                 MARK: self.mark,
-                "AUTOPREC_CACHE": "",
-                "TMPDIR": str(self.folder / "tmp"),
-                "COLUMNS": "400",
-                "PYTHONUNBUFFERED": "1",
             },
         )
 

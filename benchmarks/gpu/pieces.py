@@ -26,21 +26,22 @@ from xml.etree import ElementTree
 import torch  # noqa: F401  # in this thread: a pretended device is that of who imports it
 
 from autoprec.api import probe
-from autoprec.backends.shared.matmul_timing import measure_products
+from autoprec.backends.shared import matmul_timing
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.family import Support
+from autoprec.core.device.merging import with_measurements
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import expose_only
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import LossScale, Recipe
 from autoprec.core.speed.noise import paired_ratio
-from autoprec.hardware.record import record
 from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from benchmarks.checkout import ROOT, TASKS, TESTS
 from benchmarks.interleaving import interleaved
+from benchmarks.recordings.record import record
 from benchmarks.search.oracle import tune_from_scratch
 
 #: The tasks of which a GPU is busy, at these batches; and one for a dry run.
@@ -97,7 +98,8 @@ def device(setting: Setting) -> Rows:
 def products(setting: Setting) -> Rows:
     """Matrix products per dtype, and a large copy."""
     wanted = [DType.FLOAT32] if setting.quick else None
-    facts = measure_products(setting.facts, ["torch"], wanted)
+    measured = matmul_timing.measure(setting.facts, ["torch"], wanted)
+    facts = with_measurements(setting.facts, measured)
     for dtype, fact in facts.dtypes.items():
         yield {"dtype": dtype.value, **to_plain(fact)}
     yield {"memory_bandwidth_gbps": facts.measured_memory_bandwidth_gbps, "notes": facts.notes}

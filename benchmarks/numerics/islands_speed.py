@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.api import probe, tune
-from autoprec.backends.shared.matmul_timing import measure_products
+from autoprec.backends.shared import matmul_timing
 from autoprec.core.codec import to_plain
+from autoprec.core.device.merging import with_measurements
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
@@ -33,7 +34,8 @@ from benchmarks.provenance import machine
 def measure(path: Path, rounds: int) -> dict[str, Any]:
     """One task: its islands, and the three rates."""
     seen = probe(device="cpu")
-    facts = measure_products(seen.devices[0].facts, [f.name for f in seen.frameworks])
+    facts, names = seen.devices[0].facts, [framework.name for framework in seen.frameworks]
+    facts = with_measurements(facts, matmul_timing.measure(facts, names))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         profile = tune(

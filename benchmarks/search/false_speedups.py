@@ -38,7 +38,7 @@ from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import tune
 from autoprec.workers.client import WorkerSettings
 from autoprec.workers.handlers import LoadedTask, Service
-from benchmarks.checkout import RESULTS, TASKS
+from benchmarks.checkout import FRAMEWORKS, RESULTS, TASKS
 
 TASK_NAMES = ("mlp", "tiny", "lstm", "encoder", "resnet")
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16, Policy.TF32)
@@ -47,7 +47,7 @@ POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16, Policy.
 MOST_CLAIMED = 0.05
 
 TASK = """
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 def build_model():
     return SimulatedModel(drift={drift!r})
@@ -177,6 +177,8 @@ class InProcessWorker:
 
 def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
     """Tune policies that take as long as each other, in this process."""
+    if str(FRAMEWORKS) not in sys.path:
+        sys.path.append(str(FRAMEWORKS))
     noise = recorded_noise()
     native = DTypeFact(Support.NATIVE, Evidence.MEASURED)
     facts = DeviceFacts(

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.api import probe
-from autoprec.backends.shared.matmul_timing import measure_products
+from autoprec.backends.shared import matmul_timing
 from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.device.merging import with_measurements
 from autoprec.core.device.policies import propose
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
@@ -64,8 +65,8 @@ def make_job(path: Path, folder: Path, wide: bool = False) -> tuple[TuningJob, S
     `wide` takes in the further knobs, as `autoprec tune` does.
     """
     seen = probe(device="cpu")
-    names = [framework.name for framework in seen.frameworks]
-    facts = measure_products(seen.devices[0].facts, names)
+    facts, names = seen.devices[0].facts, [framework.name for framework in seen.frameworks]
+    facts = with_measurements(facts, matmul_timing.measure(facts, names))
     target = Target(facts, {}, lambda known: known)
     job = TuningJob(
         path,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from contract import BackendContract, Subject
+from simulated import SimulatedModel
 
 from autoprec.backends import registry
 from autoprec.backends.protocol import Task
-from autoprec.backends.simulated import SimulatedModel
 
 
 def fail() -> SimulatedModel:

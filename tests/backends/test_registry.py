@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from simulated import SimulatedModel
 
 from autoprec.backends import registry
-from autoprec.backends.simulated import SimulatedModel
 from autoprec.core.recipe import KNOBS
 from autoprec.errors import FrameworkMissing, TaskError
 
@@ -50,9 +50,7 @@ def test_capabilities_import_no_framework() -> None:
 
 
 def test_every_knob_belongs_to_a_framework() -> None:
-    known = registry.all_capabilities()
-    real = [each for name, each in known.items() if name != "simulated"]
-    assert {name for each in real for name in each.knobs} == set(KNOBS)
+    assert {name for each in registry.built_in().values() for name in each.knobs} == set(KNOBS)
 
 
 def test_no_frameworks_environment_contradicts_anothers() -> None:

@@ -13,7 +13,7 @@ from autoprec.cli import main
 from tests.cli.commands import Run, Write
 
 MODEL = """
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 def build_model():
     return SimulatedModel({arguments})

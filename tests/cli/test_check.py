@@ -17,8 +17,8 @@ from autoprec.core.dtypes import DType
 from autoprec.core.probe_result import FrameworkFact
 from autoprec.core.recipe import Recipe
 from autoprec.hardware.catalogue import profiles_folder
-from autoprec.hardware.machine_replay import RecordedMachine, read_recording
 from autoprec.hardware.observe import observe
+from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -154,7 +154,7 @@ def test_a_batch_size_is_kept(write: Write, run: Run, tmp_path: Path) -> None:
 
 SLOWED = """
 from pathlib import Path
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 def build_model():
     with Path(__file__).with_name("built").open("a") as file:

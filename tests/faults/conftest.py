@@ -14,7 +14,7 @@ from processes import MARK, survivors
 from autoprec.workers.client import Worker, WorkerSettings
 
 SOUND = """
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 def build_model():
     return SimulatedModel()

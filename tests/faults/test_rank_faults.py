@@ -32,7 +32,7 @@ pytestmark = [
 
 TASK = '''
 import json, os, socket, time
-from autoprec.backends.simulated import SimulatedModel, backend
+from simulated import SimulatedModel, backend
 
 FAULT = json.loads(os.environ["FAULT"])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 TASK = """
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 def build_model():
     return SimulatedModel(

@@ -23,7 +23,7 @@ import json
 import os
 from pathlib import Path
 
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 
 def parent_of(process):

@@ -44,9 +44,10 @@ class LocalCluster:
 
     def variables(self) -> dict[str, str]:
         """The environment of a process on this machine, the nodes' parts left out."""
+        places = [str(Path(__file__).parent / "site"), os.environ["PYTHONPATH"]]
         return {
             **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "site"), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join(places),
             "RAY_TMPDIR": self._sessions,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

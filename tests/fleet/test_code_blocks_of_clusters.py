@@ -17,7 +17,7 @@ import yaml
 from rehearsal import T4, Gpu, Rehearsal
 
 from autoprec.profiles import load_folder, load_profile
-from tests.code_blocks import ROOT, block, commands_in
+from tests.code_blocks import block, commands_in
 from tests.fleet.local_cluster import LocalCluster
 from tests.fleet.local_sky import LocalSky
 from tests.fleet.local_slurm import LocalSlurm
@@ -30,8 +30,8 @@ GPUS = {
     "T4": T4,
 }
 TASK = """
-from autoprec.backends.simulated import SimulatedModel
-from autoprec.backends.simulated.backend import SimulatedBackend
+from simulated import SimulatedModel
+from simulated.backend import SimulatedBackend
 from autoprec.core.device.observation import DeviceKind
 
 SimulatedBackend.devices = lambda self: ["cpu", "cuda"]
@@ -71,7 +71,6 @@ def shell(script: str, folder: Path, variables: Mapping[str, str]) -> str:
         **{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
         "AUTOPREC_REHEARSAL": "1",
         "PIP_NO_INDEX": "1",
-        "PYTHONPATH": str(ROOT),
         **variables,
     }
     given["PATH"] = os.pathsep.join([programs, given["PATH"]])

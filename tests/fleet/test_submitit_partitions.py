@@ -44,7 +44,6 @@ def tune(tmp_path: Path) -> Iterator[Tune]:
             env={
                 **os.environ,
                 "AUTOPREC_REHEARSAL": "1",
-                "PYTHONPATH": str(ROOT),
                 "TMPDIR": str(locks),
                 **variables,
             },

@@ -15,15 +15,15 @@ from autoprec.core.probe_result import Unusable
 from autoprec.errors import UsageError
 from autoprec.hardware import observe as observing
 from autoprec.hardware.machine import LocalMachine
-from autoprec.hardware.machine_recorder import Recorder
-from autoprec.hardware.machine_replay import Expectation, Package, RecordedMachine
-from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.observe import _PROBES as PROBES
 from autoprec.hardware.observe import observe, select
 from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlSnapshot
-from autoprec.hardware.record import main as record_main
-from autoprec.hardware.record import record
+from benchmarks.recordings.machine_recorder import Recorder
+from benchmarks.recordings.machine_replay import Expectation, Package, RecordedMachine
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
+from benchmarks.recordings.record import main as record_main
+from benchmarks.recordings.record import record
 
 
 class Broken(RecordedMachine):

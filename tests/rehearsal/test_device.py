@@ -350,6 +350,7 @@ PLACED = """
 import json, sys
 from autoprec.api import probe
 from autoprec.backends.shared import matmul_timing as products
+from autoprec.core.device.merging import with_measurements
 
 products._command = lambda framework, device, dtypes: [sys.executable, "-c", (
     "import json, torch; from autoprec.backends.torch.measure.devices import resolve_device; "
@@ -357,7 +358,7 @@ products._command = lambda framework, device, dtypes: [sys.executable, "-c", (
     "name = found.get_device_name(torch.empty(1, device=device).device); "
     "print(json.dumps({'error': f'{found.device_count()} {name}'}))" % device)]
 facts = [report.facts for report in probe().devices[:-1]]
-measured = [products.measure_products(each, ["torch"]) for each in facts]
+measured = [with_measurements(each, products.measure(each, ["torch"])) for each in facts]
 print(json.dumps([[each.address, each.name, each.notes[-1]] for each in measured]))
 """
 FASTER = Gpu("a faster GPU", capability="9.4")

@@ -37,7 +37,7 @@ def task(tmp_path: Path) -> Callable[..., Path]:
     def write(arguments: str = FASTER, more: str = "") -> Path:
         path = tmp_path / "simulated_task.py"
         path.write_text(
-            "from autoprec.backends.simulated import SimulatedModel\n"
+            "from simulated import SimulatedModel\n"
             f"def build_model():\n    return SimulatedModel({arguments})\n"
             f"def build_data(batch_size):\n    return []\n{more}\n"
         )

@@ -29,7 +29,7 @@ pytestmark = [
 
 TASK = """
 import os
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 BATCH_SIZE = {batch_size}
 

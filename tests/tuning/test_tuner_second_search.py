@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 
 TASK = """
 from pathlib import Path
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 ALONE = Path(__file__).with_name("alone")
 

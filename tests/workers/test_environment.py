@@ -62,7 +62,7 @@ def test_a_worker_does_not_see_the_tuners_launcher(start, tmp_path: Path, monkey
     task = tmp_path / "looks.py"
     task.write_text(
         "import json, os, pathlib\n"
-        "from autoprec.backends.simulated import SimulatedModel\n"
+        "from simulated import SimulatedModel\n"
         f"pathlib.Path({str(seen)!r}).write_text(json.dumps(dict(os.environ)))\n"
         "def build_model(): return SimulatedModel()\n"
         "def build_data(batch_size): return []\n"

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoprec.hardware.machine_replay import synthetic_machine
 from autoprec.workers import memory_limit
 from autoprec.workers.memory_limit import (
     RESERVE_BYTES,
@@ -17,6 +16,7 @@ from autoprec.workers.memory_limit import (
     control_group_headroom,
     memory_budget,
 )
+from benchmarks.recordings.machine_replay import synthetic_machine
 
 GIB = 2**30
 

@@ -25,7 +25,7 @@ from autoprec.workers.runner import Runner
 TASK = """
 import os
 from pathlib import Path
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 
 RANK = int(os.environ["RANK"])
 {head}
@@ -166,7 +166,7 @@ def lonely(flag: Path, cause: str) -> str:
     """Return a task's head: in its steps rank 0 loses its peer, and rank 1 does this later."""
     return f"""
 import time
-from autoprec.backends.simulated import backend
+from simulated import backend
 
 def lose_peer(self, budget):
     while not Path({str(flag)!r}).exists():

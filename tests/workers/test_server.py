@@ -137,7 +137,7 @@ def test_a_result_that_json_cannot_say_is_a_failure_and_no_crash(simulated, star
 # Memory ------------------------------------------------------------------------------------------
 
 HOLD = """
-from autoprec.backends.simulated import SimulatedModel
+from simulated import SimulatedModel
 held = []
 
 def build_model():

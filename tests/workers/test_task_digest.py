@@ -277,7 +277,7 @@ def test_a_batch_that_a_profile_gives_is_the_tasks_own(write) -> None:
 
 
 def test_other_things_of_autoprec_count(write) -> None:
-    text = "from autoprec.backends.simulated import SimulatedModel\n" + GOOD
+    text = "from simulated import SimulatedModel\n" + GOOD
     before = task_digest(write(text))
     assert before != task_digest(write())
     model = text.replace("return object()", "return SimulatedModel()")
@@ -320,6 +320,16 @@ def wide(): ...
 class Wide(one.Base):
     def wide(): ...
 """
+
+
+def test_what_a_decorator_of_its_own_package_registers_counts(write) -> None:
+    task = "import pkg.models\ndef build_model(): return pkg.KNOWN['wide']()\n"
+    write("KNOWN = {}\ndef register(made): KNOWN[made.__name__] = made\n", "pkg/__init__.py")
+    models = "from . import register\n@register\ndef wide(): return 4\n"
+    write(models, "pkg/models.py")
+    before = task_digest(write(task))
+    write(models.replace("4", "8"), "pkg/models.py")
+    assert task_digest(write(task)) != before
 
 
 @pytest.mark.parametrize("text", UNNAMED.values(), ids=UNNAMED)

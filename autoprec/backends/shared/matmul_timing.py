@@ -25,7 +25,6 @@ from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.family import Support
 from autoprec.core.device.measurements import Measurements, Product, merge_repeated_products
-from autoprec.core.device.merging import with_measurements
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.placement import Placement, expose_only
 from autoprec.core.dtypes import DType
@@ -74,13 +73,6 @@ class Arithmetic(Protocol):
 
     def copy(self, operands: Any) -> None:
         """Move the bytes, and wait until that is done."""
-
-
-def measure_products(
-    facts: DeviceFacts, frameworks: Sequence[str], dtypes: Sequence[DType] | None = None
-) -> DeviceFacts:
-    """Time products per dtype with the first suitable framework, and merge them into the facts."""
-    return with_measurements(facts, measure(facts, frameworks, dtypes))
 
 
 def measure(

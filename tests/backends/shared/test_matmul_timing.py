@@ -11,6 +11,7 @@ from autoprec.backends.shared.matmul_timing import ProductBudget, time_product
 from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence
 from autoprec.core.device.family import Support
 from autoprec.core.device.measurements import Measurements, Product
+from autoprec.core.device.merging import with_measurements
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.placement import Placement, expose_only
 from autoprec.core.dtypes import DType
@@ -189,9 +190,9 @@ def facts(kind=DeviceKind.CPU, index=0):
 
 
 def test_without_a_framework_that_can_the_facts_say_so():
-    found = matmul_timing.measure_products(facts(), ["jax"])
+    found = matmul_timing.measure(facts(), ["jax"])
     assert found.notes == ("not measured: torch or tensorflow is not installed",)
-    found = matmul_timing.measure_products(facts(DeviceKind.TPU), ["torch"])
+    found = matmul_timing.measure(facts(DeviceKind.TPU), ["torch"])
     assert "not measured" in found.notes[0]
 
 
@@ -207,10 +208,10 @@ def test_a_device_is_measured_where_a_trial_would_be(monkeypatch, kind):
 
     monkeypatch.setattr(matmul_timing, "measure_in_child", launched)
     known = facts(kind, index=1)
-    found = matmul_timing.measure_products(known, ["tensorflow", "torch"])
+    found = matmul_timing.measure(known, ["tensorflow", "torch"])
     assert asked == [("torch", expose_only(known.observation), (F32, DType.TF32, BF16, F32))]
-    assert found.fact(BF16).support is Support.EMULATED
-    assert found.fact(BF16).evidence is Evidence.MEASURED
+    fact = with_measurements(known, found).fact(BF16)
+    assert (fact.support, fact.evidence) == (Support.EMULATED, Evidence.MEASURED)
 
 
 def test_the_child_is_shown_that_device_alone(monkeypatch):
@@ -218,7 +219,7 @@ def test_the_child_is_shown_that_device_alone(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(matmul_timing, "_command", lambda *_: [sys.executable, "-c", script])
     one = DeviceFacts(Observation(DeviceKind.CUDA, index=1, uuid="GPU-2"), "f", "t", {})
-    assert matmul_timing.measure_products(one, ["torch"]).notes == ("not measured: GPU-2",)
+    assert matmul_timing.measure(one, ["torch"]).notes == ("not measured: GPU-2",)
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])

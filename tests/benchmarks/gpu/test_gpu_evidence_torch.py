@@ -18,9 +18,9 @@ from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.device.policies import propose
 from autoprec.core.probe_result import DeviceReport, ProbeResult
-from autoprec.hardware.machine_replay import Recording
 from benchmarks.checkout import ROOT, child_environment
 from benchmarks.gpu import evidence, pieces
+from benchmarks.recordings.machine_replay import Recording
 from benchmarks.report import gpu as tables
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
+from simulated import backend
 
-from autoprec.backends.simulated import backend
 from autoprec.tuning.confirmation import interleaved_timing
 from benchmarks.search import false_speedups
 from benchmarks.search.false_speedups import Tuned

@@ -1,6 +1,6 @@
 """A PCI bus as /sys shows it, for the tests of probes that read it."""
 
-from autoprec.hardware.machine_replay import synthetic_machine as machine
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
 
 BUS = "/sys/bus/pci/devices"
 

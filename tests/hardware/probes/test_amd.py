@@ -5,8 +5,8 @@ import pytest
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.probes.amd import probe_amd
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
 from tests.hardware.probes.pci_bus import BUS, bus
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"

@@ -1,9 +1,9 @@
 """A Mac's GPU and CPU through sysctl, also where Rosetta translates."""
 
 from autoprec.core.device.observation import DeviceKind
-from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.probes.apple import probe_apple
 from autoprec.hardware.probes.cpu import probe_cpu
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
 
 SYSCTL = {
     "sysctl machdep.cpu.brand_string": "machdep.cpu.brand_string: Apple M2\n",

@@ -6,8 +6,8 @@ from autoprec.core.device.merging import merge
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import Policy
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.probes.cpu import probe_cpu
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
 
 
 def cpu(text, **answers):

@@ -9,8 +9,8 @@ from autoprec.core.device.merging import merge
 from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType, Policy
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
-from autoprec.hardware.machine_replay import RecordedMachine, read_recording
 from autoprec.hardware.probes.cpu import probe_cpu
+from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
 
 GRANITE = profiles_folder() / "recordings" / "intel-granite-rapids.json"
 N, U = Support.NATIVE, Support.UNKNOWN

@@ -1,9 +1,9 @@
 """Frameworks are found, with their versions, without importing them."""
 
 from autoprec.core.probe_result import FrameworkFact
-from autoprec.hardware.machine_replay import Package
-from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.probes.frameworks import find_frameworks
+from benchmarks.recordings.machine_replay import Package
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
 
 
 def test_frameworks_are_known_by_their_files_else_by_their_distributions():

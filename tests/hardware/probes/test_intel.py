@@ -3,8 +3,8 @@
 import pytest
 
 from autoprec.core.device.observation import DeviceKind
-from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.probes.intel import probe_intel
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
 from tests.hardware.probes.pci_bus import BUS, bus
 
 

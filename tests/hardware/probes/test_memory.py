@@ -2,8 +2,8 @@
 
 import pytest
 
-from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.probes.memory import Limits, read_limits
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
 
 MEMINFO = {"/proc/meminfo": "MemTotal:  16777216 kB\nMemFree: 1 kB\n"}
 GIB = 2**30

@@ -8,11 +8,11 @@ from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
-from autoprec.hardware.machine_replay import NvmlError, NvmlReplay
-from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.probes import Findings
 from autoprec.hardware.probes.nvidia import probe_nvidia
 from autoprec.hardware.probes.nvml import NvmlDevice, NvmlInstance, NvmlSnapshot, read_nvml
+from benchmarks.recordings.machine_replay import NvmlError, NvmlReplay
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
 
 A = NvmlDevice("GPU-aaaa-1", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "00000000:01:00.0")
 B = NvmlDevice("GPU-aabb-2", "NVIDIA A100-SXM4-40GB", "8.0", 40 * 2**30, "00000000:02:00.0")

@@ -5,12 +5,12 @@ import re
 import pytest
 
 from autoprec.errors import CatalogueError
-from autoprec.hardware.machine_replay import synthetic_machine as machine
 from autoprec.hardware.probes import other_accelerators
 from autoprec.hardware.probes.other_accelerators import (
     load_other_accelerators,
     probe_other_accelerators,
 )
+from benchmarks.recordings.machine_replay import synthetic_machine as machine
 from tests.hardware.probes.pci_bus import bus
 
 

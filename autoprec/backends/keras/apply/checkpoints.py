@@ -15,25 +15,9 @@ from typing import Any
 
 import keras
 
-from autoprec.backends.keras.apply import optimizer_wrapping
 from autoprec.backends.keras.apply.optimizer_saving import innermost_optimizer, wrapper_chain
-from autoprec.backends.keras.apply.train_function import retrace_functions
 from autoprec.core.recipe import LossScale
 from autoprec.errors import UsageError
-
-
-def scale_optimizer(model: Any, scale: LossScale) -> Any:
-    """Wrap a compiled model's optimizer in place, with its state; return the wrapper."""
-    model.optimizer = optimizer_wrapping.wrap(model.optimizer, scale, 1)
-    retrace_functions(model)
-    return model.optimizer
-
-
-def unscale_optimizer(model: Any) -> Any:
-    """Take every wrapper off a compiled model's optimizer in place; return the plain one."""
-    model.optimizer = innermost_optimizer(optimizer_wrapping.unwrap(model.optimizer))
-    retrace_functions(model)
-    return model.optimizer
 
 
 def convert_keras_file(
@@ -76,17 +60,6 @@ def restore_checkpoint(path: str, **objects: Any) -> Any:
     views: dict[str, Any] = {}
     with _models_with(saved, objects, views):
         return tf.train.Checkpoint(**views).restore(path)
-
-
-def convert_checkpoint(source: str, target: str, **objects: Any) -> str:
-    """Restore `source` into `objects` and save them as `target`, in the form they have now.
-
-    The objects keep what was restored. Returns the new checkpoint's prefix: `target` and a number.
-    """
-    import tensorflow as tf
-
-    restore_checkpoint(source, **objects).expect_partial()
-    return str(tf.train.Checkpoint(**objects).save(target))
 
 
 @contextmanager

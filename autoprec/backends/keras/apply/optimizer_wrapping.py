@@ -44,18 +44,14 @@ def wrap(optimizer: Any, scale: LossScale | None, accumulation_steps: int) -> An
     return result
 
 
-def unwrap(optimizer: Any, back: Any = None) -> Any:
-    """Return the user's optimizer as it was before, with the state it would have by now.
-
-    That is `back`, or else what was given to `wrap`.
-    """
-    back = optimizer_as_given(optimizer) if back is None else optimizer_as_given(back)
+def unwrap(optimizer: Any, back: Any) -> None:
+    """Give the user's optimizer `back` the state it would have by now."""
+    back = optimizer_as_given(back)
     scaled = find_wrapper(optimizer, ScaledOptimizer)
     if isinstance(back, keras.optimizers.LossScaleOptimizer):
         copy_scale_back(optimizer, back)
     elif scaled is not None:
         innermost_optimizer(back).loss_scale_factor = scaled.factor
-    return back
 
 
 def update_count(optimizer: Any) -> Any:

@@ -56,22 +56,6 @@ def pad_layers(
     return tuple(padded), tuple(skipped)
 
 
-def paddable_layers(
-    units: Sequence[LayerUnit], multiple: int
-) -> tuple[tuple[PaddedLayer, ...], tuple[tuple[str, str], ...]]:
-    """List the layers off the alignment: the paddable ones, and the others with a reason."""
-    able, unable = [], []
-    for unit in units:
-        sizes = _sizes(unit.layer)
-        if not any(size % multiple for _, size in sizes):
-            continue
-        if reason := padding_obstacle(unit, multiple):
-            unable.append((unit.path, reason))
-        else:
-            able.append(_describe(unit, multiple))
-    return tuple(able), tuple(unable)
-
-
 def padding_obstacle(unit: LayerUnit, multiple: int) -> str:
     """Return the first reason why a layer cannot be padded; empty if it can."""
     layer = unit.layer

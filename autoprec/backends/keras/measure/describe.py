@@ -78,7 +78,6 @@ def describe(
         parameter_bytes=sum(_size(w) * _item_bytes(w) for w in weights),
         batch_size=task.batch_size,
         convolutions=False,  # asked for their layout, which Keras fixes when a layer is built
-        recurrent=any(isinstance(unit.layer, keras.layers.RNN) for unit in units),
         splittable=splitting.allowed,
         split_reason=splitting.reason,
         surveyed=seen.batches_to_look_at,

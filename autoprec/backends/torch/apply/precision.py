@@ -77,7 +77,8 @@ class Precision:
         )
         self._device_type = torch.device(device).type
         self._dtype = COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
-        self._accumulates = recipe.accumulation_steps > 1
+        steps = recipe.accumulation_steps
+        self._accumulates = steps > 1
         if recipe.policy.needs_loss_scale and is_sharded_by_fsdp1(model):
             raise UsageError(
                 "mixed_float16 under FullyShardedDataParallel: each process would see the "
@@ -91,11 +92,7 @@ class Precision:
                 if isinstance(wrapper, Float32Outputs):
                     wrapper.kept_buffers = kept
         self._steps = OptimizerSteps(
-            model,
-            self.optimizers,
-            self.scaler,
-            accumulation_steps=recipe.accumulation_steps,
-            sync=self._sync,
+            model, self.optimizers, self.scaler, accumulation_steps=steps, sync=self._sync
         )
         self._undo = undo
         self._on_last_batch = False
@@ -108,9 +105,8 @@ class Precision:
         self._named: set[str] = set()  # classes in `compute_loss` that a warning has named
 
     def __repr__(self) -> str:
-        return (
-            f"Precision({self.policy}, {describe_batch(self.batch_size, self.accumulation_steps)})"
-        )
+        batch = describe_batch(self.batch_size, self.accumulation_steps)
+        return f"Precision({self.policy}, {batch})"
 
     # What the recipe says ----------------------------------------------------------------------
 
@@ -365,11 +361,6 @@ class Precision:
     def skipped(self) -> int:
         """Return the number of optimizer steps skipped because gradients were not finite."""
         return self.counts.skipped
-
-    @property
-    def scale_changes(self) -> int:
-        """Return how often the loss scale was halved or doubled."""
-        return self.counts.scale_drops + self.counts.scale_growths
 
     @property
     def nonfinite_losses(self) -> int:

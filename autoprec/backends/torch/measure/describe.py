@@ -96,7 +96,6 @@ def describe(
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         batch_size=task.batch_size,
         convolutions=any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules()),
-        recurrent=any(isinstance(m, nn.RNNBase) for m in model.modules()),
         splittable=splitting.allowed,
         split_reason=splitting.reason,
         surveyed=seen.batches_to_look_at,

@@ -18,9 +18,9 @@ from autoprec.api import device_fingerprint
 from autoprec.errors import AutoprecWarning
 from autoprec.hardware.catalogue import profiles_folder
 from autoprec.hardware.machine import LocalMachine
-from autoprec.hardware.machine_replay import RecordedMachine, read_recording
 from autoprec.hardware.observe import observe
 from autoprec.profiles import save_profile
+from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
 
 BFLOAT16 = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=16)
 WriteProfile = Callable[[Recipe, str], Path]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.method_hooks import InstalledHooks
-from autoprec.backends.keras.apply.padding import pad_layers, paddable_layers
+from autoprec.backends.keras.apply.padding import pad_layers, padding_obstacle
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Alignment, Recipe
@@ -45,7 +45,7 @@ def same_when_padded(make, inputs, multiple, dtype, tolerance):
     identities = [id(v) for v in layer.variables]
     hooks = InstalledHooks()
     units = layer_units(layer)
-    paths = [p.path for p in paddable_layers(units, multiple)[0]]
+    paths = [unit.path for unit in units if not padding_obstacle(unit, multiple)]
     pad_layers(units, Alignment(multiple, tuple(paths)), hooks)
     padded = outcome(layer, inputs)
     hooks.restore()

@@ -143,7 +143,7 @@ def test_planted_overflows_skip_exactly_these_steps_and_halve_the_scale() -> Non
     changed = train(precision, model, batches(6), overflow_at=(1, 4))
     assert changed == [True, False, True, True, False, True]
     assert precision.scaler.get_scale() == 256.0
-    assert (precision.steps, precision.skipped, precision.scale_changes) == (4, 2, 2)
+    assert (precision.steps, precision.skipped, precision.counts.scale_drops) == (4, 2, 2)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit() -> None:

@@ -24,9 +24,9 @@ from autoprec.core.profile import schema_of
 from autoprec.core.recipe import Distributed, LossScale, Recipe
 from autoprec.errors import AutoprecWarning, UsageError
 from autoprec.hardware.catalogue import load_catalogue, profiles_folder
-from autoprec.hardware.machine_replay import RecordedMachine, read_recording
 from autoprec.hardware.observe import observe
 from autoprec.profiles import save_profile
+from benchmarks.recordings.machine_replay import RecordedMachine, read_recording
 from tests.backends.torch.distributed.joined import on_two_ranks
 from tests.backends.torch.operated import BFLOAT16, FLOAT16, FLOAT32, adam, apply, batches, mlp
 

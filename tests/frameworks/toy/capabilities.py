@@ -8,6 +8,6 @@ CAPABILITIES = Capabilities(
     title="Toy",
     model="a toy.Linear",
     backend_class="ToyBackend",
-    model_modules=("tests.backends.toy.framework",),
+    model_modules=("toy.framework",),
     sessions_interfere=False,
 )

@@ -1,4 +1,4 @@
-"""A new framework is a folder and a line in the registry: it passes the contract, and is tuned."""
+"""A framework of another distribution, in tests/frameworks: it passes the contract and is tuned."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from contract import BackendContract, Subject
+from toy import Linear, endless_samples
 
 import autoprec
 from autoprec import apply_profile, tune
@@ -18,18 +19,11 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.speed.trial_results import Status
 from autoprec.profiles import load_profile, save_profile
 from autoprec.tuning.events import Event, TrialFinished
-from tests.backends.toy.framework import Linear, endless_samples
 
-ROOT = Path(__file__).parents[3]
 PACKAGE = Path(autoprec.__file__).parent
 
-TASK = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-from autoprec.backends import registry
-from tests.backends.toy.framework import Linear, endless_samples
-
-registry.PACKAGES["toy"] = "tests.backends.toy"
+TASK = """
+from toy import Linear, endless_samples
 
 def build_model():
     return Linear(4)
@@ -37,12 +31,6 @@ def build_model():
 def build_data(batch_size):
     return endless_samples(batch_size)
 """
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line outside the folder."""
-    monkeypatch.setitem(registry.PACKAGES, "toy", "tests.backends.toy")
 
 
 def fail() -> Linear:
@@ -59,7 +47,7 @@ class TestToy(BackendContract):
 def test_a_framework_of_another_package_is_tuned_and_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In real worker processes, where the task file is what registers the framework."""
+    """In real worker processes, which find it by its entry point."""
     monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
     task = tmp_path / "toy_task.py"
     task.write_text(TASK)
@@ -88,7 +76,7 @@ def test_a_framework_of_another_package_is_tuned_and_applied(
 
 def framework_names_in(source: str) -> list[str]:
     """Return the names of frameworks that stand in code as strings of their own."""
-    wanted = {*registry.PACKAGES, "tensorflow"}
+    wanted = {*registry.BUILT_IN, "tensorflow"}
     return [
         node.value
         for node in ast.walk(ast.parse(source))

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from autoprec.core.codec import DecodeError, from_plain
 from autoprec.hardware.machine import Machine
-from autoprec.hardware.machine_replay import Expectation, Package, Recording
 from autoprec.hardware.probes.cuda_driver import CudaAnswer
 from autoprec.hardware.probes.nvml import NvmlSnapshot, read_nvml
+from benchmarks.recordings.machine_replay import Expectation, Package, Recording
 
 T = TypeVar("T")
 

@@ -1,5 +1,5 @@
 """A backend made of formulas, so that the tuner is tested without a framework or a device."""
 
-from autoprec.backends.simulated.model import SimulatedModel
+from simulated.model import SimulatedModel
 
 __all__ = ["SimulatedModel"]

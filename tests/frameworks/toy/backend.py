@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from stateless_precision import StatelessPrecision
+
 from autoprec.backends.protocol import DeviceMemory, ProgressCallback, Session, Task
-from autoprec.backends.shared.stateless_precision import StatelessPrecision
 from autoprec.backends.shared.step_timing import time_steps
 from autoprec.backends.shared.tracer import ComparisonTracer
 from autoprec.core.device.facts import DeviceFacts
@@ -17,8 +18,8 @@ from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.measurement import Measurement, TaskFacts, Unit
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
-from tests.backends.toy.capabilities import CAPABILITIES
-from tests.backends.toy.trace import ToyTrace, ToyTrainee
+from toy.capabilities import CAPABILITIES
+from toy.trace import ToyTrace, ToyTrainee
 
 
 class ToyBackend:

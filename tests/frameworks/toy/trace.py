@@ -23,7 +23,7 @@ from autoprec.backends.shared.trace_framework import (
 )
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
-from tests.backends.toy.framework import Batch, Gradient, Linear
+from toy.framework import Batch, Gradient, Linear
 
 
 class BatchesInMemory:

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from stateless_precision import StatelessPrecision
+
 from autoprec.backends.protocol import (
     DeviceMemory,
     ProgressCallback,
@@ -21,9 +23,6 @@ from autoprec.backends.protocol import (
     Task,
     Tracer,
 )
-from autoprec.backends.shared.stateless_precision import StatelessPrecision
-from autoprec.backends.simulated.capabilities import CAPABILITIES
-from autoprec.backends.simulated.model import SimulatedModel
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import Policy
@@ -43,6 +42,8 @@ from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.timing_budget import TimingBudget, summarize, timing_may_stop
 from autoprec.errors import TaskError
+from simulated.capabilities import CAPABILITIES
+from simulated.model import SimulatedModel
 
 #: Counts the sessions of this process, so that each has random numbers of its own.
 _SESSION_NUMBERS = itertools.count()

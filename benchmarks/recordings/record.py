@@ -1,6 +1,6 @@
 """Record this machine for the replay tests.
 
-    python -m autoprec.hardware.record "what it is" > profiles/recordings/FAMILY.json
+    python -m benchmarks.recordings.record "what it is" > profiles/recordings/FAMILY.json
 
 stderr shows the family to name the file after, and what the catalogue and the rules conclude about
 the machine: check that before you commit the file, because from then on a test expects it.
@@ -17,9 +17,9 @@ from autoprec.core.device.policies import propose
 from autoprec.core.dtypes import DType
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.machine import LocalMachine
-from autoprec.hardware.machine_recorder import Recorder
-from autoprec.hardware.machine_replay import Expectation, Recording
 from autoprec.hardware.observe import observe
+from benchmarks.recordings.machine_recorder import Recorder
+from benchmarks.recordings.machine_replay import Expectation, Recording
 
 
 def record(note: str) -> tuple[str, Recording]:
@@ -35,7 +35,9 @@ def record(note: str) -> tuple[str, Recording]:
 def main() -> int:
     """Print the recording of this machine as JSON."""
     if len(sys.argv) != 2:
-        print('usage: python -m autoprec.hardware.record "what machine this is"', file=sys.stderr)
+        print(
+            'usage: python -m benchmarks.recordings.record "what machine this is"', file=sys.stderr
+        )
         return 2
     family, recording = record(sys.argv[1])
     print(f"family {family}; expected: {to_plain(recording.expect)}", file=sys.stderr)
