@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from autoprec.errors import AutoprecError
 
 _HOMES = {
-    "apply_profile": "autoprec.api",
-    "distribute": "autoprec.api",
+    "apply_profile": "autoprec.applying",
+    "distribute": "autoprec.applying",
     "load_profile": "autoprec.api",
     "log_to": "autoprec.api",
     "probe": "autoprec.api",

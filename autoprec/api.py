@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 from autoprec import probing
 from autoprec.applying import apply_profile, distribute
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.merging import merge
 from autoprec.core.device.observation import DeviceKind
-from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
-from autoprec.core.recipe import KnobValue
 from autoprec.errors import AutoprecWarning, DeviceUnusable, UsageError
 from autoprec.hardware.catalogue import load_catalogue
 from autoprec.hardware.name_lookup import (
@@ -35,16 +32,15 @@ from autoprec.probing import device_fingerprint, probe
 from autoprec.profiles import default_path, kept_beside, load_profile, save_result
 from autoprec.reports import check_report_path, report
 from autoprec.tracking import log_to
+from autoprec.tuning.options import Arguments, Options, takes
 from autoprec.verifying import check_profile, verify
 
 if TYPE_CHECKING:
-    from autoprec.backends.protocol import Engine
     from autoprec.core.fleet.node_types import FleetResult
     from autoprec.core.fleet.status import FleetStatus
     from autoprec.core.speed.step_bounds import Plan
     from autoprec.fleet.driver import FleetListener
     from autoprec.tuning.events import Listener
-    from autoprec.tuning.options import Options, Settings
 
 __all__ = [
     "apply_profile",
@@ -64,98 +60,34 @@ __all__ = [
     "verify",
 ]
 
-_NO_KNOBS: Mapping[str, tuple[KnobValue, ...]] = MappingProxyType({})
 
-
-def tune(
-    task: str | Path,
-    *,
-    device: str | None = None,
-    options: Options | None = None,
-    listener: Listener | None = None,
-    output: str | Path | None = None,
-    checkpoint: str | Path | None = None,
-    policies: str | Iterable[str | Policy] = (),
-    batch_sizes: str | Iterable[int] | None = None,
-    trials: int | None = None,
-    time_limit: float | None = None,
-    search_limit: float | None = None,
-    proof_steps: int | None = None,
-    proof_seconds: float | None = None,
-    tolerance: float = 1.0,
-    accept_drift: bool = False,
-    attribute: bool = False,
-    explain: bool = False,
-    float32_modules: str | Iterable[str] = (),
-    compile: bool = False,  # noqa: A002
-    align: int | None = None,
-    knobs: Mapping[str, tuple[KnobValue, ...]] = _NO_KNOBS,
-    extras: bool = True,
-    sampler: str = "cost",
-    seed: int = 0,
-    storage: str | None = None,
-    fresh: bool = False,
-    wait: bool = False,
-    rounds: int = 6,
-    memory_bytes: int | None = None,
-    nproc: int = 1,
-    engine: Engine = "ddp",
-) -> Profile:
+@takes(Arguments)
+def tune(given: Arguments) -> Profile:
     """Measure, prove and choose the recipe for a task file; write its profile and return it.
 
-    `autoprec.tuning.options.Options` explains the settings, and may be given instead of them. The
-    profile is written to `output`, by default next to the task file; an inconclusive one is written
-    beside a conclusive one that is there. `listener` is called with
-    every event; without one a notebook shows a status line, and anything else is silent (as a
-    notebook is with `autoprec.tuning.events.silent`). Where the
-    measurements contradict each other, float32 is kept and `evidence.inconclusive` says why. Raises
-    `TaskError` for what is wrong with the task, `NoFeasibleRecipe` if nothing that was asked for
-    passes, `UsageError` for wrong arguments.
+    The settings are those of docs/reference.md (`autoprec tune --help` has them, too), given one by
+    one or, instead, as `options`. The profile is written to `output`, by default next to the task
+    file; an inconclusive one is written beside a conclusive one that is there. `listener` is called
+    with every event; without one a notebook shows a status line, and anything else is silent (as a
+    notebook is with `autoprec.tuning.events.silent`). Where the measurements contradict each other,
+    float32 is kept and `evidence.inconclusive` says why. Raises `TaskError` for what is wrong with
+    the task, `NoFeasibleRecipe` if nothing that was asked for passes, `UsageError` for wrong
+    arguments.
     """
     from autoprec.reporting.notebook import Notebook, in_notebook
     from autoprec.tuning import tuner
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
-    from autoprec.tuning.options import Settings, options_from
     from autoprec.tuning.ranks import check_device_choice, peers_of
     from autoprec.tuning.study.kept_tunings import trials_kept
     from autoprec.tuning.study.places import default_journal
     from autoprec.workers.task_file import check_task_path
 
-    settings = Settings(
-        output=output,
-        checkpoint=checkpoint,
-        policies=policies,
-        batch_sizes=batch_sizes,
-        trials=trials,
-        time_limit=time_limit,
-        search_limit=search_limit,
-        proof_steps=proof_steps,
-        proof_seconds=proof_seconds,
-        tolerance=tolerance,
-        accept_drift=accept_drift,
-        attribute=attribute,
-        explain=explain,
-        float32_modules=float32_modules,
-        compile=compile,
-        align=align,
-        knobs=knobs,
-        extras=extras,
-        sampler=sampler,
-        seed=seed,
-        storage=storage,
-        fresh=fresh,
-        wait=wait,
-        rounds=rounds,
-        memory_bytes=memory_bytes,
-        nproc=nproc,
-        engine=engine,
-    )
-    chosen = options_from(options, settings)
+    chosen, device = given.chosen, given.device
     check_device_choice(device, chosen.nproc)
-    path = check_task_path(task)
+    path = check_task_path(given.task)
     output = check_output(chosen.output or default_path(path), path)
-    listen = listener or (Notebook() if in_notebook() else silent)
+    listen = given.listener or (Notebook() if in_notebook() else silent)
     machine = probing.probe_here(device=device, on_wait=lambda text: listen(Note(text)))
     for note in machine.notes:
         listen(Note(note))
@@ -182,32 +114,25 @@ def tune(
     if place != output:
         listen(Note(kept_beside(output, place), warning=True))
         if listen is silent:
-            warnings.warn(kept_beside(output, place), AutoprecWarning, stacklevel=2)
+            warnings.warn(kept_beside(output, place), AutoprecWarning, stacklevel=3)
     return profile
 
 
-def plan(
-    task: str | Path,
-    *,
-    device: str | None = None,
-    options: Options | None = None,
-    listener: Listener | None = None,
-    **settings: Unpack[Settings],
-) -> Plan:
+@takes(Arguments)
+def plan(given: Arguments) -> Plan:
     """Say what `tune` would try for a task on a device, and what that can bring; measure nothing.
 
     The task takes one step on this machine's CPU. `device` names a device here ("cuda:0") or one
     that need not be here, of the catalogue ("v100"); without it the first device here is taken.
-    Nothing is written. `settings` are those of `tune`. Raises as `tune` and `probe` do.
+    Nothing is written. The settings are those of `tune`. Raises as `tune` and `probe` do.
     """
     from autoprec.tuning import plan
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
-    from autoprec.tuning.options import options_from
     from autoprec.workers.task_file import check_task_path
 
-    path, chosen = check_task_path(task), options_from(options, settings)
-    listen = listener or silent
+    path, device = check_task_path(given.task), given.device
+    listen = given.listener or silent
     family = (
         None
         if device is None or is_device_kind(device)
@@ -223,7 +148,8 @@ def plan(
         known = [each for each in known if each.observation == found[0]]
     software = {f.name: f.version for f in machine.frameworks} | {"python": machine.python}
     unusable = () if device else machine.unusable
-    job = TuningJob(path, Target(cpu, software, lambda known: known, unusable), chosen, listen)
+    target = Target(cpu, software, lambda known: known, unusable)
+    job = TuningJob(path, target, given.chosen, listen)
     made = plan.plan(job, known, _reference_device)
     told = () if family is not None else (*machine.notes, *(each.text for each in unusable))
     return replace(made, notes=(*made.notes, *told))
@@ -275,11 +201,10 @@ def tune_fleet(
     from autoprec.fleet.driver import FleetJob
     from autoprec.fleet.driver import tune_fleet as tune_with
     from autoprec.fleet.journals import default_output
-    from autoprec.tuning.options import options_from
     from autoprec.tuning.ranks import check_device_choice
     from autoprec.workers.task_file import check_task_path
 
-    path, chosen = check_task_path(task), options_from(options, {})
+    path, chosen = check_task_path(task), options or Options()
     check_device_choice(device, chosen.nproc)
     if (ray is None) == (not submitit):
         raise UsageError("give either `ray`, an address, or `submitit`, names of partitions")

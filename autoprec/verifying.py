@@ -18,6 +18,7 @@ from autoprec.errors import FrameworkMissing, ProfileMismatch, UsageError
 from autoprec.hardware.observe import OnWait
 from autoprec.profile_selection import unusable_accelerators
 from autoprec.profiles import load_profile
+from autoprec.tuning.options import Options
 
 if TYPE_CHECKING:
     from autoprec.core.profile_claims import Verification
@@ -79,7 +80,7 @@ def verify(
     task: str | Path | None = None,
     *,
     device: str | None = None,
-    rounds: int = 6,
+    rounds: int = Options.rounds,
     checkpoint: str | Path | None = None,
     wait: bool = False,
     listener: Listener | None = None,
@@ -95,7 +96,6 @@ def verify(
     from autoprec.tuning import verification
     from autoprec.tuning.events import Note, silent
     from autoprec.tuning.job import Target, TuningJob
-    from autoprec.tuning.options import Options
     from autoprec.tuning.ranks import check_device_choice, peers_of
     from autoprec.workers.task_file import check_task_path
 
@@ -104,7 +104,7 @@ def verify(
     options = Options(
         rounds=rounds,
         wait=wait,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
+        checkpoint=checkpoint,
         nproc=made.recipe.world_size,
         engine="ddp" if ranks is None or ranks.engine == "mirrored" else ranks.engine,
     )

@@ -49,6 +49,7 @@ def check(model: Net, optimizer: torch.optim.Optimizer, keras_model: LikeKeras) 
     apply_profile("p.yaml", model=model, fallback="bf16")  # so is this
     tune("task.py", trails=3)  # and this
     tune("task.py", trials="3")  # and this
+    tune(task="task.py", batch_sizes=64)  # and this
 """
 
 
@@ -59,8 +60,9 @@ def test_a_type_checker_knows_what_the_public_functions_take_and_return(tmp_path
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found = [line for line in done.stdout.splitlines() if " error: " in line]
-    assert len(found) == 4, done.stdout + done.stderr
+    assert len(found) == 5, done.stdout + done.stderr
     assert '"Precision" has no attribute "bachward"; maybe "backward"?' in found[0]
     assert "No overload variant" in found[1]
     assert 'Unexpected keyword argument "trails" for "tune"' in found[2]
     assert 'Argument "trials" to "tune" has incompatible type "str"' in found[3]
+    assert 'Argument "batch_sizes" to "tune" has incompatible type "int"' in found[4]

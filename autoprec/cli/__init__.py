@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
 
 from autoprec.cli import check, diff, fleet, probe, report, schema, show, studies, tune, verify
 from autoprec.cli.completion import SHELLS, PrintCompletion
+from autoprec.cli.parser import Parser
 from autoprec.errors import AutoprecError, Interrupted, UserCodeError
 from autoprec.reporting.flags import with_flags
 from autoprec.version import __version__
@@ -34,39 +32,6 @@ exit codes:
   5    tune --strict: the measurements are inconclusive; verify: a claim fails
   130  interrupted
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors suggest the most similar word."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with code 2."""
-        known = _known_words(self)
-        near = {
-            word: difflib.get_close_matches(word, known, n=1) for word in _unknown_words(message)
-        }
-        hints = [f"{word}: did you mean {found[0]}?" for word, found in near.items() if found]
-        super().error("; ".join([message, *hints]))
-
-
-def _unknown_words(message: str) -> list[str]:
-    """Return the words that argparse did not know, taken from its message."""
-    if message.startswith("unrecognized arguments: "):
-        words = message.removeprefix("unrecognized arguments: ").split()
-        return [word.partition("=")[0] for word in words if word.startswith("-")]
-    return re.findall(r"invalid choice: '([^']*)'", message)
-
-
-def _known_words(parser: argparse.ArgumentParser) -> list[str]:
-    """List every option and choice of a parser and of its subcommands."""
-    words: list[str] = []
-    for action in parser._actions:
-        words += action.option_strings
-        for name in action.choices or ():
-            words.append(str(name))
-            if isinstance(action.choices, dict):
-                words += _known_words(action.choices[name])
-    return words
 
 
 def build_parser() -> argparse.ArgumentParser:

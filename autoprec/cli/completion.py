@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
+
+from autoprec.cli.parser import Parser
 
 SHELLS = ("bash", "zsh", "tcsh")
 
@@ -25,21 +27,17 @@ class PrintCompletion(argparse.Action):
         """Print the script for the shell `values`."""
         import shtab
 
-        for action in _actions(parser):
+        from autoprec.tuning.options import Options
+        from autoprec.tuning.settings import settings_of
+
+        choices = {each.name: each.choices for each in settings_of(Options)}
+        for action in cast(Parser, parser).actions():
+            action.choices = action.choices or choices.get(action.dest) or None
             kind = _kind_of(action)
             if kind is not None:
                 action.complete = kind  # type: ignore[attr-defined]
         print(shtab.complete(parser, str(values)))
         parser.exit(0)
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield every action of a parser and of its subcommands."""
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                yield from _actions(subparser)
 
 
 def _kind_of(action: argparse.Action) -> Any:

@@ -42,30 +42,30 @@ def add_parser(subparsers: Any) -> None:
         help="its task file (default: the one named in it, next to it)",
     )
     parser.add_argument("--device", metavar="KIND[:INDEX]", help="the device to verify it on")
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=6,
-        metavar="N",
-        help="rounds of the interleaved timing; twice as many where those leave it open "
-        "(default: 6)",
+    parser.late = _add_options
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    from autoprec.cli.settings import add_setting
+
+    add_setting(
+        parser,
+        "rounds",
+        "rounds of the interleaved timing; twice as many where those leave it open "
+        "(default: {default})",
     )
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="FILE",
-        help="the weights that the profile's proof started from",
-    )
+    add_setting(parser, "checkpoint", "the weights that the profile's proof started from")
     parser.add_argument(
         "--strict", action="store_true", help="exit with 5 where a claim is unresolved, too"
     )
-    parser.add_argument("--wait", action="store_true", help="wait if a tuning is using the device")
+    add_setting(parser, "wait", "wait if a tuning is using the device")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify, print, and return the exit code."""
     from autoprec.api import verify
+    from autoprec.cli.settings import settings_given
     from autoprec.core.codec import to_plain
     from autoprec.reporting.verify import Lines, claim_lines
 
@@ -73,10 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.profile,
         arguments.task,
         device=arguments.device,
-        rounds=arguments.rounds,
-        checkpoint=arguments.checkpoint,
-        wait=arguments.wait,
         listener=Lines(),
+        **settings_given(arguments),
     )
     if arguments.json:
         json.dump({"holds": found.holds, **to_plain(found)}, sys.stdout, indent=2)

@@ -7,7 +7,7 @@ keys (with the nearest known one named), missing keys, wrong types and numbers o
 derived field (`init=False`) is written for people who read the file, and ignored on reading.
 
 Supported: dataclasses, str, int, float, bool, None, StrEnum, Literal, X | Y, tuple[X, ...],
-frozenset[X], Mapping[str, X] and object (any plain value).
+frozenset[X], Mapping[str, X], paths (as text) and object (any plain value).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def range_of(info: dataclasses.Field[Any]) -> tuple[float, float] | None:
 
 
 def to_plain(value: object) -> Any:
-    """Turn dataclasses, enums, tuples and subclasses of str into what YAML and JSON know."""
+    """Turn dataclasses, enums, tuples, paths, subclasses of str into what YAML and JSON know."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -63,7 +63,7 @@ def to_plain(value: object) -> Any:
             return kind(value)  # subclasses (a library's version, a NumPy float) lose their class
     if isinstance(value, Sequence):
         return [to_plain(item) for item in value]
-    return value
+    return str(value) if _is_path(type(value)) else value
 
 
 def without_empty(value: object) -> Any:
@@ -207,7 +207,15 @@ def _decode_mapping(options: tuple[Any, ...], value: object, path: str) -> Mappi
     }
 
 
+def _is_path(kind: object) -> bool:
+    return hasattr(kind, "__fspath__")
+
+
 def _decode_scalar(kind: Any, value: object, path: str) -> object:
+    if _is_path(kind):
+        if not isinstance(value, str):
+            raise DecodeError(path, f"{abbreviate(value)} given, expected a path")
+        return kind(value)
     if kind is float and type(value) is int:
         try:
             value = float(value)

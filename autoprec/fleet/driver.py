@@ -100,7 +100,7 @@ def portable_options(options: Options) -> Options:
             "beside the profiles; expected nothing, or the URL of a database server such as "
             "postgresql://user@host/name"
         )
-    return replace(options, knobs=dict(options.knobs), output=None)
+    return replace(options, output=None)
 
 
 def _with_version_checked(report: NodeReport) -> NodeReport:

@@ -16,7 +16,7 @@ from pathlib import Path
 from autoprec.core.fleet.node_types import NodeReport
 from autoprec.errors import AutoprecError
 from autoprec.fleet import node
-from autoprec.fleet.messages import Message, Request, TaskPlace, from_line, to_line
+from autoprec.fleet.messages import Message, TaskPlace, from_line, to_line
 
 #: The driver renews its lease so often; a job that sees no new one for longer than the limit ends.
 #: Network file systems show a change within a minute (NFS: acregmax, 60 s).
@@ -91,7 +91,7 @@ class Lease:
             raise DriverGone("the driver of this tuning has ended; its finished trials are kept")
 
 
-def run_job(request: Request, messages: Path, lease: Path) -> None:
+def run_job(request: bytes, messages: Path, lease: Path) -> None:
     """Tune in a batch job; its messages go to a file."""
     write, alive = MessageWriter(messages), Lease(lease)
 

@@ -1,13 +1,13 @@
 """What the driver of a cluster's tuning and a node say to each other.
 
-Through files they travel as lines of JSON, read as strictly as a profile is: nothing in a file can
-make its reader run anything. Both sides run the same version of autoprec, which the probe checks.
+It travels as lines of JSON, read as strictly as a profile is: nothing in one can make its reader
+run anything. Both sides run the same version of autoprec, which the probe checks.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +15,7 @@ from autoprec import errors
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.profile import Profile
-from autoprec.errors import AutoprecError
+from autoprec.errors import AutoprecError, UsageError
 from autoprec.tuning.events import Event
 from autoprec.tuning.options import Options
 
@@ -69,12 +69,31 @@ class Ended:
 
 Message = Update | Ended
 
+#: How a journal, which may hold any bytes, is written as text.
+_TEXT = ("utf-8", "surrogateescape")
+
 _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 _ERRORS = {
     kind.__name__: kind
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, AutoprecError)
 }
+
+
+def request_to_line(request: Request) -> bytes:
+    """Write a request as one line of JSON."""
+    plain = to_plain(replace(request, journal=b"")) | {"journal": _text(request.journal)}
+    return json.dumps(plain).encode()
+
+
+def request_from_line(line: bytes) -> Request:
+    """Read what `request_to_line` wrote; `UsageError` says which option cannot be met here."""
+    plain = json.loads(line)
+    journal = plain.pop("journal").encode(*_TEXT)
+    try:
+        return replace(from_plain(Request, plain), journal=journal)
+    except DecodeError as error:
+        raise UsageError(f"a node of the cluster cannot do what is asked: {error}") from error
 
 
 def to_line(message: Message) -> bytes:
@@ -85,7 +104,7 @@ def to_line(message: Message) -> bytes:
     else:
         plain = {
             "event": None if message.event is None else _named(message.event),
-            "journal": message.journal.decode("utf-8", "surrogateescape"),
+            "journal": _text(message.journal),
             "offset": message.offset,
         }
     return json.dumps(plain).encode() + b"\n"
@@ -102,9 +121,13 @@ def from_line(line: bytes) -> Message:
     event = plain["event"]
     return Update(
         None if event is None else _event(event),
-        plain["journal"].encode("utf-8", "surrogateescape"),
+        plain["journal"].encode(*_TEXT),
         from_plain(int, plain["offset"], "offset"),
     )
+
+
+def _text(journal: bytes) -> str:
+    return journal.decode(*_TEXT)
 
 
 def _named(event: Event) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from autoprec.core.probe_result import ProbeResult
 from autoprec.core.profile import Profile
 from autoprec.errors import AutoprecError, TrialFailure
 from autoprec.fleet.journals import JournalTail
-from autoprec.fleet.messages import Ended, Message, Request, TaskPlace, Update
+from autoprec.fleet.messages import Ended, Message, Request, TaskPlace, Update, request_from_line
 from autoprec.tuning import tuner
 from autoprec.tuning.events import Event, Progress
 from autoprec.tuning.job import Target, TuningJob
@@ -72,10 +72,13 @@ def _task_problem(place: TaskPlace) -> str:
     return ""
 
 
-def tune_here(request: Request, send: Send) -> None:
-    """Tune on this machine; send every event, the journal's growth, and how it ended."""
+def tune_here(request: bytes, send: Send) -> None:
+    """Tune on this machine; send every event, the journal's growth, and how it ended.
+
+    The request is a line that `request_to_line` wrote.
+    """
     try:
-        profile = _tune(request, send)
+        profile = _tune(request_from_line(request), send)
     except AutoprecError as error:
         send(Ended(error=error))
     except Exception as error:

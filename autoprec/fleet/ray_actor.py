@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autoprec.core.fleet.node_types import NodeReport
 from autoprec.fleet import node
-from autoprec.fleet.messages import Message, Request, TaskPlace
+from autoprec.fleet.messages import Message, TaskPlace
 
 #: Libraries start so many threads; Ray sets it to the CPUs a task or actor reserves.
 _THREADS_VARIABLE = "OMP_NUM_THREADS"
@@ -48,7 +48,7 @@ class TuningActor:
     this process, and with it the tuning's worker processes.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: bytes) -> None:
         forget_ray_threads()
         self._messages: queue.Queue[Message] = queue.Queue()
         self._thread = threading.Thread(

@@ -18,7 +18,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.fleet.node_types import NodeReport
 from autoprec.errors import FrameworkMissing, UsageError
 from autoprec.fleet import ray_actor
-from autoprec.fleet.messages import Message, Request, TaskPlace
+from autoprec.fleet.messages import Message, Request, TaskPlace, request_to_line
 from autoprec.fleet.scheduler import NodeLost, NoRoom
 
 _CONNECT_SECONDS = 10.0
@@ -174,7 +174,7 @@ class RayScheduler:
                 max_task_retries=0,
                 scheduling_strategy=self._only_on(node.node),
             )
-            actor = made.remote(request)
+            actor = made.remote(request_to_line(request))
         return RaySession(self._ray, node.node, actor, known is not None, self._wait)
 
 

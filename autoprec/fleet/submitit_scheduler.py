@@ -20,7 +20,7 @@ from autoprec.core.fleet.node_types import NodeReport
 from autoprec.errors import FrameworkMissing, UsageError
 from autoprec.fleet import job_files
 from autoprec.fleet.journals import studies_folder
-from autoprec.fleet.messages import Ended, Message, Request, TaskPlace
+from autoprec.fleet.messages import Ended, Message, Request, TaskPlace, request_to_line
 from autoprec.fleet.scheduler import NodeLost, NoRoom
 
 #: SLURM ends a job after this time; a tuning takes minutes, the slowest ones hours.
@@ -112,7 +112,7 @@ class SubmititScheduler:
         self._lease.renew()
         executor = self._executor(node.name, name, machine=node.node)
         lease = self._folder / "driver.lease"
-        job = self._submit(executor, job_files.run_job, request, messages, lease)
+        job = self._submit(executor, job_files.run_job, request_to_line(request), messages, lease)
         session = SubmititSession(job, messages, self._lease, self._wait)
         self._sessions.append(session)
         return session

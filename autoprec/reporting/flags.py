@@ -13,15 +13,16 @@ _SETTING = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 
 def with_flags(text: str) -> str:
     """Return a message of the library with flags in the place of settings."""
-    from autoprec.tuning.options import Settings
+    from autoprec.tuning.options import Arguments
+    from autoprec.tuning.settings import settings_of
 
-    settings = {"device", "ray", "submitit", *Settings.__annotations__}
+    flags = {each.name: each.flag for each in settings_of(Arguments)}
+    flags |= {"ray": "--ray", "submitit": "--submitit"}
 
     def flag(found: re.Match[str]) -> str:
         name, value = found.groups()
-        if name not in settings:
+        if name not in flags:
             return found[0]
-        written = f"--{name.replace('_', '-')}"
-        return written if value is None else f"{written} {value}"
+        return flags[name] if value is None else f"{flags[name]} {value}"
 
     return _SETTING.sub(flag, text)

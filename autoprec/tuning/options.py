@@ -1,219 +1,302 @@
-"""The settings of a tuning, checked once at the border."""
+"""The settings of a tuning, each said once and checked once, at the border.
+
+A new one is a field here and nothing else: see settings.py for what follows from it.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypedDict, get_args
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from autoprec.backends.protocol import Engine
+from autoprec.core.codec import did_you_mean
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.loss_curves import MIN_STEPS
-from autoprec.core.recipe import KNOBS, KnobValue, check_knob
-from autoprec.core.speed.space import parse_batch_sizes
+from autoprec.core.recipe import KnobValue, check_knob
+from autoprec.core.speed.space import BATCH_SIZES, parse_batch_sizes
 from autoprec.errors import UsageError
-from autoprec.tuning.study.study import SAMPLERS
+from autoprec.tuning.events import Listener
+from autoprec.tuning.settings import Read, Setting, settings_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 BASELINE_BATCH = 32
 
-
-@dataclass(frozen=True)
-class Options:
-    """Every setting of a tuning. Times are in seconds; None means no limit.
-
-    Empty `policies` stand for those that the hardware's rules propose; `batch_sizes` None stands
-    for the powers of two from 8 to 1024 (to 4096 on an accelerator), or BATCH_SIZE and its halves.
-    `knobs` maps a knob's name to the levels to try, its default first; other knobs that are
-    plausible on this device are tried too, unless `extras` is off. `align` overrides the device's
-    padding multiple. `time_limit` bounds the whole tuning, `search_limit` the search alone.
-    `proof_steps` is the maximum number of steps of a proof; None means as many as fit
-    `proof_seconds` (None: 60) at the speed of a float32 step. `tolerance` widens (above 1) or
-    narrows the proof's tolerances. `checkpoint` is a file of weights that the model is given
-    wherever it is built, so that the proof starts from them.
-    `attribute` times every part of the speed-up by itself, however long that takes.
-    `nproc` processes (ranks) train together, each on a device of its own, and share a step by
-    `engine`.
-    """
-
-    output: Path | None = None
-    checkpoint: Path | None = None
-    policies: tuple[Policy, ...] = ()
-    batch_sizes: tuple[int, ...] | None = None
-    trials: int | None = None
-    time_limit: float | None = None
-    search_limit: float | None = None
-    proof_steps: int | None = None
-    proof_seconds: float | None = None
-    tolerance: float = 1.0
-    accept_drift: bool = False
-    attribute: bool = False
-    explain: bool = False
-    float32_modules: tuple[str, ...] = ()
-    compile: bool = False
-    align: int | None = None
-    knobs: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
-    extras: bool = True
-    sampler: str = "cost"
-    seed: int = 0
-    storage: str | None = None
-    fresh: bool = False
-    wait: bool = False
-    rounds: int = 6
-    memory_bytes: int | None = None
-    nproc: int = 1
-    engine: Engine = "ddp"
-
-    def __post_init__(self) -> None:
-        _positive("trials", self.trials)
-        _positive("time_limit", self.time_limit)
-        _positive("search_limit", self.search_limit)
-        _positive("proof_seconds", self.proof_seconds)
-        if self.proof_steps is not None and self.proof_steps < MIN_STEPS:
-            raise UsageError(
-                f"`proof_steps` {self.proof_steps} given, expected {MIN_STEPS} or more: fewer "
-                "steps are no training that could be compared"
-            )
-        if self.checkpoint is not None:
-            object.__setattr__(self, "checkpoint", _readable("checkpoint", self.checkpoint))
-        _positive("tolerance", self.tolerance)
-        _positive("align", self.align)
-        _positive("rounds", self.rounds)
-        _positive("nproc", self.nproc)
-        _check_engine(self.engine, self.nproc)
-        if self.sampler not in SAMPLERS:
-            raise UsageError(
-                f"`sampler` {self.sampler!r} given, expected one of {', '.join(SAMPLERS)}"
-            )
-        for name, levels in self.knobs.items():
-            if name not in KNOBS:
-                raise UsageError(f"unknown knob {name!r}: expected one of {', '.join(KNOBS)}")
-            for level in levels:
-                check_knob(name, level)
-
-    def identity(self) -> tuple[object, ...]:
-        """Return the settings that make two tunings of one task different studies."""
-        return (
-            self.policies,
-            self.batch_sizes,
-            self.compile,
-            self.align,
-            self.knobs,
-            self.extras,
-            self.sampler,
-            self.seed,
-            self.float32_modules,
-            *((f"{self.nproc} ranks", self.engine) if self.nproc > 1 else ()),
-        )
-
-    def limits(self) -> tuple[object, ...]:
-        """Return the settings which, when changed, make a finished study run again."""
-        return (
-            self.trials,
-            self.time_limit,
-            self.search_limit,
-            self.proof_steps,
-            self.proof_seconds,
-            self.tolerance,
-            self.accept_drift,
-            *(("every part",) if self.attribute else ()),
-        )
+Sampler = Literal["cost", "tpe", "grid", "random"]
+"""What chooses the next recipe to try."""
 
 
-class Settings(TypedDict, total=False):
-    """The settings of a tuning as a caller may write them; see `Options` for what they mean.
-
-    Policies may be names, or one text with commas; batch sizes a range such as "16-512".
-    """
-
-    output: str | Path | None
-    checkpoint: str | Path | None
-    policies: str | Iterable[str | Policy]
-    batch_sizes: str | Iterable[int] | None
-    trials: int | None
-    time_limit: float | None
-    search_limit: float | None
-    proof_steps: int | None
-    proof_seconds: float | None
-    tolerance: float
-    accept_drift: bool
-    attribute: bool
-    explain: bool
-    float32_modules: str | Iterable[str]
-    compile: bool
-    align: int | None
-    knobs: Mapping[str, tuple[KnobValue, ...]]
-    extras: bool
-    sampler: str
-    seed: int
-    storage: str | None
-    fresh: bool
-    wait: bool
-    rounds: int
-    memory_bytes: int | None
-    nproc: int
-    engine: Engine
+def _read_policies(given: str | Iterable[str | Policy]) -> tuple[Policy, ...]:
+    """Read names; blank ones say nothing, and each counts once."""
+    names = given.split(",") if isinstance(given, str) else map(str, given)
+    return tuple(dict.fromkeys(Policy.parse(name) for name in names if name.strip()))
 
 
-def options_from(options: Options | None, settings: Settings) -> Options:
-    """Return the options as given, whole or setting by setting.
-
-    Raises `UsageError` where both `options` and single settings are given.
-    """
-    try:
-        parsed = Options(**_parse(settings))
-    except TypeError as error:
-        raise UsageError(f"tune: {error}") from error
-    if options is None:
-        return parsed
-    if parsed != Options():
-        raise UsageError("give options or single settings, not both")
-    return options
-
-
-def _parse(settings: Settings) -> dict[str, Any]:
-    """Convert settings as a caller writes them to the types of the options."""
-    parsed: dict[str, Any] = dict(settings)
-    policies = settings.get("policies")
-    if policies is not None:
-        names = policies.split(",") if isinstance(policies, str) else policies
-        parsed["policies"] = tuple(Policy.parse(str(name)) for name in names)
-    sizes = settings.get("batch_sizes")
-    if sizes is not None:
-        parsed["batch_sizes"] = (
-            parse_batch_sizes(sizes) if isinstance(sizes, str) else tuple(sorted(sizes))
-        )
-    for name in ("output", "checkpoint"):
-        if parsed.get(name) is not None:
-            parsed[name] = Path(parsed[name])
-    modules = settings.get("float32_modules")
-    if modules is not None:
-        parsed["float32_modules"] = (modules,) if isinstance(modules, str) else tuple(modules)
-    return parsed
-
-
-def _readable(name: str, path: Path) -> Path:
+def _read_checkpoint(given: str | Path) -> Path:
     """Return the absolute path of a readable file; raise `UsageError` where there is none."""
-    file = path.expanduser()
+    file = Path(given).expanduser()
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
-        raise UsageError(f"`{name}` {path} {what}; expected a file with the model's weights")
+        raise UsageError(f"`checkpoint` {given} {what}; expected a file with the model's weights")
     if not os.access(file, os.R_OK):
-        raise UsageError(f"`{name}` {path} cannot be read: permission denied")
+        raise UsageError(f"`checkpoint` {given} cannot be read: permission denied")
     return file.resolve()
 
 
-def _check_engine(engine: str, nproc: int) -> None:
-    engines = get_args(Engine)
-    if engine not in engines:
-        raise UsageError(f"`engine` {engine!r} given, expected one of {', '.join(engines)}")
-    if engine != engines[0] and nproc == 1:
+Knobs = Mapping[str, tuple[KnobValue, ...]]
+GivenKnobs = Mapping[str, Iterable[KnobValue]] | str | Iterable[str]
+_KNOBS = (
+    'NAME=VALUE,VALUE such as "threads=2,1", several of them, or a mapping such as '
+    "{'threads': [2, 1]}"
+)
+
+
+def _read_knobs(given: GivenKnobs) -> Knobs:
+    """Read a mapping, or texts such as "threads=2,1"; check names and levels."""
+    if isinstance(given, str):
+        given = (given,)
+    pairs = given.items() if isinstance(given, Mapping) else map(_read_knob, map(str, given))
+    knobs = {str(name): tuple(levels) for name, levels in pairs}
+    for name, levels in knobs.items():
+        for level in levels or ("",):
+            check_knob(name, level)
+    return knobs
+
+
+def _read_knob(text: str) -> tuple[str, tuple[KnobValue, ...]]:
+    name, separator, values = text.partition("=")
+    if not separator or not values:
+        raise UsageError(f"`knobs` {text!r} given, expected {_KNOBS}")
+    return name.strip(), tuple(_read_level(value.strip()) for value in values.split(","))
+
+
+def _read_level(text: str) -> KnobValue:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def _read_modules(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+_ranks = partial(Setting, group="several devices")
+_search = partial(Setting, group="search")
+_proof = partial(Setting, group="proof")
+_study = partial(Setting, group="study")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Every setting of a tuning, as it is kept; the fields say what each means.
+
+    Times are in seconds; None means no limit. What is given is read and checked: policies may be
+    names, paths texts, batch sizes a range. Raises `UsageError`.
+    """
+
+    output: Read[str | Path | None, Path | None] = Setting(None, "FILE", short="-o").says(
+        "where to write the profile (default: next to the task file); for a cluster, the folder "
+        "of its profiles"
+    )
+    nproc: int = _ranks(1, "N", above=0, new="study").says(
+        "train on N devices of this kind, one process (rank) each; BATCH_SIZE is the batch of all "
+        "together (default: {default}; under torchrun, as many as it started)"
+    )
+    engine: Engine = _ranks("ddp", "NAME", new="study").says(
+        "how the ranks share a step: {choices} (default: {default})"
+    )
+    policies: Read[str | Iterable[str | Policy], tuple[Policy, ...]] = _search(
+        (),
+        "P,P",
+        read_as=_read_policies,
+        expected='names such as "bf16", "float32,bf16" or ["float32", "bf16"]',
+        new="study",
+    ).says(
+        "exactly these policies, even those the rules refuse: float32, tf32, mixed_bfloat16, "
+        "mixed_float16; short names such as bf16 and fp16 are accepted"
+    )
+    batch_sizes: Read[str | Iterable[int] | None, tuple[int, ...] | None] = _search(
+        None, "B,B|LOW-HIGH", read_as=parse_batch_sizes, expected=BATCH_SIZES, new="study"
+    ).says("micro-batches to try (default: 8-1024 on a CPU, 8-4096 elsewhere)")
+    trials: int | None = _search(None, "N", above=0, new="result").says(
+        "run at most this many trials (default: until no recipe is worth another)"
+    )
+    time_limit: float | None = _search(None, "SECONDS", above=0, new="result").says(
+        "time for the whole tuning, shared by search, proof and confirmation; what could not be "
+        "covered is reported (default: no limit)"
+    )
+    search_limit: float | None = _search(None, "SECONDS", above=0, new="result").says(
+        "time for the search alone (default: no limit)"
+    )
+    compile: bool = _search(False, new="study").says(
+        "also try torch.compile (Keras: XLA is always tried)"
+    )
+    align: int | None = _search(None, "N", above=0, new="study").says(
+        "try padding matrix dimensions to this multiple (default: what suits the device)"
+    )
+    knobs: Read[GivenKnobs, Knobs] = _search(
+        (),
+        "NAME=V,V",
+        option="--knob",
+        several=True,
+        read_as=_read_knobs,
+        expected=_KNOBS,
+        new="study",
+    ).says(
+        "values to try for another knob, its default first, such as threads=2,1 (an unknown name "
+        "lists all knobs)"
+    )
+    extras: bool = _search(True, new="study").says(
+        "try only policy, batch size, memory layout and XLA, no other knobs"
+    )
+    memory_bytes: int | None = _search(None, "BYTES", above=0).says(
+        "memory that a trial may take: main memory on a CPU, of all ranks together, else the "
+        "device's (default: what is free, less a reserve)"
+    )
+    rounds: int = _search(6, "N", above=0).says(
+        "rounds of the interleaved timing of the fastest recipes and float32 (default: {default})"
+    )
+    attribute: bool = _search(False, new="result").says(
+        "time every part of the speed-up by itself (batch, precision, each setting), not only "
+        "what fits into seconds"
+    )
+    sampler: Sampler = _search("cost", "NAME", new="study").says(
+        "what chooses the next recipe: {choices}; cost goes by the expected gain under a cost "
+        "model (default: {default})"
+    )
+    proof_steps: int | None = _proof(
+        None,
+        "N",
+        above=MIN_STEPS - 1,
+        expected=f"{MIN_STEPS} or more: fewer steps are no training that could be compared",
+        new="result",
+    ).says("maximum steps of a proof (default: 8, 30, 120 or 480, by the cost of a float32 step)")
+    proof_seconds: float | None = _proof(None, "S", above=0, new="result").says(
+        "choose the steps of a proof so that it takes about this many seconds at most (default: 60)"
+    )
+    checkpoint: Read[str | Path | None, Path | None] = _proof(
+        None, "FILE", read_as=_read_checkpoint
+    ).says(
+        "start from the weights in this file (torch.save, .safetensors, .weights.h5 or .keras; "
+        "the optimizer starts fresh), so that the proof covers late training"
+    )
+    tolerance: float = _proof(1.0, "FACTOR", above=0, new="result").says(
+        "widen (above 1) or narrow (below 1) the limits of what counts as equal"
+    )
+    accept_drift: bool = _proof(False, new="result").says(
+        "accept a recipe that trains, but differently from float32"
+    )
+    explain: bool = _proof(False).says(
+        "show how large each module's numbers are under a 16-bit policy, and which modules stay "
+        "in float32"
+    )
+    float32_modules: Read[str | Iterable[str], tuple[str, ...]] = _proof(
+        (),
+        "PATTERN",
+        several=True,
+        read_as=_read_modules,
+        expected='a module\'s path such as "head", or several in a list',
+        new="study",
+    ).says("keep this module in float32: its path, or a pattern that matches exactly one module")
+    seed: int = _study(0, "N", above=-1, expected="an integer of 0 or more", new="study").says(
+        "seed for all randomness (default: {default})"
+    )
+    storage: Read[str | Path | None, str | None] = _study(None, "PLACE").says(
+        "path of a journal file, or an Optuna storage URL (default: a journal in the user's "
+        "cache directory; see autoprec studies)"
+    )
+    fresh: bool = _study(False).says("discard earlier trials of this study")
+    wait: bool = _study(False).says("wait if another tuning is using the device")
+
+    def __post_init__(self) -> None:
+        for each in settings_of(type(self)):
+            object.__setattr__(self, each.name, each.read(getattr(self, each.name)))
+        if self.engine != type(self).engine and self.nproc == 1:
+            raise UsageError(
+                f"`engine={self.engine}` given, which shares a step among ranks: give `nproc`, too"
+            )
+
+    def identity(self) -> Mapping[str, object]:
+        """Return the settings that make two tunings of one task different studies."""
+        return self._changed("study")
+
+    def limits(self) -> Mapping[str, object]:
+        """Return the settings which, when changed, make a finished study run again."""
+        return self._changed("result")
+
+    def _changed(self, new: str) -> Mapping[str, Any]:
+        """Return those that are not the default: a setting that did not exist changes no study."""
+        pairs = [(each, getattr(self, each.name)) for each in settings_of(type(self))]
+        return {e.name: value for e, value in pairs if e.new == new and value != e.read(e.default)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(Options):
+    """A task, how it is tuned (by single settings, or by `options`), where, and who listens."""
+
+    task: str | Path = field(kw_only=False)
+    device: str | None = Setting(None, "KIND[:INDEX]").says(
+        "cpu, cuda, rocm, xpu, mps or tpu (default: the best one here); with --plan also, by name, "
+        "a device that need not be in this machine: v100, tpu v5e"
+    )
+    options: Options | None = None
+    listener: Listener | None = None
+
+    @property
+    def chosen(self) -> Options:
+        """Return the options, as given whole or setting by setting."""
+        if self.options is None:
+            return Options(**{each.name: getattr(self, each.name) for each in settings_of(Options)})
+        return self.options
+
+
+def takes(
+    arguments: Callable[P, Arguments],
+) -> Callable[[Callable[[Arguments], R]], Callable[P, R]]:
+    """Have a function that is given `Arguments` take them one by one, as their class does.
+
+    It raises `UsageError` for a keyword that is none, and where `options` and settings are given.
+    """
+    types = {each.name: each.given for each in settings_of(Arguments)}
+    made = inspect.signature(arguments).parameters.values()
+    signature = inspect.Signature(
+        [each.replace(annotation=types.get(each.name, each.annotation)) for each in made]
+    )
+
+    def decorate(function: Callable[[Arguments], R]) -> Callable[P, R]:
+        @wraps(function)
+        def taking(*args: P.args, **given: P.kwargs) -> R:
+            _check_names(given)
+            signature.bind(*args, **given)
+            return function(arguments(*args, **given))
+
+        returned = inspect.signature(function).return_annotation
+        vars(taking)["__signature__"] = signature.replace(return_annotation=returned)
+        return taking
+
+    return decorate
+
+
+def _check_names(given: dict[str, object]) -> None:
+    known, settings = ([each.name for each in fields(kind)] for kind in (Arguments, Options))
+    for name in given:
+        if name not in known:
+            near = did_you_mean(name, known) or f" (known: {', '.join(known)})"
+            raise UsageError(f"unknown setting {name!r}{near}")
+    options, besides = given.get("options"), [f"`{name}`" for name in given if name in settings]
+    if not isinstance(options, Options | None):
         raise UsageError(
-            f"`engine={engine}` given, which shares a step among ranks: give `nproc`, too"
+            f"`options` of type {type(options).__name__} given, expected Options of "
+            "autoprec.tuning.options; give single settings by their names"
         )
-
-
-def _positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise UsageError(f"`{name}` {value!r} given, expected a number above 0")
+    if options is not None and besides:
+        raise UsageError(
+            f"`options` and {', '.join(besides)} given: give one or the other; "
+            "dataclasses.replace(options, ...) changes single settings"
+        )

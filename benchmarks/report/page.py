@@ -1,5 +1,6 @@
-"""docs/results.md and the README's tables, as text, from what is in benchmarks/results/.
+"""docs/results.md, the README's tables and the reference's settings, as text.
 
+The first two are made from what is in benchmarks/results/, the last from the code.
 Nothing is measured here and nothing is rounded up: every table names the command that prints it,
 and a benchmark without a result says so.
 """
@@ -23,6 +24,7 @@ from benchmarks.report.search import (
     oracle_summary,
     peers,
 )
+from benchmarks.report.settings import settings
 from benchmarks.report.speed import (
     ablation,
     applied,
@@ -40,6 +42,7 @@ from benchmarks.report.speed import (
 
 PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
+REFERENCE = ROOT / "docs" / "reference.md"
 
 HEAD = """\
 # Results
@@ -181,8 +184,13 @@ def readme(text: str) -> str:
     return with_table(text, "oracle", oracle_summary())
 
 
+def reference(text: str) -> str:
+    """docs/reference.md with its list of settings made anew."""
+    return with_table(text, "settings", settings())
+
+
 def with_table(text: str, name: str, table: Iterable[str]) -> str:
-    """The README with this table between its marks."""
+    """The page with this table between its marks."""
     begin, end = f"<!-- {name}: made by benchmarks.report -->", f"<!-- end of {name} -->"
     if begin not in text or end not in text:
         raise SystemExit(f"no place for the table {name!r}: expected {begin} and {end}")

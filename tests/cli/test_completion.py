@@ -55,6 +55,7 @@ def test_what_bash_offers(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert offered(completion, "autoprec studies", folder) >= {"list", "show", "clear"}
     assert offered(completion, "autoprec report -o", folder) == {"model.py"}
     assert "--strict" in offered(completion, "autoprec tune --", folder)
+    assert offered(completion, "autoprec tune --engine", folder) == {"ddp", "fsdp2"}
 
 
 def test_an_unknown_shell_is_an_argument_error(capsys: pytest.CaptureFixture[str]) -> None:

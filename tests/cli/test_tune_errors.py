@@ -13,7 +13,10 @@ import pytest
 
 from autoprec import measurement_cache, profiles
 from autoprec.cli import _frames_without_message, main
+from autoprec.errors import UsageError
 from autoprec.profiles import load_profile
+from autoprec.tuning.options import Options
+from autoprec.tuning.settings import settings_of
 from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
 
 pytestmark = [
@@ -28,6 +31,8 @@ USAGE = {
     "no number of trials": (("--trials", "0"), "--trials 0"),
     "a negative limit": (("--time-limit", "-1"), "--time-limit"),
     "a limit that is no number": (("--time-limit", "nan"), "--time-limit"),
+    "a count that is no number": (("--trials", "many"), "--trials 'many' given, expected an integ"),
+    "a number for a size": (("--memory-bytes", "2GB"), "--memory-bytes '2GB' given, expected"),
     "batches that are none": (("--batch-sizes", "many"), "many"),
     "a batch of nothing": (("--batch-sizes", "0"), "0"),
     "a range the wrong way": (("--batch-sizes", "64-8"), "64-8"),
@@ -55,6 +60,30 @@ def test_a_wrong_argument_is_said_in_one_sentence(
     assert (code, out) == (2, "")
     assert re.search(said, one_sentence(err))
     assert not list(tmp_path.glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("trials", "many"),
+        ("time_limit", "nan"),
+        ("batch_sizes", "many"),
+        ("policies", "fp8"),
+        ("sampler", "gird"),
+        ("engine", "zero3"),
+        ("knobs", "threads"),
+        ("checkpoint", "none.pt"),
+    ],
+)
+def test_the_command_line_says_what_python_says(
+    name: str, written: str, write: Write, run: Run
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        Options(**{name: written if name != "time_limit" else float(written)})
+    (flag,) = (each.flag for each in settings_of(Options) if each.name == name)
+    code, _, err = run(write(), flag, written)
+    assert code == 2
+    assert one_sentence(err) == f"autoprec: {refused.value}".replace(f"`{name}`", flag)
 
 
 def test_a_missing_file(run: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -206,3 +207,10 @@ def test_only_near_names_are_suggested():
     assert did_you_mean("zzz", ["alpha"]) == ""
     assert did_you_mean("x" * 100, ["x" * 99]) == ""
     assert did_you_mean(3, ["alpha"]) == ""
+
+
+def test_a_path_travels_as_text():
+    assert to_plain({"file": Path("a/b")}) == {"file": "a/b"}
+    assert from_plain(tuple[Path, ...], ["a/b"]) == (Path("a/b"),)
+    with pytest.raises(DecodeError, match="3 given, expected a path"):
+        from_plain(Path, 3)

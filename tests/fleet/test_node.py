@@ -13,9 +13,17 @@ import pytest
 from autoprec import probing
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
-from autoprec.errors import TaskError, TrialFailure
+from autoprec.errors import TaskError, TrialFailure, UsageError
 from autoprec.fleet import node, ray_actor
-from autoprec.fleet.messages import Ended, Message, Request, TaskPlace, Update
+from autoprec.fleet.messages import (
+    Ended,
+    Message,
+    Request,
+    TaskPlace,
+    Update,
+    request_from_line,
+    request_to_line,
+)
 from autoprec.tuning.events import Described, Started, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.workers.task_digest import task_digest
@@ -56,7 +64,7 @@ def request_for(place: TaskPlace, **fields: Any) -> Request:
 
 def tune(request: Request) -> tuple[list[Message], Ended]:
     sent: list[Message] = []
-    node.tune_here(request, sent.append)
+    node.tune_here(request_to_line(request), sent.append)
     assert isinstance(sent[-1], Ended)
     return sent, sent[-1]
 
@@ -126,6 +134,32 @@ def test_the_least_memory_of_the_type_is_tuned_for(place: TaskPlace) -> None:
     assert ended.profile.device.fingerprint.memory_gib == 1
 
 
+def test_a_request_reads_back_as_it_was_whatever_its_options_are(
+    place: TaskPlace, tmp_path: Path
+) -> None:
+    weights = tmp_path / "weights.pt"
+    weights.touch()
+    options = Options(
+        policies="fp16",
+        batch_sizes=[8, 24],
+        time_limit=3,
+        knobs={"threads": (2, 1), "compile_mode": ("default",), "cudnn_benchmark": (True,)},
+        checkpoint=weights,
+        nproc=2,
+        engine="fsdp2",
+    )
+    request = request_for(place, options=options, journal=b"\xff\n{}\n", out_of_memory="full")
+    line = request_to_line(request)
+    assert request_from_line(line) == request
+    weights.unlink()
+    with pytest.raises(UsageError, match=r"cannot do what is asked: .*weights\.pt does not exist"):
+        request_from_line(line)
+    sent: list[Message] = []
+    node.tune_here(line, sent.append)
+    assert isinstance(sent[-1], Ended)
+    assert isinstance(sent[-1].error, UsageError)
+
+
 def test_a_device_of_another_type_is_not_tuned(place: TaskPlace) -> None:
     request = request_for(place)
     other = replace(request, fingerprint=replace(request.fingerprint, family="amd-zen1"))
@@ -163,7 +197,7 @@ def test_threads_set_by_ray_are_taken_back_and_those_of_the_node_kept(
 
 
 def test_an_actor_hands_over_messages_in_order_and_answers_without_one(place: TaskPlace) -> None:
-    actor = ray_actor.TuningActor(request_for(place))
+    actor = ray_actor.TuningActor(request_to_line(request_for(place)))
     assert actor.messages(0.01) == []
     assert actor.start() == os.getpid()
     found: list[Message] = []

@@ -7,7 +7,8 @@ only those that divide it are in the space.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -28,6 +29,12 @@ Point = Mapping[str, KnobValue]
 BATCH = "batch_size"
 ALIGNMENT = "alignment"
 REDUCE_DTYPE = "reduce_dtype"
+
+BATCH_SIZES = (
+    'a list such as [16, 64, 256] or "16,64,256", or a range such as "8-1024", of integers from 1 '
+    "to 16777216"
+)
+"""What batch sizes may be given as, for messages."""
 
 
 def point_key(point: Point) -> tuple[tuple[str, object], ...]:
@@ -163,21 +170,18 @@ def micro_batches(effective: int, *, low: int = 1, splittable: bool = True) -> t
     return tuple(reversed(sizes))
 
 
-def parse_batch_sizes(text: str) -> tuple[int, ...]:
-    """Read "8,16,64" or a range of powers of two "8-1024" ("8..1024", "8:1024" too)."""
-    cleaned = text.replace("..", "-").replace(":", "-").replace(" ", "")
+def parse_batch_sizes(given: str | Iterable[int]) -> tuple[int, ...]:
+    """Read integers, a text such as "8,16,64", or a range of powers of two "8-1024" ("8..1024")."""
     try:
-        if "-" in cleaned:
+        if not isinstance(given, str):
+            sizes = tuple(operator.index(size) for size in given)
+        elif (cleaned := given.replace("..", "-").replace(":", "-").replace(" ", "")).count("-"):
             low, high = (int(part) for part in cleaned.split("-"))
-            sizes = tuple(dict.fromkeys((low, *powers_of_two(low, high), high)))
+            sizes = (low, *powers_of_two(low, high), high) if low <= high else ()
         else:
-            sizes = tuple(dict.fromkeys(int(part) for part in cleaned.split(",") if part))
-            low = high = 1
-    except ValueError:
-        low, high, sizes = 1, 0, ()
-    if not sizes or low > high or min(sizes) < 1 or max(sizes) > 2**24:
-        raise UsageError(
-            f"batch sizes {text!r} given, expected a list such as 16,64,256 or a range such as "
-            "8-1024, of integers from 1 to 16777216"
-        )
-    return tuple(sorted(sizes))
+            sizes = tuple(int(part) for part in cleaned.split(",") if part)
+    except (TypeError, ValueError):
+        sizes = ()
+    if not sizes or min(sizes) < 1 or max(sizes) > 2**24:
+        raise UsageError(f"`batch_sizes` {given!r} given, expected {BATCH_SIZES}")
+    return tuple(sorted(set(sizes)))

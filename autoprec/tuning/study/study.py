@@ -20,13 +20,11 @@ from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.recipe import KnobValue
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.errors import UsageError
 from autoprec.tuning.study.storage import mark_in_use, open_storage, storage_error
 from autoprec.version import __version__
 
 T = TypeVar("T")
 
-SAMPLERS = ("cost", "tpe", "grid", "random")
 OUTCOME = "outcome"
 _SPACE = "space"
 _FIRST_TRIAL = "since"
@@ -224,11 +222,9 @@ def _delete(storage: Any, name: str) -> None:
 def _sampler(name: str, seed: int) -> Any:
     import optuna
 
-    if name in ("cost", "grid", "tpe"):  # the first two name every point themselves
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=6)
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
-    raise UsageError(f"unknown sampler {name!r}: expected one of {', '.join(SAMPLERS)}")
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=6)  # cost and grid ask by point
 
 
 def record_out_of_memory(storage: str | Path, reason: str) -> None:

@@ -21,6 +21,8 @@ def test_the_pages_are_what_the_report_makes_of_the_results() -> None:
     assert [p for p in pairs if p[0] != p[1] and unknown not in p[0]] == [], again
     readme = page.README.read_text(encoding="utf-8")
     assert page.readme(readme) == readme, again
+    reference = page.REFERENCE.read_text(encoding="utf-8")
+    assert page.reference(reference) == reference, again
     beyond = [p[1] for p in pairs if p[0] != p[1]]
     if beyond:
         pytest.skip(f"stale unknown: this copy has not the history that {beyond} speaks of")

@@ -175,6 +175,7 @@ def test_micro_batches_divide_halve_and_end_with_the_whole(effective, low, split
 @given(st.lists(st.integers(1, 2**24), min_size=1, max_size=6))
 def test_a_list_of_batches_is_read_sorted_and_once_each(sizes):
     assert parse_batch_sizes(",".join(map(str, sizes))) == tuple(sorted(set(sizes)))
+    assert parse_batch_sizes(sizes) == parse_batch_sizes(iter(sizes)) == tuple(sorted(set(sizes)))
 
 
 @pytest.mark.parametrize("text", ["8-64", "8..64", "8:64", " 8 - 64 "])
@@ -196,6 +197,12 @@ def test_any_text_is_batches_or_a_message(text):
     assert sizes == tuple(sorted(set(sizes)))
     assert min(sizes) >= 1
     assert max(sizes) <= 2**24
+
+
+@pytest.mark.parametrize("sizes", [64, None, [], [0], [-8], ["8"], [1.5], [8, 2**24 + 1]])
+def test_a_list_that_is_none_of_batch_sizes_is_refused_too(sizes):
+    with pytest.raises(UsageError, match="of integers from 1 to 16777216"):
+        parse_batch_sizes(sizes)
 
 
 @pytest.mark.parametrize(
