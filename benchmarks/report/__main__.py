@@ -1,17 +1,16 @@
-"""Write docs/results.md, and the README's tables, from what is in benchmarks/results/.
+"""Write docs/results.md, the picture of a report, and the tables of the README and docs/method.md.
 
 python -m benchmarks.report
 """
 
-from benchmarks.report.page import PAGE, README, page, readme
+from benchmarks.report.page import files
 
 
 def main() -> None:
-    """Write the page and the README's tables."""
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE}")
-    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote the tables in {README}")
+    """Write every file that is made from results or constants."""
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

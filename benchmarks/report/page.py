@@ -1,4 +1,4 @@
-"""docs/results.md and the README's tables, as text, from what is in benchmarks/results/.
+"""docs/results.md, other pages' tables and the picture of a report, from benchmarks/results/.
 
 Nothing is measured here and nothing is rounded up: every table names the command that prints it,
 and a benchmark without a result says so.
@@ -12,8 +12,10 @@ from pathlib import Path
 from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.report import gpu
 from benchmarks.report.latest import MACHINES, head_of, latest
-from benchmarks.report.measured import measured
-from benchmarks.report.proof import constants, fuzz, islands, numerics, soak
+from benchmarks.report.limits import limits
+from benchmarks.report.measured import UNMEASURED, measured
+from benchmarks.report.picture import picture
+from benchmarks.report.proof import constants, fuzz, islands, newcomer, numerics, soak
 from benchmarks.report.search import (
     COUNTED_ONCE_SINCE,
     SHOWN,
@@ -37,9 +39,17 @@ from benchmarks.report.speed import (
     replay,
     startup,
 )
+from benchmarks.report.summary import summary
 
 PAGE = ROOT / "docs" / "results.md"
-README = ROOT / "README.md"
+PICTURE = ROOT / "docs" / "report.svg"
+
+#: Pages written by hand, each with the table in it that is made here.
+TABLES: dict[Path, tuple[str, Callable[[], Iterable[str]]]] = {
+    ROOT / "README.md": ("results", summary),
+    ROOT / "docs" / "first-hour.md": ("newcomer", newcomer),
+    ROOT / "docs" / "method.md": ("limits", limits),
+}
 
 HEAD = """\
 # Results
@@ -127,6 +137,7 @@ def page() -> str:
     """The whole of docs/results.md."""
     title = f"## One task on every machine: {SHOWN}"
     lines = [HEAD, title, "", *machines(), "", *host_bound(), "", WITHDRAWN, ""]
+    lines += ["## What was measured where", "", *measured(), "", UNMEASURED, ""]
     for title, name, suffix, module, section in SECTIONS:
         command = f"python -m benchmarks.{module}"
         paths = latest(name, suffix)
@@ -134,6 +145,8 @@ def page() -> str:
         if not paths:
             lines += [f"No result yet: `{command}` prints it.", ""]
         own: list[str] = []
+        if section is oracle and paths:
+            own += [*oracle_summary(), ""]
         for path in paths:
             data = f"`{command}`, data: `benchmarks/results/{path.name}`."
             unnamed = name != "replay" and "family" not in head_of(path)
@@ -173,16 +186,17 @@ def host_bound(folder: Path = RESULTS) -> Iterator[str]:
             )
 
 
-def readme(text: str) -> str:
-    """The README with its tables made anew."""
-    text = with_table(text, "machines", [*machines(), "", *host_bound()])
-    text = with_table(text, "gpus", [*gpu.speed(gpu.read(RESULTS)), "", *host_bound()])
-    text = with_table(text, "measured", measured())
-    return with_table(text, "oracle", oracle_summary())
+def files() -> dict[Path, str]:
+    """Everything that is made here: each file's text."""
+    tables = {
+        path: with_table(path.read_text(encoding="utf-8"), name, table())
+        for path, (name, table) in TABLES.items()
+    }
+    return {PAGE: page(), PICTURE: picture(), **tables}
 
 
 def with_table(text: str, name: str, table: Iterable[str]) -> str:
-    """The README with this table between its marks."""
+    """A page with this table between its marks."""
     begin, end = f"<!-- {name}: made by benchmarks.report -->", f"<!-- end of {name} -->"
     if begin not in text or end not in text:
         raise SystemExit(f"no place for the table {name!r}: expected {begin} and {end}")
