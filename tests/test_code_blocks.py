@@ -13,13 +13,18 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from conftest import SIMULATED_TASK
+from core.example_profile import PROFILE
 from markdown_it import MarkdownIt
 
 from autoprec.cli import main
+from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.profile import Profile
+from autoprec.reporting.text import percent_text, ratio_text, recipe_text
 from tests.code_blocks import PAGES, ROOT, block, blocks_of, commands_in
 
 TASK = SIMULATED_TASK.format(
@@ -61,13 +66,57 @@ def run(command: str) -> None:
 
 @pytest.mark.slow
 def test_the_first_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for console in (block("README.md", 0), block("docs/index.md", 0)):
+    for console in (block("README.md", 1), block("docs/index.md", 0)):
         commands = commands_in(console)
         assert [command.split()[1] for command in commands] == ["probe", "tune"]
         for command in commands:
             run(command)
     assert (folder / "model.profile.yaml").is_file()
     assert (folder / "model.report.html").is_file()
+    _, *later = commands_in(block("README.md", 5))
+    assert [command.split()[1] for command in later] == ["check", "verify"]
+    for command in later:
+        run(command)
+
+
+def test_the_profile_of_the_readme_is_one_and_the_line_above_it_says_the_same() -> None:
+    """The line is one that the first hour shows, whole; the profile is shortened."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (shown,) = re.findall(r"```text\n(result: .*?)```", readme, re.S)
+    line = " ".join(shown.split())
+    assert line in " ".join((ROOT / "docs/first-hour.md").read_text("utf-8").split())
+    excerpt = yaml.safe_load(block("README.md", 3))
+    profile = from_plain(Profile, merged(to_plain(PROFILE), excerpt))
+    gain = profile.evidence.speedup
+    assert f"{recipe_text(profile.recipe)}: {ratio_text(gain)} over" in line
+    assert f"loss within {percent_text(profile.evidence.parity.loss_deviation)} at" in line
+
+
+def merged(whole: Any, part: Any) -> Any:
+    """A mapping with the values of another one in their places."""
+    if not (isinstance(whole, dict) and isinstance(part, dict)):
+        return part
+    return {**whole, **{key: merged(whole.get(key), value) for key, value in part.items()}}
+
+
+def test_what_the_readme_says_for_each_trainer_is_code_of_its_page() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    use = readme[readme.index("## Use") : readme.index("## What you get")]
+    said = dict(re.findall(r"^- \*\*(.+?)\*\*: (.*)$", use, re.M))
+    pages = ("docs/trainers.md", "docs/apply-keras.md")
+    code = "\n".join(text for page in pages for _, text in blocks_of(page))
+    assert list(said) == [
+        "Keras",
+        "Lightning",
+        "accelerate",
+        "Hugging Face's Trainer",
+        "DDP, FSDP2",
+        "Off",
+    ]
+    for name in list(said)[:-1]:
+        quoted = [each for each in re.findall(r"`([^`]+)`", said[name]) if "=" in each]
+        assert quoted, name
+        assert [each for each in quoted if each not in code] == []
 
 
 @pytest.mark.slow

@@ -67,14 +67,14 @@ def test_fit_and_a_loop_of_ones_own(
     monkeypatch.chdir(write_profile(recipe, "keras").parent)
     keras.utils.set_random_seed(0)
     names: dict[str, Any] = {}
-    exec(block("docs/trainers.md", 5), names)
+    exec(block("docs/apply-keras.md", 0), names)
     try:
         assert names["model"].layers[0].compute_dtype == "bfloat16"
         assert names["model"].evaluate(names["x"], names["y"], verbose=0)[1] > 0.85
     finally:
         names["precision"].restore()
     names["model"] = keras.models.clone_model(names["model"])
-    exec(block("docs/trainers.md", 6), names)
+    exec(block("docs/apply-keras.md", 1), names)
     predicted = np.argmax(names["model"].predict(names["x"], verbose=0), axis=1)
     assert (predicted == names["y"]).mean() > 0.85
     names["precision"].restore()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,8 +18,9 @@ from torch import nn
 import autoprec
 from autoprec import Policy, Recipe, apply_profile
 from autoprec.core.recipe import Distributed, LossScale
-from tests.code_blocks import block
+from tests.code_blocks import ROOT, block, commands_in
 
+SHORT = block("README.md", 2)
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
 WriteProfile = Callable[[Recipe, str], Path]
 
@@ -31,12 +35,12 @@ def test_the_task_file_is_tuned_by_the_python_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its search and proof are cut short."""
-    (tmp_path / "model.py").write_text(block("README.md", 3))
+    (tmp_path / "model.py").write_text(block("docs/task-file.md", 0))
     monkeypatch.chdir(tmp_path)
     quick = partial(autoprec.tune, trials=4, rounds=1, proof_steps=30)
     monkeypatch.setattr(autoprec, "tune", quick)
     names: dict[str, Any] = {}
-    exec(block("README.md", 6), names)
+    exec(block("README.md", 4), names)
     profile = names["profile"]
     assert profile.recipe.effective_batch == 128  # the task's BATCH_SIZE
     assert profile.recipe.policy in POLICIES
@@ -44,11 +48,11 @@ def test_the_task_file_is_tuned_by_the_python_of_the_readme(
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] in {str(policy) for policy in Policy}
     assert printed[1].startswith(str(profile.recipe.policy))
-    assert len(printed) == 3
+    assert len(printed) == 2
 
 
 def training(seed: int) -> dict[str, Any]:
-    """Everything that the README's loop takes as given."""
+    """Everything that the loops take as given."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -63,7 +67,7 @@ def training(seed: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_the_two_loops_of_the_readme_train_alike(
+def test_the_loops_of_the_readme_and_of_its_page_train_alike(
     policy: Policy,
     accumulation_steps: int,
     write_profile: WriteProfile,
@@ -71,26 +75,50 @@ def test_the_two_loops_of_the_readme_train_alike(
 ) -> None:
     recipe = recipe_of(policy, accumulation_steps=accumulation_steps)
     monkeypatch.chdir(write_profile(recipe, "torch").parent)
-    long, short = training(0), training(0)
+    long, *shorter = training(0), training(0), training(0)
     first = [parameter.detach().clone() for parameter in long["model"].parameters()]
-    exec(block("README.md", 4), long)
-    short["precision"] = apply_profile(
-        "model.profile.yaml", model=short["model"], optimizer=short["optimizer"]
-    )
-    exec(block("README.md", 5), short)
-    assert long["scheduler"].last_epoch == short["scheduler"].last_epoch == 6 // accumulation_steps
-    for one, other, before in zip(
-        long["model"].parameters(), short["model"].parameters(), first, strict=True
-    ):
-        assert torch.equal(one, other)
-        assert not torch.equal(one, before)
+    exec(block("docs/apply-pytorch.md", 1), long)
+    assert long["scheduler"].last_epoch == 6 // accumulation_steps
+    for code, short in zip((SHORT, block("docs/apply-pytorch.md", 0)), shorter, strict=True):
+        exec(code, short)
+        assert short["scheduler"].last_epoch == 6 // accumulation_steps
+        for one, other, before in zip(
+            long["model"].parameters(), short["model"].parameters(), first, strict=True
+        ):
+            assert torch.equal(one, other)
+            assert not torch.equal(one, before)
 
 
-@pytest.mark.parametrize("code", [block("README.md", 1), block("docs/index.md", 1)])
-def test_the_line_for_a_training_script(code: str) -> None:
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert names["apply_profile"] is apply_profile
+SCRIPT = f"""
+import torch
+from torch import nn
+
+model = nn.Linear(6, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+loss_fn = nn.CrossEntropyLoss()
+loader = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(2)]
+{SHORT}
+print(precision.policy, precision.accumulation_steps)
+"""
+
+
+def test_the_command_that_switches_a_profile_off(write_profile: WriteProfile) -> None:
+    recipe = recipe_of(Policy.MIXED_BFLOAT16, accumulation_steps=2)
+    folder = write_profile(recipe, "torch").parent
+    (folder / "train.py").write_text(SCRIPT)
+    command, *_ = commands_in(block("README.md", 5))
+    programs = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    for line, expected in ((command, "float32 2"), ("python train.py", "mixed_bfloat16 2")):
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=folder,
+            env={**os.environ, "PATH": programs, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.strip() == expected, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The documentation site: every page is reachable, and what is generated is complete."""
+"""The documentation: every page is reachable, every link leads somewhere, the README is short."""
 
 from __future__ import annotations
 
@@ -11,7 +11,58 @@ import pytest
 import autoprec
 from autoprec.hardware.catalogue import load_catalogue
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *DOCS.glob("*.md"),
+        ROOT / "profiles/README.md",
+        ROOT / "examples/README.md",
+    ]
+)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    titles = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text("utf-8")), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """The links of a page's text that lead nowhere; the page of devices is made by the build."""
+    found = []
+    for link in _LINK.findall(_FENCE.sub("", text)):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if link.startswith("https://") or target == DOCS / "devices.md":
+            continue
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert broken(page, page.read_text("utf-8")) == []
+
+
+def test_a_link_that_leads_nowhere_is_found() -> None:
+    text = "[a](method.md#limits) [b](#limits) [c](no.md) [d](method.md#none) [e](../README.md)"
+    assert broken(DOCS / "verify.md", text) == ["#limits", "no.md", "method.md#none"]
+
+
+#: The pages that have what a README of five minutes has no room for.
+TAKEN_OVER = ("task-file", "apply-pytorch", "apply-keras", "profiles", "reference", "results")
+
+
+def test_the_readme_is_short_and_leads_to_the_pages_that_took_its_parts() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(readme.encode()) <= 10_000
+    linked = {link.partition("#")[0] for link in _LINK.findall(readme)}
+    assert {f"docs/{name}.md" for name in TAKEN_OVER} <= linked
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:

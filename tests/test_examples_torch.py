@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 from autoprec import Policy, Recipe
+from tests.code_blocks import block
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "examples" / "torch"
@@ -90,31 +90,24 @@ def run_script(name: str, *arguments: str | Path, expect: int = 0) -> str:
 WriteProfile = Callable[[Recipe, str], Path]
 
 
-def readme(said: str) -> str:
-    """The one Python block of README that says this."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if said in b)
-    return str(block)
+LOOPS = {"in full": block("docs/apply-pytorch.md", 1), "in short": block("README.md", 2)}
 
 
-@pytest.mark.parametrize("form", ["in full", "in short"])
-def test_the_readmes_loop_trains_the_readmes_task(
+@pytest.mark.parametrize("form", LOOPS)
+def test_the_documented_loops_train_the_documented_task(
     write_profile: WriteProfile, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    task, loop = readme("def build_model"), readme("precision.backward(")
-    if form == "in short":  # it follows the line that applies the profile
-        loop = loop[: loop.index("for inputs")] + readme("backward_and_step(")
     recipe = Recipe(policy=Policy.MIXED_BFLOAT16, batch_size=4, accumulation_steps=3)
     monkeypatch.chdir(write_profile(recipe, "torch").parent)
     names: dict[str, Any] = {}
-    exec(task, names)
+    exec(block("docs/task-file.md", 0), names)
     model = names["build_model"]()
     before = model[0].weight.detach().clone()
     optimizer = names["build_optimizer"](model)
     names |= {"model": model, "optimizer": optimizer}
     names["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     names["loader"] = list(islice(names["build_data"](4), 7))
-    exec(loop, names)
+    exec(LOOPS[form], names)
     assert names["loss"].dtype is torch.float32
     assert names["precision"].steps == 3  # the last by flush()
     assert names["scheduler"].last_epoch == (2 if form == "in full" else 3)

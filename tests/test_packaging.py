@@ -141,7 +141,7 @@ def test_installing_pulls_no_framework(environment: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="the command is one of a POSIX shell")
 def test_a_checkout_is_installed_as_the_readme_says(tmp_path: Path) -> None:
     """In a copy of the repository; what it needs is found among the packages of these tests."""
-    (command,) = commands_in(block("README.md", 2))
+    (command,) = commands_in(block("README.md", 0))
     copy, programs = tmp_path / "copy", tmp_path / "environment" / SCRIPTS
     copy.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "autoprec", "profiles"):

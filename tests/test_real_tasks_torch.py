@@ -1,7 +1,7 @@
 """Training code as libraries and papers have it: tuned, and then trained with what was tuned.
 
 Each row is a file in `real_tasks`. It is tuned from the command line, on this machine's CPU, and
-trained in README's loop beside the same loop in plain torch: with the tuned profile, and with
+trained in the documented loop beside the same loop in plain torch: with the tuned profile, and with
 recipes that change one thing each.
 """
 

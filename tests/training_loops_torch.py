@@ -1,4 +1,4 @@
-"""The same training written twice: in plain torch, and with `apply_profile` as README says.
+"""The same training written twice: in plain torch, and with `apply_profile` as documented.
 
 A task is a module in the form `autoprec tune` reads. Two more functions say what a loop does beside
 it: `build_optimizers` gives several optimizers, and `losses` one loss for each of them.
@@ -85,7 +85,7 @@ def plain(task: ModuleType, recipe: Recipe, steps: int) -> Trained:
 
 
 def applied(task: ModuleType, recipe: Recipe, steps: int, given: Path | None = None) -> Trained:
-    """Train in README's loop, with a recipe or with the profile in the file `given`."""
+    """Train in the documented long loop, with a recipe or with the profile in the file `given`."""
     data = batches(task, recipe, steps)
     model, optimizers = start(task)
     precision = apply_profile(given or recipe, model=model, optimizer=list(optimizers))

@@ -117,7 +117,7 @@ def by_hand(case: Case) -> Step:
 
 
 def by_profile(case: Case) -> Step:
-    """The loop as the README has it."""
+    """The loop as docs/apply-pytorch.md has it, step by step."""
     model, optimizer = build(case)
     inputs, targets = batch(case)
     scale = LossScale(initial=1024.0) if case.policy.needs_loss_scale else None

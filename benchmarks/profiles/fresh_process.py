@@ -1,6 +1,6 @@
 """Does a profile keep its word in a process of its own? Its speed there, beside float32's.
 
-Every task is tuned; then fresh processes train it in alternation: in README's loop with the
+Every task is tuned; then fresh processes train it in alternation: in a loop with the
 profile, and in a plain float32 loop at the baseline's batch. Their ratio stands beside the one that
 the profile claims. What the tuning did to its own processes (memory, threads) is not there. A Keras
 task trains with `fit`, and once more with the profile's recipe set by Keras's own means.

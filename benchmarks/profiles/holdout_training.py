@@ -6,8 +6,9 @@
 
 For every number of seconds that is read, a line of standard input each, it trains for about as long
 and prints the samples per second. A few batches are drawn beforehand and used again, so that no
-loader is timed. The loop with a profile is the README's; the other one has nothing of autoprec's.
-In Keras that one can be told a recipe, by Keras's own means: a dtype policy, steps_per_execution.
+loader is timed. The loop with a profile is that of docs/apply-pytorch.md; the other one has nothing
+of autoprec's. In Keras that one can be told a recipe, by Keras's own means: a dtype policy,
+steps_per_execution.
 """
 
 from __future__ import annotations

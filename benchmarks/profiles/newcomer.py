@@ -35,6 +35,7 @@ from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.yaml_files import write_text
 from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.profiles.newcomer_rows import HEAD, accuracies, in_a_line
 from benchmarks.provenance import machine
 
 FOLDER = ROOT / "examples" / "torch"
@@ -157,11 +158,6 @@ def measure(task: str, side: str, arguments: argparse.Namespace) -> dict[str, An
     }
 
 
-def accuracies(row: Mapping[str, Any]) -> list[float]:
-    """The accuracy of each seed."""
-    return [run["accuracy"] for run in row["runs"]]
-
-
 def worse(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What trained worse than float32: the mean lies below all of float32's seeds."""
     float32 = {row["task"]: min(accuracies(row)) for row in rows if row["side"] == FLOAT32}
@@ -171,20 +167,6 @@ def worse(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in rows
         if mean(accuracies(row)) < float32[row["task"]]
     ]
-
-
-def in_a_line(row: Mapping[str, Any]) -> str:
-    """A row of the table, as a page shows it."""
-    found, run, recipe = accuracies(row), row["runs"][0], row.get("recipe")
-    applied = ""
-    if recipe:
-        applied = f"{recipe['policy']}, batch {recipe['batch_size']}"
-        steps = recipe.get("accumulation_steps", 1)
-        applied += f" x {steps}" if steps > 1 else ""
-    return (
-        f"| {row['task']} | {row['side']} | {applied} | {run['updates']} | {run['samples']} | "
-        f"{mean(found):.1%} | {min(found):.1%} to {max(found):.1%} |"
-    )
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -201,8 +183,7 @@ def main(words: Sequence[str] | None = None) -> int:
     head = machine(DEVICE)
     output = arguments.output or RESULTS / f"newcomer-{head['date']}-{head['family']}.json"
     rows: list[dict[str, Any]] = []
-    print("| task | trained | recipe | updates | samples | test accuracy, mean | over the seeds |")
-    print("|---|---|---|---|---|---|---|")
+    print("\n".join(HEAD))
     for task in arguments.tasks:
         for side in (FLOAT32, TUNED, *arguments.forced):
             rows.append(measure(task, side, arguments))

@@ -1,19 +1,16 @@
-"""Write docs/results.md and the README's tables from benchmarks/results/, and list the settings.
+"""Write docs/results.md, the picture of a report, and the tables of the README and docs/method.md.
 
 python -m benchmarks.report
 """
 
-from benchmarks.report.page import PAGE, README, REFERENCE, page, readme, reference
+from benchmarks.report.page import files
 
 
 def main() -> None:
-    """Write the page, the README's tables, and the reference's list of settings."""
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE}")
-    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote the tables in {README}")
-    REFERENCE.write_text(reference(REFERENCE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote the settings in {REFERENCE}")
+    """Write every file that is made from results or constants."""
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

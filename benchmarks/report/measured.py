@@ -1,4 +1,4 @@
-"""The README's table of what was measured on which machine, read from the results themselves."""
+"""What was measured on which machine, read from the results themselves, and what on none."""
 
 from __future__ import annotations
 
@@ -35,6 +35,30 @@ NAMES = {
     "soak": "faults",
     "fuzz": "malformed files",
 }
+
+UNMEASURED = """\
+## Not measured
+
+Only x86 CPUs and two NVIDIA GPUs were available. Everything else is written against documented
+interfaces and tested with synthetic probe recordings, by simulation, or in a rehearsal: real
+numbers and torch's own code on a [pretended device](../CONTRIBUTING.md#rehearse-an-accelerator),
+which says nothing about speed or the device's own numerics.
+
+| | measured on hardware | without hardware |
+|---|---|---|
+| other x86 CPUs | no result kept | probe replayed |
+| Arm CPU | nothing | probe replayed |
+| other NVIDIA GPUs, PyTorch | nothing | probe replayed; rehearsed 2026-11-24: seven tasks tuned, \
+proven and trained (GPT-2 of transformers among them), islands, out of memory, neighbours, faults, \
+a killed tuning, the torch examples and ten tasks of `tests/zoo` tuned |
+| AMD, Intel and Apple GPU, PyTorch | nothing | probe replayed; rehearsed 2026-11-24: one task \
+tuned, proven and trained on each |
+| any GPU, Keras on TensorFlow | nothing | probe replayed; rehearsed 2026-11-24: what is decided \
+by TensorFlow's answers about its devices, the three examples tuned; not where anything is placed |
+| several processes or replicas | two on one CPU, as tests: `DistributedDataParallel` over gloo, \
+`MirroredStrategy` | rehearsed 2026-11-24: `DistributedDataParallel` over gloo, a GPU each |
+| TPU, `TPUStrategy` | nothing | probe replayed; simulated at the border |
+"""
 
 
 def measured(folder: Path = RESULTS, recordings: Path = RECORDINGS) -> Iterator[str]:

@@ -1,6 +1,5 @@
-"""docs/results.md, the README's tables and the reference's settings, as text.
+"""docs/results.md, other pages' tables and the picture of a report, from benchmarks/results/.
 
-The first two are made from what is in benchmarks/results/, the last from the code.
 Nothing is measured here and nothing is rounded up: every table names the command that prints it,
 and a benchmark without a result says so.
 """
@@ -13,8 +12,10 @@ from pathlib import Path
 from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.report import gpu
 from benchmarks.report.latest import MACHINES, head_of, latest
-from benchmarks.report.measured import measured
-from benchmarks.report.proof import constants, fuzz, islands, numerics, soak
+from benchmarks.report.limits import limits
+from benchmarks.report.measured import UNMEASURED, measured
+from benchmarks.report.picture import picture
+from benchmarks.report.proof import constants, fuzz, islands, newcomer, numerics, soak
 from benchmarks.report.search import (
     COUNTED_ONCE_SINCE,
     SHOWN,
@@ -39,10 +40,18 @@ from benchmarks.report.speed import (
     replay,
     startup,
 )
+from benchmarks.report.summary import summary
 
 PAGE = ROOT / "docs" / "results.md"
-README = ROOT / "README.md"
-REFERENCE = ROOT / "docs" / "reference.md"
+PICTURE = ROOT / "docs" / "report.svg"
+
+#: Pages written by hand, each with the table in it that is made here.
+TABLES: dict[Path, tuple[str, Callable[[], Iterable[str]]]] = {
+    ROOT / "README.md": ("results", summary),
+    ROOT / "docs" / "first-hour.md": ("newcomer", newcomer),
+    ROOT / "docs" / "method.md": ("limits", limits),
+    ROOT / "docs" / "reference.md": ("settings", settings),
+}
 
 HEAD = """\
 # Results
@@ -130,6 +139,7 @@ def page() -> str:
     """The whole of docs/results.md."""
     title = f"## One task on every machine: {SHOWN}"
     lines = [HEAD, title, "", *machines(), "", *host_bound(), "", WITHDRAWN, ""]
+    lines += ["## What was measured where", "", *measured(), "", UNMEASURED, ""]
     for title, name, suffix, module, section in SECTIONS:
         command = f"python -m benchmarks.{module}"
         paths = latest(name, suffix)
@@ -137,6 +147,8 @@ def page() -> str:
         if not paths:
             lines += [f"No result yet: `{command}` prints it.", ""]
         own: list[str] = []
+        if section is oracle and paths:
+            own += [*oracle_summary(), ""]
         for path in paths:
             data = f"`{command}`, data: `benchmarks/results/{path.name}`."
             unnamed = name != "replay" and "family" not in head_of(path)
@@ -176,21 +188,17 @@ def host_bound(folder: Path = RESULTS) -> Iterator[str]:
             )
 
 
-def readme(text: str) -> str:
-    """The README with its tables made anew."""
-    text = with_table(text, "machines", [*machines(), "", *host_bound()])
-    text = with_table(text, "gpus", [*gpu.speed(gpu.read(RESULTS)), "", *host_bound()])
-    text = with_table(text, "measured", measured())
-    return with_table(text, "oracle", oracle_summary())
-
-
-def reference(text: str) -> str:
-    """docs/reference.md with its list of settings made anew."""
-    return with_table(text, "settings", settings())
+def files() -> dict[Path, str]:
+    """Everything that is made here: each file's text."""
+    tables = {
+        path: with_table(path.read_text(encoding="utf-8"), name, table())
+        for path, (name, table) in TABLES.items()
+    }
+    return {PAGE: page(), PICTURE: picture(), **tables}
 
 
 def with_table(text: str, name: str, table: Iterable[str]) -> str:
-    """The page with this table between its marks."""
+    """A page with this table between its marks."""
     begin, end = f"<!-- {name}: made by benchmarks.report -->", f"<!-- end of {name} -->"
     if begin not in text or end not in text:
         raise SystemExit(f"no place for the table {name!r}: expected {begin} and {end}")

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkout import ROOT
+from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.numerics.zoo_tables import constants_table, share
-from benchmarks.report.latest import machine_name, other_runs, where
+from benchmarks.profiles import newcomer_rows
+from benchmarks.report.latest import head_of, machine_name, other_runs, where
 from benchmarks.search.oracle_rows import ratio_text
 
 
@@ -247,3 +248,16 @@ def fuzz(path: Path) -> Iterator[str]:
             f"| {r['name']} | {r['inputs']} | {r['accepted']} | {len(r['failures'])} | "
             f"{r['most_calls']} | {r['most_bytes'] / 1e6:.1f} MB |"
         )
+
+
+def newcomer(folder: Path = RESULTS) -> Iterator[str]:
+    """How well the examples' scripts train with profiles, and without: the newest run."""
+    path = max(folder.glob("newcomer-*.json"), default=None)
+    if path is None:
+        yield "No result yet: `python -m benchmarks.profiles.newcomer` prints it."
+        return
+    found = head_of(path)
+    yield f"{where(found)}, torch {found['torch']}, data: `benchmarks/results/{path.name}`."
+    yield ""
+    yield from newcomer_rows.HEAD
+    yield from map(newcomer_rows.in_a_line, found["rows"])

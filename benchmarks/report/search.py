@@ -8,7 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from autoprec.core.speed.attribution import PRECISION
+from autoprec.core.codec import from_plain
+from autoprec.core.recipe import Recipe
+from autoprec.core.speed.attribution import PRECISION, describe_settings
 from benchmarks.checkout import HOLDOUT, RESULTS, TASKS
 from benchmarks.peers.rows import in_a_line, peer_table
 from benchmarks.provenance import lines_of
@@ -40,7 +42,7 @@ from benchmarks.search.oracle_rows import (
     worst_first,
 )
 
-#: The task that the README shows on every machine.
+#: The task that is shown on every machine.
 SHOWN = "encoder"
 
 #: The files whose heads tell that a machine was measured at all.
@@ -111,7 +113,7 @@ def worst_and_best(folder: Path = RESULTS) -> list[Row]:
 
 
 def oracle_summary(folder: Path = RESULTS) -> Iterator[str]:
-    """The README's table: each task where chosen/best came out worst, and where best."""
+    """Each task where chosen/best came out worst, and where best."""
     rows = worst_and_best(folder)
     if not rows:
         yield "No result yet: `python -m benchmarks.search.oracle` prints it."
@@ -163,20 +165,20 @@ def machines(folder: Path = RESULTS) -> Iterator[str]:
             yield f"| {' | '.join([name, *cells])} |"
 
 
-def tuned(folder: Path = RESULTS) -> dict[str, list[Row]]:
-    """By machine the newest tunings of the task shown; none where others only were measured.
+def tuned(folder: Path = RESULTS, task: str = SHOWN) -> dict[str, list[Row]]:
+    """By machine the newest tunings of a task; none where others only were measured.
 
     There is one of the comparison with a grid and one of profiles in fresh processes, the newest
     first: each has what the other lacks.
     """
     found: dict[str, list[Row]] = {}
     for row in newest_rows("oracle", folder):
-        if row["task"] == SHOWN:
+        if row["task"] == task:
             found[machine_name(row["family"])] = [row]
     for path in latest("applied", folder=folder):
         head = head_of(path)
         for row in head["rows"]:
-            if row["task"] == SHOWN:
+            if row["task"] == task:
                 own = found.setdefault(machine_name(head["family"]), [])
                 own.append(applied_row(head["date"], row))
     for pattern in MEASURED:
@@ -184,7 +186,7 @@ def tuned(folder: Path = RESULTS) -> dict[str, list[Row]]:
             if family := head_of(path).get("family"):
                 found.setdefault(machine_name(family), [])
     for device, pieces in gpu.read(folder).items():
-        rows = pieces.get(f"tune-{SHOWN}", ())
+        rows = pieces.get(f"tune-{task}", ())
         own = found.setdefault(device, [])
         own += [gpu_row(rows[0])] if rows and "recipe" in rows[0] else []
     return {
@@ -194,11 +196,16 @@ def tuned(folder: Path = RESULTS) -> dict[str, list[Row]]:
 
 
 def applied_row(date: str, row: Row) -> Row:
-    """A tuning whose profile was applied in fresh processes in the form of an oracle's row."""
+    """A tuning whose profile was applied in fresh processes in the form of an oracle's row.
+
+    A recipe without further settings differs from float32 at its batch by its precision alone.
+    """
+    plain = not describe_settings(from_plain(Recipe, row["recipe"]))
     return {
         "date": date,
         "recipes": {"chosen": row["recipe"]},
         "chosen_over_float32": row["claimed"],
+        "chosen_over_float32_alike": row.get("claimed_same_batch") if plain else None,
         "applied": row["applied"],
         "reason": row["inconclusive"],
     }

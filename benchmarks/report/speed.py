@@ -186,7 +186,7 @@ def applied(path: Path) -> Iterator[str]:
     at_batch = "; the same over the plain loop at the profile's batch"
     yield (
         f"{where(found)}, torch {found['torch']}: each profile's speed-up as the tuning measured "
-        "it, and in fresh processes, README's loop with the profile over the plain loop"
+        "it, and in fresh processes, a loop with the profile over the plain loop"
         f"{at_batch if 'applied_same_batch' in shown else ''}."
     )
     yield ""

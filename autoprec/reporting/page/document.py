@@ -9,7 +9,7 @@ from autoprec.reporting.page import sections
 from autoprec.reporting.page.markup import text
 from autoprec.version import __version__
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --dim: #5b6472; --line: #d9dee6; --paper: #fff;
   --soft: #f3f5f8; --float32: #6b7280; --tf32: #0f8a5f; --mixed_bfloat16: #2563eb;
   --mixed_float16: #d9580d; --noise: #b9bfc9; --part: #5b8def; --whole: #1d4ed8; }
@@ -77,7 +77,7 @@ def _document(title: str, parts: Iterable[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}: autoprec</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{text(title)}: autoprec</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f"{body}\n<footer>Made by autoprec {__version__} from the profile alone.</footer>\n"
         "</body>\n</html>\n"
     )

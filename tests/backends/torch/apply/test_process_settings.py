@@ -125,10 +125,10 @@ NAMED = {
 }
 
 
-def test_the_readme_names_every_setting_of_the_process() -> None:
-    readme = Path(__file__).parents[4].joinpath("README.md").read_text()
+def test_the_page_of_profiles_names_every_setting_of_the_process() -> None:
+    page = Path(__file__).parents[4].joinpath("docs", "profiles.md").read_text()
     assert set(NAMED) == set(_WRITERS)
-    assert [name for name in NAMED.values() if f"`torch.{name}" not in readme] == []
+    assert [name for name in NAMED.values() if f"`torch.{name}" not in page] == []
 
 
 def test_a_float32_recipe_changes_nothing_of_the_process() -> None:

@@ -1,0 +1,301 @@
+"""The table of limits in docs/method.md: the numbers that decide, read from the code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+#: From the constants' values to the numbers shown.
+Made = Callable[..., tuple[float, ...]]
+
+_TOLERANCE = "core.numerics.tolerance:Tolerance"
+_LATE = "core.numerics.late_failures"
+_MIB = 2.0**20
+
+
+def as_it_is(*values: float) -> tuple[float, ...]:
+    """Return the values themselves."""
+    return values
+
+
+def per_cent(*values: float) -> tuple[float, ...]:
+    """Return shares in per cent."""
+    return tuple(100 * value for value in values)
+
+
+def share_and_factor(share: float, factor: float) -> tuple[float, ...]:
+    """Return a share in per cent, and a factor."""
+    return 100 * share, factor
+
+
+def product(*values: float) -> tuple[float, ...]:
+    """Return the product of shares and factors, in per cent."""
+    return (100 * math.prod(values),)
+
+
+def above_one(*values: float) -> tuple[float, ...]:
+    """Return by how many per cent ratios exceed one."""
+    return tuple(100 * (value - 1) for value in values)
+
+
+def micro(*values: float) -> tuple[float, ...]:
+    """Return seconds in microseconds."""
+    return tuple(1e6 * value for value in values)
+
+
+def mebi(*values: float) -> tuple[float, ...]:
+    """Return bytes in MiB."""
+    return tuple(value / _MIB for value in values)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A row: what is limited, the number in words, and the constants it is made of.
+
+    A path is a module and a name in it, "core.module:NAME" or "core.module:Class.field"; one of a
+    tuple gives all its members. `shown` has a place for every number.
+    """
+
+    what: str
+    shown: str
+    paths: tuple[str, ...]
+    made: Made = as_it_is
+
+    def text(self) -> str:
+        """Return the numbers as they are shown."""
+        values = [value for path in self.paths for value in constant(path)]
+        return self.shown.format(*self.made(*values))
+
+    def where(self) -> str:
+        """Return the constants' places, each module named once."""
+        names: dict[str, list[str]] = {}
+        for path in self.paths:
+            module, _, name = path.partition(":")
+            names.setdefault(module, []).append(name)
+        return "; ".join(f"`{module}`: {', '.join(own)}" for module, own in names.items())
+
+
+def constant(path: str) -> tuple[float, ...]:
+    """Return a constant's value, or its members; `AttributeError` where there is none."""
+    module, _, names = path.partition(":")
+    value: Any = import_module(f"autoprec.{module}")
+    for name in names.split("."):
+        value = getattr(value, name)
+    return tuple(map(float, value)) if isinstance(value, tuple) else (float(value),)
+
+
+def _tolerance(name: str) -> tuple[str, str]:
+    return f"{_TOLERANCE}.{name}", f"{_TOLERANCE}.{name}_null"
+
+
+_OR_NOISE = "{:g} %, or {:g} times what noise does"
+_LONG = (f"{_TOLERANCE}.trajectory", f"{_LATE}:LONG_RUN_FACTOR")
+
+#: By stage.
+LIMITS: dict[str, tuple[Limit, ...]] = {
+    "Proof": (
+        Limit("loss at the same weights", _OR_NOISE, _tolerance("loss"), share_and_factor),
+        Limit("gradient at the same weights", _OR_NOISE, _tolerance("gradient"), share_and_factor),
+        Limit("a buffer's change", _OR_NOISE, _tolerance("buffer"), share_and_factor),
+        Limit("loss curve", _OR_NOISE, _tolerance("trajectory"), share_and_factor),
+        Limit("`evaluate(model)`", _OR_NOISE, _tolerance("metric"), share_and_factor),
+        Limit("steps skipped in one run", "{:g}", (f"{_TOLERANCE}.skipped",)),
+        Limit("a long run's end", "{:g} %", _LONG, product),
+        Limit(
+            "a long run's end from which a second seed runs",
+            "{:g} %",
+            (*_LONG, f"{_LATE}:SECOND_SEED_SHARE"),
+            product,
+        ),
+        Limit("times as far as noise drives float32", "{:g}", (f"{_LATE}:NOISE_FACTOR",)),
+        Limit(
+            "a difference that only noise excuses and training must confirm",
+            "{:g} %",
+            (f"{_TOLERANCE}.loss", "core.numerics.single_step:UNTRAINED_NOISE_FACTOR"),
+            product,
+        ),
+        Limit(
+            "single steps in a settling run's second half (root mean square)",
+            "{:g} %",
+            (f"{_TOLERANCE}.trajectory", "core.numerics.parity:SECOND_HALF_FACTOR"),
+            product,
+        ),
+        Limit(
+            "a training so close that one seed is enough",
+            "{:g} %",
+            ("core.numerics.parity:CLOSE_DEVIATION",),
+            per_cent,
+        ),
+        Limit(
+            "a fall of the loss, as the steps double, that keeps a run going",
+            "{:g} %",
+            ("core.numerics.proof_steps:FALLING_LOSS_SHARE",),
+            per_cent,
+        ),
+        Limit(
+            "lengths of a proof in steps",
+            "{:g}, {:g}, {:g}, {:g}",
+            ("core.numerics.proof_steps:PROOF_LENGTHS",),
+        ),
+        Limit(
+            "time that the length is chosen for (`--proof-seconds`)",
+            "{:g} s",
+            ("core.numerics.proof_steps:DEFAULT_SECONDS",),
+        ),
+        Limit(
+            "speed of a proven recipe below which another is not proven",
+            "{:g} %",
+            ("tuning.proof.stage:_MIN_SPEED_SHARE",),
+            per_cent,
+        ),
+    ),
+    "Timing": (
+        Limit("confidence of every interval", "{:g} %", ("core.statistics:CONFIDENCE",), per_cent),
+        Limit(
+            "width of the interval at which a trial ends",
+            "{:g} %",
+            ("core.speed.timing_budget:TimingBudget.precision",),
+            per_cent,
+        ),
+        Limit(
+            "slower than predicted by this much: timed twice",
+            "{:.0f} to {:.0f} %",
+            ("core.speed.noise:_DISTURBED_RATIO_RANGE",),
+            above_one,
+        ),
+        Limit(
+            "growth of memory that counts as warm-up",
+            "{:g} MiB",
+            ("backends.shared.process_memory:MemoryGrowth.NOISE_BYTES",),
+            mebi,
+        ),
+        Limit(
+            "age of the baseline's timing at which it is timed again",
+            "{:g} s",
+            ("tuning.search.drift_correction:_CHECK_SECONDS",),
+        ),
+        Limit(
+            "share of the processors that others may use",
+            "{:g} %",
+            ("core.speed.contention:BUSY_SHARE",),
+            per_cent,
+        ),
+        Limit(
+            "waiting for others: at a time, in all, share of a time limit",
+            "{:g} s, {:g} s, {:g} %",
+            (
+                "workers.cpu_contention:_LONGEST_WAIT_SECONDS",
+                "workers.cpu_contention:PATIENCE_SECONDS",
+                "tuning.job:_PATIENCE_SHARE",
+            ),
+            lambda once, in_all, share: (once, in_all, 100 * share),
+        ),
+    ),
+    "Search": (
+        Limit("a gain worth a trial", "{:g} %", ("core.speed.stopping:Limits.gain",), per_cent),
+        Limit(
+            "the optimizer's share from which a fused one is tried",
+            "{:g} %",
+            ("core.speed.knobs:_OPTIMIZER_SHARE",),
+            per_cent,
+        ),
+        Limit(
+            "a smaller batch is preferred within",
+            "{:g} %",
+            ("core.speed.selection:OTHER_BATCH_SAME_SPEED_SHARE",),
+            per_cent,
+        ),
+        Limit(
+            "memory kept free: on a CPU, the larger of",
+            "{:g} % and {:g} MiB",
+            ("workers.memory_limit:RESERVE_SHARE", "workers.memory_limit:RESERVE_BYTES"),
+            lambda share, size: (100 * share, size / _MIB),
+        ),
+        Limit(
+            "share of an accelerator's free memory that is used",
+            "{:g} %",
+            ("backends.protocol:USABLE_FREE_MEMORY_SHARE",),
+            per_cent,
+        ),
+        Limit(
+            "share of the budget above which a recipe is not tried",
+            "{:g} %",
+            ("tuning.search.loop:_MEMORY_SHARE",),
+            per_cent,
+        ),
+    ),
+    "Comparison": (
+        Limit("a turn", "{:g} s", ("core.speed.best_arm:TURN_SECONDS",)),
+        Limit(
+            "assumed error of a trial's single timing",
+            "{:g} %",
+            ("core.speed.reranking:SEARCH_RATIO_ERROR",),
+            per_cent,
+        ),
+        Limit("the comparison lasts at most", "{:g} s", ("core.speed.reranking:_MAX_SECONDS",)),
+        Limit(
+            "finalists are within this share of the fastest",
+            "{:.0f} %",
+            ("core.speed.trial_results:MAY_BE_FASTEST_SHARE",),
+            lambda share: (100 * (1 - share),),
+        ),
+        Limit(
+            "precision that brings less is not chosen",
+            "{:g} %",
+            ("core.speed.selection:SAME_SPEED_SHARE",),
+            per_cent,
+        ),
+        Limit(
+            "gain that rounding beyond the policy must bring",
+            "{:g} %",
+            ("core.speed.noise:MIN_GAIN",),
+            per_cent,
+        ),
+        Limit(
+            "search and final rounds contradict each other: factor between their intervals",
+            "{:g}",
+            ("core.speed.consistency:CONTRADICTION_FACTOR",),
+        ),
+        Limit(
+            "too wide an interval: factor between its ends",
+            "{:g}",
+            ("core.speed.consistency:WIDE_INTERVAL_FACTOR",),
+        ),
+        Limit(
+            "another machine: a rate that changed by the factor",
+            "{:.2f}",
+            ("core.speed.consistency:RATE_CHANGE_FACTOR",),
+        ),
+    ),
+    "Time limit": (
+        Limit(
+            "shares at which search and proofs end",
+            "{:g} %, {:g} %",
+            ("tuning.time_limit:SEARCH_SHARE", "tuning.time_limit:PROOF_SHARE"),
+            per_cent,
+        ),
+    ),
+    "Plan": (
+        Limit(
+            "launching a kernel: the driver, a framework",
+            "{:g} us, {:g} us",
+            (
+                "core.speed.step_bounds:LAUNCH_SECONDS",
+                "core.speed.step_bounds:FRAMEWORK_LAUNCH_SECONDS",
+            ),
+            micro,
+        ),
+    ),
+}
+
+
+def limits() -> Iterator[str]:
+    """Yield the table, line by line."""
+    yield "| stage | limit | value | in `autoprec` |"
+    yield "|---|---|---|---|"
+    for stage, rows in LIMITS.items():
+        for row in rows:
+            yield f"| {stage} | {row.what} | {row.text()} | {row.where()} |"
