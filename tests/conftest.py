@@ -49,6 +49,12 @@ def build_model():
 def build_data(batch_size):
     return []
 """
+ALWAYS_PRELOADED = ("autoprec.workers", "autoprec.core", "autoprec.backends.shared")
+PRELOADED = {
+    "": ("simulated.backend",),
+    "torch": ("autoprec.backends.torch", "torch._dynamo"),  # an optimizer imports it
+    "keras": ("autoprec.backends.keras",),
+}
 LOADED = pytest.StashKey[dict[str, Path]]()  # the first file loaded for each framework
 
 
@@ -111,6 +117,28 @@ def impatience() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("autoprec.tuning.job.PATIENCE_SECONDS", 0.0)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give each process of tests its temporary files, and with them its devices' locks."""
+    folder = str(tmp_path_factory.mktemp("tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr("tempfile.tempdir", folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork the workers of tunings from a process that has imported the framework already."""
+    from tests.fork_server import ForkServer, forked_workers
+
+    loaded = next(iter(request.config.stash[LOADED]), "")
+    server = ForkServer((*ALWAYS_PRELOADED, *PRELOADED[loaded]))
+    with forked_workers(server):
+        yield
+    server.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)

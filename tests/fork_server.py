@@ -1,0 +1,289 @@
+"""Worker processes that are forked from one that has imported their framework already.
+
+A worker of a tuning imports its framework anew, which for torch takes three seconds, and the tests
+start some hundreds of workers. With `forked_workers` they are forked from a server process that has
+only imported modules: real processes, with a guard, a memory limit and an end of their own, that
+lack nothing but the time of the import.
+
+A worker whose environment differs from the server's in what is read at import (threads, paths,
+devices) is started as users start it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: What may differ between the server's environment and a worker's: nothing reads it at import.
+_FREE = {"TMPDIR", "HOME", "COLUMNS", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED"}
+_FREE |= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+#: Read when a device is first used.
+_FREE |= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
+_FREE_PREFIXES = ("AUTOPREC_", "TOKENIZERS_")
+
+_POLL_SECONDS = 0.01
+
+
+class ForkServer:
+    """The client's side of one server process, which is started with the first worker."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = tuple(modules)
+        self._environment: dict[str, str] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def can_start(self, environment: dict[str, str]) -> bool:
+        """Return whether a process with this environment may be forked."""
+        mine = self._environment or worker_environment()
+        names = {n for n in {*mine, *environment} if mine.get(n) != environment.get(n)}
+        return all(name in _FREE or name.startswith(_FREE_PREFIXES) for name in names)
+
+    def popen(self, command: Sequence[str], **settings: Any) -> ForkedProcess:
+        """Do what `subprocess.Popen` would with a worker's command."""
+        if self._socket is None:
+            self._start()
+        assert self._socket is not None
+        ours, theirs = socket.socketpair()
+        null = os.open(os.devnull, os.O_RDWR)
+        stdout = settings["stdout"]
+        output = null if stdout == subprocess.DEVNULL else stdout.fileno()
+        descriptors = [theirs.fileno(), null, output, *settings["pass_fds"]]
+        request = {
+            "script": command[-2],
+            "arguments": command[-2:],
+            "environment": settings["env"],
+            "folder": os.getcwd(),
+            "numbers": list(settings["pass_fds"]),
+        }
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
+        finally:
+            theirs.close()
+            os.close(null)
+        return ForkedProcess(ours)
+
+    @property
+    def pid(self) -> int:
+        """Return the process id of the server: the parent of all that it forks."""
+        if self._process is None:
+            self._start()
+        assert self._process is not None
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End the server; workers end by their own guards."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self._process.wait()
+        self._socket = self._process = None
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._environment = worker_environment()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__, str(theirs.fileno()), *self._modules],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env=self._environment,
+        )
+        theirs.close()
+        self._socket = ours
+
+
+class ForkedProcess:
+    """What of `subprocess.Popen` the workers' client uses, for a child of the server."""
+
+    def __init__(self, report: socket.socket) -> None:
+        self._report = report
+        self.returncode: int | None = None
+        self.pid = int(self._line() or 0)
+
+    def poll(self) -> int | None:
+        """Return how the process ended; None while it runs."""
+        if self.returncode is None and select.select([self._report], [], [], 0)[0]:
+            self.returncode = int(self._line() or -signal.SIGKILL)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if until is not None and time.monotonic() > until:
+                raise subprocess.TimeoutExpired("a forked worker", timeout or 0.0)
+            select.select([self._report], [], [], _POLL_SECONDS)
+        self._report.close()
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def _line(self) -> bytes:
+        """Read a line of the server's; nothing where the server is gone."""
+        line = b""
+        while not line.endswith(b"\n"):
+            byte = self._report.recv(1)
+            if not byte:
+                return b""
+            line += byte
+        return line
+
+
+def worker_environment() -> dict[str, str]:
+    """Return the environment of a worker that is given nothing of its own."""
+    from autoprec.workers.environment import worker_environment
+
+    return worker_environment({})
+
+
+@contextlib.contextmanager
+def forked_workers(server: ForkServer) -> Iterator[None]:
+    """Let the workers that are started in this process be forked from `server`."""
+    from autoprec.workers import client
+
+    class Starter:
+        """Stands for the module `subprocess` in the workers' client."""
+
+        DEVNULL, STDOUT = subprocess.DEVNULL, subprocess.STDOUT
+        SubprocessError, TimeoutExpired = subprocess.SubprocessError, subprocess.TimeoutExpired
+
+        @staticmethod
+        def Popen(command: list[str], **settings: Any) -> Any:  # noqa: N802 (the standard's name)
+            if not server.can_start(settings["env"]):
+                return subprocess.Popen(command, **settings)
+            arguments = json.loads(command[-1]) | {"tuner": server.pid}
+            return server.popen([*command[:-1], json.dumps(arguments)], **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "subprocess", Starter)
+        yield
+
+
+# -- the server's side ----------------------------------------------------------------------------
+
+
+def serve(requests: socket.socket, modules: Sequence[str]) -> None:
+    """Import the modules, of packages of autoprec all, then fork a process for every request until the other side closes."""
+    import gc
+    import importlib
+    import pkgutil
+
+    for name in modules:
+        module = importlib.import_module(name)
+        own = module.__path__ if name.startswith("autoprec.") else ()
+        for found in pkgutil.walk_packages(own, f"{name}."):
+            importlib.import_module(found.name)
+    gc.collect()
+    gc.freeze()
+    running: dict[int, socket.socket] = {}
+    wake, tell = os.pipe()
+    os.set_blocking(tell, False)
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    while True:
+        readable, _, _ = select.select([requests, wake], [], [])
+        if wake in readable:
+            with contextlib.suppress(OSError):
+                os.read(wake, 4096)
+            _report_ends(running)
+        if requests not in readable:
+            continue
+        message, descriptors, _, _ = socket.recv_fds(requests, 2**20, 16)
+        if not message:
+            return
+        report = socket.socket(fileno=descriptors[0])
+        child = os.fork()
+        if child == 0:
+            signal.set_wakeup_fd(-1)
+            _become(json.loads(message), descriptors)
+        for descriptor in descriptors[1:]:
+            os.close(descriptor)
+        running[child] = report
+        report.sendall(b"%d\n" % child)
+
+
+def _report_ends(running: dict[int, socket.socket]) -> None:
+    while True:
+        try:
+            child, how = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if child == 0:
+            return
+        report = running.pop(child)
+        with contextlib.suppress(OSError):
+            report.sendall(b"%d\n" % os.waitstatus_to_exitcode(how))
+        report.close()
+
+
+def _become(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Turn the forked process into the one that was asked for; never return."""
+    import random
+    import runpy
+
+    code = 1
+    try:
+        _take_descriptors(descriptors, request["numbers"])
+        for number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        os.chdir(request["folder"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        random.seed()
+        sys.argv = request["arguments"]
+        runpy.run_path(request["script"], run_name="__main__")
+        code = 0
+    except BaseException:  # it must not go on as the server
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _take_descriptors(received: list[int], numbers: list[int]) -> None:
+    """Put stdin, stdout, stderr and what was passed where they are expected; close all others."""
+    targets = [0, 1, 2, *numbers]
+    sources = [received[1], received[2], received[2], *received[3:]]
+    room = max(*targets, *sources) + 1
+    high = [os.dup2(source, room + place) for place, source in enumerate(sources)]
+    os.closerange(3, room)
+    for source, target in zip(high, targets, strict=True):
+        os.dup2(source, target)
+    kept = set(targets)
+    for number in range(3, room + len(high)):
+        if number not in kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
