@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,7 +171,7 @@ def forked_workers(server: ForkServer) -> Iterator[None]:
         SubprocessError, TimeoutExpired = subprocess.SubprocessError, subprocess.TimeoutExpired
 
         @staticmethod
-        def Popen(command: list[str], **settings: Any) -> Any:  # noqa: N802 (the standard's name)
+        def Popen(command: list[str], **settings: Any) -> Any:
             if not server.can_start(settings["env"]):
                 return subprocess.Popen(command, **settings)
             arguments = json.loads(command[-1]) | {"tuner": server.pid}
@@ -187,7 +186,10 @@ def forked_workers(server: ForkServer) -> Iterator[None]:
 
 
 def serve(requests: socket.socket, modules: Sequence[str]) -> None:
-    """Import the modules, of packages of autoprec all, then fork a process for every request until the other side closes."""
+    """Import the modules, then fork a process for every request until the other side closes.
+
+    Of a package of autoprec all modules are imported.
+    """
     import gc
     import importlib
     import pkgutil
