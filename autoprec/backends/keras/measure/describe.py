@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from autoprec.backends.keras.apply.dtype_policies import low_precision
+from autoprec.backends.keras.apply.dtype_policies import low_precision, weights_in
 from autoprec.backends.keras.apply.layer_names import LayerUnit, has_own_code, layer_units
 from autoprec.backends.keras.apply.mixed_precision_advice import (
     dimensions,
@@ -88,6 +88,7 @@ def describe(
         optimizer_bytes=_state_bytes(model),
         kernels=run,
         low_precision=low_precision(units),
+        weights_in=weights_in(model),
         uses_tf32=device != "cpu" and _rounds_to_tf32(),
         compiled=bool(model.jit_compile),
         not_compilable=compile_obstacle(model),
