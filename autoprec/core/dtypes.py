@@ -106,6 +106,17 @@ class Policy(StrEnum):
         """Return whether the compute dtype is a 16-bit one."""
         return self.compute_dtype in (DType.BFLOAT16, DType.FLOAT16)
 
+    def name_with(self, weights_in: str) -> str:
+        """Name the policy for a model; float32 where all trained weights are 16-bit is no float32.
+
+        `weights_in` is their dtype, empty where the model is a common one.
+        """
+        return f"{weights_in} weights" if weights_in and self is Policy.FLOAT32 else self.value
+
+    def compute_dtype_with(self, weights_in: str) -> DType:
+        """Return the dtype matrix products run in where the weights are kept in `weights_in`."""
+        return DType(weights_in) if weights_in and self is Policy.FLOAT32 else self.compute_dtype
+
     @property
     def needs_loss_scale(self) -> bool:
         """Return whether gradients can underflow in the compute dtype unless the loss is scaled."""

@@ -87,8 +87,9 @@ class TaskFacts:
 
     `samples` is the count in a typical batch when `nominal` samples were requested.
     `splittable` says whether the accumulated gradient of two halves equals the unsplit one in
-    several batches; `split_reason` why not. `surveyed` is how many batches were looked at where
-    their shapes differ: a session looks at as many (0: all had the same, None: not known).
+    several batches; `split_reason` why not, and `fixed_batch` that the model trains at no other
+    batch size either. `surveyed` is how many batches were looked at where their shapes differ: a
+    session looks at as many (0: all had the same, None: not known).
     `flops_per_sample` counts forward and backward (None: unknown),
     `saved_bytes_per_sample` what float32's forward pass keeps for the backward pass, weights left
     out, `trainable_bytes` the weights that an update changes, `optimizer_bytes` what the optimizer
@@ -118,6 +119,7 @@ class TaskFacts:
     convolutions: bool = False
     splittable: bool = True
     split_reason: str = ""
+    fixed_batch: bool = False
     surveyed: int | None = None
     flops_per_sample: float | None = None
     saved_bytes_per_sample: float = 0.0

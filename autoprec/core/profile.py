@@ -79,6 +79,13 @@ class Baseline:
     exposed_communication: Ratio | None = None
     weights_in: str = ""
 
+    @property
+    def title(self) -> str:
+        """Name what it computes in; a model in 16 bits is not called float32."""
+        if self.weights_in:
+            return f"the model as it is, whose weights are {self.weights_in}"
+        return self.policy.value
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -188,12 +195,12 @@ class Profile:
     def _rows(self) -> list[tuple[str, str]]:
         """Return what matters most, each with its name."""
         evidence = self.evidence
-        rows = [("recipe", describe_recipe(self.recipe))]
+        rows = [("recipe", describe_recipe(self.recipe, evidence.baseline.weights_in))]
         if evidence.inconclusive:
             rows.insert(0, ("inconclusive", f"inconclusive: {evidence.inconclusive}"))
         base, gain = evidence.baseline, evidence.speedup
         if gain.rounds:
-            against = f"{base.policy}, batch {base.batch_size}"
+            against = f"{base.title}, batch {base.batch_size}"
             between = f"({gain.low:.2f}-{gain.high:.2f})"
             rows.append(("speed", f"{gain.ratio:.2f}x {between} over {against}"))
         parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)

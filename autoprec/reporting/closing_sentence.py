@@ -11,7 +11,7 @@ from autoprec.core.recipe import describe_batch
 from autoprec.core.speed.attribution import PRECISION
 from autoprec.core.speed.noise import MIN_GAIN, Ratio
 from autoprec.reporting.flags import with_flags
-from autoprec.reporting.text import dtype_text, percent_text, ratio_text, recipe_text
+from autoprec.reporting.text import chosen_text, dtype_text, percent_text, ratio_text
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
 _NOTABLE_BANDWIDTH_SHARE = 0.01
@@ -24,7 +24,7 @@ def closing_sentence(profile: Profile) -> str:
     """Return one sentence with the result and its numbers."""
     recipe, evidence = profile.recipe, profile.evidence
     if profile.device.fingerprint.rehearsal:
-        return f"result: {recipe_text(recipe)}: {evidence.reason}"
+        return f"result: {chosen_text(profile)}: {evidence.reason}"
     if evidence.inconclusive:
         return (
             f"{evidence.reason}. Run the same command with --fresh when this machine is idle; "
@@ -36,7 +36,7 @@ def closing_sentence(profile: Profile) -> str:
     text += _loss_text(evidence.parity)
     share = evidence.chosen.peak_share
     if share is not None:
-        text += f"; {share:.0%} of this device's measured {dtype_text(recipe.policy)} peak"
+        text += f"; {share:.0%} of this device's measured {dtype_text(profile)} peak"
     share = evidence.chosen.memory_share
     if share is not None and share >= _NOTABLE_BANDWIDTH_SHARE:
         text += f"; at least {share:.0%} of its memory bandwidth"
@@ -75,7 +75,7 @@ def headline(profile: Profile) -> str:
     due to precision.
     """
     recipe, evidence = profile.recipe, profile.evidence
-    name, gain = recipe_text(recipe), evidence.speedup
+    name, gain = chosen_text(profile), evidence.speedup
     if gain.ratio < 1.0 and recipe.forced:
         return f"{gain.ratio:.2g}x: slower than {baseline_text(profile)}; only {name} was requested"
     text = f"{_caveat(profile)}{name}: {ratio_text(gain)} over {baseline_text(profile)}"
@@ -99,10 +99,7 @@ def _caveat(profile: Profile) -> str:
 def baseline_text(profile: Profile) -> str:
     """Name the baseline in full: "float32, batch 32"; a model in 16 bits is not called that."""
     base, ranks = profile.evidence.baseline, profile.recipe.world_size
-    name = str(base.policy)
-    if base.weights_in:
-        name = f"the model as it is, whose weights are {base.weights_in}"
-    return f"{name}, {describe_batch(base.batch_size, base.accumulation_steps, ranks)}"
+    return f"{base.title}, {describe_batch(base.batch_size, base.accumulation_steps, ranks)}"
 
 
 def part_lines(profile: Profile) -> list[str]:
@@ -110,7 +107,7 @@ def part_lines(profile: Profile) -> list[str]:
     evidence = profile.evidence
     if len(evidence.waterfall) < 2 or evidence.inconclusive:
         return []
-    lines, side = [], recipe_text(profile.recipe)
+    lines, side = [], chosen_text(profile)
     for part in evidence.waterfall:
         lines.append(f"  {part.what}: {ratio_text(part.speedup)}: {side} over {part.against}")
         side = part.against

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autoprec.core.codec import to_plain
 from autoprec.core.speed.trial_results import Status
-from autoprec.reporting.text import printable, ratio_text, recipe_text
+from autoprec.reporting.text import chosen_text, printable, ratio_text
 from autoprec.reporting.tune import trials_table
 from autoprec.studies import KeptStudy
 from autoprec.tuning.study.kept_tunings import KeptTuning
@@ -77,7 +77,7 @@ def result_text(tuning: KeptTuning) -> str:
     """Say what a tuning ended with, or how far it came."""
     profile = tuning.profile
     if profile is not None:
-        text = recipe_text(profile.recipe)
+        text = chosen_text(profile)
         gain = profile.evidence.speedup
         return f"{text}: {ratio_text(gain)}" if gain.rounds else text
     ran = sum(each.status is Status.OK for each in tuning.outcomes)

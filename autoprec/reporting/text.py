@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoprec.core.dtypes import Policy
+from autoprec.core.profile import Profile
 from autoprec.core.recipe import (
     KEEP_MEMORY,
     KnobValue,
@@ -21,10 +21,18 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """Describe a recipe in a few words: "mixed_bfloat16, batch 64, channels_last, memory kept"."""
+def chosen_text(profile: Profile) -> str:
+    """Describe a profile's recipe in a few words."""
+    return recipe_text(profile.recipe, profile.evidence.baseline.weights_in)
+
+
+def recipe_text(recipe: Recipe, weights_in: str = "") -> str:
+    """Describe a recipe in a few words: "mixed_bfloat16, batch 64, channels_last, memory kept".
+
+    `weights_in` is the dtype of the model's weights where they are 16-bit: they are no float32.
+    """
     batch = describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)
-    parts = [recipe.policy.value, batch]
+    parts = [recipe.policy.name_with(weights_in), batch]
     if recipe.memory_format != "contiguous":
         parts.append(recipe.memory_format)
     if recipe.compile:
@@ -130,6 +138,6 @@ def percent_text(share: float) -> str:
     return f"{100 * share:.2g} %"
 
 
-def dtype_text(policy: Policy) -> str:
-    """Return the compute dtype of a policy's matrix products."""
-    return policy.compute_dtype.value
+def dtype_text(profile: Profile) -> str:
+    """Return the dtype that a profile's recipe computes matrix products in."""
+    return profile.recipe.policy.compute_dtype_with(profile.evidence.baseline.weights_in).value

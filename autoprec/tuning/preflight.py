@@ -73,12 +73,15 @@ def describe_once(job: TuningJob, study: Study, runner: Runner) -> TaskFacts:
 
 def describe(job: TuningJob, runner: Runner) -> TaskFacts:
     """Describe the task by one float32 step, at a rank's part of the user's batch where it fits."""
+    own = None
     try:
         batch = runner.load().batch_size
         own = batch_of_rank(batch, job.options.nproc) if batch else _first_batch(job)
         return _describe(job, runner, own)
     except WorkerFailure as failure:
-        raise _first_step_error(job, failure, "in the first float32 step: ") from failure
+        where = "in the first float32 step: "
+        hint = "" if own is None or batch else _batch_size_hint(own, failure.message)
+        raise _first_step_error(job, failure, where, hint) from failure
 
 
 def load_task(job: TuningJob, runner: Runner) -> LoadedTask:
@@ -136,12 +139,24 @@ def refuse_cpu_for_missing_accelerator(unusable: Sequence[Unusable], loaded: Loa
         )
 
 
-def _first_step_error(job: TuningJob, failure: WorkerFailure, where: str = "") -> AutoprecError:
+def _first_step_error(
+    job: TuningJob, failure: WorkerFailure, where: str = "", hint: str = ""
+) -> AutoprecError:
     if failure.kind in (FailureKind.USER_ERROR, FailureKind.DATA_ERROR) and failure.frames:
-        message = f"{where}{failure.message}{_missing_file_hint(job.task, failure.message)}"
+        message = f"{where}{failure.message}{_missing_file_hint(job.task, failure.message)}{hint}"
         raise UserCodeError(message, failure.frames) from failure
     raise_user_error(failure)
     return TaskError(f"the first float32 step failed: {failure.message}\n{failure.frames}".strip())
+
+
+def _batch_size_hint(batch: int, message: str) -> str:
+    """Say what to do where an error that names the batch's size may be about it; "" elsewhere."""
+    if not re.search(rf"\b{batch}\b", message):
+        return ""
+    return (
+        f". The task file sets no BATCH_SIZE, so a batch of {batch} was tried: where the model "
+        "runs at one batch size only, set BATCH_SIZE to that"
+    )
 
 
 def _missing_file_hint(task: Path, message: str) -> str:

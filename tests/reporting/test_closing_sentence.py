@@ -67,6 +67,22 @@ def test_a_baseline_of_16_bit_weights_is_not_called_float32() -> None:
     assert "float32" not in said
 
 
+def test_settings_of_a_model_in_16_bits_are_not_called_float32_with_them() -> None:
+    recipe = Recipe(batch_size=64, knobs=KEPT)
+    profile = made(recipe, 1.3, batch=1.2, kept_memory=1.1)
+    base = replace(profile.evidence.baseline, weights_in="bfloat16")
+    chosen = replace(profile.evidence.chosen, peak_share=0.5)
+    evidence = replace(profile.evidence, baseline=base, chosen=chosen)
+    profile = replace(profile, evidence=evidence)
+    said = closing_sentence(profile)
+    assert "bfloat16 weights, batch 64, memory kept: 1.30x" in said
+    assert "50% of this device's measured bfloat16 peak" in said
+    assert "float32" not in said
+    assert part_lines(profile)[0].startswith(
+        "  batch: 1.20x (1.19-1.21, 6 rounds): bfloat16 weights, batch 64, memory kept over "
+    )
+
+
 @pytest.mark.parametrize(
     ("profile", "said"),
     [

@@ -217,13 +217,13 @@ def test_padding_that_was_asked_for_is_tried_on_any_device() -> None:
     assert built.alignments == (Alignment(), Alignment(16, ("head",)))
 
 
-def failing(message: str) -> Any:
+def failing(message: str, batch_size: int | None = 8) -> Any:
     """A runner whose first step fails with this error of the user's code."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise WorkerFailure(FailureKind.USER_ERROR, message, frames="their lines")
 
-    return SimpleNamespace(load=lambda: SimpleNamespace(batch_size=8), call=fail)
+    return SimpleNamespace(load=lambda: SimpleNamespace(batch_size=batch_size), call=fail)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +241,45 @@ def test_a_relative_path_that_is_meant_from_the_task_is_told(
         describe(job, failing(message))
     assert str(caught.value).startswith(f"in the first float32 step: {message}")
     assert (f"It is in {tmp_path}" in str(caught.value)) == hinted
+
+
+@pytest.mark.parametrize(
+    ("message", "batch_size", "asked", "hinted"),
+    [
+        ("got logits shape [32,32] and labels shape [16]", None, None, "a batch of 32 was tried"),
+        ("got logits shape [64,64] and labels shape [16]", None, (64,), "a batch of 64 was tried"),
+        ("got logits shape [32,32] and labels shape [16]", 32, None, ""),
+        ("name 'x' is not defined in line 320", None, None, ""),
+    ],
+)
+def test_an_error_about_a_batch_that_nobody_asked_for_names_batch_size(
+    message: str, batch_size: int | None, asked: tuple[int, ...] | None, hinted: str
+) -> None:
+    target = cast(Target, SimpleNamespace(facts=FACTS))
+    options = Options(batch_sizes=asked)
+    job = TuningJob(Path("task.py"), target, options, lambda event: None)
+    with pytest.raises(UserCodeError) as caught:
+        describe(job, failing(message, batch_size))
+    assert str(caught.value).startswith(f"in the first float32 step: {message}")
+    assert hinted in str(caught.value)
+    assert ("set BATCH_SIZE to that" in str(caught.value)) == bool(hinted)
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        (Options(), "batch 32"),
+        (Options(batch_sizes=(32,)), "batch 32"),
+        (Options(batch_sizes=(32, 64)), "batch 32 and at none of those asked for"),
+    ],
+)
+def test_a_model_of_one_batch_size_is_tried_at_that_only_and_it_is_said(
+    options: Options, where: str
+) -> None:
+    found, said = built(options, fixed_batch=True, splittable=False, split_reason="its state")
+    assert found.batch_sizes == (32,)
+    assert baseline_point(found)["batch_size"] == 32
+    assert said == [f"every recipe runs at {where}: its state"]
 
 
 def test_a_model_that_cannot_be_compiled_is_not_tried_so_and_the_reason_is_a_refusal() -> None:

@@ -29,13 +29,17 @@ COUNT_CAUSES = (
 
 @dataclass(frozen=True)
 class Splitting:
-    """Whether a batch may be split, else why not; `compared` batches took `seconds` each."""
+    """Whether a batch may be split, else why not; `compared` batches took `seconds` each.
+
+    With `fixed`, no other batch size trains at all.
+    """
 
     allowed: bool
     reason: str = ""
     compared: int = 0
     seconds: float = 0.0
     cut_short: bool = False
+    fixed: bool = False
 
     def warnings(self) -> tuple[str, ...]:
         """Say where only few batches could be compared."""

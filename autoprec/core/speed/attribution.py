@@ -88,12 +88,15 @@ def baseline_at_batch_of(recipe: Recipe, plain: Recipe) -> Recipe:
 
 
 def attribute_speedup(
-    recipe: Recipe, plain: Recipe, rates: Mapping[str, Sequence[float]]
+    recipe: Recipe,
+    plain: Recipe,
+    rates: Mapping[str, Sequence[float]],
+    weights_in: str = "",
 ) -> tuple[Part, ...]:
     """Return the parts of the speed-up of `recipe` over `plain`.
 
     `rates` are the rounds' rates by the recipes' keys. What was switched off together, because a
-    recipe in between did not run, is one part.
+    recipe in between did not run, is one part. `weights_in` is the dtype of 16-bit weights.
     """
     found: list[Part] = []
     names: list[str] = []
@@ -103,15 +106,20 @@ def attribute_speedup(
         key = step.recipe.key()
         if key in rates:
             ratio = paired_ratio(rates[last], rates[key])
-            found.append(Part(" and ".join(names), ratio, describe_recipe(step.recipe)))
+            found.append(Part(" and ".join(names), ratio, describe_recipe(step.recipe, weights_in)))
             names, last = [], key
     return tuple(found)
 
 
-def describe_recipe(recipe: Recipe) -> str:
-    """Describe a recipe completely: "float32, batch 64, memory kept"."""
+def describe_recipe(recipe: Recipe, weights_in: str = "") -> str:
+    """Describe a recipe completely: "float32, batch 64, memory kept".
+
+    `weights_in` is the dtype of the model's weights where they are 16-bit: they are no float32.
+    """
     batch = describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)
-    return ", ".join(filter(None, [recipe.policy.value, batch, describe_settings(recipe)]))
+    return ", ".join(
+        filter(None, [recipe.policy.name_with(weights_in), batch, describe_settings(recipe)])
+    )
 
 
 def describe_settings(recipe: Recipe) -> str:

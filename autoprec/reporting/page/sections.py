@@ -25,9 +25,9 @@ from autoprec.reporting.page.markup import (
 )
 from autoprec.reporting.text import (
     bytes_text,
+    chosen_text,
     percent_text,
     rate_text,
-    recipe_text,
     seconds_text,
     status_text,
 )
@@ -51,8 +51,8 @@ def share(value: Ratio) -> str:
 def headline(profile: Profile) -> str:
     """Say what came out: the recipe, how much faster, whether it trains like float32."""
     evidence, recipe = profile.evidence, profile.recipe
-    gain = evidence.speedup
-    lead = text(recipe_text(recipe))
+    base, gain = evidence.baseline, evidence.speedup
+    lead = text(chosen_text(profile))
     if profile.device.fingerprint.rehearsal:
         answer = "a rehearsal on a pretended device: no time means anything"
     elif evidence.inconclusive:
@@ -60,9 +60,11 @@ def headline(profile: Profile) -> str:
     elif gain.rounds:
         answer = f"{ratio(gain)} over {text(baseline_text(profile))}"
     else:
-        answer = "float32 is kept" if recipe.policy is Policy.FLOAT32 else "not compared"
+        kept = "the model is kept as it is" if base.weights_in else "float32 is kept"
+        answer = kept if recipe.policy is Policy.FLOAT32 else "not compared"
     same = evidence.speedup_same_batch
-    alike = "" if same is None else f"{ratio(same)} over float32 at the same batch"
+    plain = text(base.policy.name_with(base.weights_in))
+    alike = "" if same is None else f"{ratio(same)} over {plain} at the same batch"
     verdict = f"<strong>{text(evidence.parity.verdict)}</strong>: {text(evidence.parity.reason)}"
     return (
         f"<header><p class=task>{text(profile.task.file)} on "
@@ -285,7 +287,7 @@ def comparison(profiles: Mapping[str, Profile]) -> str:
             [
                 text(profile.device.name or profile.device.family),
                 text(profile.task.file),
-                text(recipe_text(profile.recipe)),
+                text(chosen_text(profile)),
                 ratio(evidence.speedup) if evidence.speedup.rounds else "",
                 ratio(alike) if alike is not None else "",
                 number(rate, rate_text(rate)) if rate else "",

@@ -272,7 +272,9 @@ class _Confirmation:
             proven=proven,
             speedup=paired_ratio(own, base),
             speedup_same_batch=paired_ratio(own, rates[same]) if compared else None,
-            waterfall=attribute_speedup(recipe, self._baseline, rates),
+            waterfall=attribute_speedup(
+                recipe, self._baseline, rates, self.search.trials.task.weights_in
+            ),
         )
 
     def _take_as_searched(

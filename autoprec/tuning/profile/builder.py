@@ -114,7 +114,9 @@ def build_profile(job: TuningJob, result: TuningResult, *, digest: str, seconds:
 
 def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devices: int) -> Bound:
     """Return what limits a step on each of the devices; ranks on a CPU share one."""
-    fact = result.preflight.facts.fact(recipe.policy.compute_dtype)
+    task = result.preflight.task
+    computed = recipe.policy.compute_dtype_with(task.weights_in)
+    fact = result.preflight.facts.fact(computed)
     samples = measured.samples_per_step / devices
     curve = [
         (o.measurement.samples_per_step / devices, o.measurement.step_seconds)
@@ -125,9 +127,9 @@ def _bound(result: TuningResult, recipe: Recipe, measured: Measurement, *, devic
         and o.point["memory_format"] == recipe.memory_format
         and o.point["compile"] == recipe.compile
     ]
-    task = result.preflight.task
     as_described = (recipe.policy, recipe.compile, recipe.memory_format) == _AS_DESCRIBED
-    width = recipe.policy.compute_dtype.limits.bits / 32
+    described = Policy.FLOAT32.compute_dtype_with(task.weights_in)
+    width = computed.limits.bits / described.limits.bits
     saved = task.saved_bytes_per_sample * samples * width
     return find_bound(
         step_seconds=measured.step_seconds,
@@ -193,15 +195,17 @@ def _reason(result: TuningResult, choice: Choice, bound: Bound, recipe: Recipe) 
     said = _why_chosen(result, choice, bound, recipe)
     if not result.confirmation.inconclusive:
         return said
-    kept = "float32 is kept" if result.confirmation.proven is None else said
-    return f"inconclusive: {result.confirmation.inconclusive}; {kept}"
+    if result.confirmation.proven is None:
+        low = result.preflight.task.weights_in
+        said = "the model is kept as it is" if low else "float32 is kept"
+    return f"inconclusive: {result.confirmation.inconclusive}; {said}"
 
 
 def _why_chosen(result: TuningResult, choice: Choice, bound: Bound, recipe: Recipe) -> str:
+    weights = result.preflight.task.weights_in
     if result.confirmation.proven is not None and result.confirmation.speedup is not None:
         gain = result.confirmation.speedup
-        name = recipe.policy.value + (", compiled" if recipe.compile else "")
-        weights = result.preflight.task.weights_in
+        name = recipe.policy.name_with(weights) + (", compiled" if recipe.compile else "")
         base = f"the model as it is, in {weights}," if weights else "float32 as it was run"
         return (
             f"{name} at batch {recipe.batch_size} is {gain.ratio:.2f}x {base} "
@@ -211,4 +215,5 @@ def _why_chosen(result: TuningResult, choice: Choice, bound: Bound, recipe: Reci
     refused = [r for r in result.refusals if r.reason != "not requested"]
     first = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:2])
     parts = [part for part in (choice.reason, first, bound.sentence) if part]
-    return f"float32 at batch {recipe.batch_size}: " + "; ".join(parts)
+    name = Policy.FLOAT32.name_with(weights)
+    return f"{name} at batch {recipe.batch_size}: " + "; ".join(parts)

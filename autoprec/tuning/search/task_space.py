@@ -189,6 +189,11 @@ def _batch_sizes(job: TuningJob, task: TaskFacts) -> tuple[int, ...]:
         if asked is not None:
             return asked
         return micro_batches(own, low=SMALLEST_BATCH)
+    if task.fixed_batch:
+        others = " and at none of those asked for" if asked not in (None, (task.samples,)) else ""
+        where = f"batch {task.samples}{others}"
+        job.listener(Note(f"every recipe runs at {where}: {task.split_reason}"))
+        return (task.samples,)
     if asked is not None:
         return asked
     if task.samples < task.nominal:

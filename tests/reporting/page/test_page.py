@@ -173,6 +173,17 @@ def test_the_headline_says_how_much_over_what_and_whether_it_is_known() -> None:
     assert "float32 is kept" in Reader(report(PLAIN_FLOAT32)).text
 
 
+def test_the_headline_of_a_model_in_16_bits_compares_with_no_float32() -> None:
+    profile = won()
+    base = replace(profile.evidence.baseline, weights_in="bfloat16")
+    text = Reader(report(won(baseline=base))).text
+    assert "over the model as it is, whose weights are bfloat16, batch 512" in text
+    assert "over bfloat16 weights at the same batch" in text
+    plain = replace(PLAIN_FLOAT32.evidence, baseline=base)
+    said = Reader(report(replace(PLAIN_FLOAT32, evidence=plain))).text
+    assert "the model is kept as it is" in said
+
+
 def drawing(page: str, label: str) -> str:
     """The SVG whose description begins so."""
     (found,) = re.findall(rf'<svg [^>]*aria-label="{label}.*?</svg>', page, re.DOTALL)

@@ -234,6 +234,21 @@ def test_the_parts_of_a_speedup_are_measured_and_multiply_to_the_whole(
     ]
 
 
+def test_of_a_model_in_16_bits_no_part_is_over_float32(
+    search: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaved_timing, "InterleavedTiming", Several)
+    search = at(Several)
+    low = replace(search.trials.task, weights_in="bfloat16")
+    search = replace(search, trials=replace(search.trials, task=low))
+    result = confirmed(search, [proven(KEPT)])
+    assert [part.against for part in result.waterfall] == [
+        "bfloat16 weights, batch 64, memory kept",
+        "bfloat16 weights, batch 32, memory kept",
+        "bfloat16 weights, batch 32",
+    ]
+
+
 def test_parts_that_would_take_long_are_one(
     search: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:

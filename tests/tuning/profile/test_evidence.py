@@ -85,6 +85,16 @@ def test_a_task_of_16_bit_weights_is_no_float32_in_its_profile() -> None:
     )
 
 
+@pytest.mark.parametrize("inconclusive", ["", "too wide"])
+def test_what_is_kept_of_such_a_task_is_no_float32_either(inconclusive: str) -> None:
+    result = with_confirmation(on_device(found()), inconclusive=inconclusive)
+    low = replace(result.preflight, task=replace(TASK, weights_in="bfloat16"))
+    said = profile_of(replace(result, preflight=low)).evidence.reason
+    kept = "too wide; the model is kept as it is" if inconclusive else "bfloat16 weights at batch"
+    assert kept in said
+    assert "float32 " not in said
+
+
 def test_where_nothing_was_proven_no_speed_is_claimed() -> None:
     result = with_confirmation(found(), speedup=GAIN, speedup_same_batch=GAIN)
     profile = profile_of(on_device(result))
@@ -137,6 +147,8 @@ def test_the_share_of_the_peak_is_that_of_the_policys_dtype_and_of_one_device() 
     assert share(won()) == pytest.approx(0.64 / 2)
     assert share(won(), devices=2) == pytest.approx(0.32 / 2)
     assert share(on_device(found())) == pytest.approx(0.32 / 1)
+    task = replace(task, weights_in="bfloat16")
+    assert share(on_device(found())) == pytest.approx(0.32 / 2)
 
 
 def test_saved_activations_take_half_in_16_bits() -> None:
@@ -149,6 +161,9 @@ def test_saved_activations_take_half_in_16_bits() -> None:
 
     assert share(won()) == pytest.approx(2 * 32 * 0.5e6 / 10e9 / 0.05)
     assert share(on_device(found())) == pytest.approx(2 * 32 * 1e6 / 10e9 / 0.1)
+    task = replace(task, weights_in="bfloat16", saved_bytes_per_sample=0.5e6)
+    for result, step in ((won(), 0.05), (on_device(found()), 0.1)):
+        assert share(result) == pytest.approx(2 * 32 * 0.5e6 / 10e9 / step)
 
 
 def test_an_overhead_bound_is_seen_in_the_same_recipe_at_other_batches() -> None:

@@ -16,6 +16,7 @@ import keras
 
 from autoprec.backends.keras.apply.compile_overrides import CompileOverrides
 from autoprec.backends.keras.apply.dtype_policies import LayerPolicies
+from autoprec.backends.keras.apply.earlier_traces import trace_again
 from autoprec.backends.keras.apply.float32_outputs import Float32Outputs, OutputsInFloat32
 from autoprec.backends.keras.apply.layer_names import (
     LayerUnit,
@@ -95,6 +96,7 @@ class AppliedRecipe:
         """Apply the recipe, undoing what was applied before to the model or a part of it."""
         undo_former_recipe(self.model)
         try:
+            trace_again(self.model, warn=True)
             with scope_of(self.model):
                 self._change_layers()
                 self._compiled_state.apply()
@@ -138,6 +140,7 @@ class AppliedRecipe:
         self._policies.restore()
         if vars(self.model).get(RECIPE_ATTRIBUTE) is self:
             del vars(self.model)[RECIPE_ATTRIBUTE]
+        trace_again(self.model)
 
     # Layers --------------------------------------------------------------------------------------
 

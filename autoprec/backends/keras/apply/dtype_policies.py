@@ -183,6 +183,12 @@ def low_precision(units: Sequence[LayerUnit]) -> str:
     return "; ".join(f"{what}: {_first_few(paths)}" for what, paths in found.items())
 
 
+def weights_in(model: Any) -> str:
+    """Return the 16-bit dtype of all weights that train; empty where they have none in common."""
+    found = {keras.backend.standardize_dtype(v.dtype) for v in model.trainable_variables}
+    return found.pop() if len(found) == 1 and all(map(_sixteen_bit, found)) else ""
+
+
 def _own_variables(layer: Any) -> list[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 

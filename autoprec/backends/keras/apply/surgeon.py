@@ -21,6 +21,7 @@ from autoprec.backends.keras.apply.applied_recipe import (
     undo_former_recipe,
 )
 from autoprec.backends.keras.apply.dtype_policies import keras_name
+from autoprec.backends.keras.apply.earlier_traces import trace_training_again
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.layer_policy_stack import policy_replacing
 from autoprec.backends.keras.apply.lifecycle_hooks import NewModelWatch
@@ -197,6 +198,8 @@ def _apply_to_future_models(
     _STOP_WATCHING.append(stop)
     precision._undo.append(stop)
     _apply_process_settings(precision)
+    if precision.policy.mixed:
+        trace_training_again()
     for optimizer in optimizers:
         precision.wrap(optimizer)
     return precision

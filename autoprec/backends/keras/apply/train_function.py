@@ -17,17 +17,25 @@ def compile_settings(model: Any, jit_compile: bool, steps_per_execution: Any) ->
     retrace_functions(model)
 
 
-def retrace_functions(model: Any) -> None:
-    """Make Keras trace its functions again: those it has hold the old policies."""
-    if getattr(model, "compiled", False):
-        model.make_train_function(force=True)
-        model.test_function = None
-        model.predict_function = None
+def retrace_functions(model: Any, *, watched: bool = False) -> None:
+    """Make Keras trace its functions again: those it has hold the old policies.
+
+    With `watched`, a look at the counters that was put into one stays. None is left out: a callback
+    of `fit` may be what applies a recipe.
+    """
+    for kind in ("train", "test", "predict"):
+        held = vars(model).get(f"{kind}_function")
+        if held is None:
+            continue
+        getattr(model, f"make_{kind}_function")(force=True)
+        if watched and isinstance(held, _CheckingTrainFunction):
+            held.function, model.train_function = model.train_function, held
 
 
 def watch_scale_floor(precision: Precision, model: Any) -> None:
     """Look for a scale at its floor now and then, from the host, while `fit` runs."""
-    if precision.loss_scale is not None and model.train_function is not None:
+    if precision.loss_scale is not None:
+        model.make_train_function()
         model.train_function = _CheckingTrainFunction(model.train_function, weakref.ref(precision))
 
 

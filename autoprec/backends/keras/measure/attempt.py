@@ -12,6 +12,8 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
+NO_MEMORY = "there is not enough memory for it"
+
 #: How lines of a TensorFlow error begin that say where it was raised rather than what is wrong.
 _PLACES = ("Graph execution error", "Detected at node", "Stack trace for op", "File ", "[[", "{{")
 
@@ -29,7 +31,7 @@ def try_to_measure(measure: Callable[[], Result]) -> tuple[Result | None, str]:
 def _reason(error: Exception) -> str:
     kind = type(error).__name__
     if isinstance(error, MemoryError) or kind in ("ResourceExhaustedError", "OutOfMemoryError"):
-        return "there is not enough memory for it"
+        return NO_MEMORY
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(_PLACES)]
     return f"{kind}: {said[0].partition(' [[')[0]}" if said else kind

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
 from autoprec.backends.keras.apply.layer_names import LayerUnit
-from autoprec.backends.keras.measure.attempt import try_to_measure
+from autoprec.backends.keras.measure.attempt import NO_MEMORY, try_to_measure
 from autoprec.backends.keras.train.data import count_samples, slice_samples, to_tensors
 from autoprec.backends.keras.train.task_runner import gradient_function, state_kept
 from autoprec.backends.protocol import ProgressCallback, Task
@@ -35,44 +36,72 @@ def splittable(
     """Say whether two halves' mean gradient equals the whole batch's, dropout off; else why.
 
     `given` are batches from all over the data by their places, in the order they are compared in.
-    A model that runs at one batch size only (state or labels of that length) is not split. Its
-    variables stay as they are.
+    A model that runs at one batch size only (state or labels of that length) is not split. The
+    model's variables stay as they are.
     """
     samples = count_samples(task, given[0])
     if samples < 2 or samples % 2:
         return Splitting(False, f"a batch of {samples} samples has no halves")
     run = gradient_function(model)
 
+    fixed = False
+
     def reason_against(index: int) -> str:
-        reason = _reason_against(task, model, run, to_tensors(given[index]), index)
+        nonlocal fixed
+        reason, fixed = _reason_against(task, model, run, to_tensors(given[index]), index)
         return in_batch(reason, index)
 
     with without_dropout(units):
-        return judge_splitting(given, reason_against, report)
+        found = judge_splitting(given, reason_against, report)
+    return replace(found, fixed=fixed)
 
 
-def _reason_against(task: Task, model: Any, run: Any, batch: Any, index: int) -> str:
+def _reason_against(task: Task, model: Any, run: Any, batch: Any, index: int) -> tuple[str, bool]:
+    """Return a reason against splitting a batch, and whether no other batch size trains at all."""
     samples = count_samples(task, batch)
     if not any(tuple(leaf.shape[:1]) == (samples,) for leaf in keras.tree.flatten(batch)):
-        return "no array in a batch has its samples in the first dimension"
+        return "no array in a batch has its samples in the first dimension", False
     half = samples // 2
     halves = [slice_samples(batch, samples, 0, half), slice_samples(batch, samples, half, samples)]
     whole, why = try_to_measure(lambda: _mean_gradient(model, run, [batch]))
     if whole is None:
-        return f"two halves could not be compared with their batch: {why}"
+        return f"two halves could not be compared with their batch: {why}", False
     split, why = try_to_measure(lambda: _mean_gradient(model, run, halves))
     if split is None:
-        return (
-            f"half a batch does not train, so the model runs at batches of {samples} only ({why})"
-        )
+        twice, other = try_to_measure(lambda: _mean_gradient(model, run, [_twice(batch, samples)]))
+        if twice is not None or other == NO_MEMORY:
+            return f"half a batch does not train ({why})", False
+        only = f"half a batch does not train, so the model runs at batches of {samples} only"
+        return f"{only} ({why})", True
     norm, difference = (float(np.linalg.norm(g)) for g in (whole, whole - split))
     if not index and norm == 0.0:
-        return "its gradient is zero, or reaches no optimizer that the model holds"
+        return "its gradient is zero, or reaches no optimizer that the model holds", False
     if not math.isfinite(norm + difference):
-        return "the gradients of a batch or of its halves are not finite"
+        return "the gradients of a batch or of its halves are not finite", False
     if difference <= _GRADIENT_TOLERANCE * norm:
-        return ""
-    return explain_difference(difference / norm if norm else math.inf, index)
+        return "", False
+    return explain_difference(difference / norm if norm else math.inf, index), False
+
+
+def _twice(batch: Any, samples: int) -> Any:
+    """Put a batch and itself together."""
+
+    def repeated(leaf: Any) -> Any:
+        length = tuple(getattr(leaf, "shape", ()))[:1]
+        return keras.ops.concatenate([leaf, leaf]) if length == (samples,) else leaf
+
+    return keras.tree.map_structure(repeated, batch)
+
+
+def batch_of_model(task: Task) -> int | None:
+    """Return the batch size that a task's model is built for; None where it has no such."""
+    model, _ = try_to_measure(task.build_model)
+    if not isinstance(model, keras.Model):
+        return None
+    layers = model._flatten_layers()
+    inputs = [each for each in layers if isinstance(each, keras.layers.InputLayer)]
+    sizes = {each.batch_shape[0] for each in inputs}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _mean_gradient(model: Any, run: Any, parts: Sequence[Any]) -> Any:

@@ -6,14 +6,16 @@ should cost, and which layers can be islands. It also finds what would make "flo
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
-from autoprec.backends.keras.apply.dtype_policies import low_precision
+from autoprec.backends.keras.apply.dtype_policies import low_precision, weights_in
 from autoprec.backends.keras.apply.layer_names import LayerUnit, has_own_code, layer_units
 from autoprec.backends.keras.apply.mixed_precision_advice import (
     dimensions,
@@ -22,7 +24,7 @@ from autoprec.backends.keras.apply.mixed_precision_advice import (
 )
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
 from autoprec.backends.keras.measure.attempt import try_to_measure
-from autoprec.backends.keras.measure.batch_splitting import splittable
+from autoprec.backends.keras.measure.batch_splitting import batch_of_model, splittable
 from autoprec.backends.keras.measure.step_graph import StepGraph, flops_by_unit, trace_step
 from autoprec.backends.keras.train.batch_views import survey
 from autoprec.backends.keras.train.compiling import compile_obstacle
@@ -50,7 +52,34 @@ def describe(
     report: ProgressCallback,
     software: Mapping[str, str],
 ) -> TaskFacts:
-    """Build the task, take one float32 step, and describe it; see `Backend.describe`."""
+    """Build the task, take one float32 step, and describe it; see `Backend.describe`.
+
+    Where the task names no batch size and does not train at this one, it is described at the one
+    that its model is built for.
+    """
+    try:
+        return _describe(task, device, seed, batch_size, report, software)
+    except Exception:
+        with placed_on(device):
+            built_for = None if task.batch_size is not None else batch_of_model(task)
+        if built_for in (None, batch_size):
+            raise
+    gc.collect()
+    facts = _describe(task, device, seed, built_for, report, software)
+    if facts.splittable:
+        return facts
+    reason = f"the model is built for batches of {built_for} and does not train at {batch_size}"
+    return replace(facts, fixed_batch=True, split_reason=f"{reason}; {facts.split_reason}")
+
+
+def _describe(
+    task: Task,
+    device: str,
+    seed: int,
+    batch_size: int,
+    report: ProgressCallback,
+    software: Mapping[str, str],
+) -> TaskFacts:
     with placed_on(device):
         report("data", 0)
         seen = survey(task, batch_size, seed, DESCRIBED, compare_halves=True)
@@ -80,6 +109,7 @@ def describe(
         convolutions=False,  # asked for their layout, which Keras fixes when a layer is built
         splittable=splitting.allowed,
         split_reason=splitting.reason,
+        fixed_batch=splitting.fixed,
         surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=saved / samples,
@@ -87,6 +117,7 @@ def describe(
         optimizer_bytes=_state_bytes(model),
         kernels=run,
         low_precision=low_precision(units),
+        weights_in=weights_in(model),
         uses_tf32=device != "cpu" and _rounds_to_tf32(),
         compiled=bool(model.jit_compile),
         not_compilable=compile_obstacle(model),

@@ -21,7 +21,8 @@ from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
 from autoprec.backends.keras.measure.batch_splitting import without_dropout
 from autoprec.backends.keras.trace import magnitudes
-from autoprec.backends.keras.train.data import size_in_bytes, to_numpy
+from autoprec.backends.keras.trace.recorded_outputs import Outputs, observing_function
+from autoprec.backends.keras.train.data import count_samples, size_in_bytes, to_numpy
 from autoprec.backends.keras.train.rng import same_in_every_dtype
 from autoprec.backends.keras.train.task_runner import (
     VariableMemory,
@@ -61,6 +62,7 @@ class KerasTrainee:
         self.precision: Any = KerasSurgeon().apply(applied, model=self.model, device=device)
         self.model.make_train_function()
         self._gradient_function: Any = None
+        self._observing_function: Any = None
         self._buffers = _buffer_paths(self.model)
         self._left: Mapping[str, Any] = {}
         self._drew = False
@@ -89,16 +91,24 @@ class KerasTrainee:
         """Return the loss and the float32 gradient of one batch; the state stays as it is."""
         if self._gradient_function is None:
             self._gradient_function = gradient_function(self.model)
+        loss, gradients = self._run(self._gradient_function, batch)
+        return to_float(loss), self._unscaled(gradients)
+
+    def _run(self, function: Any, batch: Any) -> Any:
+        """Return what a function of (batch, scale) gives; the state stays as it is."""
         kept = self.take_state()
         self.model.reset_metrics()
-        scale = self.precision.scale
         with same_in_every_dtype(), raising_layers_noted(self.model):
-            loss, gradients = self._gradient_function(batch, scale)
+            found = function(batch, self.precision.scale)
         if self._buffers:
             self._left = self.buffers(self.take_state())
         self._drew = self._seeds_moved(kept)
         self.put_back(kept)
-        return to_float(loss), [to_numpy(g) / np.float32(scale) for g in gradients]
+        return found
+
+    def _unscaled(self, gradients: Sequence[Any]) -> list[Any]:
+        scale = np.float32(self.precision.scale)
+        return [to_numpy(gradient) / scale for gradient in gradients]
 
     def loss_and_gradient_watched(
         self, batch: Any, seed: int
@@ -172,15 +182,20 @@ class KerasTrainee:
         return EXACT_NOISE if self._device == "cpu" else TF32_NOISE
 
     def observe(self, parts: Sequence[tuple[Any, int]]) -> Observed:
-        """Return what the parts of one batch give; what the model puts out stays in its graph."""
-        losses, gradients, drew = [], [], False
-        for batch, seed in parts:
-            loss, gradient = self.loss_and_gradient(batch, seed)
-            losses.append(loss)
-            gradients.append(gradient)
+        """Return what the parts of one batch give; see `Trainee`."""
+        if self._observing_function is None:
+            self._observing_function = observing_function(self.model)
+        losses, gradients, outputs, drew = [], [], [], False
+        for batch, _ in parts:
+            loss, gradient, shown = self._run(self._observing_function, batch)
+            losses.append(to_float(loss))
+            gradients.append(self._unscaled(gradient))
+            samples = count_samples(self._task, batch)
+            outputs.append(Outputs([to_numpy(each) for each in shown], samples))
             drew |= self._drew
         mean = [sum(each) / np.float32(len(parts)) for each in zip(*gradients, strict=True)]
-        return Observed(sum(losses) / len(losses), mean, (), drew)
+        seen = any(each.matrices for each in outputs)
+        return Observed(sum(losses) / len(losses), mean, outputs if seen else (), drew)
 
     def weight_changes(self, updates: Sequence[Sequence[tuple[Any, int]]]) -> list[Any]:
         """Train the updates; return how far every weight moved."""
@@ -203,7 +218,8 @@ class KerasTrainee:
         """Restore the process's settings, and free the memory."""
         memory = VariableMemory(self.model)
         self.precision.restore()
-        self.model = self.precision = self._gradient_function = None
+        self.model = self.precision = None
+        self._gradient_function = self._observing_function = None
         self._readers.clear()
         gc.collect()
         memory.free()

@@ -13,6 +13,7 @@ import keras
 
 from autoprec.backends.keras.trace import magnitudes
 from autoprec.backends.keras.trace.model_under_recipe import KerasTrainee, gradient_error
+from autoprec.backends.keras.trace.recorded_outputs import outputs_error
 from autoprec.backends.keras.trace.repeatable_batches import batch_stream
 from autoprec.backends.keras.train.data import count_samples, slice_samples
 from autoprec.backends.keras.train.task_runner import placed_on
@@ -61,8 +62,8 @@ class KerasTracing:
         return gradient_error(candidate, reference)
 
     def outputs_error(self, candidate: Any, reference: Any) -> float | None:
-        """Compare nothing: outputs stay in the graph of the step."""
-        return 0.0
+        """Compare the outputs of whole batches, or of their parts, with those of whole ones."""
+        return outputs_error(candidate, reference)
 
     def parts(self, batch: Any, batch_size: int, count: int) -> Sequence[Any] | None:
         """Cut every array that has its samples in the first dimension."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -323,15 +323,15 @@ def loss_and_gradients(model: Any, batch: Any, scale: Any = 1.0) -> tuple[Any, l
 
 def gradient_function(model: Any) -> Any:
     """Return `loss_and_gradients` as a function of (batch, scale), compiled as `fit` would."""
-    if not on_tensorflow():
-        return lambda batch, scale: loss_and_gradients(model, batch, scale)
+    return step_function(model, functools.partial(loss_and_gradients, model))
+
+
+def step_function(model: Any, run: Callable[[Any, Any], Any]) -> Any:
+    """Return `run`, a function of (batch, scale), compiled as `fit` would compile the model."""
+    if not on_tensorflow() or model.run_eagerly:
+        return run
     import tensorflow as tf
 
-    def run(batch: Any, scale: Any) -> Any:
-        return loss_and_gradients(model, batch, scale)
-
-    if model.run_eagerly:
-        return run
     compiled = tf.function(
         run, autograph=False, reduce_retracing=True, jit_compile=bool(model.jit_compile)
     )

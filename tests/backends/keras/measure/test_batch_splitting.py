@@ -107,13 +107,14 @@ def eager():
     return model
 
 
-def task(model):
-    return Task(name="task.py", build_model=model, build_data=build_data, batch_size=BATCH)
+def task(model, named=BATCH):
+    return Task(name="task.py", build_model=model, build_data=build_data, batch_size=named)
 
 
-def describe(model):
+def describe(model, at=BATCH, named=BATCH):
+    """Describe a task at a batch size; `named` is the one that its file names."""
     return KerasBackend().describe(
-        task(model), device="cpu", seed=0, batch_size=BATCH, report=lambda *_: None
+        task(model, named), device="cpu", seed=0, batch_size=at, report=lambda *_: None
     )
 
 
@@ -124,6 +125,7 @@ def test_a_model_of_one_batch_size_is_not_split_and_says_why(model):
     assert facts.split_reason.startswith("half a batch does not train")
     assert "batches of 8 only" in facts.split_reason
     assert "Error: " in facts.split_reason
+    assert facts.fixed_batch
     assert facts.flops_per_sample
     assert facts.step_seconds > 0
 
@@ -145,6 +147,74 @@ def test_a_model_that_runs_at_any_batch_is_split_as_before():
     facts = describe(model)
     assert facts.splittable
     assert facts.split_reason == ""
+    assert not facts.fixed_batch
+
+
+class Centred(layers.Layer):
+    """Takes the mean from every eight samples."""
+
+    def call(self, x):
+        groups = keras.ops.reshape(x, (-1, BATCH, 6, 4))
+        return keras.ops.reshape(groups - keras.ops.mean(groups, 1, keepdims=True), (-1, 6, 4))
+
+
+def of_groups():
+    """Runs at every multiple of its batch."""
+    inputs = layers.Input((6, 4))
+    model = keras.Model(inputs, layers.Dense(3)(Centred()(inputs)))
+    model.compile("adam", "mse")
+    return model
+
+
+def test_a_model_that_trains_larger_batches_is_not_held_to_one():
+    facts = describe(of_groups, named=None)
+    assert not facts.splittable
+    assert facts.split_reason.startswith("half a batch does not train (")
+    assert not facts.fixed_batch
+
+
+def nested(batch=BATCH):
+    """A subclass around a functional model of one batch."""
+    inputs = keras.Input(batch_shape=(batch, 6, 4))
+    hidden = layers.SimpleRNN(8, stateful=True, return_sequences=True)(inputs)
+    model = Around(keras.Model(inputs, hidden))
+    model.compile("adam", "mse")
+    return model
+
+
+class Around(keras.Model):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.head = inner, layers.Dense(3)
+
+    def call(self, x):
+        return self.head(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [(stateful, 8), (nested, 8), (lambda: nested(7), 7), (lambda: nested(1), 1)],
+    ids=["stateful", "inside another", "an odd batch", "one sample"],
+)
+def test_without_a_batch_size_a_model_is_described_at_the_one_it_is_built_for(model, batch):
+    facts = describe(model, at=32, named=None)
+    assert (facts.nominal, facts.samples) == (batch, batch)
+    assert facts.fixed_batch
+    assert not facts.splittable
+    assert f"built for batches of {batch} and does not train at 32" in facts.split_reason
+
+
+def test_the_tasks_own_errors_are_raised():
+    def broken():
+        model = stateful()
+        model.compile("adam", lambda y, z: 1 / 0)
+        return model
+
+    for at in (BATCH, 32):
+        with pytest.raises(ZeroDivisionError):
+            describe(broken, at, named=None)
+    with pytest.raises(ValueError, match="batch size of the input sequences must be the same"):
+        describe(stateful, at=16, named=16)
 
 
 @pytest.mark.parametrize("model", [stateful, contrastive])

@@ -280,6 +280,45 @@ def test_16_bit_data_and_models_are_reported():
     assert describe(task()).low_precision == ""
 
 
+def in_its_own(dtype):
+    """A net of 16-bit weights behind a frozen float32 layer, with a head to come."""
+    return compiled(
+        keras.Sequential(
+            [
+                keras.layers.Input((8,)),
+                keras.layers.Dense(8, trainable=False),
+                keras.layers.Dense(16, "relu", dtype=dtype),
+                keras.layers.BatchNormalization(dtype=dtype),
+            ]
+        )
+    )
+
+
+def head(model, dtype):
+    model.add(keras.layers.Dense(4, "softmax", dtype=dtype))
+    return model
+
+
+def by_the_global_policy():
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        return softmax_net()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_the_dtype_of_16_bit_weights_is_named_where_all_that_train_have_it():
+    def weights_in(model):
+        return describe(task(build_model=model)).weights_in
+
+    assert weights_in(by_the_global_policy) == "bfloat16"
+    assert weights_in(lambda: head(in_its_own("bfloat16"), "bfloat16")) == "bfloat16"
+    assert weights_in(lambda: head(in_its_own("bfloat16"), "float32")) == ""
+    assert weights_in(lambda: head(in_its_own("bfloat16"), "float16")) == ""
+    assert weights_in(lambda: head(in_its_own("mixed_bfloat16"), "mixed_bfloat16")) == ""
+    assert weights_in(softmax_net) == ""
+
+
 def test_versions_and_devices():
     backend = KerasBackend()
     assert {"python", "keras", "tensorflow"} <= set(backend.versions())

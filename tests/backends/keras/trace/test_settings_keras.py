@@ -50,7 +50,7 @@ def mean_over_targets(y, predicted):
 def test_a_batch_that_may_be_split_is_equal_with_dropout_and_noise_off():
     verdict = Proof(tracer(noisy, samples), steps=30).prove(SPLIT)
     assert verdict.accepted
-    assert "with 2 micro-batches of 4, loss and gradient of 5 batches" in verdict.reason
+    assert "with 2 micro-batches of 4, outputs, loss and gradient of 5 batches" in verdict.reason
     assert verdict.steps == 0
 
 
@@ -72,7 +72,7 @@ def test_a_compiled_recipe_computes_what_plain_float32_does():
     )
     assert settings is not None
     assert settings.accepted
-    assert "with compiled, loss and gradient" in settings.verdict.reason
+    assert "with compiled, outputs, loss and gradient" in settings.verdict.reason
 
 
 def test_a_bfloat16_step_has_the_noise_of_the_float32_step():

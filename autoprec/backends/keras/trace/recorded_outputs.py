@@ -1,0 +1,181 @@
+"""The outputs of a model's calls during a step, to be compared between two runs.
+
+They are what the outermost calls return: the model's, or where a train_step calls its parts by
+themselves, theirs. What is large is sampled, every sample of the batch alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from autoprec.backends.keras.apply.layer_names import child_layers
+from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
+from autoprec.backends.keras.apply.nested_outputs import tensors_in
+from autoprec.backends.keras.train.task_runner import (
+    loss_and_gradients,
+    on_tensorflow,
+    step_function,
+)
+
+MAX_ELEMENTS = 1 << 16
+"""How many elements of one output are kept for each sample."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a batch or a part of it gives: a matrix for each output, and the number of samples."""
+
+    matrices: Sequence[Any]
+    samples: int
+
+
+def observing_function(model: Any) -> Any:
+    """Return a function of (batch, scale), compiled as `fit` would: loss, gradients and outputs."""
+
+    def run(batch: Any, scale: Any) -> tuple[Any, list[Any], list[Any]]:
+        with _outputs_recorded(model) as found:
+            loss, gradients = loss_and_gradients(model, batch, scale)
+            samples = _length(batch)
+        return loss, gradients, [_matrix(each, samples) for each in found if _is_known(each)]
+
+    return step_function(model, run)
+
+
+class _Recorder(Hook):
+    """A layer's `call` that notes its outputs, unless it is called by another recorded one."""
+
+    def __init__(self, original: Callable[..., Any], found: list[Any], open_calls: list[Any]):
+        super().__init__(original)
+        self._found, self._open_calls = found, open_calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._open_calls.append(self)
+        try:
+            result = self.original(*args, **kwargs)
+        finally:
+            self._open_calls.pop()
+        if not self._open_calls:
+            self._found += tensors_in(result)
+        return result
+
+
+@contextlib.contextmanager
+def _outputs_recorded(model: Any) -> Iterator[list[Any]]:
+    """Collect the outputs of what is called inside."""
+    found: list[Any] = []
+    open_calls: list[Any] = []
+    hooks = InstalledHooks()
+    for layer in (model, *child_layers(model)):
+        hooks.install(layer, "call", _Recorder(layer.call, found, open_calls))
+    try:
+        yield found
+    finally:
+        hooks.restore()
+
+
+def _is_known(tensor: Any) -> bool:
+    """Say whether an output is a dense tensor of numbers that this function can return.
+
+    TensorFlow's loops and branches, and functions inside this one, keep theirs.
+    """
+    if not ops.is_tensor(tensor) or 0 in tensor.shape:
+        return False
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    if not ("float" in dtype or "complex" in dtype):
+        return False
+    if not on_tensorflow():
+        return True
+    import tensorflow as tf
+
+    if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor) or tensor.shape.rank is None:
+        return False
+    here = tf.compat.v1.get_default_graph()
+    return tf.executing_eagerly() or getattr(tensor, "graph", None) is here
+
+
+def _length(batch: Any) -> Any:
+    """Return the first dimension of a batch's first array, 1 where none has any."""
+    shapes = [ops.shape(leaf) for leaf in keras.tree.flatten(batch) if ops.is_tensor(leaf)]
+    return next((shape[0] for shape in shapes if shape), 1)
+
+
+def _matrix(tensor: Any, samples: Any) -> Any:
+    """Return an output as a float32 matrix, a row for every entry of its first dimension.
+
+    Of a part of a batch the same columns are kept as of the whole.
+    """
+    if "complex" in keras.backend.standardize_dtype(tensor.dtype):
+        tensor = ops.stack([ops.real(tensor), ops.imag(tensor)], -1)
+    shape = ops.shape(tensor)
+    rows = ops.reshape(tensor, (shape[0] if shape else 1, -1))
+    static = all(isinstance(length, int) for length in shape)
+    size = math.prod(shape) if static else ops.size(rows)
+    every = -(-size // (samples * MAX_ELEMENTS))
+    return ops.cast(rows[:, ::every], "float32")
+
+
+def outputs_error(candidate: Sequence[Outputs], reference: Sequence[Outputs]) -> float | None:
+    """Return how far outputs are apart, relative to how they vary over the batch.
+
+    Parts are put together first. Where that gives other shapes, such as of a mean over the batch,
+    an output is not compared; other shapes of a whole batch are an infinite error: None.
+    """
+    if not candidate or not reference:
+        return 0.0
+    (whole,) = reference
+    split = len(candidate) > 1
+    if any(len(part.matrices) != len(whole.matrices) for part in candidate):
+        return 0.0 if split else None
+    difference = spread = size = 0.0
+    for index, theirs in enumerate(whole.matrices):
+        found = [_rows(candidate, index, stacked=stacked) for stacked in (False, True)]
+        if found[0] is None or found[0].shape != theirs.shape:
+            if split:
+                continue
+            return None
+        difference += min(_difference(each, theirs) for each in found if each is not None)
+        known = np.nan_to_num(theirs, nan=0.0, posinf=0.0, neginf=0.0)
+        spread += _square(known - known.mean(0, keepdims=True) if len(known) > 1 else known)
+        size += _square(known)
+    total = spread or size
+    if not difference < float("inf"):
+        return None
+    if difference == 0.0:
+        return 0.0
+    return float((difference / total) ** 0.5) if total else None
+
+
+def _rows(parts: Sequence[Outputs], index: int, *, stacked: bool) -> Any:
+    """Put an output of all parts together, a sample's rows side by side; None: they do not fit.
+
+    With `stacked`, an output has several rows for every sample because several batches were put
+    one after the other (real samples and made ones, two views): each is put together by itself.
+    """
+    matrices = [part.matrices[index] for part in parts]
+    if len({each.shape[1:] for each in matrices}) > 1:
+        return None
+    if not stacked:
+        return np.concatenate(matrices)
+    blocks = {len(part.matrices[index]) / part.samples for part in parts}
+    if len(blocks) > 1 or not (count := blocks.pop()).is_integer() or count < 1:
+        return None
+    (columns,) = matrices[0].shape[1:]
+    split = [each.reshape(int(count), -1, columns) for each in matrices]
+    return np.concatenate(split, axis=1).reshape(-1, columns)
+
+
+def _difference(found: Any, theirs: Any) -> float:
+    same = (found == theirs) | (np.isnan(found) & np.isnan(theirs))
+    return _square(np.where(same, 0.0, found - theirs))
+
+
+def _square(values: Any) -> float:
+    return float(np.sum(np.square(values, dtype=np.float64)))
