@@ -33,6 +33,7 @@ _FREE |= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
 _FREE_PREFIXES = ("AUTOPREC_", "TOKENIZERS_")
 
 _POLL_SECONDS = 0.01
+PYTHON = sys.executable
 
 
 class ForkServer:
@@ -172,7 +173,7 @@ def forked_workers(server: ForkServer) -> Iterator[None]:
 
         @staticmethod
         def Popen(command: list[str], **settings: Any) -> Any:
-            if not server.can_start(settings["env"]):
+            if command[0] != PYTHON or not server.can_start(settings["env"]):
                 return subprocess.Popen(command, **settings)
             arguments = json.loads(command[-1]) | {"tuner": server.pid}
             return server.popen([*command[:-1], json.dumps(arguments)], **settings)

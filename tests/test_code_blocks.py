@@ -6,12 +6,14 @@ The commands that tune run on the simulated model. Those that need several devic
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,16 @@ def test_every_block_is_asked_for_by_a_test() -> None:
         for page, number in re.findall(r'block\("([^"]+)", (\d+)\)', file.read_text("utf-8")):
             asked.add((page, int(number)))
     assert asked == {(page, n) for page in PAGES for n in range(len(blocks_of(page)))}
+
+
+def test_a_framework_is_added_as_the_one_of_the_tests_is() -> None:
+    written = tomllib.loads(block("docs/reference.md", 0))
+    (group, named), *others = written["project"]["entry-points"].items()
+    installed = configparser.ConfigParser()
+    installed.read(ROOT / "tests" / "frameworks" / "toy-1.0.dist-info" / "entry_points.txt")
+    assert others == []
+    assert installed.sections() == [group]
+    assert [*installed[group]] == [*named]
 
 
 def test_no_block_is_indented_for_those_would_not_be_found() -> None:
