@@ -56,7 +56,7 @@ docs: $(VENV)/.docs-installed  ## Build the documentation into build/docs (a war
 # -- checks ---------------------------------------------------------------------------------------
 
 .PHONY: test
-test: lint types tests  ## Run the checks: format, lint, types, tests. CI runs test-zoo and test-scale besides.
+test: lint types tests  ## Run the checks: format, lint, types, tests. CI runs test-release, test-zoo and test-scale besides.
 
 .PHONY: lint
 lint: $(VENV)/.all-installed  ## Check format and lint.
@@ -74,11 +74,18 @@ types: $(VENV)/.all-installed  ## Check types (mypy, strict).
 ONE_THREAD := OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1
 RUN_FILES_IN_PARALLEL := $(ONE_THREAD) $(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
+# What other targets run is left out.
+EVERY_DAY := not gpu and not integrations and not release and not scale and not zoo
+
+.PHONY: check
+check: lint types  ## Run the checks of a minute: format, lint, types, and quick tests without a framework.
+	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not slow and $(EVERY_DAY)"
+
 .PHONY: tests
 tests: $(VENV)/.all-installed  ## Run the tests, each framework's in processes of its own.
-	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not gpu and not scale and not integrations and not zoo"
-	$(RUN_FILES_IN_PARALLEL) -m "torch and not gpu and not scale and not integrations and not zoo"
-	$(RUN_FILES_IN_PARALLEL) -m "keras and not gpu and not scale and not integrations and not zoo"
+	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and $(EVERY_DAY)"
+	$(RUN_FILES_IN_PARALLEL) -m "torch and $(EVERY_DAY)"
+	$(RUN_FILES_IN_PARALLEL) -m "keras and $(EVERY_DAY)"
 
 # Each test starts several ranks or nodes, so one file runs at a time.
 .PHONY: test-scale
@@ -92,6 +99,12 @@ test-scale: $(VENV)/.scale-installed  ## Run the tests that train on several dev
 test-zoo: $(VENV)/.all-installed  ## Prove a third of the tasks of known numerics and compare (minutes).
 	$(RUN_FILES_IN_PARALLEL) -m "zoo and torch"
 	$(RUN_FILES_IN_PARALLEL) -m "zoo and keras"
+
+.PHONY: test-release
+test-release: $(VENV)/.all-installed  ## Run the tests of packaging and of rehearsed accelerators (minutes).
+	$(RUN_FILES_IN_PARALLEL) -m "release and not torch and not keras"
+	$(RUN_FILES_IN_PARALLEL) -m "release and torch"
+	$(RUN_FILES_IN_PARALLEL) -m "release and keras"
 
 # Needs a Chromium besides (Debian: apt install chromium).
 .PHONY: test-integrations

@@ -39,7 +39,7 @@ settings.register_profile("patient", deadline=None)  # a busy machine fails no t
 settings.load_profile("patient")
 
 MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}
-OTHER_MARKERS = ("gpu", "integrations", "scale", "slow", "zoo")
+OTHER_MARKERS = ("gpu", "integrations", "release", "scale", "slow", "zoo")
 SIMULATED_TASK = """
 from simulated import SimulatedModel
 

@@ -59,6 +59,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_wheel_holds_the_package_its_data_and_nothing_else(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     names = archive.namelist()
@@ -75,6 +76,7 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(wheel: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_installed_probe_finds_its_data(environment: Path) -> None:
     script = environment / SCRIPTS / "autoprec"
     probed = json.loads(run(script, "probe", "--json", cwd=environment))
@@ -104,6 +106,7 @@ def build_data(batch_size):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
 def test_every_command_works_where_there_is_no_checkout(environment: Path, tmp_path: Path) -> None:
     """The simulated model stands in for a framework, installed there as another distribution."""
@@ -129,6 +132,7 @@ def test_every_command_works_where_there_is_no_checkout(environment: Path, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_installing_pulls_no_framework(environment: Path) -> None:
     python = environment / SCRIPTS / "python"
     listed = json.loads(run(python, "-m", "pip", "list", "--format=json", cwd=environment))
@@ -138,6 +142,7 @@ def test_installing_pulls_no_framework(environment: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(os.name != "posix", reason="the command is one of a POSIX shell")
 def test_a_checkout_is_installed_as_the_readme_says(tmp_path: Path) -> None:
     """In a copy of the repository; what it needs is found among the packages of these tests."""

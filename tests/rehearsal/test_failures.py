@@ -13,7 +13,7 @@ from autoprec.core.dtypes import Policy
 from rehearsal import H100, Gpu
 from rehearsal.jobs import QUICK, TASKS, Job, forced
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.release]
 
 FEW = ("--trials", 4, *QUICK[2:])
 ILLEGAL = {"op": "addmm", "dtype": "bfloat16", "error": "illegal"}

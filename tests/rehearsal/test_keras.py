@@ -16,7 +16,7 @@ from autoprec.core.dtypes import Policy
 from rehearsal import Gpu
 from rehearsal.jobs import Job
 
-pytestmark = [pytest.mark.keras, pytest.mark.slow]
+pytestmark = [pytest.mark.keras, pytest.mark.slow, pytest.mark.release]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "keras"
 L4 = Gpu("NVIDIA L4", "8.9", gib=8.0)

@@ -11,7 +11,7 @@ import pytest
 
 from rehearsal import T4
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.release]
 
 TRAIN = """
 import json, os, sys

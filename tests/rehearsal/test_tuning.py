@@ -19,7 +19,7 @@ from autoprec.profiles import load_profile
 from rehearsal import GIB, Gpu
 from rehearsal.jobs import QUICK, TASKS, Job, Tuned, forced
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.release]
 
 L4 = Gpu("NVIDIA L4", "8.9", gib=1.0, others_gib=0.25)
 BUSY = Gpu("NVIDIA L4", "8.9", gib=8.0, others_gib=3.0)
