@@ -2,7 +2,7 @@
 
 In place means in place: weights, names and layer objects stay; only what a layer computes in
 changes. A layer that the user made float32 in a model that is otherwise not is their island and
-stays, as do layers that only prepare the model's inputs;
+stays, as do layers that only prepare the model's inputs or assign their own weights;
 layers with 16-bit weights, quantised ones and those without floating arithmetic are left alone.
 """
 
@@ -31,6 +31,9 @@ _NAMES = {
     Policy.MIXED_BFLOAT16: "mixed_bfloat16",
     Policy.MIXED_FLOAT16: "mixed_float16",
 }
+
+#: Layers that assign weights when they are called: in 16 bits the weights would stay rounded.
+WEIGHT_WRITERS = (keras.layers.SpectralNormalization,)
 
 _CHANGEABLE_POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 
@@ -65,7 +68,7 @@ class LayerPolicies:
     def apply(
         self, units: Sequence[LayerUnit], policy: Policy, islands: Sequence[LayerUnit]
     ) -> tuple[LayerUnit, ...]:
-        """Give every layer `policy` but `islands`; return the user's own islands that were kept."""
+        """Give every layer `policy` but `islands`; return the others that are kept in float32."""
         name = keras_name(policy)
         users: set[int] = set()
         prepare: set[int] = set()
@@ -80,7 +83,7 @@ class LayerPolicies:
                 continue
             elif id(unit.layer) in users:
                 kept.append(unit)
-            elif id(unit.layer) in prepare:
+            elif id(unit.layer) in prepare or (policy.mixed and _writes_weights(unit)):
                 self.set(unit, "float32")
                 kept.append(unit)
             else:
@@ -99,6 +102,9 @@ class LayerPolicies:
             if unit in islands:
                 self.set(unit, "float32")
             elif current.name == "float32" and id(current) not in inherited:
+                kept.append(unit)
+            elif policy.mixed and _writes_weights(unit):
+                self.set(unit, "float32")
                 kept.append(unit)
             elif _is_changeable(unit.layer):
                 self.set(unit, keras_name(policy))
@@ -121,6 +127,10 @@ class LayerPolicies:
         for given, policy in self._given.values():
             given.take_back(policy)
         self._given.clear()
+
+
+def _writes_weights(unit: LayerUnit) -> bool:
+    return isinstance(unit.layer, WEIGHT_WRITERS)
 
 
 def _is_changeable(layer: Any) -> bool:

@@ -50,10 +50,10 @@ class Applied:
     """What applying a recipe changed, and what it has to say.
 
     `islands` are the layers computed in float32: the recipe's, then those the outputs need
-    ("dense_2 (activation)" where only the end of a layer is). `kept` are float32 layers left as
-    they are: the user's own, and those that only prepare the model's inputs. `padded` are layers
-    computed at aligned sizes, `not_padded` those that cannot be, with the reason. `warnings` each
-    say what to do.
+    ("dense_2 (activation)" where only the end of a layer is). `kept` are float32 layers: the
+    user's own, those that only prepare the model's inputs, and those that assign weights. `padded`
+    are layers computed at aligned sizes, `not_padded` those that cannot be, with the reason.
+    `warnings` each say what to do.
     """
 
     policy: Policy

@@ -22,8 +22,12 @@ import keras
 from keras import ops
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from autoprec.backends.keras.apply.dtype_policies import WEIGHT_WRITERS
 from autoprec.backends.keras.apply.layer_names import LayerUnit
 from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
+
+#: Where a function that is traced holds its steps.
+_STEPS_ATTRIBUTE = "_autoprec_steps"
 
 
 class AssignHook(Hook):
@@ -44,15 +48,16 @@ class AssignHook(Hook):
 
 
 def follow_state(units: Iterable[LayerUnit], hooks: InstalledHooks) -> None:
-    """Note from now on what a step changes of the layers' own state.
+    """Note from now on what a step changes of the layers' own state, whatever its dtype.
 
-    Weights that are frozen are not state: no layer assigns them.
+    A queue and its pointer belong together, and so do a sum and its count. Weights that are frozen
+    are not state: no layer assigns them.
     """
     for unit in units:
         for layer in unit.members:
-            for variable in (*layer._non_trainable_variables, *carried_states(layer)):
-                floating = "float" in keras.backend.standardize_dtype(variable.dtype)
-                if floating and not isinstance(vars(variable).get("assign"), AssignHook):
+            written = [layer.kernel] if isinstance(layer, WEIGHT_WRITERS) and layer.built else []
+            for variable in (*layer._non_trainable_variables, *carried_states(layer), *written):
+                if not isinstance(vars(variable).get("assign"), AssignHook):
                     hooks.install(variable, "assign", AssignHook(variable))
 
 
@@ -65,74 +70,91 @@ def carried_states(layer: Any) -> list[Any]:
 
 @dataclass(eq=False)
 class _Step:
-    """What one step has changed: hooks by variable, and the values before; `ended` by an update."""
+    """What one step has changed, with the values before; `ended` by an update."""
 
-    before: dict[int, tuple[AssignHook, Any]] = field(default_factory=dict)
+    before: weakref.WeakKeyDictionary[AssignHook, Any] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     ended: bool = False
+
+
+@dataclass(eq=False)
+class _Elsewhere:
+    """A variable that `functions` assign and make no update: its value at the last finite one.
+
+    Functions that make the update take the value from a tf.Variable, which is made for the first of
+    them; others from a read of the variable, which is no copy.
+    """
+
+    value: Any
+    functions: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    held_by_functions: bool = False
+
+    def current(self) -> Any:
+        """Return the value, for what is run or traced now."""
+        if not self.held_by_functions and _function_graph() is not None:
+            import tensorflow as tf
+
+            with tf.init_scope():
+                self.value = tf.Variable(self.value, trainable=False)
+            self.held_by_functions = True
+        return self.value
+
+    def keep(self, value: Any) -> None:
+        """Take another value, when what is traced now runs."""
+        if self.held_by_functions or _function_graph() is not None:
+            self.current().assign(value)
+        else:
+            self.value = value
 
 
 class StateBeforeStep:
     """The state before the step that is running, or that is being traced.
 
-    A step is known by the function that is traced (or by none: a loop that runs eagerly). Where the
-    update is made outside of the function that runs the forward pass, the values before are not at
-    hand there: copies hold those of the last finite update, and replace what is not finite.
+    A step is known by the function that is traced, which holds it, or by none: a loop that runs
+    eagerly. Where the update is made outside of the function that runs the forward pass, the values
+    before are not at hand: those of the last finite update replace what is not finite.
     """
 
     def __init__(self) -> None:
         self._eager: dict[Any, _Step] = {}
-        self._traced: weakref.WeakKeyDictionary[Any, dict[Any, _Step]] = weakref.WeakKeyDictionary()
-        self._copies: weakref.WeakKeyDictionary[AssignHook, Any] = weakref.WeakKeyDictionary()
-        #: Functions that assign a variable and make no update, as far as they still exist.
-        self._open: weakref.WeakKeyDictionary[AssignHook, weakref.WeakSet[Any]] = (
+        self._elsewhere: weakref.WeakKeyDictionary[AssignHook, _Elsewhere] = (
             weakref.WeakKeyDictionary()
         )
-        self._paused = False
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Note nothing inside: what is traced there never runs."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
 
     def assigning(self, hook: AssignHook) -> None:
         """Note the value before the first assignment of a step."""
-        if self._paused:
-            return
         graph, steps, key = self._place()
         step = steps.get(key)
         if step is None or step.ended:
             step = steps[key] = _Step()
-        if id(hook.variable) in step.before:
+        if hook in step.before:
             return
         with _traced_into(graph):
-            step.before[id(hook.variable)] = hook, _value(hook.variable)
+            step.before[hook] = _value(hook.variable)
         if graph is not None and key is None:
-            if hook not in self._copies:
-                self._copies[hook] = _copy(hook.variable)
-            self._open.setdefault(hook, weakref.WeakSet()).add(graph)
+            if hook not in self._elsewhere:
+                self._elsewhere[hook] = _Elsewhere(_value_now(hook.variable))
+            self._elsewhere[hook].functions.add(graph)
 
     def assigned(self, hook: AssignHook) -> None:
         """Take over what is assigned outside of steps, such as loaded weights."""
-        if hook in self._copies and self._place()[0] is None:
-            self._copies[hook].assign(_value(hook.variable))
+        if hook in self._elsewhere and self._place()[0] is None:
+            self._elsewhere[hook].keep(_value(hook.variable))
 
     def put_back(self) -> None:
         """Undo what the step has changed, because its update is skipped."""
         step = self._step()
-        for hook, value in step.before.values():
+        for hook, value in list(step.before.items()):
             # After another optimizer's update only what is broken is surely this step's.
             hook.original(_finite_or(hook.variable, value) if step.ended else value)
-        for hook, copy in self._copies_elsewhere(step):
-            hook.original(_finite_or(hook.variable, copy))
+        for hook, kept in self._changed_elsewhere(step):
+            hook.original(_finite_or(hook.variable, kept.current()))
 
     def keep(self) -> None:
         """Keep the state of a step whose update is made."""
-        for hook, copy in self._copies_elsewhere(self._step()):
-            copy.assign(_value(hook.variable))
+        for hook, kept in self._changed_elsewhere(self._step()):
+            kept.keep(_value(hook.variable))
 
     def end_step(self) -> None:
         """Begin a new step with the next assignment."""
@@ -141,25 +163,30 @@ class StateBeforeStep:
         if step is None:
             return
         step.ended = True
-        for hook, _ in step.before.values():
-            if graph is not None and hook in self._open:
-                self._open[hook].discard(graph)
+        for hook in list(step.before) if graph is not None else ():
+            kept = self._elsewhere.get(hook)
+            if kept is not None:
+                kept.functions.discard(graph)
+                if not (kept.functions or kept.held_by_functions):
+                    del self._elsewhere[hook]
 
     def _step(self) -> _Step:
         _, steps, key = self._place()
         return steps.get(key) or _Step()
 
-    def _copies_elsewhere(self, step: _Step) -> list[tuple[AssignHook, Any]]:
-        """List the copies of what functions without an update assign."""
-        found = [(hook, self._copies[hook]) for hook, functions in self._open.items() if functions]
-        return [(hook, copy) for hook, copy in found if id(hook.variable) not in step.before]
+    def _changed_elsewhere(self, step: _Step) -> list[tuple[AssignHook, _Elsewhere]]:
+        """List what functions without an update assign, and this step does not."""
+        found = [each for each in self._elsewhere.items() if each[1].functions]
+        return [(hook, kept) for hook, kept in found if hook not in step.before]
 
     def _place(self) -> tuple[Any, dict[Any, _Step], Any]:
         """Return the function that is traced, its steps, and which of its replicas this is."""
         graph, replica = _function_graph(), _replica()
         if graph is None:
             return graph, self._eager, replica
-        return graph, self._traced.setdefault(graph, {}), replica
+        if not hasattr(graph, _STEPS_ATTRIBUTE):
+            setattr(graph, _STEPS_ATTRIBUTE, {})
+        return graph, getattr(graph, _STEPS_ATTRIBUTE), replica
 
 
 #: The one state of this process: whichever model a step changes, the skip of its update undoes it.
@@ -178,15 +205,19 @@ def _value(variable: Any) -> Any:
 
 def _finite_or(variable: Any, value: Any) -> Any:
     now = _value(variable)
-    return ops.where(ops.isfinite(now), now, ops.convert_to_tensor(value))
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    if not ("float" in dtype or "complex" in dtype):
+        return now
+    finite = ops.isfinite(ops.abs(now))
+    return ops.where(finite, now, ops.convert_to_tensor(value))
 
 
-def _copy(variable: Any) -> Any:
-    """Return a variable of the same value, made outside of the function that is traced."""
+def _value_now(variable: Any) -> Any:
+    """Return the value that a variable has while a function is traced that changes it."""
     import tensorflow as tf
 
     with tf.init_scope():
-        return tf.Variable(_value(variable), trainable=False)
+        return _value(variable)
 
 
 def _function_graph() -> Any:

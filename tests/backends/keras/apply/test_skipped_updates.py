@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -60,6 +64,39 @@ class Averaged(keras.Model):
         return self.head(self.average(self.hidden(keras.ops.reshape(x, (-1, 36)))))
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Queue(layers.Layer):
+    """Keeps the last means of its inputs, and where the next one goes."""
+
+    def build(self, shape):
+        self.queue = self.add_weight(shape=(4, shape[-1]), trainable=False, name="queue")
+        self.place = self.add_weight(shape=(), trainable=False, dtype="int32", name="place")
+        self.full = self.add_weight(shape=(), trainable=False, dtype="bool", name="full")
+
+    def call(self, x, training=False):
+        if training:
+            mean = keras.ops.mean(keras.ops.cast(x, "float32"), axis=0)
+            row = keras.ops.one_hot(self.place, 4)[:, None]
+            self.queue.assign((1.0 - row) * keras.ops.cast(self.queue, "float32") + row * mean)
+            self.place.assign((self.place + 1) % 4)
+            self.full.assign(keras.ops.logical_or(self.full, self.place == 0))
+        return x
+
+
+def queued():
+    return keras.Sequential(
+        [layers.Input((6, 6, 1)), layers.Flatten(), layers.Dense(8), Queue(), layers.Dense(3)]
+    )
+
+
+def spectral():
+    """Assigns a weight that trains in every forward pass."""
+    normalized = layers.SpectralNormalization(layers.Conv2D(4, 3))
+    return keras.Sequential(
+        [layers.Input((6, 6, 1)), normalized, layers.Flatten(), layers.Dense(3)]
+    )
+
+
 def stateful():
     inputs = keras.Input(batch_shape=(8, 6, 6, 1))
     hidden = layers.LSTM(8, stateful=True)(layers.Reshape((6, 6))(inputs))
@@ -77,9 +114,9 @@ def batches(count=6, planted=(PLANTED,)):
 
 
 def kept(model):
-    """Return statistics and averages, and the states of recurrent layers."""
+    """Return statistics, averages and counts, and the states of recurrent layers."""
     states = [s for layer in model.layers for s in getattr(layer, "states", None) or ()]
-    return [v.numpy() for v in (*model.non_trainable_variables, *states) if "float" in v.dtype]
+    return [v.numpy() for v in (*model.non_trainable_variables, *states)]
 
 
 def recipe(**more):
@@ -103,6 +140,27 @@ def by_loop(model, optimizer):
 def by_function(model, optimizer):
     optimizer.build(model.trainable_variables)
     return tf.function(by_loop(model, optimizer))
+
+
+def by_gradient_function(model, optimizer, jit_compile=False):
+    """Loss and gradient in a compiled function, the update outside."""
+
+    def gradient(x, y):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.scale_loss(CROSS_ENTROPY(y, model(x, training=True)))
+        return tape.gradient(scaled, model.trainable_variables)
+
+    optimizer.build(model.trainable_variables)
+    compiled = tf.function(gradient, jit_compile=jit_compile)
+
+    def step(x, y):
+        optimizer.apply_gradients(zip(compiled(x, y), model.trainable_variables, strict=True))
+
+    return step
+
+
+def by_xla_function(model, optimizer):
+    return by_gradient_function(model, optimizer, jit_compile=True)
 
 
 def by_two_functions(model, optimizer):
@@ -139,7 +197,13 @@ def train(model, way, skips=1, **more):
     return before, after
 
 
-@pytest.mark.parametrize("way", [by_train_on_batch, by_loop, by_function, by_two_functions])
+@pytest.mark.parametrize(
+    "way",
+    [
+        *(by_train_on_batch, by_loop, by_function),
+        *(by_two_functions, by_gradient_function, by_xla_function),
+    ],
+)
 def test_batchnorm_is_as_it_was_before_a_skipped_step(way):
     model = net()
     model.compile("adam", CROSS_ENTROPY)
@@ -159,8 +223,8 @@ def test_it_is_however_the_step_is_compiled(arguments):
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("make", [Averaged, stateful], ids=["own average", "stateful"])
-@pytest.mark.parametrize("way", [by_train_on_batch, by_function])
+@pytest.mark.parametrize("make", [Averaged, queued, stateful])
+@pytest.mark.parametrize("way", [by_train_on_batch, by_loop, by_function])
 def test_state_of_any_layer_is(make, way):
     model = make()
     model.compile(keras.optimizers.SGD(0.01, use_ema=True), CROSS_ENTROPY)
@@ -170,6 +234,53 @@ def test_state_of_any_layer_is(make, way):
     assert before
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("way", [by_train_on_batch, by_function])
+def test_weights_that_the_forward_pass_assigns_are(way):
+    model = spectral()
+    model.compile("sgd", CROSS_ENTROPY)
+    weights = []
+    kernel = model.layers[0].layer.kernel
+    with apply_profile(recipe(), model=model) as precision:
+        step = way(model, precision.optimizer)
+        for x, y in batches():
+            step(tf.constant(x), tf.constant(y))
+            weights.append(kernel.numpy())
+        assert precision.skipped == 1
+    moved = [np.abs(new - old).max() for old, new in itertools.pairwise(weights)]
+    assert moved[PLANTED - 1] == 0
+    assert min(moved[PLANTED:]) > 0
+
+
+def test_nothing_is_held_of_a_step_once_its_model_is_gone():
+    def used(way):
+        model = net()
+        model.compile("adam", CROSS_ENTROPY)
+        train(model, way)
+        return weakref.ref(model.layers[1].moving_mean)
+
+    for way in (by_train_on_batch, by_loop, by_function, by_two_functions, by_gradient_function):
+        mean = used(way)
+        gc.collect()
+        assert mean() is None
+
+
+def test_no_copy_is_made_where_the_step_makes_its_update():
+    model = net()
+    model.compile("adam", CROSS_ENTROPY)
+    with apply_profile(recipe(), model=model) as precision:
+        precision.optimizer.build(model.trainable_variables)
+        known = {id(v) for v in alive(tf.Variable)}
+        for x, y in batches():
+            model.train_on_batch(x, y)
+        gc.collect()
+        new = [v for v in alive(tf.Variable) if id(v) not in known]
+        assert not any(v.shape == (4,) and not v.trainable for v in new)
+
+
+def alive(kind):
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
 def test_the_average_of_the_weights_is_not_moved_by_a_skipped_step():
