@@ -25,8 +25,9 @@ from markdown_it import MarkdownIt
 
 from autoprec.cli import main
 from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.number_words import percent
 from autoprec.core.profile import Profile
-from autoprec.reporting.text import percent_text, ratio_text, recipe_text
+from autoprec.core.recipe_words import describe_recipe
 from tests.code_blocks import PAGES, ROOT, block, blocks_of, commands_in
 
 TASK = SIMULATED_TASK.format(
@@ -100,8 +101,8 @@ def test_the_profile_of_the_readme_is_one_and_the_line_above_it_says_the_same() 
     excerpt = yaml.safe_load(block("README.md", 3))
     profile = from_plain(Profile, merged(to_plain(PROFILE), excerpt))
     gain = profile.evidence.speedup
-    assert f"{recipe_text(profile.recipe)}: {ratio_text(gain)} over" in line
-    assert f"loss within {percent_text(profile.evidence.parity.loss_deviation)} at" in line
+    assert f"{describe_recipe(profile.recipe)}: {gain.in_words()} over" in line
+    assert f"loss within {percent(profile.evidence.parity.loss_deviation)} at" in line
 
 
 def merged(whole: Any, part: Any) -> Any:

@@ -20,6 +20,7 @@ from autoprec import profile_comments, yaml_files
 from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import Fingerprint
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
@@ -78,7 +79,10 @@ def test_a_recipe_for_several_ranks_is_schema_2_and_reads_back(tmp_path):
         load_profile(path)
 
 
-@given(st.dictionaries(TEXT, TEXT), TEXT, st.dictionaries(TEXT, PLAIN) | st.none())
+ISLANDS = st.builds(IslandsEvidence, TEXT, st.integers(0, 15), st.floats(0, 1), st.floats(0, 1e9))
+
+
+@given(st.dictionaries(TEXT, TEXT), TEXT, ISLANDS | st.none())
 def test_any_text_and_any_evidence_is_kept_exactly(software, name, islands):
     profile = replace(
         PROFILE,
@@ -213,10 +217,10 @@ def test_no_text_in_a_profile_is_disturbed_by_comments(text):
 
 
 def test_values_that_stand_twice_are_written_twice():
-    shared = {"module": "a"}
+    (shared,) = PROFILE.evidence.padding
     evidence = replace(PROFILE.evidence, padding=(shared, shared))
     read = parse_yaml(dump_profile(replace(PROFILE, evidence=evidence)), "a")
-    assert read["evidence"]["padding"] == [shared, shared]
+    assert read["evidence"]["padding"] == [to_plain(shared), to_plain(shared)]
 
 
 def test_a_file_name_that_is_no_text_can_be_written():

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+from autoprec.core.recipe_words import name_recipe
 from autoprec.errors import ProfileMismatch
 
 _EXAMPLES = """\
@@ -54,8 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in fit.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if not arguments.json:
-        recipe = profile.recipe
-        what = f"{recipe.policy} at batch {recipe.batch_size}"
+        what = name_recipe(profile.recipe)
         if fit.inconclusive:
             what = f"its tuning was inconclusive: {what}, because {fit.inconclusive}"
         print(f"{arguments.profile} fits{', but ' if fit.inconclusive else ': '}{what}")

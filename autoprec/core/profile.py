@@ -18,9 +18,12 @@ from autoprec.core.device.facts import Fingerprint
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
+from autoprec.core.numerics.islands import IslandsEvidence
+from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.attribution import Part, describe_recipe
+from autoprec.core.recipe_words import describe_batch_of, describe_recipe
+from autoprec.core.speed.attribution import Part, describe_parts
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
 
@@ -127,6 +130,22 @@ class TriedRecipe:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class MisalignedDimension:
+    """A dimension that is no multiple of what the device wants, and what padding it brings.
+
+    `speed_with_over_without` is the best speed of recipes that pad over that without (None: not
+    measured); it is that of all padded modules together.
+    """
+
+    module: str
+    kind: str
+    dimension: str
+    size: int = bounded(low=0, high=_MAX_BYTES)
+    padded_to: int = bounded(low=0, high=_MAX_BYTES)
+    speed_with_over_without: float | None = bounded(default=None, low=0.0, high=1e9)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Every number behind the recipe, as measured. What a file must have comes last in it.
@@ -153,9 +172,9 @@ class Evidence:
     checkpoint: CheckpointRecord | None = None
     proof_seconds: float = bounded(default=0.0, low=0.0, high=_MAX_SECONDS)
     memory_budget_bytes: int | None = bounded(default=None, low=0, high=_MAX_BYTES)
-    loss_scale: Mapping[str, Any] | None = None
-    islands: Mapping[str, Any] | None = None
-    padding: tuple[Mapping[str, Any], ...] = ()
+    loss_scale: ScaleEvidence | None = None
+    islands: IslandsEvidence | None = None
+    padding: tuple[MisalignedDimension, ...] = ()
     warnings: tuple[str, ...] = ()
     tried: tuple[TriedRecipe, ...] = ()
     trials: int = bounded(low=0, high=10**9)
@@ -183,6 +202,25 @@ class Profile:
     recipe: Recipe
     evidence: Evidence
 
+    @property
+    def baseline(self) -> Recipe:
+        """Return the plain float32 that the speed-up is over."""
+        base, ranks = self.evidence.baseline, self.recipe.distributed
+        return Recipe(
+            policy=base.policy,
+            batch_size=base.batch_size,
+            accumulation_steps=base.accumulation_steps,
+            distributed=None if ranks is None else ranks.in_float32(),
+        )
+
+    def describe_baseline(self) -> str:
+        """Name the baseline in full: "float32, batch 32"; a model in 16 bits is not called that."""
+        return f"{self.evidence.baseline.title}, {describe_batch_of(self.baseline)}"
+
+    def describe_recipe(self) -> str:
+        """Describe the recipe completely; a model in 16 bits is not called float32."""
+        return describe_recipe(self.recipe, self.evidence.baseline.weights_in)
+
     def __repr__(self) -> str:
         said = "; ".join(text for _, text in self._rows())
         return f"<Profile of {self.task.file}: {said}>"
@@ -195,16 +233,14 @@ class Profile:
     def _rows(self) -> list[tuple[str, str]]:
         """Return what matters most, each with its name."""
         evidence = self.evidence
-        rows = [("recipe", describe_recipe(self.recipe, evidence.baseline.weights_in))]
+        rows = [("recipe", self.describe_recipe())]
         if evidence.inconclusive:
             rows.insert(0, ("inconclusive", f"inconclusive: {evidence.inconclusive}"))
-        base, gain = evidence.baseline, evidence.speedup
-        if gain.rounds:
-            against = f"{base.title}, batch {base.batch_size}"
-            between = f"({gain.low:.2f}-{gain.high:.2f})"
-            rows.append(("speed", f"{gain.ratio:.2f}x {between} over {against}"))
-        parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)
-        rows += [("due to", parts)] if len(evidence.waterfall) > 1 else []
+        if evidence.speedup.rounds:
+            gain = f"{evidence.speedup.in_words()} over {self.describe_baseline()}"
+            rows.append(("speed", gain))
+        if len(evidence.waterfall) > 1:
+            rows.append(("due to", describe_parts(evidence.waterfall)))
         rows.append(("trains", f"{evidence.parity.verdict}: {evidence.parity.reason}"))
         return [*rows, ("device", self.device.name or self.device.family)]
 
@@ -220,7 +256,7 @@ def without_speeds(evidence: Evidence) -> Evidence:
         speedup_same_batch=None,
         waterfall=(),
         tried=tuple(replace(each, samples_per_second=0.0) for each in evidence.tried),
-        padding=tuple({**each, "speed_with_over_without": None} for each in evidence.padding),
+        padding=tuple(replace(each, speed_with_over_without=None) for each in evidence.padding),
         reason=f"{REHEARSAL_NOTE}; numerics: {evidence.parity.verdict}: {evidence.parity.reason}",
     )
 

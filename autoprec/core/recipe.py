@@ -17,8 +17,16 @@ from autoprec.errors import UsageError
 
 KnobValue = bool | int | str
 
-SMALLEST_SCALE = 2.0**-24
-"""No loss scale is smaller, and no floor of one."""
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**126
+"""The loss scales that there are, floors included: beyond the largest, half of what a doubling
+gives would be infinite."""
+
+DEFAULT_SCALE = 2.0**16
+"""The initial loss scale where none was tuned: that of torch.amp.GradScaler (`init_scale`). Keras's
+LossScaleOptimizer starts at 2**15; where both are too large, the difference is one skipped step."""
+
+GROWTH_INTERVAL = 2000
+"""Good steps before a loss scale is doubled: the default of both."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +39,9 @@ class LossScale:
     """
 
     mode: Literal["dynamic", "fixed"] = "dynamic"
-    initial: float = bounded(default=65536.0, low=SMALLEST_SCALE, high=2.0**126)
-    growth_interval: int = bounded(default=2000, low=1, high=2**31)
-    floor: float = bounded(default=1.0, low=SMALLEST_SCALE, high=2.0**126)
+    initial: float = bounded(default=DEFAULT_SCALE, low=SMALLEST_SCALE, high=LARGEST_SCALE)
+    growth_interval: int = bounded(default=GROWTH_INTERVAL, low=1, high=2**31)
+    floor: float = bounded(default=1.0, low=SMALLEST_SCALE, high=LARGEST_SCALE)
 
 
 def untuned_loss_scale(policy: Policy) -> LossScale | None:
@@ -124,6 +132,23 @@ class Recipe:
         return 1 if self.distributed is None else self.distributed.world_size
 
     @property
+    def settings(self) -> dict[str, KnobValue]:
+        """Return what it sets besides policy and batch, by parameter of the search."""
+        return {
+            "memory_format": self.memory_format,
+            "compile": self.compile,
+            "alignment": self.alignment.multiple if self.alignment.modules else 1,
+            **communication_settings(self),
+            **self.knobs,
+        }
+
+    @property
+    def applied_loss_scale(self) -> LossScale | None:
+        """Return how the loss is scaled: always under float16, never otherwise."""
+        untuned = untuned_loss_scale(self.policy)
+        return untuned and (self.loss_scale or untuned)
+
+    @property
     def keeps_memory(self) -> bool:
         """Return whether the process that applies this keeps its freed memory from then on."""
         return self.knobs.get(KEEP_MEMORY) is True
@@ -174,17 +199,6 @@ def communication_settings(recipe: Recipe) -> dict[str, KnobValue]:
 def is_default_communication(name: str, value: KnobValue) -> bool:
     """Return whether `name` is a field of `Distributed` that is searched, and this its default."""
     return name in _COMMUNICATION and value == to_plain(getattr(Distributed(), name))
-
-
-def describe_batch(batch_size: int, accumulation_steps: int, ranks: int = 1) -> str:
-    """Describe the batch of an update and its split: "batch 32 in 4 micro-batches of 8"."""
-    text = f"batch {batch_size * accumulation_steps * ranks}"
-    if ranks > 1:
-        text += f" on {ranks} ranks"
-    if accumulation_steps > 1:
-        each = f"{accumulation_steps} micro-batches of {batch_size}"
-        text += f" in {each} each" if ranks > 1 else f" in {each}"
-    return text
 
 
 @dataclass(frozen=True)

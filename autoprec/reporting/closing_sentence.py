@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from autoprec.core.device.roofline import UNKNOWN, limit_text
+from autoprec.core.device.roofline import known_limit
 from autoprec.core.dtypes import Policy
+from autoprec.core.number_words import percent
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.numerics.verdict_reasons import HOW_TO_SEE_LEARNING
 from autoprec.core.profile import Chosen, Profile
-from autoprec.core.recipe import describe_batch
-from autoprec.core.speed.attribution import PRECISION
-from autoprec.core.speed.noise import MIN_GAIN, Ratio
+from autoprec.core.speed.attribution import PRECISION, describe_parts, switch_off_in_turn
+from autoprec.core.speed.noise import MIN_GAIN
 from autoprec.reporting.flags import with_flags
-from autoprec.reporting.text import chosen_text, dtype_text, percent_text, ratio_text
 
 #: A smaller share of the memory bandwidth bounds nothing and is not mentioned.
 _NOTABLE_BANDWIDTH_SHARE = 0.01
@@ -24,7 +23,7 @@ def closing_sentence(profile: Profile) -> str:
     """Return one sentence with the result and its numbers."""
     recipe, evidence = profile.recipe, profile.evidence
     if profile.device.fingerprint.rehearsal:
-        return f"result: {chosen_text(profile)}: {evidence.reason}"
+        return f"result: {profile.describe_recipe()}: {evidence.reason}"
     if evidence.inconclusive:
         return (
             f"{evidence.reason}. Run the same command with --fresh when this machine is idle; "
@@ -36,7 +35,8 @@ def closing_sentence(profile: Profile) -> str:
     text += _loss_text(evidence.parity)
     share = evidence.chosen.peak_share
     if share is not None:
-        text += f"; {share:.0%} of this device's measured {dtype_text(profile)} peak"
+        computed = recipe.policy.compute_dtype_with(evidence.baseline.weights_in)
+        text += f"; {share:.0%} of this device's measured {computed} peak"
     share = evidence.chosen.memory_share
     if share is not None and share >= _NOTABLE_BANDWIDTH_SHARE:
         text += f"; at least {share:.0%} of its memory bandwidth"
@@ -51,9 +51,9 @@ def closing_sentence(profile: Profile) -> str:
 
 def _limit(chosen: Chosen) -> str:
     """Say what limits the step, beside the shares that are told already."""
-    said = limit_text(chosen.bound, chosen.peak_share, chosen.memory_share)
-    if not said.startswith(UNKNOWN):
-        return f"a step is limited by {_LIMITS.get(said, said)}"
+    limit = known_limit(chosen.bound, chosen.peak_share, chosen.memory_share)
+    if limit is not None:
+        return f"a step is limited by {_LIMITS.get(limit, limit)}"
     known = [each is not None for each in (chosen.peak_share, chosen.memory_share)]
     if not any(known):
         return "what limits a step is not known"
@@ -65,7 +65,7 @@ def _loss_text(parity: Verdict) -> str:
     if parity.loss_deviation is None:
         return ""
     above = f", of what is above {parity.loss_origin:.3g}" if parity.loss_origin else ""
-    return f"; loss within {percent_text(parity.loss_deviation)} at the same weights{above}"
+    return f"; loss within {percent(parity.loss_deviation)} at the same weights{above}"
 
 
 def headline(profile: Profile) -> str:
@@ -75,15 +75,15 @@ def headline(profile: Profile) -> str:
     due to precision.
     """
     recipe, evidence = profile.recipe, profile.evidence
-    name, gain = chosen_text(profile), evidence.speedup
+    name, gain = profile.describe_recipe(), evidence.speedup
     if gain.ratio < 1.0 and recipe.forced:
-        return f"{gain.ratio:.2g}x: slower than {baseline_text(profile)}; only {name} was requested"
-    text = f"{_caveat(profile)}{name}: {ratio_text(gain)} over {baseline_text(profile)}"
-    if len(evidence.waterfall) == 1 and " and " in evidence.waterfall[0].what:
-        text += f"; {evidence.waterfall[0].what} together (--attribute times each)"
+        slower = f"{gain.in_words()}: slower than {profile.describe_baseline()}"
+        return f"{slower}; only {name} was requested"
+    text = f"{_caveat(profile)}{name}: {gain.in_words()} over {profile.describe_baseline()}"
     if len(evidence.waterfall) > 1:
-        parts = ", ".join(f"{part.what} {part.speedup.ratio:.2f}x" for part in evidence.waterfall)
-        text += f" = {parts}"
+        return f"{text} = {describe_parts(evidence.waterfall)}"
+    if evidence.waterfall and len(switch_off_in_turn(recipe, profile.baseline)) > 1:
+        text += f"; {evidence.waterfall[0].what} together (--attribute times each)"
     return text
 
 
@@ -96,20 +96,14 @@ def _caveat(profile: Profile) -> str:
     return "" if pays else "lower precision brings no gain here; "
 
 
-def baseline_text(profile: Profile) -> str:
-    """Name the baseline in full: "float32, batch 32"; a model in 16 bits is not called that."""
-    base, ranks = profile.evidence.baseline, profile.recipe.world_size
-    return f"{base.title}, {describe_batch(base.batch_size, base.accumulation_steps, ranks)}"
-
-
 def part_lines(profile: Profile) -> list[str]:
     """List each part of the gain with its interval and both sides; nothing if there is only one."""
     evidence = profile.evidence
     if len(evidence.waterfall) < 2 or evidence.inconclusive:
         return []
-    lines, side = [], chosen_text(profile)
+    lines, side = [], profile.describe_recipe()
     for part in evidence.waterfall:
-        lines.append(f"  {part.what}: {ratio_text(part.speedup)}: {side} over {part.against}")
+        lines.append(f"  {part.what}: {part.speedup.in_words()}: {side} over {part.against}")
         side = part.against
     return lines
 
@@ -120,12 +114,5 @@ def communication_line(profile: Profile) -> str:
     before, now = evidence.baseline.exposed_communication, evidence.chosen.exposed_communication
     if now is None or evidence.inconclusive:
         return ""
-    text = f"  waiting for other ranks: {_share_text(now)} of a step"
-    return f"{text}, {_share_text(before)} in the baseline" if before not in (None, now) else text
-
-
-def _share_text(share: Ratio | None) -> str:
-    """Show a share with its interval: "12% (10-14)"."""
-    if share is None:
-        return "an unknown share"
-    return f"{share.ratio:.0%} ({100 * share.low:.0f}-{100 * share.high:.0f})"
+    text = f"  waiting for other ranks: {now.as_share()} of a step"
+    return f"{text}, {before.as_share()} in the baseline" if before and before != now else text

@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.dtypes import DType
+from autoprec.core.number_words import percent
 from autoprec.core.numerics.traces import UnitTrace
 from autoprec.core.recipe import Recipe
-from autoprec.reporting.text import percent_text, printable
+from autoprec.reporting.text import printable
 
 NEAR_LIMIT_OCTAVES = 2
 """A magnitude this close to float16's limit, in powers of two, is called near."""
@@ -38,7 +39,7 @@ def explain_table(units: Sequence[UnitTrace], recipe: Recipe) -> Table:
             unit.path or "the model itself",
             magnitude_text(unit.forward_largest),
             magnitude_text(_scaled(unit.backward_largest, scale)),
-            percent_text(unit.underflow) if unit.underflow else "none",
+            percent(unit.underflow) if unit.underflow else "none",
             "float32" if unit.path in recipe.float32_modules else recipe.policy.compute_dtype.value,
             why(unit, recipe),
         )
@@ -83,7 +84,7 @@ def _range_text(unit: UnitTrace, recipe: Recipe) -> str:
 def _underflow_text(unit: UnitTrace, recipe: Recipe) -> str:
     if recipe.policy.compute_dtype is not DType.FLOAT16 or unit.underflow < NOTABLE_UNDERFLOW_SHARE:
         return ""
-    return f"{percent_text(unit.underflow)} of its gradient is too small for float16"
+    return f"{percent(unit.underflow)} of its gradient is too small for float16"
 
 
 def _scaled(exponent: int | None, scale: int) -> int | None:

@@ -7,7 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.core.fleet.status import FleetStatus, TypeStatus
-from autoprec.reporting.text import printable, rate_text
+from autoprec.core.number_words import rate_number
+from autoprec.core.recipe_words import describe_recipe
+from autoprec.reporting.text import printable
 
 _WIDTH = 140
 
@@ -53,9 +55,9 @@ def _cells(row: TypeStatus, priced: bool) -> list[str]:
     cells = [
         row.file,
         name,
-        row.recipe_text,
+        describe_recipe(row.recipe),
         "unknown" if row.age_days is None else _age_text(row.age_days),
-        "" if rate is None else rate_text(rate).removesuffix(" samples/s"),
+        "" if rate is None else rate_number(rate),
     ]
     if priced:
         price, bought = row.price_per_hour, row.samples_per_price

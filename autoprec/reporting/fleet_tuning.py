@@ -13,7 +13,7 @@ from rich.text import Text
 from autoprec.core.fleet.node_types import FleetResult, TypeResult
 from autoprec.core.profile import Profile
 from autoprec.reporting.closing_sentence import headline
-from autoprec.reporting.text import chosen_text, printable
+from autoprec.reporting.text import printable
 from autoprec.reporting.tune import Terminal
 from autoprec.tuning.events import Event, Finished
 
@@ -89,5 +89,5 @@ def _result(result: TypeResult) -> str:
 def _summary(profile: Profile) -> str:
     evidence = profile.evidence
     if profile.device.fingerprint.rehearsal or evidence.speedup.rounds == 0:
-        return f"{chosen_text(profile)}: {evidence.reason}"
+        return f"{profile.describe_recipe()}: {evidence.reason}"
     return headline(profile)

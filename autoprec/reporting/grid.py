@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from autoprec.core.recipe_words import describe_point
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
-from autoprec.reporting.text import printable, seconds_text, settings_text, status_text
+from autoprec.reporting.text import printable, seconds_text, status_text
 
 
 def grid_table(outcomes: Sequence[Outcome]) -> Table:
@@ -28,7 +29,7 @@ def grid_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _column(outcome: Outcome) -> str:
-    settings = settings_text(outcome.point)
+    settings = describe_point(outcome.point)
     policy = str(outcome.point["policy"])
     return f"{policy}, {settings}" if settings else policy
 

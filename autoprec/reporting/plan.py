@@ -8,6 +8,7 @@ from rich.text import Text
 
 from autoprec.core.device.facts import GIB
 from autoprec.core.dtypes import Policy
+from autoprec.core.number_words import about_times
 from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.speed.step_bounds import Estimate, MemoryPlan, Plan
 from autoprec.reporting.text import bytes_text, printable, seconds_text
@@ -90,7 +91,7 @@ def _estimates(estimates: tuple[Estimate, ...]) -> Table:
             str(each.batch),
             *(seconds_text(value) if value else "" for value in seconds),
             each.bound,
-            "" if each.policy is Policy.FLOAT32 else f"at most {each.at_most:.2g}x",
+            "" if each.policy is Policy.FLOAT32 else f"at most {about_times(each.at_most)}",
         )
     return table
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from autoprec.core.profile import Profile
 from autoprec.reporting.closing_sentence import closing_sentence, communication_line, part_lines
 from autoprec.reporting.flags import with_flags
-from autoprec.reporting.text import chosen_text, printable, rate_text, seconds_text
+from autoprec.reporting.text import printable, rate_text, seconds_text
 
 
 def profile_lines(profile: Profile) -> list[str]:
@@ -17,7 +17,7 @@ def profile_lines(profile: Profile) -> list[str]:
 
 def _lines(profile: Profile) -> Iterator[str]:
     evidence, device = profile.evidence, profile.device
-    yield f"{profile.task.file}: {chosen_text(profile)}"
+    yield f"{profile.task.file}: {profile.describe_recipe()}"
     yield closing_sentence(profile)
     yield from part_lines(profile)
     yield from filter(None, [communication_line(profile)])
@@ -29,7 +29,6 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield f"made on {device.name or device.family} ({device.family}) with {software}"
     yield f"tuned {profile.created}, {evidence.trials} trials"
     for refusal in evidence.refusals:
-        if refusal.reason != "not requested":
-            yield f"refused: {refusal.candidate}: {refusal.reason}"
+        yield f"refused: {refusal.candidate}: {refusal.reason}"
     for warning in evidence.warnings:
         yield f"warning: {with_flags(warning)}"

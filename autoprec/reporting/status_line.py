@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from autoprec.reporting.text import phase_text, recipe_text, stage_text
+from autoprec.core.number_words import times
+from autoprec.core.recipe_words import describe_recipe
+from autoprec.reporting.text import phase_text, stage_text
 from autoprec.tuning.events import (
     Described,
     Event,
@@ -55,19 +57,21 @@ class StatusLine:
             case TrialStarted():
                 self._trial_began = self._clock()
                 best = (
-                    f"; best so far {self._best_ratio:.2f}x"
+                    f"; best so far {times(self._best_ratio)}"
                     if self._best_ratio and self._show_speeds
                     else ""
                 )
                 of = f" of at most {self._recipes}" if self._recipes else ""
-                self._activity = f"trial {event.number + 1}{of}: {recipe_text(event.recipe)}{best}"
+                self._activity = (
+                    f"trial {event.number + 1}{of}: {describe_recipe(event.recipe)}{best}"
+                )
             case TrialFinished():
                 self._trial_finished(event)
             case Progress():
                 self._phase = phase_text(event.phase, event.step)
             case Round():
                 first, *others = (rate for rate in event.rates if rate)
-                shown = ", ".join(f"{rate / first:.2f}x" for rate in others)
+                shown = ", ".join(times(rate / first) for rate in others)
                 so_far = f": {shown}" if self._show_speeds and shown else ""
                 round_text = f"round {event.number} of at most {event.of}{so_far}"
                 self._activity = stage_text(self._stage, round_text)

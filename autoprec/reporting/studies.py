@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autoprec.core.codec import to_plain
 from autoprec.core.speed.trial_results import Status
-from autoprec.reporting.text import chosen_text, printable, ratio_text
+from autoprec.reporting.text import printable
 from autoprec.reporting.tune import trials_table
 from autoprec.studies import KeptStudy
 from autoprec.tuning.study.kept_tunings import KeptTuning
@@ -77,9 +77,9 @@ def result_text(tuning: KeptTuning) -> str:
     """Say what a tuning ended with, or how far it came."""
     profile = tuning.profile
     if profile is not None:
-        text = chosen_text(profile)
+        text = profile.describe_recipe()
         gain = profile.evidence.speedup
-        return f"{text}: {ratio_text(gain)}" if gain.rounds else text
+        return f"{text}: {gain.in_words()}" if gain.rounds else text
     ran = sum(each.status is Status.OK for each in tuning.outcomes)
     return f"not finished: {ran} of {len(tuning.outcomes)} trials ran"
 

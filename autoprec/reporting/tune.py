@@ -16,7 +16,9 @@ from rich.status import Status as LiveStatus
 from rich.table import Table
 from rich.text import Text
 
+from autoprec.core.number_words import rate_number, times
 from autoprec.core.profile import REHEARSAL_NOTE, Profile
+from autoprec.core.recipe_words import describe_point, describe_recipe
 from autoprec.core.speed.space import BATCH
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.closing_sentence import (
@@ -32,9 +34,7 @@ from autoprec.reporting.text import (
     bytes_text,
     printable,
     rate_text,
-    recipe_text,
     seconds_text,
-    settings_text,
     stage_text,
     status_text,
 )
@@ -174,8 +174,6 @@ class Terminal:
         if self._grid and self._show_speeds:
             self._console.print(grid_table(event.outcomes))
         for refusal in event.profile.evidence.refusals:
-            if refusal.reason == "not requested":
-                continue
             if (refusal.candidate, refusal.reason) in self._refused:
                 continue  # said at the start
             self._say(f"refused: {refusal.candidate}: {refusal.reason}", "dim")
@@ -198,7 +196,7 @@ def _console() -> Console:
 
 def _trial_line(event: TrialFinished, speeds: bool) -> str:
     outcome, measured = event.outcome, event.outcome.measurement
-    head = f"  trial {event.number + 1:2d}  {recipe_text(event.recipe)}"
+    head = f"  trial {event.number + 1:2d}  {describe_recipe(event.recipe)}"
     if outcome.status is not Status.OK or measured is None:
         return f"{head}: {status_text(outcome.status)}: {outcome.reason}"
     memory = bytes_text(measured.peak_memory_bytes)
@@ -206,7 +204,7 @@ def _trial_line(event: TrialFinished, speeds: bool) -> str:
         return f"{head}: ran, {memory}"
     ratio = outcome.rate / event.baseline if event.baseline else 1.0
     return (
-        f"{head}: {rate_text(outcome.rate)}, {ratio:.2f}x, step "
+        f"{head}: {rate_text(outcome.rate)}, {times(ratio)}, step "
         f"{seconds_text(measured.step_seconds)}, {memory}"
     )
 
@@ -231,13 +229,13 @@ def trials_table(outcomes: tuple[Outcome, ...], speeds: bool) -> Table:
 
 def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
     point, measured = outcome.point, outcome.measurement
-    settings = settings_text(point)
+    settings = describe_point(point)
     if outcome.status is not Status.OK or measured is None:
         numbers, note = ["", "", "", ""], status_text(outcome.status)
     else:
         timed = [
-            rate_text(outcome.rate).removesuffix(" samples/s"),
-            f"{outcome.rate / base:.2f}x" if base else "",
+            rate_number(outcome.rate),
+            times(outcome.rate / base) if base else "",
             seconds_text(measured.step_seconds),
         ]
         numbers = [*(timed if speeds else [""] * 3), bytes_text(measured.peak_memory_bytes)]

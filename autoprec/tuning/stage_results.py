@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.policies import Refusal
 from autoprec.core.measurement import Measurement, TaskFacts
+from autoprec.core.numerics.islands import IslandsEvidence
+from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.attribution import Part
@@ -94,8 +94,8 @@ class ProvenRecipe:
     verdict: Verdict
     rate: float
     step_seconds: float
-    loss_scale: Mapping[str, Any] | None = None
-    islands: Mapping[str, Any] | None = None
+    loss_scale: ScaleEvidence | None = None
+    islands: IslandsEvidence | None = None
     settings: Verdict | None = None
 
 

@@ -14,7 +14,7 @@ from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import Profile
 from autoprec.core.profile_claims import Claim, Verification, judge_numerics, judge_speedup
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.attribution import describe_recipe
+from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.noise import Ratio, paired_ratio
 from autoprec.core.speed.selection import Finalist
 from autoprec.errors import TaskError
@@ -69,7 +69,7 @@ def verify(job: TuningJob, profile: Profile) -> Verification:
         job.listener(Stage("start", "loading the task in a worker"))
         loaded = load_task(job, runner)
         job = with_memory(job, loaded.memory)
-        known = ProfiledMemory(loaded.framework, baseline_of(profile), profile)
+        known = ProfiledMemory(loaded.framework, profile.baseline, profile)
         try:
             speedup = _time_again(job, profile, known, runner)
         except FinalistFailed as failed:
@@ -79,7 +79,7 @@ def verify(job: TuningJob, profile: Profile) -> Verification:
     if speedup is not None:
         stated = profile.evidence.speedup
         claims.append(
-            Claim("speed-up", judge_speedup(stated, speedup), _ratio(stated), _ratio(speedup))
+            Claim("speed-up", judge_speedup(stated, speedup), stated.in_words(), speedup.in_words())
         )
     if parity is not None:
         stated_parity = profile.evidence.parity
@@ -87,17 +87,6 @@ def verify(job: TuningJob, profile: Profile) -> Verification:
         result = judge_numerics(stated_parity, parity)
         claims.append(Claim("numerics", result, stated_parity.verdict, found))
     return Verification(tuple(claims), speedup, parity, notes)
-
-
-def baseline_of(profile: Profile) -> Recipe:
-    """Return the plain float32 that a profile's speed-up is over."""
-    base, ranks = profile.evidence.baseline, profile.recipe.distributed
-    return Recipe(
-        policy=base.policy,
-        batch_size=base.batch_size,
-        accumulation_steps=base.accumulation_steps,
-        distributed=None if ranks is None else ranks.in_float32(),
-    )
 
 
 def _changes(job: TuningJob, profile: Profile) -> tuple[str, ...]:
@@ -166,7 +155,3 @@ def _failed_to_run(failed: FinalistFailed, baseline: Recipe) -> Claim:
         raise_user_error(failed.failure)
         raise TaskError(f"plain float32 does not run: {failed}") from failed
     return Claim("runs", "fails", describe_recipe(failed.recipe), str(failed))
-
-
-def _ratio(ratio: Ratio) -> str:
-    return f"{ratio.ratio:.2f}x ({ratio.low:.2f}-{ratio.high:.2f}, {ratio.rounds} rounds)"

@@ -30,6 +30,7 @@ from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.interleaving import interleaved
 from benchmarks.provenance import machine
 from benchmarks.search.grids import make_job
+from benchmarks.search.oracle_rows import ratio_text
 
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
 
@@ -75,9 +76,9 @@ def line(row: dict[str, Any]) -> str:
     start = f"{row['task']:10s} {row['policy']:15s} {row['batch']:5d} "
     if "failed" in row:
         return f"{start} {row['failed']}"
-    ratio, steps = row["compiled_over_eager"], row["break_even_steps"]
+    steps = row["break_even_steps"]
     return (
-        f"{start} {ratio['ratio']:5.2f}x ({ratio['low']:.2f}-{ratio['high']:.2f}) "
+        f"{start} {ratio_text(row['compiled_over_eager'])} "
         f"{row['compile_seconds']:7.1f} s  {'never' if steps is None else steps}"
     )
 

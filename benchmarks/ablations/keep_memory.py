@@ -27,6 +27,7 @@ from autoprec.workers.runner import Runner
 from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.provenance import machine
 from benchmarks.search.grids import make_job
+from benchmarks.search.oracle_rows import ratio_text
 
 POLICIES = (Policy.FLOAT32, Policy.MIXED_BFLOAT16)
 BUDGET = TimingBudget(seconds=2.0, min_steps=1, max_steps=100_000, precision=0.0)
@@ -64,8 +65,8 @@ def line(row: dict[str, Any]) -> str:
     """A line of the table."""
     ratio, (plain, kept) = row["kept_over_plain"], (b / 2**30 for b in row["peak_bytes"])
     return (
-        f"{row['task']:10s} {row['policy']:15s} {row['batch']:5d}  {ratio['ratio']:.2f}x "
-        f"({ratio['low']:.2f}-{ratio['high']:.2f})  {plain:5.2f} GiB {kept:5.2f} GiB"
+        f"{row['task']:10s} {row['policy']:15s} {row['batch']:5d}  {ratio_text(ratio)}  "
+        f"{plain:5.2f} GiB {kept:5.2f} GiB"
     )
 
 

@@ -31,6 +31,7 @@ from benchmarks.checkout import RESULTS
 from benchmarks.peers.searches import KEPT
 from benchmarks.profiles.fresh_process import rate
 from benchmarks.provenance import machine
+from benchmarks.search.oracle_rows import ratio_text
 
 TASK = Path(__file__).with_name("lstm_language_model.py")
 IMPLICIT = "implicit_bfloat16"
@@ -135,8 +136,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for way, own in zip(found, rates, strict=True)
     ]
     for row in rows:
-        ratio = row["over_profile"]
-        print(f"{row['way']:60s} {ratio['ratio']:.3f} ({ratio['low']:.3f}-{ratio['high']:.3f})")
+        print(f"{row['way']:60s} {ratio_text(row['over_profile'], 3)}")
     result = {
         **head,
         "rounds": arguments.rounds,

@@ -32,6 +32,7 @@ from autoprec.tuning.options import Options
 from autoprec.workers.runner import Runner
 from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.provenance import machine
+from benchmarks.search.oracle_rows import ratio_text
 
 MEASURED = Recipe(batch_size=32)
 OTHERS = (
@@ -91,11 +92,8 @@ def compare(job: TuningJob, pairs: int, turns: int, seconds: float) -> dict[str,
 
 
 def line(row: dict[str, Any]) -> str:
-    ratio, floor = row["after_over_alone"], row["floor"]
-    return (
-        f"{row['task']:12s} {ratio['ratio']:.3f}x ({ratio['low']:.3f}-{ratio['high']:.3f})  "
-        f"{floor['ratio']:.3f}x ({floor['low']:.3f}-{floor['high']:.3f})"
-    )
+    after, floor = (ratio_text(row[name], 3) for name in ("after_over_alone", "floor"))
+    return f"{row['task']:12s} {after}  {floor}"
 
 
 def main() -> None:

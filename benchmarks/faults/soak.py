@@ -28,7 +28,6 @@ import json
 import os
 import platform
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -37,7 +36,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from autoprec.workers.supervisor import descendants_of
 from benchmarks.checkout import RESULTS
@@ -53,17 +52,31 @@ from benchmarks.faults.soaked_tuning import (
 )
 from benchmarks.provenance import commit
 
-#: How often each fault is injected, relative to the others.
-FAULTS = {
-    "SIGKILL to the tuner": 60,
-    "SIGTERM to the tuner": 10,
-    "SIGINT to the tuner": 10,
-    "SIGHUP to the tuner": 5,
-    "SIGKILL to the worker": 10,
-    "SIGKILL to the guard": 5,
-    "SIGKILL, and the journal's end torn": 10,
-    "the disk is full": 5,
-}
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls a tuning, and how often relative to the other faults.
+
+    `signal` goes to `target` (None: nothing is sent, the disk is full).
+    """
+
+    name: str
+    weight: int
+    signal: signal.Signals | None
+    target: Literal["tuner", "worker", "guard"] = "tuner"
+    tears_journal: bool = False
+
+
+FAULTS = (
+    Fault("SIGKILL to the tuner", 60, signal.SIGKILL),
+    Fault("SIGTERM to the tuner", 10, signal.SIGTERM),
+    Fault("SIGINT to the tuner", 10, signal.SIGINT),
+    Fault("SIGHUP to the tuner", 5, signal.SIGHUP),
+    Fault("SIGKILL to the worker", 10, signal.SIGKILL, "worker"),
+    Fault("SIGKILL to the guard", 5, signal.SIGKILL, "guard"),
+    Fault("SIGKILL, and the journal's end torn", 10, signal.SIGKILL, tears_journal=True),
+    Fault("the disk is full", 5, None),
+)
 
 
 #: What is wrong at the end of a tuning that no fault hit is counted here.
@@ -133,9 +146,9 @@ class Soak:
         self._last = None
         while True:
             fault = self._draw() if injected < left else None
-            full = fault == "the disk is full"
+            full = fault is not None and fault.signal is None
             child = self.place.start(full_after=self.place.journal_room() if full else None)
-            hit = self._strike(child, fault) if fault and not full else full
+            hit = full or (fault is not None and self._strike(child, fault))
             text = child.communicate(timeout=600)[1]
             if MEASURED_AGAIN in text:
                 finished.clear()
@@ -145,7 +158,7 @@ class Soak:
                 fault = None
             if fault is not None:
                 injected += 1
-                self._judge(fault, text, finished, child.returncode)
+                self._judge(fault.name, text, finished, child.returncode)
             elif child.returncode != 0:
                 self.problems.append(f"exit {child.returncode} without a fault: {text[-500:]}")
                 return injected
@@ -155,31 +168,30 @@ class Soak:
         self._compare(finished)
         return injected
 
-    def _draw(self) -> str:
-        return self.rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+    def _draw(self) -> Fault:
+        return self.rng.choices(FAULTS, [fault.weight for fault in FAULTS])[0]
 
-    def _strike(self, child: subprocess.Popen[str], fault: str) -> bool:
+    def _strike(self, child: subprocess.Popen[str], fault: Fault) -> bool:
         """Wait for a random moment, then hit; False if the tuning ended before."""
         moment = time.monotonic() + self.rng.uniform(0.05, 0.7 * self.seconds)
         while time.monotonic() < moment:
             if child.poll() is not None:
                 return False
             time.sleep(0.005)
-        number = getattr(signal, re.match(r"SIG\w+", fault)[0])
-        if fault.endswith("the tuner") or "journal" in fault:
+        if fault.target == "tuner":
             target = child.pid
         else:
             family = descendants_of(child.pid)
             guards = [pid for pid in family if parent_of(pid) == child.pid]
-            wanted = guards if "guard" in fault else [p for p in family if p not in guards]
+            wanted = guards if fault.target == "guard" else [p for p in family if p not in guards]
             if not wanted:
                 return False
             target = self.rng.choice(wanted)
         try:
-            os.kill(target, number)
+            os.kill(target, fault.signal)
         except ProcessLookupError:
             return False
-        if "journal" in fault:
+        if fault.tears_journal:
             child.wait(timeout=60)
             if self.place.journal.exists():
                 with self.place.journal.open("ab") as file:
@@ -249,7 +261,7 @@ def table(soaks: list[Soak]) -> str:
     lines = [head]
     for soak in soaks:
         total = Count()
-        for fault in (*FAULTS, NO_FAULT):
+        for fault in (*(each.name for each in FAULTS), NO_FAULT):
             if fault in soak.counts:
                 lines.append(_line(soak.framework, fault, soak.counts[fault]))
                 for name, value in vars(soak.counts[fault]).items():

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from autoprec.backends.shared import matmul_timing
 from autoprec.core.codec import to_plain
 from autoprec.core.device.merging import with_measurements
 from autoprec.core.dtypes import Policy
+from autoprec.core.number_words import times
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.tuning.job import Target, TuningJob
@@ -52,14 +52,14 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
         plain = replace(mended, float32_modules=())
         float32 = Recipe(batch_size=mended.batch_size, accumulation_steps=mended.accumulation_steps)
         rates = alternate(job, [float32, mended, plain], {}, rounds)
-    found: Mapping[str, Any] = profile.evidence.islands or {}
+    found = profile.evidence.islands
     with_islands = paired_ratio(rates[mended.key()], rates[float32.key()])
     without = paired_ratio(rates[plain.key()], rates[float32.key()])
     return {
         "task": path.stem,
         "islands": list(mended.float32_modules),
-        "trials": found.get("trials"),
-        "share_of_products": found.get("share_of_products_in_float32"),
+        "trials": None if found is None else found.trials,
+        "share_of_products": None if found is None else found.share_of_products_in_float32,
         "policy": str(Policy.MIXED_BFLOAT16),
         "mended_over_float32": to_plain(with_islands),
         "plain_over_float32": to_plain(without),
@@ -84,8 +84,8 @@ def main() -> None:
         print(
             f"{row['task']:11s} {', '.join(row['islands']) or 'none':28s} "
             f"{'' if share is None else f'{share:.1%}':>9s} "
-            f"{row['mended_over_float32']['ratio']:6.2f}x "
-            f"{row['plain_over_float32']['ratio']:10.2f}x "
+            f"{times(row['mended_over_float32']['ratio']):>7s} "
+            f"{times(row['plain_over_float32']['ratio']):>11s} "
             f"{row['speed_up_kept']:14.0%}",
             flush=True,
         )

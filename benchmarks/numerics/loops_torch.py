@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_map_only
 from autoprec.backends.protocol import Task
 from autoprec.core.numerics.traces import Trajectory
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NOISE = 2.0**-9
 
 HIGHEST, SEARCHED, BELOW = 2.0**60, 150, 16.0
@@ -96,7 +95,7 @@ def _in_float32(model: torch.nn.Module, given: Any, outputs: Any) -> Any:
 
 
 def _up(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in DTYPES.values() else tensor
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize == 2 else tensor
 
 
 def _moved(batch: Any, device: str) -> Any:
@@ -107,7 +106,7 @@ def _loss(task: Task, model: torch.nn.Module, batch: Any, policy: str, device: s
     """A training step under autocast as a whole; a loss function outside it, in float32."""
     autocast: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if policy != "float32":
-        autocast = torch.autocast(device, dtype=DTYPES[policy])
+        autocast = torch.autocast(device, dtype=getattr(torch, policy))
     if task.training_step is not None:
         with autocast:
             loss: torch.Tensor = task.training_step(model, batch)

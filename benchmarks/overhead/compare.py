@@ -40,6 +40,7 @@ from benchmarks.overhead.fit import (
 )
 from benchmarks.provenance import machine
 from benchmarks.report.speed import microseconds
+from benchmarks.search.oracle_rows import ratio_text
 
 #: By option: the way's name, its program with its words, and its policies.
 BOTH = (Policy.FLOAT32.value, Policy.MIXED_BFLOAT16.value)
@@ -110,11 +111,10 @@ def with_other_ways(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str,
 
 def in_a_line(row: dict[str, Any]) -> str:
     """A case on a terminal."""
-    ratio = row["ratio"]
     return (
         f"{row['way']:20s} {row['policy']:14s} {row['batch_size']:6d} "
-        f"{row['step_milliseconds']:8.2f} ms {ratio['ratio']:.4f}x "
-        f"({ratio['low']:.4f}-{ratio['high']:.4f}) {microseconds(row['cost'])}"
+        f"{row['step_milliseconds']:8.2f} ms {ratio_text(row['ratio'], 4)} "
+        f"{microseconds(row['cost'])}"
     )
 
 

@@ -12,8 +12,10 @@ from statistics import median
 from typing import Any
 
 from autoprec.core.dtypes import Policy
+from autoprec.core.number_words import times
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.statistics import median_interval
+from benchmarks.search.oracle_rows import ratio_text
 
 #: What a step of at least so many seconds may cost through a profile, and by which ways.
 PROMISED_RATIO, PROMISED_FROM = 1.01, 0.0045
@@ -143,8 +145,7 @@ def in_words(result: Mapping[str, Any], judgement: str) -> list[str]:
     """What was judged so, with its interval, in words."""
     lines = [
         f"{r['way']}, {r['policy']}, step {r['step_milliseconds']:.1f} ms: "
-        f"{r['ratio']['low']:.4f}x to {r['ratio']['high']:.4f}x, promised "
-        f"{r['promised_ratio']:.2f}x"
+        f"{ratio_text(r['ratio'], 4)}, promised {times(r['promised_ratio'])}"
         for r in result["cases"]
         if judged(r) == judgement
     ]

@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from autoprec.backends.torch.apply.surgeon import TorchSurgeon
+from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.backends.torch.measure.devices import synchronize
 from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import LossScale, Recipe
@@ -36,7 +37,6 @@ from benchmarks.overhead.fit import Pair
 WIDTHS = {Policy.FLOAT32: 256, Policy.MIXED_BFLOAT16: 64, Policy.MIXED_FLOAT16: 16}
 NARROW, SHORT = 16, 0.002  # layers that leave a step of so few seconds possible
 WIDTH_ELSEWHERE = 2048  # of an accelerator's layers, which narrow ones would leave idle
-DTYPES = {Policy.MIXED_BFLOAT16: torch.bfloat16, Policy.MIXED_FLOAT16: torch.float16}
 CLASSES = 10
 
 
@@ -99,7 +99,7 @@ def by_hand(case: Case) -> Step:
             optimizer.zero_grad()
 
         return plain
-    dtype, scaled = DTYPES[case.policy], case.policy.needs_loss_scale
+    dtype, scaled = autocast_dtype(case.policy), case.policy.needs_loss_scale
     scaler = torch.amp.GradScaler(case.device, init_scale=1024.0, enabled=scaled)
 
     def step() -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.core.codec import from_plain, to_plain
+from autoprec.core.number_words import times
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import Space
@@ -42,11 +43,9 @@ from benchmarks.peers.entrants import (
     rates_of,
     with_knobs_of,
 )
-from benchmarks.peers.rows import ALIKE, AT_BATCH, CHOSEN, KNOBS, means
+from benchmarks.peers.rows import ALIKE, AT_BATCH, CHOSEN, KNOBS, OURS, OURS_AT_THE_BATCH, means
 from benchmarks.peers.searches import (
     CHOOSES_LAYOUT,
-    OURS,
-    OURS_AT_THE_BATCH,
     RIVALS,
     USERS_BATCH,
     search_apart,
@@ -189,10 +188,10 @@ def main() -> None:
             file.write(json.dumps({**head, **result}) + "\n")
         for comparison, rows in result["comparisons"].items():
             for peer, row in rows.items():
-                said = row.get("failed") or ratio_text(row["ours_over"], 2)
+                said = row.get("failed") or ratio_text(row["ours_over"])
                 print(f"  {comparison:8s} autoprec / {peer}: {said}", flush=True)
     for comparison, found in means(results).items():
-        said = ", ".join(f"{peer} {value:.2f}x" for peer, value in found.items())
+        said = ", ".join(f"{peer} {times(value)}" for peer, value in found.items())
         print(f"{comparison}: geometric means of autoprec over {said}")
 
 

@@ -9,9 +9,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autoprec.core.number_words import times
 from benchmarks.search.oracle_rows import NOT_MEASURED, Row, mean, ratio_text, words
 
-OURS = "autoprec"
+OWN = OURS, OURS_AT_THE_BATCH = "autoprec", "autoprec, batch fixed"
 ALIKE = "float32 alike"
 BEST = "best rival"
 WITHOUT_LARGEST = "best rival, without its largest ratio"
@@ -169,7 +170,7 @@ def said_of_means(rows: Sequence[Row]) -> str:
     for row in rows:
         if not rivals_of(row, CHOSEN):
             peers = row["peers"].items()
-            found = [p for p, r in peers if "recipe" in r and not p.startswith(OURS)]
+            found = [p for p, r in peers if "recipe" in r and p not in OWN]
             why = "autoprec chose nothing" if lost(row) else "nothing was measured"
             said += (
                 f" The means leave out {row['task']}, where {why} ({row['peers'][OURS]['note']}) "
@@ -198,7 +199,7 @@ def _cells(row: Row, peer: str, found: Row) -> list[str]:
     sides = comparisons(row)
     dressed = sides.get(CHOSEN, {}).get(peer, {}).get("theirs", found.get("recipe"))
     seconds, memory = found.get("seconds"), found.get("peak_memory_bytes")
-    ours = peer.startswith(OURS)
+    ours = peer in OWN
     return [
         row["task"],
         peer,
@@ -220,7 +221,7 @@ def _side(sides: Mapping[str, Mapping[str, Any]], name: str, peer: str) -> str:
 def _ratio(side: Mapping[str, Any]) -> str:
     if "ours_over" not in side:
         return str(side.get("failed", "-")).replace("|", "/")
-    return ratio_text(side["ours_over"], 2)
+    return ratio_text(side["ours_over"])
 
 
 def _means_table(found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
@@ -229,7 +230,7 @@ def _means_table(found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     for peer in dict.fromkeys(peer for values in found.values() for peer in values):
         values = [found.get(name, {}).get(peer) for name in COMPARISONS]
         if peer == ALIKE:
-            said = [f"{values[0]:.2f}x", "-", "-"]
+            said = [times(values[0]), "-", "-"]
         else:
-            said = [NOT_MEASURED if value is None else f"{value:.2f}x" for value in values]
+            said = [NOT_MEASURED if value is None else times(value) for value in values]
         yield f"| {peer} | {' | '.join(said)} |"

@@ -32,6 +32,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.recipe import Recipe
 from autoprec.workers.task_file import load_task
 from benchmarks.checkout import TASKS, child_environment
+from benchmarks.peers.rows import OURS, OURS_AT_THE_BATCH, OWN
 
 USERS_BATCH, LARGEST = 32, 1024
 STEPS = 3
@@ -224,11 +225,11 @@ def _tuned(task: str, limit: float, **settings: Any) -> tuple[Recipe, str]:
             **settings,
         )
     evidence = profile.evidence
-    note = evidence.inconclusive or evidence.reason.split(" (")[0]
-    return replace(profile.recipe, forced=False), str(note)
+    gain = f"{evidence.speedup.in_words()} over {profile.describe_baseline()}"
+    note = evidence.inconclusive or (gain if evidence.speedup.rounds else evidence.reason)
+    return replace(profile.recipe, forced=False), note
 
 
-OURS, OURS_AT_THE_BATCH = "autoprec", "autoprec, batch fixed"
 SEARCHES: dict[str, Callable[[str, float], tuple[Recipe, str]]] = {
     "float32": plain,
     "bf16 autocast": autocast,
@@ -238,7 +239,7 @@ SEARCHES: dict[str, Callable[[str, float], tuple[Recipe, str]]] = {
     OURS: ours,
     OURS_AT_THE_BATCH: ours_at_the_batch,
 }
-RIVALS = tuple(name for name in SEARCHES if name not in (OURS, OURS_AT_THE_BATCH))
+RIVALS = tuple(name for name in SEARCHES if name not in OWN)
 
 #: Whose search decides on the layout, too.
 CHOOSES_LAYOUT = ("pytorch-autotune",)

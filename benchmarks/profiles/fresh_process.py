@@ -28,6 +28,7 @@ from autoprec.profiles import load_profile
 from benchmarks.checkout import RESULTS, TASKS, child_environment
 from benchmarks.profiles.holdout import APPLIED, AT_ITS_BATCH, PLAIN, alternated, own_batch
 from benchmarks.provenance import machine
+from benchmarks.search.oracle_rows import ratio_text
 
 BY_HAND = "by hand"
 TASK_NAMES = ("mlp", "lstm", "resnet", "encoder")
@@ -177,10 +178,7 @@ def _keras(task: Path, path: Path, profile: Profile, rounds: int, seconds: float
 
 def line(row: dict[str, Any]) -> str:
     """A line of the table."""
-    claimed, applied = (
-        f"{r['ratio']:.2f}x ({r['low']:.2f}-{r['high']:.2f})"
-        for r in (row["claimed"], row["applied"])
-    )
+    claimed, applied = ratio_text(row["claimed"]), ratio_text(row["applied"])
     recipe = row["recipe"]
     return (
         f"{row['task']:10s} {recipe['policy']:15s} {recipe['batch_size']:5d}  "

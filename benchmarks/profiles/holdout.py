@@ -178,8 +178,8 @@ def in_a_line(row: Mapping[str, Any]) -> str:
         return f"{row['task']}: failed: {row['failed']}"
     return (
         f"{row['task']}: {words(row['recipe'])} in {row['seconds']:.0f} s, said "
-        f"{ratio_text(row['said'], 2)}, applied/plain {ratio_text(row['applied_over_plain'], 2)}, "
-        f"at its batch {ratio_text(row['applied_over_plain_at_its_batch'], 2)}, {row['verdict']}"
+        f"{ratio_text(row['said'])}, applied/plain {ratio_text(row['applied_over_plain'])}, "
+        f"at its batch {ratio_text(row['applied_over_plain_at_its_batch'])}, {row['verdict']}"
     )
 
 

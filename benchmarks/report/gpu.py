@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.core.dtypes import Policy
-from benchmarks.search.oracle_rows import words
+from autoprec.core.number_words import times
+from benchmarks.search.oracle_rows import ratio_text, words
 
 Rows = Sequence[Mapping[str, Any]]
 Found = Mapping[str, Mapping[str, Rows]]
@@ -77,7 +78,7 @@ def cell(rows: Rows, policy: Policy) -> str:
             recipe = row.get("recipe", {})
             if (recipe.get("policy"), recipe.get("compile")) == (policy.value, compiled):
                 over = row.get("over_float32")
-                ratio = f"{over['ratio']:.2f}x" if over else "failed"
+                ratio = times(over["ratio"]) if over else "failed"
                 said.append(f"compiled {ratio}" if compiled else ratio)
     return ", ".join(said) or "-"
 
@@ -93,7 +94,7 @@ def chosen(rows: Rows) -> tuple[str, str, str]:
 
 def ratio(over: Mapping[str, float] | None) -> str:
     """A ratio with its interval, as far as it was measured."""
-    return f"{over['ratio']:.2f}x ({over['low']:.2f}-{over['high']:.2f})" if over else "-"
+    return ratio_text(over) if over else "-"
 
 
 def section(found: Found) -> Iterator[str]:
@@ -135,8 +136,8 @@ def _overhead(rows: Rows) -> Iterator[str]:
     for row in rows:
         if "ratio" in row:
             yield (
-                f"{row['policy']} {row['ratio']:.4f}x ({row['low']:.4f}-{row['high']:.4f}) of a "
-                f"step of {row['step_milliseconds']:.1f} ms"
+                f"{row['policy']} {ratio_text(row, 4)} of a step of "
+                f"{row['step_milliseconds']:.1f} ms"
             )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from autoprec.core.number_words import times
 from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.report import gpu
 from benchmarks.report.latest import MACHINES, head_of, latest
@@ -177,8 +178,8 @@ def host_bound(folder: Path = RESULTS) -> Iterator[str]:
         head = head_of(path)
         if head["family"] in MACHINES and head["device"] == MACHINES[head["family"]]:
             cases = "; ".join(
-                f"{row['task']} was said to be {row['claimed']['ratio']:.2f}x and found at "
-                f"{row['applied']['ratio']:.2f}x on another host"
+                f"{row['task']} was said to be {times(row['claimed']['ratio'])} and found at "
+                f"{times(row['applied']['ratio'])} on another host"
                 for row in head["rows"]
             )
             yield (

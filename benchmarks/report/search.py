@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.core.codec import from_plain
+from autoprec.core.number_words import times
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.attribution import PRECISION, describe_settings
+from autoprec.core.speed.attribution import PRECISION
 from benchmarks.checkout import HOLDOUT, RESULTS, TASKS
 from benchmarks.peers.rows import in_a_line, peer_table
 from benchmarks.provenance import lines_of
@@ -200,7 +201,7 @@ def applied_row(date: str, row: Row) -> Row:
 
     A recipe without further settings differs from float32 at its batch by its precision alone.
     """
-    plain = not describe_settings(from_plain(Recipe, row["recipe"]))
+    plain = from_plain(Recipe, row["recipe"]).settings == Recipe().settings
     return {
         "date": date,
         "recipes": {"chosen": row["recipe"]},
@@ -229,8 +230,8 @@ def cells_of(row: Row) -> list[str]:
     return [
         row["date"],
         chosen(row),
-        ratio_text(row["chosen_over_float32"], 2),
-        ratio_text(row["applied"], 2) if "applied" in row else NOT_MEASURED,
+        ratio_text(row["chosen_over_float32"]),
+        ratio_text(row["applied"]) if "applied" in row else NOT_MEASURED,
         over_alike(row),
         why(row["reason"], row["date"]),
     ]
@@ -329,13 +330,13 @@ def _held_out(path: Path) -> Iterator[str]:
     for r in sorted(ran, key=lambda r: float(r["applied_over_plain"]["ratio"])):
         yield (
             f"| {r['task']} | {r['framework']} | {words(r['recipe'])} | {r['seconds']:.0f} s | "
-            f"{ratio_text(r['said'], 2)} | {ratio_text(r['applied_over_plain'], 2)} | "
-            f"{ratio_text(r['applied_over_plain_at_its_batch'], 2)} | {r['verdict']} |"
+            f"{ratio_text(r['said'])} | {ratio_text(r['applied_over_plain'])} | "
+            f"{ratio_text(r['applied_over_plain_at_its_batch'])} | {r['verdict']} |"
         )
     ratios = [r["applied_over_plain"]["ratio"] for r in ran]
     if ratios:
         yield ""
-        yield f"In the geometric mean {mean(ratios):.2f}x, at worst {min(ratios):.2f}x."
+        yield f"In the geometric mean {times(mean(ratios))}, at worst {times(min(ratios))}."
     names = {row["task"] for row in found["rows"]}
     left = sorted({path.stem for path in HOLDOUT.glob("*.py")} - names)
     if left:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autoprec.core.number_words import times
 from benchmarks.overhead.fit import BROKEN, KEPT, PROMISED_FROM, UNRESOLVED, judged
 from benchmarks.provenance import staleness_in_words
 from benchmarks.report.latest import head_of, other_runs, where
@@ -36,8 +37,8 @@ def overhead(path: Path) -> Iterator[str]:
         yield "|---|---|---|---|"
         for r in found:
             yield (
-                f"| {r['policy']} | {r['step_milliseconds']:.2f} ms | {r['ratio']:.4f}x "
-                f"({r['low']:.4f}-{r['high']:.4f}) | {r['overhead_microseconds']:+.0f} us |"
+                f"| {r['policy']} | {r['step_milliseconds']:.2f} ms | {ratio_text(r, 4)} | "
+                f"{r['overhead_microseconds']:+.0f} us |"
             )
         return
     yield (
@@ -150,7 +151,7 @@ def ablation(path: Path) -> Iterator[str]:
     found = json.loads(path.read_text(encoding="utf-8"))
     yield (
         f"{where(found)}, torch {found['torch']}. An LSTM language model was tuned to "
-        f"{words(found['recipe'])}, said to be {ratio_text(found['claimed'], 2)} the float32 as it "
+        f"{words(found['recipe'])}, said to be {ratio_text(found['claimed'])} the float32 as it "
         f"was run; each row trained for {found['seconds']:g} s in a fresh process, "
         f"{found['rounds']} times in alternation."
     )
@@ -159,7 +160,7 @@ def ablation(path: Path) -> Iterator[str]:
     yield "|---|---|"
     others = found["rows"][1:]
     for row in others:
-        yield f"| {row['way']} | {ratio_text(row['over_profile'])} |"
+        yield f"| {row['way']} | {ratio_text(row['over_profile'], 3)} |"
     faster = [row["way"] for row in others if row["over_profile"]["low"] > 1]
     slower = [row["way"] for row in others if row["over_profile"]["high"] < 1]
     yield ""
@@ -193,7 +194,7 @@ def applied(path: Path) -> Iterator[str]:
     yield f"| task | chosen | {' | '.join(shown.values())} |"
     yield "|---" * (2 + len(shown)) + "|"
     for row in sorted(found["rows"], key=lambda r: r["applied"]["ratio"] / r["claimed"]["ratio"]):
-        said = [ratio_text(row[name], 2) if row.get(name) else NOT_MEASURED for name in shown]
+        said = [ratio_text(row[name]) if row.get(name) else NOT_MEASURED for name in shown]
         yield f"| {row['task']} | {words(row['recipe'])} | {' | '.join(said)} |"
 
 
@@ -225,7 +226,7 @@ def _regrets(path: Path) -> Iterator[str]:
         unsure = " (inconclusive)" if row["inconclusive"] else ""
         yield (
             f"| {row['task']} | {words(row['idle'])} | {words(row['disturbed'])}{unsure} | {busy} "
-            f"| {ratio_text(row['disturbed_over_idle'])} |"
+            f"| {ratio_text(row['disturbed_over_idle'], 3)} |"
         )
 
 
@@ -263,7 +264,7 @@ def reductions(path: Path) -> Iterator[str]:
         of = sum(row["gigabytes_per_second"] == rate for row in found["rows"])
         gains = [row["speedup"]["ratio"] for row in rows]
         waits = [row["exposed_in_baseline"]["ratio"] for row in rows if row["exposed_in_baseline"]]
-        gain = f"{min(gains):.2f}x to {max(gains):.2f}x"
+        gain = f"{times(min(gains))} to {times(max(gains))}"
         wait = f"{min(waits):.0%} to {max(waits):.0%}" if waits else "not measured"
         yield f"| {link} | {dtype or 'not distributed'} | {len(rows)} of {of} | {gain} | {wait} |"
 
@@ -295,7 +296,7 @@ def keep_memory(path: Path) -> Iterator[str]:
         yield f"| {r['task']} | {r['policy']} | {r['batch']} | {ratio} | {plain} | {kept} |"
     yield ""
     gains = [r["kept_over_plain"]["ratio"] for r in found["rows"]]
-    yield f"In the geometric mean {mean(gains):.2f}x, at worst {min(gains):.2f}x."
+    yield f"In the geometric mean {times(mean(gains))}, at worst {times(min(gains))}."
 
 
 def memory_growth(path: Path) -> Iterator[str]:
@@ -313,7 +314,7 @@ def memory_growth(path: Path) -> Iterator[str]:
         peaks = [r[name] for name in ("few_steps", "all_steps", "after_evaluation")]
         told = " | ".join(f"{peak / 2**30:.2f} GiB" for peak in peaks)
         kept = "kept" if r["kept"] else "not kept"
-        yield f"| of {r['lengths']} length | {kept} | {told} | {peaks[-1] / peaks[0]:.2f}x |"
+        yield f"| of {r['lengths']} length | {kept} | {told} | {times(peaks[-1] / peaks[0])} |"
 
 
 def compiled(path: Path) -> Iterator[str]:

@@ -41,7 +41,7 @@ def _line(device: str, task: str, row: Row | None) -> str:
     """Return a tuning's row; without one, that nothing was measured."""
     cells = [NOT_MEASURED] * 3
     if row is not None:
-        cells = [chosen(row), _alone_text(row), _times(row["chosen_over_float32"])]
+        cells = [chosen(row), _alone_text(row), ratio_text(row["chosen_over_float32"])]
     return f"| {' | '.join([device, NAMES[task], *cells])} |"
 
 
@@ -56,8 +56,4 @@ def _alone_text(row: Row) -> str:
     if row["recipes"]["chosen"]["policy"] == Policy.FLOAT32.value:
         return "none: float32 is the fastest"
     found = _alone(row)
-    return NOT_MEASURED if found is None else _times(found)
-
-
-def _times(ratio: Mapping[str, float]) -> str:
-    return ratio_text(ratio, 2).replace(" ", "x ", 1)
+    return NOT_MEASURED if found is None else ratio_text(found)

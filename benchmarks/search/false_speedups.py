@@ -28,11 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autoprec.core.codec import to_plain
 from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence
 from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind, Observation
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.number_words import times
 from autoprec.core.profile import Profile
+from autoprec.core.speed.noise import Ratio
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import tune
@@ -63,10 +66,7 @@ class Tuned:
 
     where: str
     claimed: bool
-    ratio: float
-    low: float
-    high: float
-    rounds: int
+    ratio: Ratio
     inconclusive: bool
 
 
@@ -75,18 +75,9 @@ def claim_of(where: str, profile: Profile) -> Tuned:
 
     A memory format may be a true one, and is none of the recipes that are the same.
     """
-    found, evidence = profile.evidence.speedup, profile.evidence
-    recipe = profile.recipe
+    recipe, evidence = profile.recipe, profile.evidence
     other = recipe.policy is not Policy.FLOAT32 or bool(recipe.knobs)
-    return Tuned(
-        where,
-        other,
-        found.ratio,
-        found.low,
-        found.high,
-        found.rounds,
-        bool(evidence.inconclusive),
-    )
+    return Tuned(where, other, evidence.speedup, bool(evidence.inconclusive))
 
 
 # With torch --------------------------------------------------------------------------------------
@@ -209,11 +200,12 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
 def summary(found: Sequence[Tuned]) -> str:
     """A line for all of them."""
     claimed = [each for each in found if each.claimed]
-    worst = max((each.ratio for each in claimed), default=1.0)
+    worst = max((each.ratio.ratio for each in claimed), default=1.0)
     inconclusive = sum(each.inconclusive for each in found)
     return (
         f"{len(found)} tunings of identical recipes: {len(claimed)} claim a speed-up "
-        f"({len(claimed) / len(found):.1%}), at most {worst:.2f}x; {inconclusive} are inconclusive"
+        f"({len(claimed) / len(found):.1%}), at most {times(worst)}; {inconclusive} are "
+        "inconclusive"
     )
 
 
@@ -242,9 +234,8 @@ def main(words: Sequence[str] | None = None) -> int:
         found.append(each)
         if each.claimed or not arguments.simulated:
             print(
-                f"{each.where}: {'claims' if each.claimed else 'keeps float32,'} {each.ratio:.2f}x "
-                f"({each.low:.2f}-{each.high:.2f}, {each.rounds} rounds)"
-                + (", inconclusive" if each.inconclusive else ""),
+                f"{each.where}: {'claims' if each.claimed else 'keeps float32,'} "
+                f"{each.ratio.in_words()}" + (", inconclusive" if each.inconclusive else ""),
                 flush=True,
             )
     seconds = time.monotonic() - began
@@ -262,7 +253,7 @@ def keep(kind: str, found: Sequence[Tuned], seconds: float, output: Path | None)
     head = machine()
     path = output or RESULTS / f"null-{head['date']}-{head['family']}.json"
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else {}
-    runs[kind] = {"seconds": seconds, "summary": summary(found), "rows": [vars(t) for t in found]}
+    runs[kind] = {"seconds": seconds, "summary": summary(found), "rows": to_plain(found)}
     path.write_text(json.dumps({**head, "runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -22,6 +22,7 @@ from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.merging import with_measurements
 from autoprec.core.device.policies import propose
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
+from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.space import Point, Space, point_key
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
@@ -144,7 +145,7 @@ def _apart(job: TuningJob, space: Space, point: Point, budget: TimingBudget) -> 
         runner.load()
         outcome = run_trial(runner, point, space.recipe(point), seed=0, budget=budget)
     rate = f"{outcome.rate:.0f} samples/s" if outcome.rate else outcome.status.value
-    print(f"    {describe(point)}: {rate}", flush=True)
+    print(f"    {describe_recipe(space.recipe(point))}: {rate}", flush=True)
     return outcome
 
 
@@ -152,11 +153,6 @@ def timed(outcome: Outcome) -> float:
     """The seconds that a recipe of the grid was timed for: its steps may be long."""
     measured = outcome.measurement
     return measured.steps * measured.step_seconds if measured is not None else 0.0
-
-
-def describe(point: Point) -> str:
-    """A point in a line."""
-    return " ".join(f"{name}={value}" for name, value in point.items())
 
 
 def peaks_of(space: Space, grid: Sequence[Outcome]) -> dict[str, int]:

@@ -29,10 +29,10 @@ from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.core.recipe import Recipe
+from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.noise import paired_ratio
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Status
-from autoprec.reporting.text import recipe_text
 from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.events import Event, Finished, Stage, TrialFinished
 from autoprec.tuning.job import TuningJob
@@ -205,7 +205,7 @@ class Retries:
         self.failed: list[str] = []
 
     def __call__(self, failed: FinalistFailed) -> None:
-        said = f"{recipe_text(failed.recipe)} failed: {failed}"
+        said = f"{describe_recipe(failed.recipe)} failed: {failed}"
         self.failed.append(said)
         print(f"    {said}", flush=True)
         if len(self.failed) > self._allowed:

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autoprec.core.codec import from_plain
+from autoprec.core.number_words import times
 from autoprec.core.recipe import Recipe
-from autoprec.reporting.text import recipe_text
+from autoprec.core.recipe_words import describe_recipe
+from autoprec.core.speed.noise import Ratio
 
 Row = Mapping[str, Any]
 
@@ -72,25 +74,26 @@ def chosen(r: Row) -> str:
 
 def words(plain: Any) -> str:
     """A recipe as a row holds it, in the product's words."""
-    return recipe_text(from_plain(Recipe, plain))
+    return describe_recipe(from_plain(Recipe, plain))
 
 
 def over_float32(r: Row, which: str) -> str:
     """A ratio to float32 as it was run, without its interval."""
-    return f"{r[which]['ratio']:.2f}x"
+    return times(r[which]["ratio"])
 
 
 def over_alike(r: Row) -> str:
     """The ratio to float32 with all else as chosen, at the chosen batch, too."""
     found = r.get("chosen_over_float32_alike")
-    return NOT_MEASURED if found is None else ratio_text(found, 2)
+    return NOT_MEASURED if found is None else ratio_text(found)
 
 
-def ratio_text(ratio: Mapping[str, float], digits: int = 3) -> str:
-    """A ratio with its interval, where it has one."""
-    low, high = ratio["low"], ratio["high"]
-    interval = f" ({low:.{digits}f}-{high:.{digits}f})" if low < high else ""
-    return f"{ratio['ratio']:.{digits}f}{interval}"
+def ratio_text(ratio: Mapping[str, float], digits: int = 2) -> str:
+    """A ratio of a row with its interval, as the product shows it; a table tells the rounds once.
+
+    Ratios that are all near 1 take more `digits`.
+    """
+    return Ratio(ratio["ratio"], ratio["low"], ratio["high"], rounds=0).in_words(digits)
 
 
 COLUMNS = (
@@ -115,7 +118,7 @@ def cells(r: Row) -> list[str]:
     stages = r["stages"]
     return [
         r["task"],
-        ratio_text(r["chosen_over_best"]),
+        ratio_text(r["chosen_over_best"], 3),
         over_float32(r, "chosen_over_float32"),
         over_alike(r),
         over_float32(r, "best_over_float32"),
@@ -185,7 +188,7 @@ def summary(rows: Sequence[Row]) -> str:
     over = mean(r["chosen_over_float32"]["ratio"] for r in counted)
     best = mean(r["best_over_float32"]["ratio"] for r in counted)
     alike = [r["chosen_over_float32_alike"]["ratio"] for r in counted if _has_alike(r)]
-    precision = f"{mean(alike):.2f}x" if len(alike) == len(counted) else NOT_MEASURED
+    precision = times(mean(alike)) if len(alike) == len(counted) else NOT_MEASURED
     shares = {
         "tuning/grid": share,
         "trials and interleaved timing alone": share_of_choosing,
@@ -194,7 +197,7 @@ def summary(rows: Sequence[Row]) -> str:
     said = ", ".join(f"{name} {mean(map(of, counted)):.0%}" for name, of in shares.items())
     return (
         f"Geometric means{left_out}: chosen/best {mean(ratios):.3f} (worst {min(ratios):.3f}); "
-        f"chosen {over:.2f}x the float32 default, the best {best:.2f}x; chosen/float32 alike "
+        f"chosen {times(over)} the float32 default, the best {times(best)}; chosen/float32 alike "
         f"{precision}; {said}. Two seeds choose recipes at most {max(seeds):.1%} apart. Trials "
         f"killed by the operating system: {sum(r['killed'] for r in counted)}."
     )
@@ -219,18 +222,18 @@ def table(rows: Sequence[Row], extra: Mapping[str, Sequence[str]] | None = None)
 # On a terminal ------------------------------------------------------------------------------------
 
 HEAD = (
-    "task         chosen/best (95 %)     chosen/float32  alike  best/float32  tuning/grid  short"
+    "task         chosen/best (95 %)      chosen/float32  alike  best/float32  tuning/grid  short"
     "  trials     whole  seeds  chosen"
 )
 
 
 def row(r: Row) -> str:
     """One line of the table."""
-    best = r["chosen_over_best"]
+    best = ratio_text(r["chosen_over_best"], 3)
     seeds = abs(math.log(r["second_over_chosen"]["ratio"]))
-    alike = f"{r['chosen_over_float32_alike']['ratio']:.2f}x" if _has_alike(r) else "-"
+    alike = over_float32(r, "chosen_over_float32_alike") if _has_alike(r) else "-"
     return (
-        f"{r['task']:12s} {best['ratio']:5.3f} ({best['low']:.3f}-{best['high']:.3f})"
+        f"{r['task']:12s} {best}"
         f" {over_float32(r, 'chosen_over_float32'):>14s} {alike:>6s}"
         f" {over_float32(r, 'best_over_float32'):>13s} {share(r):12.0%} {share_of_short(r):6.0%}"
         f" {r['trials']:3d} of {r['points']:3d} {whole(r):6.0f} s {seeds:6.1%}  {chosen(r)}"

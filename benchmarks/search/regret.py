@@ -33,6 +33,7 @@ from benchmarks.checkout import RESULTS, TASKS
 from benchmarks.interleaving import alternate
 from benchmarks.provenance import machine
 from benchmarks.search.grids import make_job
+from benchmarks.search.oracle_rows import ratio_text
 
 #: Keeps a core busy until it is killed or the seconds given are over.
 SPIN = """
@@ -113,11 +114,8 @@ def compare(task: str, seeds: int, rounds: int) -> list[dict[str, Any]]:
 
 def in_words(row: Mapping[str, Any]) -> str:
     """A tuning's regret, with its interval."""
-    ratio = row["disturbed_over_idle"]
-    return (
-        f"{row['task']} seed {row['seed']}: {ratio['ratio']:.3f} "
-        f"({ratio['low']:.3f}-{ratio['high']:.3f}) of the undisturbed choice"
-    )
+    ratio = ratio_text(row["disturbed_over_idle"], 3)
+    return f"{row['task']} seed {row['seed']}: {ratio} of the undisturbed choice"
 
 
 def below_bound(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -223,8 +223,8 @@ def test_a_forced_policy_that_is_slower_is_said_to_be(write: Write, run: Run) ->
     task = write(per_sample=slow)
     code, _, err = run(task, "--policies", "fp16", "--batch-sizes", "32", "--rounds", "2")
     assert code == 0
-    ratio = r"0\.012\d?x"
-    assert re.search(rf"warning: mixed_float16 is slower than float32 here \({ratio}\)", err)
+    ratio = r"0\.012\d?x \([0-9.-]+, \d rounds?\)"
+    assert re.search(rf"warning: mixed_float16 is slower than float32 here, {ratio}, and", err)
     assert re.search(rf"result: {ratio}: slower than float32, batch 32; only mixed_float16", err)
     assert "confirmation" not in {line.split(":")[0] for line in err.splitlines()}
 

@@ -17,7 +17,6 @@ from autoprec.core.recipe import (
     Recipe,
     check_knob,
     communication_settings,
-    describe_batch,
     is_default_communication,
 )
 from autoprec.errors import UsageError
@@ -141,16 +140,3 @@ def test_what_differs_in_communication_is_named_by_its_field() -> None:
     assert is_default_communication("bucket_mb", 25)
     assert not is_default_communication("bucket_mb", 100)
     assert not is_default_communication("threads", 25)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ((32, 1), "batch 32"),
-        ((8, 4), "batch 32 in 4 micro-batches of 8"),
-        ((16, 1, 2), "batch 32 on 2 ranks"),
-        ((8, 2, 2), "batch 32 on 2 ranks in 2 micro-batches of 8 each"),
-    ],
-)
-def test_a_batch_is_described_whole_and_in_its_parts(numbers: tuple[int, ...], text: str) -> None:
-    assert describe_batch(*numbers) == text

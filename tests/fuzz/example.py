@@ -7,12 +7,15 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.curve_samples import LossCurves
+from autoprec.core.numerics.islands import IslandsEvidence
+from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import (
     Baseline,
     Chosen,
     DeviceRecord,
     Evidence,
+    MisalignedDimension,
     Profile,
     TaskRecord,
     TriedRecipe,
@@ -63,9 +66,9 @@ FULL = Profile(
         refusals=(Refusal("mixed_bfloat16", "emulated on this device"),),
         proof_seconds=12.5,
         memory_budget_bytes=2**33,
-        loss_scale={"initial": 1024, "why": "the largest gradient is 2^4"},
-        islands={"tried": ["head"], "kept": {"head": "it overflows"}},
-        padding=({"module": "body.0", "from": 10, "to": 16},),
+        loss_scale=ScaleEvidence(10, 11, 4, -30, 0.002, 3, 100, 2, 8, "as measured", 16, 4, 4000),
+        islands=IslandsEvidence("head overflows", 4, 0.125, 0.75),
+        padding=(MisalignedDimension("body.0", "Linear", "out_features", 10, 16, 1.25),),
         warnings=("the loader is slow",),
         waterfall=(Part("precision", Ratio(1.8, 1.7, 1.9, 9), "float32, batch 256"),),
         inconclusive="the search saw 13.76x, the final rounds 0.44x",

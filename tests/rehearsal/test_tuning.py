@@ -100,8 +100,9 @@ def test_every_kind_of_accelerator_is_probed_tuned_and_applied(tuned: Any, kind:
     profile = tuned(kind).profile()
     assert profile.device.kind == kind
     assert profile.recipe.policy is Policy.MIXED_FLOAT16
-    scale = profile.evidence.loss_scale or {}
-    assert (scale["note"], scale["batches"]) == ("", 8)  # measured, without float64 too
+    scale = profile.evidence.loss_scale
+    assert scale is not None
+    assert (scale.note, scale.batches) == ("", 8)  # measured, without float64 too
     policy, losses, skipped = trained(
         tuned(kind), JOBS[kind].task, "cuda" if kind == "rocm" else kind
     )

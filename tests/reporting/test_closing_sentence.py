@@ -115,10 +115,11 @@ def test_parts_that_were_not_told_apart_are_said_to_be() -> None:
 def test_what_was_asked_for_and_is_slower_is_said_so_first() -> None:
     slow = made(replace(WINNER, forced=True), 0.81)
     assert closing_sentence(slow).startswith(
-        "result: 0.81x: slower than float32, batch 32; only mixed_"
+        "result: 0.81x (0.71-0.91, 6 rounds): slower than float32, batch 32; only mixed_"
     )
     slower = replace(slow.evidence, speedup=Ratio(0.012, 0.011, 0.013, 1))
-    assert headline(replace(slow, evidence=slower)).startswith("0.012x: slower than float32")
+    said = headline(replace(slow, evidence=slower))
+    assert said.startswith("0.012x (0.011-0.013, 1 round): slower than float32")
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,15 @@ from rich.console import Console
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Measurement
-from autoprec.core.recipe import Alignment, Recipe
-from autoprec.core.speed.noise import Ratio
+from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Point
 from autoprec.core.speed.trial_results import Outcome, Status
 from autoprec.reporting.grid import grid_table
 from autoprec.reporting.text import (
     bytes_text,
-    percent_text,
     printable,
     rate_text,
-    ratio_text,
-    recipe_text,
     seconds_text,
-    settings_text,
 )
 from autoprec.reporting.tune import Quiet, Terminal
 from autoprec.tuning.events import Judged, Note, Progress, Round, Stage, TrialFinished, TrialStarted
@@ -116,38 +111,12 @@ def test_the_grid_has_policies_side_by_side_and_names_what_did_not_run() -> None
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            recipe_text(Recipe(batch_size=16, accumulation_steps=4)),
-            "float32, batch 64 in 4 micro-batches of 16",
-        ),
-        (
-            recipe_text(
-                Recipe(
-                    policy=Policy.MIXED_BFLOAT16,
-                    memory_format="channels_last",
-                    compile=True,
-                    alignment=Alignment(8, ("head",)),
-                    knobs={"threads": 2},
-                    float32_modules=("a", "b", "c", "d", "e"),
-                )
-            ),
-            "mixed_bfloat16, batch 32, channels_last, compiled, padded to 8, threads=2, "
-            "a, b, c and 2 more in float32",
-        ),
-        (settings_text(point()), ""),
-        (
-            settings_text(point(compile=True, alignment=8, threads=2, fused_optimizer=True)),
-            "compiled, padded to 8, threads=2, fused_optimizer",
-        ),
         (rate_text(1450.4), "1450 samples/s"),
         (rate_text(9.876), "9.88 samples/s"),
-        (ratio_text(Ratio(1.84, 1.79, 1.88, 7)), "1.84x (1.79-1.88, 7 rounds)"),
         (seconds_text(0.0031), "3.1 ms"),
         (seconds_text(1.239), "1.24 s"),
         (bytes_text(412 * 2**20), "412 MiB"),
         (bytes_text(int(3.2 * 2**30)), "3.2 GiB"),
-        (percent_text(0.003), "0.3 %"),
-        (percent_text(0.000018), "0.0018 %"),
     ],
 )
 def test_numbers_in_words(text: str, expected: str) -> None:

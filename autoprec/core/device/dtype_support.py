@@ -13,6 +13,7 @@ from autoprec.core.device.family import DTypeRow, Support
 from autoprec.core.device.measurements import Product
 from autoprec.core.device.observation import Observation
 from autoprec.core.dtypes import DType
+from autoprec.core.number_words import about_times
 
 #: A 16-bit product this much faster than float32's is native, whatever the catalogue says; below 1
 #: it gains nothing, whatever the catalogue says. Between them the catalogue decides,
@@ -119,13 +120,8 @@ def measured_support(
         fact,
         support=support,
         evidence=Evidence.MEASURED,
-        reason=f"measured: {format_ratio(ratio)} float32",
+        reason=f"measured: {about_times(ratio)} float32",
     )
-
-
-def format_ratio(ratio: float) -> str:
-    """Format a ratio with two significant digits and without an exponent: "2.2x", "770x"."""
-    return f"{float(f'{ratio:.2g}'):g}x"
 
 
 def _join_reasons(*parts: str) -> str:

@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoprec.core.device.dtype_support import format_ratio
 from autoprec.core.device.facts import DeviceFacts, Evidence
 from autoprec.core.device.family import Support
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.number_words import about_times
 
 #: Peaks nearer than this count as equal; the simpler policy then goes first.
 _SAME_SPEED_RATIO = 1.1
@@ -66,7 +66,8 @@ def propose(facts: DeviceFacts, requested: tuple[Policy, ...] = ()) -> Proposal:
     """Rank the policies that this device makes plausible; `requested` overrides the refusals.
 
     Without `requested`, float32 is always a candidate. With it, exactly the requested policies are
-    candidates: those the rules would have ranked first, then those they would have refused.
+    candidates, and none is refused: those the rules would have ranked first, then those they would
+    have refused.
     """
     accepted, refused = _rank_and_refuse(facts)
     expectation = _describe_expectation(facts, accepted)
@@ -81,8 +82,7 @@ def propose(facts: DeviceFacts, requested: tuple[Policy, ...] = ()) -> Proposal:
         for policy, why in refused.items()
         if policy in requested
     ]
-    left_out = tuple(Refusal(p.value, "not requested") for p in Policy if p not in requested)
-    return Proposal(tuple(chosen), left_out, expectation)
+    return Proposal(tuple(chosen), (), expectation)
 
 
 def measured_choice(facts: DeviceFacts) -> Candidate:
@@ -101,7 +101,7 @@ def measured_choice(facts: DeviceFacts) -> Candidate:
         if ratio is not None and ratio >= _SAME_SPEED_RATIO:
             if here is not None and facts.measured_on:
                 where += f", on {facts.measured_on}"
-            why = f"{dtype} products were measured at {format_ratio(ratio)} float32's ({where})"
+            why = f"{dtype} products were measured at {about_times(ratio)} float32's ({where})"
             return Candidate(candidate.policy, (why,))
     why = "nothing that was measured says that another policy would be faster here"
     return Candidate(Policy.FLOAT32, (why,))
@@ -133,13 +133,13 @@ def objections(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
         return (_join_claim(f"{dtype} is absent", fact.reason),)
     if ratio is not None and ratios is not None and ratios[1] < 1.0:
         return (
-            f"{dtype} products are slower than float32's (measured: {format_ratio(ratio)} float32)",
+            f"{dtype} products are slower than float32's (measured: {about_times(ratio)} float32)",
         )
     if fact.support in (Support.EMULATED, Support.SLOW):
         return (_join_claim(f"{dtype} is {fact.support}", fact.reason),)
     on_cpu = facts.kind is DeviceKind.CPU
     if on_cpu and ratio is not None and ratios is not None and ratios[1] < _SAME_SPEED_RATIO:
-        shown = f"measured: {format_ratio(ratio)} float32"
+        shown = f"measured: {about_times(ratio)} float32"
         return (f"{dtype} products are no faster than float32's ({shown})",)
     if on_cpu and ratio is None:
         return _objections_on_cpu(facts, dtype)
@@ -202,10 +202,10 @@ def _reasons(facts: DeviceFacts, policy: Policy) -> tuple[str, ...]:
     reasons = [_join_claim(f"{dtype} is {fact.support}{how}", fact.reason)]
     gain = _peak_ratio(facts, dtype)
     if gain is not None:
-        reasons.append(f"peak {format_ratio(gain)} float32's")
+        reasons.append(f"peak {about_times(gain)} float32's")
     ratios = facts.measured_range(dtype)
     if ratios is not None and _may_be_slow(facts, policy):
-        low, high = (format_ratio(each) for each in ratios)
+        low, high = (about_times(each) for each in ratios)
         reasons.append(
             f"its products run at {low} to {high} float32's speed, as far as timings can tell: "
             "only training steps show more"
@@ -231,11 +231,11 @@ def _describe_expectation(facts: DeviceFacts, accepted: tuple[Candidate, ...]) -
         return "no speed-up over float32 is to be expected: no faster dtype is native here"
     ratio = facts.measured_ratio(best.compute_dtype)
     if ratio is not None:
-        speed = f"{format_ratio(ratio)} float32's speed"
+        speed = f"{about_times(ratio)} float32's speed"
         return f"matrix products run {speed} (measured); {_WHOLE_MODEL_NOTE}"
     gain = _peak_ratio(facts, best.compute_dtype)
     if gain is not None:
-        speed = f"{format_ratio(gain)} float32 by the vendor's peaks"
+        speed = f"{about_times(gain)} float32 by the vendor's peaks"
         return f"matrix products up to {speed}; {_WHOLE_MODEL_NOTE}"
     return "faster than float32 where matrix products dominate; only measuring tells"
 

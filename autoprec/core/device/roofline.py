@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoprec.core.number_words import milliseconds
+
 #: A limit is named if it explains half of the step: below that, most of the time goes elsewhere.
 EXPLAINING_SHARE = 0.5
 
@@ -85,22 +87,22 @@ def find_bound(
 
 def _limit(step_seconds: float, found: _Shares, data_seconds: float) -> tuple[str, str]:
     """Return the limit's name, and a sentence with its numbers."""
-    shown = _milliseconds(step_seconds)
+    shown = milliseconds(step_seconds)
     if data_seconds > step_seconds:
         return (
             "data pipeline",
-            f"the loader needs {_milliseconds(data_seconds)} for a step of {shown}: training waits "
+            f"the loader needs {milliseconds(data_seconds)} for a step of {shown}: training waits "
             "for data",
         )
-    known = "" if found.arithmetic is None else _milliseconds(found.arithmetic * step_seconds)
+    known = "" if found.arithmetic is None else milliseconds(found.arithmetic * step_seconds)
     arithmetic, memory = found.arithmetic or 0.0, found.memory or 0.0
     if max(arithmetic, memory) >= EXPLAINING_SHARE:
         if arithmetic >= min(1.0, memory):
             return ARITHMETIC, f"{known} of arithmetic in a step of {shown}"
-        moving = _milliseconds(min(1.0, memory) * step_seconds)
+        moving = milliseconds(min(1.0, memory) * step_seconds)
         return MEMORY, f"{moving} of memory traffic in a step of {shown}"
     if found.launching >= EXPLAINING_SHARE:
-        launching = _milliseconds(found.launching * step_seconds)
+        launching = milliseconds(found.launching * step_seconds)
         return (
             "launches",
             f"launching its kernels one by one takes some {launching} of a step of {shown}",
@@ -119,14 +121,19 @@ def _limit(step_seconds: float, found: _Shares, data_seconds: float) -> tuple[st
 
 
 def limit_text(name: str, peak_share: float | None, memory_share: float | None) -> str:
-    """Say what limits a step; a limit that explains less than half of it is none.
+    """Say what limits a step, or that nothing known explains half of it."""
+    known = known_limit(name, peak_share, memory_share)
+    return f"{UNKNOWN}: {unexplained(peak_share, memory_share)}" if known is None else known
+
+
+def known_limit(name: str, peak_share: float | None, memory_share: float | None) -> str | None:
+    """Return the name of a limit that explains half of a step; None where none is known.
 
     Profiles of before that rule say "memory" of every step that nothing explains.
     """
     own = {ARITHMETIC: peak_share, MEMORY: memory_share}
-    if name != UNKNOWN and (name not in own or (own[name] or 0.0) >= EXPLAINING_SHARE):
-        return name
-    return f"{UNKNOWN}: {unexplained(peak_share, memory_share)}"
+    explains = name not in own or (own[name] or 0.0) >= EXPLAINING_SHARE
+    return name if name != UNKNOWN and explains else None
 
 
 def unexplained(peak_share: float | None, memory_share: float | None) -> str:
@@ -160,8 +167,3 @@ def _overhead_share(
         / spread
     )
     return min(1.0, max(0.0, 1 - max(slope, 0.0) * samples / seconds))
-
-
-def _milliseconds(seconds: float) -> str:
-    value = seconds * 1e3
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.2g} ms"

@@ -15,7 +15,6 @@ from autoprec.core.device.facts import Fingerprint
 from autoprec.core.profile import Profile
 from autoprec.core.profile_fit import minor_version
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.attribution import describe_recipe
 from autoprec.errors import UsageError
 
 #: Drivers and libraries change within a quarter of a year; an older profile should be verified.
@@ -52,11 +51,6 @@ class TypeStatus:
     def device(self) -> str:
         """Return the device's own name, else its family's."""
         return self.fingerprint.name or self.fingerprint.family
-
-    @property
-    def recipe_text(self) -> str:
-        """Describe the recipe in a few words."""
-        return describe_recipe(self.recipe)
 
 
 @dataclass(frozen=True)

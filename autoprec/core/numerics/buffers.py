@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autoprec.core.number_words import percent
 from autoprec.core.numerics.single_step import MIN_NOISE_SHARE, NOISE_ROUNDOFF
 from autoprec.core.numerics.tolerance import (
     Tolerance,
     or_infinity,
-    percent,
 )
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
 

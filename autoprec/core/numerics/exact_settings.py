@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autoprec.core.number_words import percent
 from autoprec.core.numerics.reference_recipe import Setting
 from autoprec.core.numerics.tolerance import (
     SMALLEST_LOSS_SHARE,
     finite_or_none,
     or_infinity,
-    percent,
     relative_deviation,
 )
 from autoprec.core.numerics.traces import SettingsComparison, SettingsPoint

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import DType
+from autoprec.core.number_words import percent
 from autoprec.core.numerics.loss_curves import SeedRun, seed_spread
 from autoprec.core.numerics.proof_steps import FALLING_LOSS_SHARE, loss_fall
 from autoprec.core.numerics.tolerance import (
@@ -24,7 +25,6 @@ from autoprec.core.numerics.tolerance import (
     finite_or_none,
     mean,
     or_infinity,
-    percent,
     relative_deviation,
     root_mean_square,
 )
@@ -96,7 +96,7 @@ def check_long_runs(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
         f"after {steps} steps its loss is {percent(abs(mean(away)))} away from float32's over "
         f"{len(runs)} seeds; noise in the weights moves it by {percent(null)}"
     )
-    return replace(numbers, problem=problem, step=steps)
+    return replace(numbers, problem=problem, of_loss=True, step=steps)
 
 
 def _excuse(away: float, noise: float, agree: bool) -> str:
@@ -277,7 +277,7 @@ def check_error_floor(
         f"{percent(expected)} of the loss by step {EXTRAPOLATION_FACTOR * len(reference.losses)}, "
         "if that keeps falling"
     )
-    return Check(problem=problem, step=last.step, deviation=finite_or_none(expected))
+    return Check(problem=problem, of_loss=True, step=last.step, deviation=finite_or_none(expected))
 
 
 def _noise_at(step: int, noise: Sequence[NoisyStep]) -> float:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from autoprec.core.number_words import percent
 from autoprec.core.numerics.tolerance import (
     SMALLEST_LOSS_SHARE,
     Check,
@@ -17,7 +18,6 @@ from autoprec.core.numerics.tolerance import (
     chance,
     finite_or_none,
     mean,
-    percent,
     relative_deviation,
     root_mean_square,
 )
@@ -111,7 +111,8 @@ def check_trajectory(runs: Sequence[SeedRun], tolerance: Tolerance) -> Check:
     )
     if ratio <= tolerance.trajectory_null:
         problem += f", which by then is {percent(late_noise)} away at single steps"
-    return replace(numbers, problem=problem, step=_first_divergent_step(judged, null, tolerance))
+    step = _first_divergent_step(judged, null, tolerance)
+    return replace(numbers, problem=problem, of_loss=True, step=step)
 
 
 def seed_spread(references: Sequence[Sequence[float]]) -> float:

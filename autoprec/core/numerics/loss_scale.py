@@ -7,12 +7,20 @@ octaves, so head-room costs nothing; above it steps are skipped. Nothing here tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autoprec.core.codec import bounded
 from autoprec.core.dtypes import DType
 from autoprec.core.numerics.traces import ExponentHistogram
-from autoprec.core.recipe import LossScale
+from autoprec.core.recipe import (
+    DEFAULT_SCALE,
+    GROWTH_INTERVAL,
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    LossScale,
+)
 
 HEADROOM_OCTAVES = 4
 """Octaves left below the largest safe scale, for batches and steps that were not observed.
@@ -27,15 +35,13 @@ FLOOR_OCTAVES = 12
 """How far below the largest safe scale the floor is: what overflows there is rarely the scale's
 fault."""
 
-MIN_EXPONENT, MAX_EXPONENT = -24, 126
-"""Exponents a scale may have: it must be a normal float32 number with room to halve."""
+MIN_EXPONENT, DEFAULT_EXPONENT, MAX_EXPONENT = (
+    round(math.log2(scale)) for scale in (SMALLEST_SCALE, DEFAULT_SCALE, LARGEST_SCALE)
+)
+"""Exponents that a scale may have; the default is used where nothing was measured."""
 
-DEFAULT_EXPONENT = 16
-"""Used where nothing was measured: torch.amp.GradScaler's initial scale is 2**16."""
-
-
-GROWTH_INTERVAL = 2000
-"""Good steps before the scale doubles, as in torch.amp.GradScaler and Keras."""
+#: An exponent of two that a profile may hold: float64's lie well inside.
+_MOST_EXPONENT = 2000
 
 _STEPS_PER_SKIP = 1000
 """A scale that grew too far may cost at most one step in this many."""
@@ -45,18 +51,18 @@ _STEPS_PER_SKIP = 1000
 class ScaleEvidence:
     """The measurements behind the choice of a loss scale; all magnitudes are exponents of two.
 
-    `largest_safe` is the largest scale at which nothing overflowed (None: not known);
-    `underflow_share` the share of the gradient, weighted by each tensor's norm, that float16 loses
-    at `exponent`. `overflow_exponent` is the scale at which a training that doubles it every step
-    first skipped one (None: it never did), and `skips_per_overflow` how many steps in a row that
-    cost.
+    `largest_safe` is the largest scale at which nothing overflowed (None: not known); `underflow`
+    the share of the gradient, weighted by each tensor's norm, that float16 loses at `exponent`.
+    `overflow_exponent` is the scale at which a training that doubles it every step first skipped
+    one (None: it never did), and `skips_per_overflow` how many steps in a row that cost. `note`
+    says why nothing could be measured, empty where it could.
     """
 
-    exponent: int
-    largest_safe: int | None
-    largest_gradient: int | None
-    smallest_gradient: int | None
-    underflow: float
+    exponent: int = bounded(low=MIN_EXPONENT, high=MAX_EXPONENT)
+    largest_safe: int | None = bounded(low=-_MOST_EXPONENT, high=_MOST_EXPONENT)
+    largest_gradient: int | None = bounded(low=-_MOST_EXPONENT, high=_MOST_EXPONENT)
+    smallest_gradient: int | None = bounded(low=-_MOST_EXPONENT, high=_MOST_EXPONENT)
+    underflow: float = bounded(low=0.0, high=1.0)
     skipped_steps: int = 0
     steps: int = 0
     trials: int = 0

@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from autoprec.core.number_words import percent
 from autoprec.core.numerics.buffers import BufferCheck, check_buffers
 from autoprec.core.numerics.headroom import check_headroom
 from autoprec.core.numerics.late_failures import (
@@ -36,7 +38,7 @@ from autoprec.core.numerics.single_step import (
     check_single_steps,
     is_noise_sensitive,
 )
-from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity, percent
+from autoprec.core.numerics.tolerance import Check, Tolerance, mean, or_infinity
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, above
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 from autoprec.core.numerics.verdict_reasons import (
@@ -88,14 +90,6 @@ def judge(evidence: ProofEvidence, tolerance: Tolerance) -> Verdict:
     A share of a loss is one of what is above its origin; see `loss_origin`.
     """
     evidence = above_origin(evidence)
-    verdict = _judge(evidence, tolerance)
-    if evidence.loss_origin == 0.0 or " %" not in verdict.reason:
-        return verdict
-    of = f"shares are of the loss above {evidence.loss_origin:.3g}"
-    return replace(verdict, reason=f"{verdict.reason}; {of}")
-
-
-def _judge(evidence: ProofEvidence, tolerance: Tolerance) -> Verdict:
     runs = evidence.runs
     float32 = check_stability((run.reference for run in runs), replace(tolerance, skipped=2**31))
     if is_noise_sensitive(evidence.noise, tolerance):
@@ -172,25 +166,24 @@ def _judge_first_steps(
     rejecting = (checks.stability, *(() if uncalibrated else (curves,)), checks.metric)
     for check in rejecting:
         if not check.passed:
-            return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
+            return _because(numbers, "rejected", check)
     for check in (single, check_headroom(evidence.comparisons, evidence.headroom_comparisons)):
         if not check.passed and not _training_clears(
             check, curves, steps, tolerance, evidence.roundoff
         ):
-            reason = f"it trains, but not like float32: {check.problem}"
-            if check.undecided and curves.judged:
-                reason += f"; {describe_end(curves, steps)}"
-            return replace(numbers, verdict="drift", reason=reason, step=check.step)
+            if not (check.undecided and curves.judged):
+                return _because(numbers, "drift", check)
+            problem = f"{check.problem}; {describe_end(curves, steps)}"
+            return _because(numbers, "drift", replace(check, problem=problem, of_loss=True))
     if not checks.buffers.passed:
-        reason = f"it trains, but not like float32: {checks.buffers.problem}"
-        return replace(numbers, verdict="drift", reason=reason, step=checks.buffers.step)
+        buffers = Check(problem=checks.buffers.problem, step=checks.buffers.step)
+        return _because(numbers, "drift", buffers)
     if single.undecided == "noise_level" and _leaves_float32(curves, steps, tolerance):
-        reason = (
-            f"it trains, but not like float32: its loss is {percent(single.deviation or 0.0)} "
-            "away at the same weights; small noise does the same, but training averages noise out; "
-            f"{describe_end(curves, steps)}"
+        problem = (
+            f"its loss is {percent(single.deviation or 0.0)} away at the same weights; small noise "
+            f"does the same, but training averages noise out; {describe_end(curves, steps)}"
         )
-        return replace(numbers, verdict="drift", reason=reason, step=steps)
+        return _because(numbers, "drift", Check(problem=problem, of_loss=True, step=steps))
     return None
 
 
@@ -200,15 +193,29 @@ def _judge_long_runs(
     """Judge what happened after the first steps, where these have passed."""
     for check in (check_long_run_stability(evidence.candidate_run, tolerance), checks.long):
         if not check.passed:
-            return replace(numbers, verdict="rejected", reason=check.problem, step=check.step)
+            return _because(numbers, "rejected", check)
     growing = check_gradient_growth((*evidence.comparisons, *evidence.late_comparisons))
     for check in (growing, _check_error_floor(evidence, tolerance)):
         if not check.passed:
-            reason = f"it trains, but not like float32: {check.problem}"
-            return replace(numbers, verdict="drift", reason=reason, step=check.step)
+            return _because(numbers, "drift", check)
     ended = checks.long if checks.long.judged else checks.curves
     loss = _from_to(or_infinity(numbers.first_loss), or_infinity(numbers.last_loss))
-    return replace(numbers, reason=describe_success(numbers, ended, evidence, loss))
+    said = describe_success(numbers, ended, evidence, loss)
+    return replace(numbers, reason=said + _of_what(numbers))
+
+
+def _because(numbers: Verdict, verdict: Literal["rejected", "drift"], check: Check) -> Verdict:
+    """Return the verdict that follows from a check that did not pass."""
+    told = "it trains, but not like float32: " if verdict == "drift" else ""
+    reason = f"{told}{check.problem}{_of_what(numbers) if check.of_loss else ''}"
+    return replace(numbers, verdict=verdict, reason=reason, step=check.step)
+
+
+def _of_what(numbers: Verdict) -> str:
+    """Say what shares of a loss are of; empty where that is the loss as the task gives it."""
+    if numbers.loss_origin == 0.0:
+        return ""
+    return f"; shares are of the loss above {numbers.loss_origin:.3g}"
 
 
 def check_first_steps(evidence: ProofEvidence, tolerance: Tolerance) -> Check:
@@ -358,8 +365,8 @@ def _judge_untrained(numbers: Verdict, evidence: ProofEvidence) -> Verdict:
     if not evidence.comparisons:
         reason = f"nothing could be compared with float32; give the proof more {STEPS_SETTING}"
         return replace(numbers, verdict="unproven", reason=reason)
-    reason = f"equal at single steps, but nothing was trained: {describe_single_steps(numbers)}"
-    return replace(numbers, verdict="equal at single steps", reason=reason)
+    said = f"equal at single steps, but nothing was trained: {describe_single_steps(numbers)}"
+    return replace(numbers, verdict="equal at single steps", reason=said + _of_what(numbers))
 
 
 def _longest_losses(evidence: ProofEvidence) -> tuple[float | None, ...]:

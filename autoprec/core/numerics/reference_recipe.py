@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue, Recipe
+from autoprec.core.recipe_words import describe_setting
 
 _IMPLICIT = "implicit_bfloat16"
 
@@ -106,23 +107,23 @@ def settings_of(recipe: Recipe) -> tuple[Setting, ...]:
 
 
 def _settings(recipe: Recipe, plain: Recipe) -> Iterator[Setting]:
+    def named(name: str, alone: Recipe) -> Setting:
+        return Setting(name, describe_setting(name, recipe.settings[name]), alone)
+
     if recipe.accumulation_steps > 1:
         batch, steps = recipe.batch_size, recipe.accumulation_steps
-        name = f"{steps} micro-batches of {batch}"
         alone = replace(plain, batch_size=batch, accumulation_steps=steps)
-        yield Setting("accumulation_steps", name, alone)
+        yield Setting("accumulation_steps", f"{steps} micro-batches of {batch}", alone)
     if recipe.memory_format != "contiguous":
         alone = replace(plain, memory_format=recipe.memory_format)
-        yield Setting("memory_format", recipe.memory_format, alone)
+        yield named("memory_format", alone)
     if recipe.compile:
         mode = {k: v for k, v in recipe.knobs.items() if k == "compile_mode"}
-        yield Setting("compile", "compiled", replace(plain, compile=True, knobs=mode))
+        yield named("compile", replace(plain, compile=True, knobs=mode))
     if recipe.alignment.modules:
-        name = f"padded to {recipe.alignment.multiple}"
-        yield Setting("alignment", name, replace(plain, alignment=recipe.alignment))
+        yield named("alignment", replace(plain, alignment=recipe.alignment))
     for knob, value in _effective_knobs(recipe).items():
-        name = knob if value is True else f"{knob}={value}"
-        yield Setting(knob, name, replace(plain, knobs={knob: value}))
+        yield named(knob, replace(plain, knobs={knob: value}))
 
 
 def _effective_knobs(recipe: Recipe) -> dict[str, KnobValue]:

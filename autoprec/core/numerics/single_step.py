@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoprec.core.dtypes import DType
+from autoprec.core.number_words import percent
 from autoprec.core.numerics.tolerance import (
     SMALLEST_LOSS_SHARE,
     Check,
@@ -18,7 +19,6 @@ from autoprec.core.numerics.tolerance import (
     Undecided,
     finite_or_none,
     or_infinity,
-    percent,
     relative_deviation,
 )
 from autoprec.core.numerics.traces import NoisyStep, StepComparison
@@ -100,7 +100,8 @@ def check_single_steps(
                 f"at the same weights and batch of step {point.step} its {what} is "
                 f"{percent(away)} away from float32's; {percent(limit)} is allowed"
             )
-            failed.append(replace(numbers, problem=problem, step=point.step))
+            of_loss = what == "loss"
+            failed.append(replace(numbers, problem=problem, of_loss=of_loss, step=point.step))
     if failed and not transient:
         return replace(failed[0], undecided=undecided)
     if wrong_gradient:

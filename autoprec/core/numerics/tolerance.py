@@ -78,11 +78,13 @@ class Check:
     `value` and `reference` are the user's metric. `second_half` is the root mean square deviation
     of the single steps in a run's second half. `below` is the share of the first loss that both
     runs end below, where their difference is not compared; `excused` says what else made a
-    difference pass that is more than is always allowed.
+    difference pass that is more than is always allowed. `of_loss` says that `problem` tells shares
+    of the loss.
     """
 
     judged: bool = True
     problem: str = ""
+    of_loss: bool = False
     undecided: Undecided = ""
     step: int | None = None
     deviation: float | None = None
@@ -139,10 +141,3 @@ def root_mean_square(values: Iterable[float]) -> float:
     """Return the root of the mean square; 0 of no values."""
     items = [value * value for value in values]
     return math.sqrt(sum(items) / len(items)) if items else 0.0
-
-
-def percent(value: float) -> str:
-    """Format a share for people: 0.013 is "1.3 %", 1.07 is "107 %"."""
-    if not math.isfinite(value):
-        return "infinitely far"
-    return f"{100 * value:.0f} %" if 0.995 <= value < 100.0 else f"{100 * value:.2g} %"

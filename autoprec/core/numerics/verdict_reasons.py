@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autoprec.core.numerics.tolerance import Check, or_infinity, percent
+from autoprec.core.number_words import percent
+from autoprec.core.numerics.tolerance import Check, or_infinity
 from autoprec.core.numerics.verdict import ProofEvidence, Verdict
 
 NOTHING_LEARNED = "the loss did not fall in these steps, so they say little about later training"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoprec.core.dtypes import DType
-from autoprec.core.recipe import LossScale, Recipe, untuned_loss_scale
+from autoprec.core.recipe import LossScale, Recipe
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def _reduce_dtype(recipe: Recipe) -> str:
 
 
 def _loss_scale(recipe: Recipe) -> str:
-    scale = recipe.loss_scale or untuned_loss_scale(recipe.policy)
-    return "none" if scale is None or not recipe.policy.needs_loss_scale else _describe(scale)
+    scale = recipe.applied_loss_scale
+    return "none" if scale is None else _describe(scale)
 
 
 def _describe(scale: LossScale) -> str:

@@ -11,13 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import (
-    KEEP_MEMORY,
-    KnobValue,
-    Recipe,
-    communication_settings,
-    describe_batch,
-)
+from autoprec.core.number_words import times
+from autoprec.core.recipe import KEEP_MEMORY, Recipe
+from autoprec.core.recipe_words import describe_recipe, describe_setting
 from autoprec.core.speed.noise import Ratio, paired_ratio
 
 PRECISION, REDUCTION, BATCH, MEMORY = "precision", "reduction", "batch", "kept memory"
@@ -65,14 +61,13 @@ def switch_off_in_turn(recipe: Recipe, plain: Recipe) -> tuple[Ablation, ...]:
 
 def _without_settings(recipe: Recipe, plain: Recipe) -> Iterator[tuple[str, Recipe]]:
     """Yield the recipe without one more of its settings each time; `plain` has none of them."""
-    for knob in recipe.knobs:
-        if knob != KEEP_MEMORY:
-            kept = {name: value for name, value in recipe.knobs.items() if name != knob}
-            (name,) = _knob_texts({knob: recipe.knobs[knob]})
+    for name, value in recipe.knobs.items():
+        if name != KEEP_MEMORY:
+            kept = {other: v for other, v in recipe.knobs.items() if other != name}
             recipe = replace(recipe, knobs=kept)
-            yield name, recipe
+            yield describe_setting(name, value), recipe
     for field in ("alignment", "compile", "memory_format"):
-        (*_, name) = ("", *_settings(replace(plain, **{field: getattr(recipe, field)})))
+        name = describe_setting(field, recipe.settings[field])
         recipe = replace(recipe, **{field: getattr(plain, field)})
         yield name, recipe
 
@@ -111,32 +106,6 @@ def attribute_speedup(
     return tuple(found)
 
 
-def describe_recipe(recipe: Recipe, weights_in: str = "") -> str:
-    """Describe a recipe completely: "float32, batch 64, memory kept".
-
-    `weights_in` is the dtype of the model's weights where they are 16-bit: they are no float32.
-    """
-    batch = describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)
-    return ", ".join(
-        filter(None, [recipe.policy.name_with(weights_in), batch, describe_settings(recipe)])
-    )
-
-
-def describe_settings(recipe: Recipe) -> str:
-    """Describe what a recipe sets besides policy and batch: "channels_last, memory kept"."""
-    kept = ["memory kept"] if recipe.keeps_memory else []
-    return ", ".join([*_settings(recipe), *kept])
-
-
-def _settings(recipe: Recipe) -> list[str]:
-    """Describe what a recipe sets besides policy, batch and kept memory."""
-    found: list[str] = []
-    found += [] if recipe.memory_format == "contiguous" else [recipe.memory_format]
-    found += ["compiled"] if recipe.compile else []
-    found += [f"padded to {recipe.alignment.multiple}"] if recipe.alignment.modules else []
-    return [*found, *_knob_texts({**communication_settings(recipe), **recipe.knobs})]
-
-
-def _knob_texts(knobs: Mapping[str, KnobValue]) -> list[str]:
-    named = {name: value for name, value in knobs.items() if name != KEEP_MEMORY}
-    return [name if value is True else f"{name}={value}" for name, value in named.items()]
+def describe_parts(parts: Sequence[Part]) -> str:
+    """List the parts of a speed-up: "precision 1.90x, batch 3.10x"."""
+    return ", ".join(f"{part.what} {times(part.speedup.ratio)}" for part in parts)

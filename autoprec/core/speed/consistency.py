@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoprec.core.number_words import rate_number, times
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.reranking import SEARCH_RATIO_ERROR
 from autoprec.core.statistics import median
@@ -88,21 +89,13 @@ def find_inconsistencies(
         after = median(recipe.rounds)
         if recipe.search > 0 and after > 0 and rate_changed(recipe.search, after):
             found.append(
-                f"{recipe.name} ran at {_rate(recipe.search)} samples/s in the search and at "
-                f"{_rate(after)} in the final rounds"
+                f"{recipe.name} ran at {rate_number(recipe.search)} samples/s in the search and at "
+                f"{rate_number(after)} in the final rounds"
             )
     if ratio is None:
         return tuple(found)
     if searched is not None and contradict(ratio, searched):
-        found.append(f"the search saw {searched.ratio:.2f}x, the final rounds {_shown(ratio)}")
+        found.append(f"the search saw {times(searched.ratio)}, the final rounds {ratio.in_words()}")
     if is_too_wide(ratio):
-        found.append(f"the final rounds saw {_shown(ratio)}, which may be anything")
+        found.append(f"the final rounds saw {ratio.in_words()}, which may be anything")
     return tuple(found)
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _shown(ratio: Ratio) -> str:
-    return f"{ratio.ratio:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from autoprec.core.number_words import times
 from autoprec.core.recipe import KEEP_MEMORY
 from autoprec.core.speed.space import BATCH, Point, Space, point_key
 
@@ -65,7 +66,7 @@ def describe_gain(baseline: Point, history: Sequence[MeasuredPoint]) -> str:
     sure = kept > _CLEARLY_FASTER_RATIO * plain
     return (
         "keep_memory enabled for the remaining trials: the process keeps the memory that a step "
-        f"frees; with it, float32 ran at {kept / plain:.2f}x its speed"
+        f"frees; with it, float32 ran at {times(kept / plain)} its speed"
         f"{'' if sure else '. Whether the winner needs it is measured at the end'}"
     )
 

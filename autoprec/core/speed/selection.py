@@ -15,6 +15,7 @@ from typing import TypeVar
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.reference_recipe import count_global_roundings
 from autoprec.core.recipe import Recipe, communication_settings
+from autoprec.core.recipe_words import name_recipe
 from autoprec.core.speed.noise import Ratio, is_faster, paired_ratio
 
 T = TypeVar("T")
@@ -131,7 +132,6 @@ def _explain_baseline(ratios: Sequence[tuple[Finalist, Ratio]]) -> str:
         return "nothing else was left to compare with"
     finalist, ratio = max(ratios, key=lambda item: item[1].ratio)
     return (
-        f"nothing beats float32 beyond the noise: the best of the rest, {finalist.recipe.policy} "
-        f"at batch {finalist.recipe.batch_size}, reaches {ratio.ratio:.2f}x "
-        f"({ratio.low:.2f}-{ratio.high:.2f})"
+        "nothing beats float32 beyond the noise: the best of the rest, "
+        f"{name_recipe(finalist.recipe)}, reaches {ratio.in_words()}"
     )

@@ -19,6 +19,7 @@ from autoprec.core.device.observation import DeviceKind
 from autoprec.core.device.policies import Proposal
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, Kernel, TaskFacts
+from autoprec.core.number_words import about_times, milliseconds
 from autoprec.core.speed.space import Space
 
 #: Launching a kernel takes a GPU's driver some 4 microseconds from a bare loop, and a framework
@@ -228,20 +229,20 @@ def _expect_at_batch(batch: int, estimated: Sequence[Estimate], task: TaskFacts)
     """Say what may be expected at one batch; `estimated` begins with float32's."""
     base, best = estimated[0], max(estimated, key=lambda each: (each.likely, each.at_most))
     kernels = sum(kernel.count for kernel in task.kernels)
-    why = f"float32 takes at least {_milliseconds(base.least_seconds)}, "
+    why = f"float32 takes at least {milliseconds(base.least_seconds)}, "
     if base.bound == "launches":
         why += (
-            f"launching {kernels} kernels that compute for {_milliseconds(base.computing_seconds)}"
+            f"launching {kernels} kernels that compute for {milliseconds(base.computing_seconds)}"
         )
     else:
         share = base.memory_seconds / base.computing_seconds
         why += f"{share:.0%} of it in kernels bound by memory, which 16 bits at most halve"
     if best.at_most < NO_GAIN:
         return f"batch {batch}: nothing is to be expected: {why}"
-    most = f"at most {best.at_most:.2g}x by {best.policy}"
+    most = f"at most {about_times(best.at_most)} by {best.policy}"
     if best.likely < _CLEARLY_SMALLER_RATIO * best.at_most:
         launching = f"{FRAMEWORK_LAUNCH_SECONDS * 1e6:.0f} us each, as frameworks do it"
-        why += f"; launching {kernels} kernels at {launching}, leaves {best.likely:.2g}x"
+        why += f"; launching {kernels} kernels at {launching}, leaves {about_times(best.likely)}"
     elif best.bound != base.bound:
         why += f"; faster, it would be bound by {best.bound}"
     if best.likely < SMALL_GAIN:
@@ -249,11 +250,6 @@ def _expect_at_batch(batch: int, estimated: Sequence[Estimate], task: TaskFacts)
     if base.bound == "memory":
         return f"batch {batch}: little of the products' speed is to be expected, {most}: {why}"
     return f"batch {batch}: {most}: {why}"
-
-
-def _milliseconds(seconds: float) -> str:
-    value = seconds * 1e3
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.2g} ms"
 
 
 def _why_no_faster_dtype(device: DeviceFacts) -> str:

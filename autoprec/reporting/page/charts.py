@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from autoprec.core.dtypes import DType, Policy
+from autoprec.core.number_words import times
 from autoprec.core.numerics.curve_samples import LossCurves
+from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.profile import TriedRecipe
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.attribution import Part, describe_settings
+from autoprec.core.recipe_words import describe_settings
+from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
 from autoprec.reporting.page.drawing import WIDTH, Plot, labelled, linear_ticks, log_ticks
-from autoprec.reporting.text import rate_text, ratio_text, status_text
+from autoprec.reporting.text import rate_text, status_text
 
 _NO_ROOM = (Status.OUT_OF_MEMORY, Status.WOULD_NOT_FIT)
 
@@ -68,7 +71,7 @@ def _is(each: TriedRecipe, chosen: Recipe) -> bool:
     return (each.policy, each.batch_size, each.settings) == (
         chosen.policy,
         chosen.batch_size,
-        describe_settings(chosen),
+        describe_settings(chosen.settings),
     )
 
 
@@ -97,10 +100,10 @@ def waterfall(parts: Sequence[Part], whole: Ratio) -> str:
         plot.line(plot.x(ratio.low), middle, plot.x(ratio.high), middle, "whisker")
         plot.label(plot.x.start - 8, middle + 4, what, "end")
         end = plot.x(max(ratio.high, 1.0)) + 6
-        plot.label(end, middle + 4, f"{ratio.ratio:.2f}x", kind="small")
+        plot.label(end, middle + 4, times(ratio.ratio), kind="small")
     one = plot.x(1.0)
     plot.line(one, 8, one, plot.y.start, "axis")
-    return plot.svg("; ".join(f"{what} {ratio_text(ratio)}" for what, ratio, _ in rows))
+    return plot.svg("; ".join(f"{what} {ratio.in_words()}" for what, ratio, _ in rows))
 
 
 def _label_width(rows: Sequence[tuple[str, Ratio, str]]) -> int:
@@ -140,12 +143,11 @@ def losses(curves: LossCurves, candidate: str) -> str:
     return plot.svg("loss over training steps")
 
 
-def gradient_exponents(found: Mapping[str, object], scale: float) -> str:
+def gradient_exponents(found: ScaleEvidence, scale: float) -> str:
     """Draw where gradients lie, as exponents of two, and where the loss scale puts them."""
-    smallest, largest = found.get("smallest_gradient"), found.get("largest_gradient")
-    if not (_whole(smallest) and _whole(largest)) or scale <= 0:
+    low, high = found.smallest_gradient, found.largest_gradient
+    if low is None or high is None:
         return ""
-    low, high = int(str(smallest)), int(str(largest))
     up = math.log2(scale)
     limits = DType.FLOAT16.limits
     bottom, top = limits.min_exponent - limits.mantissa_bits, limits.max_exponent + 1
@@ -163,7 +165,3 @@ def gradient_exponents(found: Mapping[str, object], scale: float) -> str:
         plot.label(plot.x.start - 8, at + 12, name, "end")
     plot.x_axis([(t, f"2^{t:g}") for t in linear_ticks(*edge, 8)], "magnitude")
     return plot.svg(f"gradients from 2^{low} to 2^{high}, loss scale 2^{up:g}")
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2000

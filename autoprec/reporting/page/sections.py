@@ -7,10 +7,9 @@ from typing import Any
 
 from autoprec.core.device.roofline import limit_text
 from autoprec.core.dtypes import Policy
+from autoprec.core.number_words import percent, rate_number
 from autoprec.core.profile import Profile, TriedRecipe
-from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
-from autoprec.reporting.closing_sentence import baseline_text
 from autoprec.reporting.flags import with_flags
 from autoprec.reporting.page import charts
 from autoprec.reporting.page.markup import (
@@ -25,46 +24,29 @@ from autoprec.reporting.page.markup import (
 )
 from autoprec.reporting.text import (
     bytes_text,
-    chosen_text,
-    percent_text,
     rate_text,
     seconds_text,
     status_text,
 )
-
-ASKED_FOR_OTHERS = "not requested"
-
-
-def ratio(value: Ratio) -> str:
-    """Show a speed-up with its interval."""
-    low, high = number(value.low, f"{value.low:.2f}"), number(value.high, f"{value.high:.2f}")
-    rounds = number(value.rounds, str(value.rounds))
-    return f"{number(value.ratio, f'{value.ratio:.2f}x')} ({low} to {high}, {rounds} rounds)"
-
-
-def share(value: Ratio) -> str:
-    """Show a share with its interval, in per cent."""
-    low, high = number(value.low, f"{value.low:.0%}"), number(value.high, f"{value.high:.0%}")
-    return f"{number(value.ratio, f'{value.ratio:.0%}')} ({low} to {high})"
 
 
 def headline(profile: Profile) -> str:
     """Say what came out: the recipe, how much faster, whether it trains like float32."""
     evidence, recipe = profile.evidence, profile.recipe
     base, gain = evidence.baseline, evidence.speedup
-    lead = text(chosen_text(profile))
+    lead = text(profile.describe_recipe())
     if profile.device.fingerprint.rehearsal:
         answer = "a rehearsal on a pretended device: no time means anything"
     elif evidence.inconclusive:
         answer = f"inconclusive: {text(evidence.inconclusive)}"
     elif gain.rounds:
-        answer = f"{ratio(gain)} over {text(baseline_text(profile))}"
+        answer = f"{gain.in_words(show=number)} over {text(profile.describe_baseline())}"
     else:
         kept = "the model is kept as it is" if base.weights_in else "float32 is kept"
         answer = kept if recipe.policy is Policy.FLOAT32 else "not compared"
     same = evidence.speedup_same_batch
     plain = text(base.policy.name_with(base.weights_in))
-    alike = "" if same is None else f"{ratio(same)} over {plain} at the same batch"
+    alike = "" if same is None else f"{same.in_words(show=number)} over {plain} at the same batch"
     verdict = f"<strong>{text(evidence.parity.verdict)}</strong>: {text(evidence.parity.reason)}"
     return (
         f"<header><p class=task>{text(profile.task.file)} on "
@@ -94,7 +76,10 @@ def gain(profile: Profile) -> str:
     evidence = profile.evidence
     if not evidence.waterfall or evidence.inconclusive:
         return ""
-    rows = [[text(p.what), ratio(p.speedup), text(p.against)] for p in evidence.waterfall]
+    rows = [
+        [text(part.what), part.speedup.in_words(show=number), text(part.against)]
+        for part in evidence.waterfall
+    ]
     drawn = charts.waterfall(evidence.waterfall, evidence.speedup)
     caption = (
         "One thing after another switched off, timed in alternation; the parts multiply to the "
@@ -119,7 +104,7 @@ def numerics(profile: Profile) -> str:
         ("the same for float32 with noise", parity.gradient_null),
         ("loss after training, off by", parity.trajectory_deviation),
     ]
-    rows = [(name, number(v, percent_text(v))) for name, v in measured if v is not None]
+    rows = [(name, number(v, percent(v))) for name, v in measured if v is not None]
     if parity.steps:
         rows.append(("steps followed", number(parity.steps, str(parity.steps))))
     if parity.metric is not None:
@@ -137,14 +122,14 @@ def loss_scale(profile: Profile) -> str:
     scale = profile.recipe.loss_scale
     if scale is None:
         return ""
-    found = profile.evidence.loss_scale or {}
-    drawn = charts.gradient_exponents(found, scale.initial)
+    found = profile.evidence.loss_scale
+    drawn = "" if found is None else charts.gradient_exponents(found, scale.initial)
     rows = [
         ("mode", text(scale.mode)),
         ("initial scale", number(scale.initial, f"{scale.initial:g}")),
         ("growth interval", number(scale.growth_interval, str(scale.growth_interval))),
         ("floor", number(scale.floor, f"{scale.floor:g}")),
-        ("note", text(found.get("note", ""))),
+        ("note", text("" if found is None else found.note)),
     ]
     return section("Loss scale", figure(drawn, "Powers of two, logarithmic."), facts(rows))
 
@@ -154,7 +139,9 @@ def islands(profile: Profile) -> str:
     modules = profile.recipe.float32_modules
     if not modules:
         return ""
-    rows = [(_words(name), _value(v)) for name, v in (profile.evidence.islands or {}).items()]
+    found = profile.evidence.islands
+    values = {} if found is None else vars(found)
+    rows = [(name.replace("_", " "), _value(value)) for name, value in values.items()]
     names = listed(f"<code>{text(path or 'the root')}</code>" for path in modules)
     return section("Modules that stay in float32", names, facts(rows))
 
@@ -183,9 +170,9 @@ def limits(profile: Profile) -> str:
         pays = f"after {chosen.break_even_steps} steps"
         rows.append(("compilation pays off", number(chosen.break_even_steps, pays)))
     if chosen.exposed_communication is not None:
-        rows.append(("waiting for other ranks", share(chosen.exposed_communication)))
+        rows.append(("waiting for other ranks", chosen.exposed_communication.as_share(number)))
     if base.exposed_communication is not None:
-        rows.append(("the same in the baseline", share(base.exposed_communication)))
+        rows.append(("the same in the baseline", base.exposed_communication.as_share(number)))
     return section("What limits a step", facts(rows))
 
 
@@ -215,24 +202,19 @@ def trials(profile: Profile) -> str:
 
 def _trial(each: TriedRecipe) -> list[str]:
     rate = each.samples_per_second
-    shown = rate_text(rate).removesuffix(" samples/s")
     failed = "" if each.status is Status.OK else f"{status_text(each.status)}: {each.reason}"
     return [
         f'<span class="key {each.policy.value}"></span>{text(each.policy)}',
         number(each.batch_size, str(each.batch_size)),
         text(each.settings),
-        number(rate, shown) if rate else "",
+        number(rate, rate_number(rate)) if rate else "",
         text(failed),
     ]
 
 
 def refusals(profile: Profile) -> str:
     """Tabulate what was ruled out, and why."""
-    rows = [
-        [text(each.candidate), text(each.reason)]
-        for each in profile.evidence.refusals
-        if each.reason != ASKED_FOR_OTHERS
-    ]
+    rows = [[text(each.candidate), text(each.reason)] for each in profile.evidence.refusals]
     return section("Ruled out", table(["what", "why"], rows))
 
 
@@ -287,9 +269,9 @@ def comparison(profiles: Mapping[str, Profile]) -> str:
             [
                 text(profile.device.name or profile.device.family),
                 text(profile.task.file),
-                text(chosen_text(profile)),
-                ratio(evidence.speedup) if evidence.speedup.rounds else "",
-                ratio(alike) if alike is not None else "",
+                text(profile.describe_recipe()),
+                evidence.speedup.in_words(show=number) if evidence.speedup.rounds else "",
+                alike.in_words(show=number) if alike is not None else "",
                 number(rate, rate_text(rate)) if rate else "",
                 text("inconclusive" if evidence.inconclusive else evidence.parity.verdict),
                 text(profile.created[:10]),
@@ -298,10 +280,6 @@ def comparison(profiles: Mapping[str, Profile]) -> str:
         )
     head = ["device", "task", "recipe", "speed-up", "at the same batch", "throughput"]
     return section("Profiles by device", table([*head, "trains", "tuned", "file"], rows))
-
-
-def _words(name: str) -> str:
-    return str(name).replace("_", " ")
 
 
 def _value(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.attribution import describe_recipe
+from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.consistency import (
     RATE_CHANGE_FACTOR,
     RecipeRates,

@@ -18,10 +18,10 @@ from autoprec.core.numerics.reference_recipe import (
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.profile import NOT_COMPARED
 from autoprec.core.recipe import Recipe
+from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.attribution import (
     attribute_speedup,
     baseline_at_batch_of,
-    describe_recipe,
     switch_off_in_turn,
 )
 from autoprec.core.speed.best_arm import MIN_ROUNDS

@@ -22,7 +22,7 @@ from autoprec.core.profile import (
     without_speeds,
 )
 from autoprec.core.recipe import Recipe
-from autoprec.core.speed.attribution import describe_settings
+from autoprec.core.recipe_words import describe_settings, name_recipe
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.selection import Choice
 from autoprec.core.speed.space import Space
@@ -159,7 +159,7 @@ def _tried(outcome: Outcome, space: Space) -> TriedRecipe:
     return TriedRecipe(
         policy=recipe.policy,
         batch_size=recipe.batch_size,
-        settings=describe_settings(recipe),
+        settings=describe_settings(recipe.settings),
         status=outcome.status,
         samples_per_second=significant(outcome.rate),
         reason=outcome.reason[:_MAX_REASON],
@@ -205,15 +205,11 @@ def _why_chosen(result: TuningResult, choice: Choice, bound: Bound, recipe: Reci
     weights = result.preflight.task.weights_in
     if result.confirmation.proven is not None and result.confirmation.speedup is not None:
         gain = result.confirmation.speedup
-        name = recipe.policy.name_with(weights) + (", compiled" if recipe.compile else "")
-        base = f"the model as it is, in {weights}," if weights else "float32 as it was run"
+        base = f"the model as it is, in {weights}" if weights else "float32 as it was run"
         return (
-            f"{name} at batch {recipe.batch_size} is {gain.ratio:.2f}x {base} "
-            f"({gain.low:.2f}-{gain.high:.2f}, {gain.rounds} rounds) and "
+            f"{name_recipe(recipe, weights)}, over {base}, reaches {gain.in_words()} and "
             f"{result.confirmation.proven.verdict.reason}; {bound.sentence}"
         )
-    refused = [r for r in result.refusals if r.reason != "not requested"]
-    first = "; ".join(f"{r.candidate}: {r.reason}" for r in refused[:2])
+    first = "; ".join(f"{r.candidate}: {r.reason}" for r in result.refusals[:2])
     parts = [part for part in (choice.reason, first, bound.sentence) if part]
-    name = Policy.FLOAT32.name_with(weights)
-    return f"{name} at batch {recipe.batch_size}: " + "; ".join(parts)
+    return f"{name_recipe(recipe, weights)}: {'; '.join(parts)}"

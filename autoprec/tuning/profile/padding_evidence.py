@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from autoprec.core.number_words import times
+from autoprec.core.profile import MisalignedDimension
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import point_key
 from autoprec.tuning.profile.significant_digits import significant
 from autoprec.tuning.stage_results import TuningResult
 
 
-def padding_evidence(result: TuningResult, recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
+def padding_evidence(result: TuningResult, recipe: Recipe) -> tuple[MisalignedDimension, ...]:
     """Return every misaligned dimension, and the speed with and without padding, if measured."""
     multiple = recipe.alignment.multiple if recipe.alignment.modules else result.preflight.alignment
     gain = padding_gain(result)
     return tuple(
-        {
-            "module": d.module,
-            "kind": d.kind,
-            "dimension": d.name,
-            "size": d.size,
-            "padded_to": -(-d.size // multiple) * multiple,
-            "speed_with_over_without": gain,
-        }
+        MisalignedDimension(
+            d.module, d.kind, d.name, d.size, -(-d.size // multiple) * multiple, gain
+        )
         for d in result.preflight.task.dimensions
         if d.size % multiple
     )
@@ -46,6 +40,6 @@ def describe_padding_trials(result: TuningResult) -> str:
     """Say what came of padding: measured, tried or not worth a trial."""
     gain = padding_gain(result)
     if gain is not None and not result.preflight.rehearsed:
-        return f"was measured at {gain:.2f}x and not chosen"
+        return f"was measured at {times(gain)} and not chosen"
     tried = any(o.point.get("alignment", 1) != 1 for o in result.trials.history)
     return "was tried and not chosen" if tried else "was not worth a trial"

@@ -110,7 +110,7 @@ def _slower_warning(result: TuningResult, recipe: Recipe) -> list[str]:
     if result.confirmation.proven is None or gain is None or gain.ratio >= 1.0:
         return []
     return [
-        f"{recipe.policy} is slower than float32 here ({gain.ratio:.2g}x) and was taken because "
+        f"{recipe.policy} is slower than float32 here, {gain.in_words()}, and was taken because "
         "nothing else was asked for: add float32 to `policies`, or leave `policies` out"
     ]
 

@@ -17,7 +17,8 @@ from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.parity import AT_THE_SAME_WEIGHTS
 from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence
-from autoprec.core.recipe import Recipe, describe_batch
+from autoprec.core.recipe import Recipe
+from autoprec.core.recipe_words import describe_batch_of
 from autoprec.errors import TaskError
 
 SEEDS = (0, 1)
@@ -264,7 +265,7 @@ def _check_finite(reference: Trajectory, recipe: Recipe) -> None:
     step = reference.losses.index(None)
     raise TaskError(
         f"in float32 the loss is inf or NaN at step {step} (counted from 0) at "
-        f"{describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)}, so "
+        f"{describe_batch_of(recipe)}, so "
         "nothing can be proven against it. "
         "Look for inf or NaN in that batch of build_data, or lower the learning rate"
     )

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from autoprec.core.device.policies import Refusal
 from autoprec.core.dtypes import Policy
+from autoprec.core.number_words import times
 from autoprec.core.numerics.reference_recipe import (
     is_exact,
     is_reference,
     keeps_arithmetic,
     settings_of,
 )
+from autoprec.core.recipe_words import name_recipe
 from autoprec.core.speed.space import BATCH, Space, point_key
 from autoprec.core.speed.trial_results import MAY_BE_FASTEST_SHARE, Outcome, Status, shortlist
 from autoprec.errors import NoFeasibleRecipe
@@ -175,7 +177,7 @@ def _provable_in_time(
     fastest, kept = shortlist(own, space, count=1), shortlist(timely, space, count=1)
     if kept == fastest or not kept or kept[0].rate < MAY_BE_FASTEST_SHARE * float32:
         return own, result
-    left_out = f"the proof of {policy} at batch {fastest[0].point[BATCH]}, which is faster"
+    left_out = f"the proof of {name_recipe(space.recipe(fastest[0].point))}, which is faster"
     return timely, replace(result, not_covered=(*result.not_covered, left_out))
 
 
@@ -232,7 +234,7 @@ def _best_rate(search: SearchResult, policy: Policy) -> float:
 def _why_too_slow(search: SearchResult, best: Outcome, own: Sequence[Outcome]) -> str:
     """Say how slow a policy's fastest recipe is beside float32's, and what was not tried of it."""
     float32 = max(search.of_policy(Policy.FLOAT32.value), key=lambda outcome: outcome.rate)
-    share = f"{best.rate / float32.rate:.2g}x the speed of"
+    share = f"{times(best.rate / float32.rate)} the speed of"
     measured = "slower than" if search.trials.rehearsed else share
     reason = f"measured {measured} the best float32 recipe"
     largest, batch = max(int(each.point[BATCH]) for each in own), int(float32.point[BATCH])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from autoprec.core.codec import to_plain
 from autoprec.core.device.policies import Refusal
+from autoprec.core.numerics.islands import IslandsEvidence
+from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.numerics.reference_recipe import is_reference, rounds_everywhere
 from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.core.numerics.verdict import Verdict
 from autoprec.core.recipe import Recipe, communication_settings
+from autoprec.core.recipe_words import describe_settings, name_recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Outcome
@@ -119,7 +120,7 @@ class Prover:
         return attempt
 
     def _attempt(self, recipe: Recipe, rate: float, seconds: float) -> ProofAttempt:
-        self._listener(Stage("proof", f"{recipe.policy} at batch {recipe.batch_size}"))
+        self._listener(Stage("proof", name_recipe(recipe)))
         known = self._recall(recipe)
         if known is not None:
             accepted = known.verdict.accepted or self._drifts(known.verdict)
@@ -174,28 +175,25 @@ class Prover:
 
     def _prove_policy(self, recipe: Recipe, rate: float, seconds: float) -> ProofAttempt:
         """Prove a recipe whose settings are right."""
-        scale_evidence: Mapping[str, Any] | None = None
+        evidence: ScaleEvidence | None = None
         if recipe.policy.needs_loss_scale:
             scale, evidence = self._proof.tune_loss_scale(recipe)
             recipe = replace(recipe, loss_scale=scale)
-            scale_evidence = to_plain(evidence)
         verdict = self._judge(recipe)
         if verdict.accepted or self._drifts(verdict):
             needed = self._needed_evidence(recipe)
-            return ProofAttempt(
-                ProvenRecipe(recipe, verdict, rate, seconds, scale_evidence, needed)
-            )
+            return ProofAttempt(ProvenRecipe(recipe, verdict, rate, seconds, evidence, needed))
         no_islands = not recipe.policy.mixed or rounds_everywhere(recipe)
         if no_islands or self._deadline.passed(PROOF_SHARE):
             return self._refuse(recipe, verdict.reason)
-        return self._prove_with_islands(recipe, verdict, rate, scale_evidence)
+        return self._prove_with_islands(recipe, verdict, rate, evidence)
 
-    def _needed_evidence(self, recipe: Recipe) -> Mapping[str, Any] | None:
+    def _needed_evidence(self, recipe: Recipe) -> IslandsEvidence | None:
         """Return the profile's evidence on what the policy cannot run without in float32."""
         needed = recall_needed(self._study, recipe.policy.value)
         if needed is None:
             return None
-        return _islands_evidence(needed.attempts, needed.products, needed.reason)
+        return IslandsEvidence.of(needed.attempts, needed.products, needed.reason)
 
     def _judge(self, recipe: Recipe) -> Verdict:
         verdict = self._proof.prove(recipe)
@@ -212,7 +210,7 @@ class Prover:
         recipe: Recipe,
         verdict: Verdict,
         rate: float,
-        scale_evidence: Mapping[str, Any] | None,
+        scale_evidence: ScaleEvidence | None,
     ) -> ProofAttempt:
         self._listener(Stage("islands", f"which modules must stay in float32: {verdict.reason}"))
         found = self._proof.find_islands(recipe, self._units)
@@ -240,15 +238,14 @@ class Prover:
                 timed.rate,
                 timed.measurement.step_seconds,
                 scale_evidence,
-                _islands_evidence(found.trials, found.products, found.reason, timed.rate / rate),
+                IslandsEvidence.of(found.trials, found.products, found.reason, timed.rate / rate),
             )
         )
 
     def _refuse(self, recipe: Recipe, reason: str) -> ProofAttempt:
         travels = communication_settings(recipe)
         if travels:
-            named = ", ".join(f"{name}={value}" for name, value in travels.items())
-            reason = f"with {named}: {reason}"
+            reason = f"with {describe_settings(travels)}: {reason}"
         self._listener(Judged(recipe, "rejected", reason))
         return ProofAttempt(refusal=Refusal(recipe.policy.value, reason))
 
@@ -268,21 +265,5 @@ class Prover:
 
 def _at_rate(known: ProvenRecipe, rate: float, seconds: float) -> ProvenRecipe:
     """Return a recipe proven earlier, at its present speed; islands slow it down as before."""
-    kept = float((known.islands or {}).get("speed_kept", 1.0)) or 1.0
+    kept = (known.islands.speed_kept if known.islands is not None else 1.0) or 1.0
     return replace(known, rate=rate * kept, step_seconds=seconds / kept)
-
-
-def _islands_evidence(
-    trials: int, products: float, reason: str, speed: float = 1.0
-) -> Mapping[str, Any]:
-    """Return the profile's evidence on islands.
-
-    `products` is their share of the matrix products; `speed` that of the policy without them, 1
-    where it does not run without.
-    """
-    return {
-        "trials": trials,
-        "share_of_products_in_float32": round(products, 4),
-        "speed_kept": round(speed, 4),
-        "reason": reason,
-    }

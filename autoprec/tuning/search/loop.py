@@ -9,6 +9,7 @@ from functools import partial
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import Unit
+from autoprec.core.number_words import about_times
 from autoprec.core.recipe import KEEP_MEMORY, Recipe
 from autoprec.core.speed.acquisition import Next, next_point
 from autoprec.core.speed.consistency import rate_changed
@@ -244,7 +245,7 @@ class Search:
 
 def _pace_change_note(drift: float, again: bool) -> str:
     taken = "they are measured again" if again else "this is taken into account"
-    return f"this machine now runs at {drift:.2g}x the speed of the earlier trials: {taken}"
+    return f"this machine now runs at {about_times(drift)} the speed of the earlier trials: {taken}"
 
 
 def _decide(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autoprec.core.device.policies import Refusal
-from autoprec.core.recipe import describe_batch
+from autoprec.core.recipe_words import describe_batch_of
 from autoprec.core.speed.feasibility import fitting_baseline
 from autoprec.core.speed.space import BATCH, Point, Space
 from autoprec.core.speed.trial_results import Outcome
@@ -62,7 +62,7 @@ def _notes(space: Space, requested: Point, baseline: Point) -> tuple[str, ...]:
     recipe = space.recipe(baseline)
     return (
         f"plain float32 does not fit at batch {requested[BATCH]}: the baseline is "
-        f"{describe_batch(recipe.batch_size, recipe.accumulation_steps, recipe.world_size)}",
+        f"{describe_batch_of(recipe)}",
     )
 
 

@@ -107,7 +107,7 @@ def test_trials_that_another_speed_makes_a_tuning_measure_again_are_not_lost(
         place = soaked_tuning.SoakedTuning("torch", tmp_path / "s", random.Random(0))
         monkeypatch.setattr(place, "start", lambda full_after, said=said: _child(*next(said)))
         one = soak.Soak(place, random.Random(0))
-        monkeypatch.setattr(one, "_draw", lambda: "SIGKILL to the tuner")
+        monkeypatch.setattr(one, "_draw", lambda: soak.FAULTS[0])
         monkeypatch.setattr(one, "_strike", lambda child, fault: True)
         monkeypatch.setattr(one, "_compare", lambda finished: None)
         one._one_tuning(2)

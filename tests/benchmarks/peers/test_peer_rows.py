@@ -99,4 +99,4 @@ def test_a_peers_row_of_before_has_one_ratio_and_says_what_it_mixes() -> None:
     older["peers"]["lightning"] = {**older["peers"]["lightning"], "ours_over": ratio(3.0)}
     text = "\n".join(rows.peer_table([older]))
     assert "mixes policy, batch and allocator" in text
-    assert "| 3.00 (2.99-3.01) | not measured | not measured |" in text
+    assert "| 3.00x (2.99-3.01) | not measured | not measured |" in text

@@ -66,7 +66,7 @@ def test_what_was_measured_again_stands_below_its_run_and_in_no_mean(tmp_path: P
     )
     at = lines.index(again_line)
     first, second = [line[:14] for line in lines[:at] if line.startswith(("| lstm", "| mlp"))]
-    assert (first, second) == ("| lstm | 0.800", "| mlp | 1.010 "), "not the worst first"
+    assert (first, second) == ("| lstm | 0.800", "| mlp | 1.010x"), "not the worst first"
     assert not any("The grid of" in line for line in lines[:at])
     assert any("(worst 0.800)" in line for line in lines[:at])
     assert lines[-3].startswith("| lstm | 1.050")
@@ -78,7 +78,7 @@ def test_every_machine_has_a_row_and_a_new_one_adds_its_own(tmp_path: Path) -> N
     write_rows(tmp_path, "peers-2026-12-01-b.jsonl", [{"family": "new-cpu", "date": "2026-12-01"}])
     lines = list(search.machines(tmp_path))[2:]
     assert lines[0].startswith("| Zen 4 | 2026-12-01 | mixed_bfloat16, batch 64, fused_optimizer |")
-    assert lines[0].endswith("| not measured | 1.50 (1.49-1.51) | trains like float32 |")
+    assert lines[0].endswith("| not measured | 1.50x (1.49-1.51) | trains like float32 |")
     assert lines[1] == "| new-cpu" + " | not measured" * 6 + " |"
     write_rows(tmp_path, "oracle-2026-12-01-b.jsonl", [row(search.SHOWN, "new-cpu")])
     assert len(list(search.machines(tmp_path))) == 4
@@ -95,7 +95,7 @@ def test_a_profile_in_fresh_processes_is_a_row_of_its_machine_the_newest_first(
         found = {"date": day, "family": family, "rows": [own, {**own, "task": "another"}]}
         (tmp_path / f"applied-{day}.json").write_text(json.dumps(found))
     lines = list(search.machines(tmp_path))[2:]
-    applied = "mixed_bfloat16, batch 64 | 1.26 (1.25-1.27) | 1.14 (1.13-1.15)"
+    applied = "mixed_bfloat16, batch 64 | 1.26x (1.25-1.27) | 1.14x (1.13-1.15)"
     assert lines[0].startswith(f"| Zen 4 | 2026-12-02 | {applied} |")
     assert lines[1].startswith("| Zen 4 | 2026-12-01 |")
     assert lines[2].startswith(f"| Zen 3 | 2026-11-25 | {applied} |")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from simulated import backend
 
+from autoprec.core.speed.noise import Ratio
 from autoprec.tuning.confirmation import interleaved_timing
 from benchmarks.search import false_speedups
 from benchmarks.search.false_speedups import Tuned
@@ -75,7 +76,8 @@ def test_the_sequential_test_decides_as_all_of_them_would(share: float, expected
 def test_more_than_one_claim_in_twenty_fails(
     claims: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [Tuned("here", number < claims, 1.1, 1.05, 1.2, 6, False) for number in range(20)]
+    gain = Ratio(1.1, 1.05, 1.2, 6)
+    found = [Tuned("here", number < claims, gain, False) for number in range(20)]
     monkeypatch.setattr(false_speedups, "simulated", lambda *_: iter(found))
     output = tmp_path / "null.json"
     assert false_speedups.main(["--simulated", "20", "--output", str(output)]) == code

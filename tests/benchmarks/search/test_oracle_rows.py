@@ -19,7 +19,7 @@ def test_a_table_has_the_whole_recipe_and_float32_alike_or_says_that_it_was_not_
     older = {k: v for k, v in row("lstm").items() if k != "chosen_over_float32_alike"}
     lines = list(rows.table([row(), older]))
     assert "mixed_bfloat16, batch 64, fused_optimizer" in lines[2]
-    assert "1.50 (1.49-1.51)" in lines[2]
+    assert "1.50x (1.49-1.51)" in lines[2]
     assert "not measured" in lines[3]
     assert "chosen/float32 alike not measured" in rows.summary([row(), older])
     assert "chosen/float32 alike 1.50x" in rows.summary([row()])

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from autoprec.core.device.dtype_support import (
     distrust_native_support,
-    format_ratio,
     probed_support,
 )
 from autoprec.core.device.facts import DeviceFacts, DTypeFact, Evidence
@@ -174,13 +173,6 @@ def test_about_as_fast_as_float32_leaves_what_was_known(said, kept):
         assert facts.fact(BF16).support is kept
     clearly = merge(seen(), family(DTypeRow(said)), measured(float32=100, bfloat16=120))
     assert clearly.fact(BF16).support is Support.NATIVE
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"), [(2.17, "2.2x"), (768.4, "770x"), (0.0025, "0.0025x"), (12.0, "12x")]
-)
-def test_a_ratio_is_written_without_an_exponent(ratio, text):
-    assert format_ratio(ratio) == text
 
 
 def test_float32_that_was_measured_is_native():

@@ -10,7 +10,7 @@ import pytest
 from autoprec.core.numerics.loss_curves import SeedRun
 from autoprec.core.numerics.loss_origin import above_origin, loss_origin
 from autoprec.core.numerics.parity import check_first_steps, judge, needs_longest_run
-from autoprec.core.numerics.traces import NoisyStep, StepComparison, Trajectory
+from autoprec.core.numerics.traces import BufferUpdate, NoisyStep, StepComparison, Trajectory
 from autoprec.core.numerics.verdict import ProofEvidence
 from tests.core.evidence import DEFAULT, FALLING, evidence, points, run, times
 
@@ -117,6 +117,15 @@ def test_a_constant_hides_no_broken_training(constant):
     assert found.first_loss == pytest.approx(FALLING[0] + constant)
     tail = FALLING[-len(FALLING) // 5 :]
     assert found.last_loss == pytest.approx(sum(tail) / len(tail) + constant)
+
+
+@pytest.mark.parametrize("constant", [20.0, -50.0])
+def test_a_share_of_a_buffers_change_is_not_told_as_one_of_the_loss(constant):
+    other = (BufferUpdate("sums", 0.5),)
+    wrong = tuple(replace(point, buffers=other) for point in points())
+    found = judge(shifted(evidence(times(1.0), comparisons=wrong), constant), DEFAULT)
+    assert (found.verdict, found.loss_origin != 0.0) == ("drift", True)
+    assert found.reason.endswith("by 50 % of the change")
 
 
 @pytest.mark.parametrize("constant", [20.0, -1.0, -FALLING[0], -FALLING[15], -50.0])

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from autoprec.core.numerics.tolerance import Tolerance, percent
+from autoprec.core.numerics.tolerance import Tolerance
 from autoprec.errors import UsageError
 
 #: What a wider tolerance leaves as it is: steps that may be skipped, and what training settles at.
@@ -29,20 +29,3 @@ def test_a_tolerance_of_nothing_or_of_everything_is_refused(factor):
         f"tolerance {factor!r} given, expected a factor above 0: 1 is the default, 0.5 twice as "
         "strict, 2 twice as wide"
     )
-
-
-@pytest.mark.parametrize(
-    ("share", "said"),
-    [
-        (0.05, "5 %"),
-        (0.1234, "12 %"),
-        (0.9949, "99 %"),
-        (0.995, "100 %"),
-        (7.84, "784 %"),
-        (99.9, "9990 %"),
-        (100.0, "1e+04 %"),
-        (math.inf, "infinitely far"),
-    ],
-)
-def test_a_share_is_told_in_two_digits_or_in_whole_percents(share, said):
-    assert percent(share) == said

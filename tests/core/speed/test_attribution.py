@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import KEEP_MEMORY, Alignment, Distributed, LossScale, Recipe
+from autoprec.core.recipe_words import describe_recipe
 from autoprec.core.speed.attribution import (
     attribute_speedup,
     baseline_at_batch_of,
-    describe_recipe,
     switch_off_in_turn,
 )
 from autoprec.core.speed.noise import paired_ratio

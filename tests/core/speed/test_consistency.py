@@ -150,6 +150,6 @@ def test_every_doubt_is_said_and_none_where_all_agrees() -> None:
     assert fast == "fast ran at 1234 samples/s in the search and at 100 in the final rounds"
     pair = find_inconsistencies(RECORDED_UNDER_LOAD, ratio(9.0, 10.0, 11.0), [quiet])
     assert pair == (
-        "the search saw 10.00x, the final rounds 1.48x (1.10-2.18)",
-        "the final rounds saw 1.48x (1.10-2.18), which may be anything",
+        "the search saw 10.00x, the final rounds 1.48x (1.10-2.18, 6 rounds)",
+        "the final rounds saw 1.48x (1.10-2.18, 6 rounds), which may be anything",
     )

@@ -92,7 +92,7 @@ def test_a_gain_that_is_not_sure_is_not_taken():
     assert choice.recipe is PLAIN
     assert choice.reason == (
         "nothing beats float32 beyond the noise: the best of the rest, float32 at batch 32, "
-        "reaches 3.00x (0.90-3.00)"
+        "reaches 3.00x (0.90-3.00, 7 rounds)"
     )
 
 

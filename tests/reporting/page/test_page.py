@@ -15,9 +15,11 @@ from autoprec import report
 from autoprec.core.codec import to_plain
 from autoprec.core.dtypes import Policy
 from autoprec.core.numerics.curve_samples import LossCurves
+from autoprec.core.numerics.loss_scale import ScaleEvidence
 from autoprec.core.profile import Profile, TriedRecipe
 from autoprec.core.recipe import Distributed, LossScale, Recipe
-from autoprec.core.speed.attribution import Part, describe_settings
+from autoprec.core.recipe_words import describe_settings
+from autoprec.core.speed.attribution import Part
 from autoprec.core.speed.noise import Ratio
 from autoprec.core.speed.trial_results import Status
 from autoprec.reporting.page.drawing import labelled
@@ -36,6 +38,7 @@ NAMES = {
     *("width", "height", "text-anchor", "transform"),
 }
 WINNER = Recipe(Policy.MIXED_FLOAT16, 64, loss_scale=LossScale(initial=1024.0))
+SCALE = ScaleEvidence(10, 14, 2, -30, 0.0, note="as measured")
 TRIED = (
     *(TriedRecipe(Policy.FLOAT32, n, "", Status.OK, 90.0 + n) for n in (16, 32, 64)),
     *(TriedRecipe(Policy.MIXED_FLOAT16, n, "", Status.OK, 200.0 + n) for n in (32, 64)),
@@ -53,7 +56,7 @@ def won(**evidence: Any) -> Profile:
             Part("precision", Ratio(1.5, 1.4, 1.6, 6), "float32, batch 64"),
             Part("batch", Ratio(1.4, 1.3, 1.5, 6), "float32, batch 32"),
         ),
-        "loss_scale": {"smallest_gradient": -30, "largest_gradient": 2, "note": "as measured"},
+        "loss_scale": SCALE,
         "parity": replace(
             FULL.evidence.parity,
             curves=LossCurves((9, 19, 29), (2.0, 1.5, 1.2), (2.0, 1.6, 1.2), (2.0, 1.5)),
@@ -167,7 +170,7 @@ def test_what_limits_a_step_explains_half_of_it(
 
 def test_the_headline_says_how_much_over_what_and_whether_it_is_known() -> None:
     text = Reader(report(won())).text
-    assert "2.00x (1.90 to 2.10, 9 rounds) over float32, batch 512" in text
+    assert "2.00x (1.90-2.10, 9 rounds) over float32, batch 512" in text
     assert "equal: trains like float32" in text
     assert "inconclusive: the search saw 13.76x" in Reader(report(FULL)).text
     assert "float32 is kept" in Reader(report(PLAIN_FLOAT32)).text
@@ -227,7 +230,8 @@ def test_the_loss_curves_are_those_of_the_profile() -> None:
 def test_gradients_are_drawn_where_the_loss_scale_puts_them() -> None:
     page = report(won())
     assert 'aria-label="gradients from 2^-30 to 2^2, loss scale 2^10"' in page
-    assert "gradients from" not in report(won(loss_scale={"smallest_gradient": "many"}))
+    unknown = replace(SCALE, smallest_gradient=None)
+    assert "gradients from" not in report(won(loss_scale=unknown))
 
 
 def test_ranks_wait_for_each_other_by_a_share() -> None:
@@ -235,7 +239,7 @@ def test_ranks_wait_for_each_other_by_a_share() -> None:
     profile = replace(
         won(chosen=waits), schema=2, recipe=replace(WINNER, distributed=Distributed("ddp", 2))
     )
-    assert "waiting for other ranks 21% (18% to 25%)" in Reader(report(profile)).text
+    assert "waiting for other ranks 21% (18-25)" in Reader(report(profile)).text
 
 
 @given(
@@ -297,7 +301,9 @@ def test_several_profiles_are_compared_by_device() -> None:
 
 def test_the_chosen_recipe_is_found_among_the_tried_by_its_settings() -> None:
     recipe = replace(WINNER, memory_format="channels_last", knobs={"keep_memory": True})
-    row = TriedRecipe(recipe.policy, recipe.batch_size, describe_settings(recipe), Status.OK, 300.0)
+    row = TriedRecipe(
+        recipe.policy, recipe.batch_size, describe_settings(recipe.settings), Status.OK, 300.0
+    )
     profile = replace(won(tried=(*TRIED, row)), recipe=recipe)
     rings = re.findall('class="ring"><title>(.*?)</title>', report(profile))
     assert rings == ["chosen: mixed_float16, batch 64, channels_last, memory kept: 300 samples/s"]

@@ -44,4 +44,4 @@ def test_a_profile_says_to_what_size_its_own_recipe_pads(
     )
     result = result_of((), task=task, alignment=8)
     (row,) = padding_evidence(result, Recipe(alignment=alignment))
-    assert row["padded_to"] == padded_to
+    assert row.padded_to == padded_to

@@ -12,6 +12,7 @@ from factories import steady
 from autoprec.core.device.observation import DeviceKind
 from autoprec.core.dtypes import Policy
 from autoprec.core.measurement import TaskFacts
+from autoprec.core.numerics.islands import IslandsEvidence
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Space
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -190,9 +191,12 @@ def test_what_is_the_recipes_doing_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     assert "the proof ended with out_of_memory" in attempt.refusal.reason
 
 
-@pytest.mark.parametrize(("islands", "rate"), [(None, 10.0), ({"speed_kept": 0.8}, 8.0)])
+ISLANDS = IslandsEvidence("runs with norm in float32", 4, 0.1, 0.8)
+
+
+@pytest.mark.parametrize(("islands", "rate"), [(None, 10.0), (ISLANDS, 8.0)])
 def test_what_was_proven_before_runs_at_the_speed_it_has_now(
-    islands: dict[str, float] | None, rate: float, monkeypatch: pytest.MonkeyPatch
+    islands: IslandsEvidence | None, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The earlier tuning may have run at another pace; the verdict holds at any."""
     earlier = ProvenRecipe(BFLOAT16, REFERENCE, 700.0, 0.001, islands=islands)

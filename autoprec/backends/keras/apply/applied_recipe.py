@@ -42,9 +42,6 @@ from autoprec.errors import AutoprecWarning, UsageError
 #: The attribute in which a model holds the recipe applied to it.
 RECIPE_ATTRIBUTE = "_autoprec"
 
-#: Begins a note on what of a recipe for models to come does not fit this one.
-_NOT_APPLIED = "not applied to "
-
 
 class AppliedRecipe:
     """A recipe applied to `model`; the model holds it, so that it lives as long.
@@ -78,7 +75,7 @@ class AppliedRecipe:
         self._kept: list[LayerUnit] = []
         self._padded: list[PaddedLayer] = []
         self._not_padded: dict[str, str] = {}
-        self._notes: list[str] = []
+        self._not_applied: list[str] = []  # of a recipe for models to come, to this one
         self._warned: set[str] = set()
         self._advice: list[str] = []
 
@@ -123,13 +120,13 @@ class AppliedRecipe:
             kept=tuple(unit.path for unit in self._kept),
             padded=tuple(self._padded),
             not_padded=(*self._not_padded.items(), *missing),
-            warnings=(*self._notes, *self._compiled_state.notes, *self._advice),
+            warnings=(*self._not_applied, *self._compiled_state.notes, *self._advice),
         )
 
     def warn(self) -> None:
         """Warn, once each, of what of the recipe does not fit this model."""
-        for note in self._notes:
-            if note.startswith(_NOT_APPLIED) and note not in self._warned:
+        for note in self._not_applied:
+            if note not in self._warned:
                 self._warned.add(note)
                 warnings.warn(note, AutoprecWarning, stacklevel=3)
 
@@ -183,7 +180,7 @@ class AppliedRecipe:
         self._hooks.restore()
         self._policies.restore()
         self._kept, self._padded, self._not_padded = [], [], {}
-        self._notes = [note for note in self._notes if not note.startswith(_NOT_APPLIED)]
+        self._not_applied = []
         self._tolerant = True  # of an island whose layer is gone
         with scope_of(self.model):
             self._change_layers()
@@ -198,9 +195,9 @@ class AppliedRecipe:
             except UsageError as error:
                 if complete and not self._tolerant:
                     raise
-                note = f"{_NOT_APPLIED}{self.model.name}: {error}"
-                if complete and note not in self._notes:
-                    self._notes.append(note)
+                note = f"not applied to {self.model.name}: {error}"
+                if complete and note not in self._not_applied:
+                    self._not_applied.append(note)
         return tuple(dict.fromkeys(found))
 
     def _pad(self, units: Iterable[LayerUnit]) -> None:

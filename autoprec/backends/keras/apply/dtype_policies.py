@@ -22,6 +22,7 @@ from autoprec.backends.keras.apply.layer_policy_stack import (
 )
 from autoprec.backends.keras.apply.method_hooks import Hook, InstalledHooks
 from autoprec.backends.keras.apply.preprocessing_layers import input_preparing_layers
+from autoprec.backends.keras.dtypes import dtype_name, is_low
 from autoprec.core.dtypes import Policy
 
 #: Keras's policy names for ours: TF32 is a mode of float32 arithmetic, not a Keras policy.
@@ -186,25 +187,21 @@ def low_precision(units: Sequence[LayerUnit]) -> str:
         policy = effective_policy(unit.layer)
         if policy.quantization_mode is not None:
             found.setdefault(f"quantised ({policy.name})", []).append(unit.path or "the model")
-        elif any(_sixteen_bit(variable.dtype) for variable in _own_variables(unit.layer)):
+        elif any(is_low(variable.dtype) for variable in _own_variables(unit.layer)):
             found.setdefault("16-bit weights", []).append(unit.path or "the model")
-        elif _sixteen_bit(policy.compute_dtype):
+        elif is_low(policy.compute_dtype):
             found.setdefault(f"policy {policy.name}", []).append(unit.path or "the model")
     return "; ".join(f"{what}: {_first_few(paths)}" for what, paths in found.items())
 
 
 def weights_in(model: Any) -> str:
     """Return the 16-bit dtype of all weights that train; empty where they have none in common."""
-    found = {keras.backend.standardize_dtype(v.dtype) for v in model.trainable_variables}
-    return found.pop() if len(found) == 1 and all(map(_sixteen_bit, found)) else ""
+    found = {dtype_name(v.dtype) for v in model.trainable_variables}
+    return found.pop() if len(found) == 1 and all(map(is_low, found)) else ""
 
 
 def _own_variables(layer: Any) -> list[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
-
-
-def _sixteen_bit(dtype: Any) -> bool:
-    return str(dtype) in ("float16", "bfloat16")
 
 
 def _first_few(paths: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from autoprec.backends.keras.apply.replicas import (
     replica_count,
 )
 from autoprec.backends.keras.apply.skipped_updates import STATE
-from autoprec.core.recipe import LossScale
+from autoprec.core.recipe import DEFAULT_SCALE, GROWTH_INTERVAL, LARGEST_SCALE, LossScale
 from autoprec.errors import AutoprecWarning
 
 #: What a `ScaledOptimizer` counts, besides Keras's own scale and growth counter.
@@ -36,9 +36,6 @@ COUNTS = ("attempted", "skips", "drops", "growths", "floor_step")
 
 #: Everything that says where a loss scale stands.
 STATE_VARIABLES = ("dynamic_scale", "step_counter", *COUNTS)
-
-#: Beyond it the scale itself would become infinite, and half of infinity is infinity.
-MAX_SCALE = 2.0**126
 
 
 @keras.saving.register_keras_serializable(package="autoprec")
@@ -55,8 +52,8 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
     def __init__(
         self,
         inner_optimizer: Any,
-        initial_scale: float = 2.0**15,
-        dynamic_growth_steps: int = 2000,
+        initial_scale: float = DEFAULT_SCALE,
+        dynamic_growth_steps: int = GROWTH_INTERVAL,
         floor: float = 1.0,
         mode: str = "dynamic",
         name: str | None = None,
@@ -141,7 +138,7 @@ class ScaledOptimizer(SavedAsGiven, keras.optimizers.LossScaleOptimizer):  # typ
         if self.mode == "fixed":
             return
         due = ops.equal(self.step_counter, self.dynamic_growth_steps - 1)
-        doubled = ops.minimum(ops.multiply(scale, 2.0), MAX_SCALE)
+        doubled = ops.minimum(ops.multiply(scale, 2.0), LARGEST_SCALE)
         self.dynamic_scale.assign(ops.where(due, doubled, scale))
         self.growths.assign_add(ops.cast(due, self.growths.dtype))
         count = ops.convert_to_tensor(self.step_counter)

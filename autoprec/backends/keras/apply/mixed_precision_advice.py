@@ -12,6 +12,7 @@ import keras
 
 from autoprec.backends.keras.apply.dtype_policies import low_precision
 from autoprec.backends.keras.apply.layer_names import LayerUnit
+from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.protocol import Task
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.recipe import Recipe
@@ -68,7 +69,7 @@ def _misaligned_sizes(
 
 def _sixteen_bit_inputs(model: Any) -> list[str]:
     inputs = getattr(model, "inputs", None) or []
-    named = [t.name for t in inputs if str(t.dtype) in ("float16", "bfloat16")]
+    named = [t.name for t in inputs if is_low(t.dtype)]
     if not named:
         return []
     return [
@@ -79,12 +80,7 @@ def _sixteen_bit_inputs(model: Any) -> list[str]:
 
 def sixteen_bit_data(batch: Any) -> list[str]:
     """Return advice about a batch that holds 16-bit values; empty where it holds none."""
-    found = {
-        str(getattr(leaf, "dtype", ""))
-        for leaf in keras.tree.flatten(batch)
-        if any(name in str(getattr(leaf, "dtype", "")) for name in ("float16",))
-    }
-    if not found:
+    if not any(is_low(getattr(leaf, "dtype", None)) for leaf in keras.tree.flatten(batch)):
         return []
     return [
         "build_data yields 16-bit floats: input pipelines run on the CPU, where they are slower "

@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-_LOW_DTYPES = ("bfloat16", "float16")
+from autoprec.backends.keras.dtypes import is_low
 
 #: What holds no tensors of a model's output, or is none of it.
 _CLOSED = (
@@ -54,7 +54,7 @@ def _mapped(value: Any, refused: Refused, outside: tuple[int, ...]) -> Any:
     changed = {key: new for key, (item, new) in found.items() if new is not item}
     if not changed:
         return value
-    if _is_low(getattr(value, "dtype", None)):
+    if is_low(getattr(value, "dtype", None)):
         refused(value, "it fixed its own dtype when it was made, as a distribution does")
         return value
     try:
@@ -80,12 +80,8 @@ def _is_tensor(value: Any) -> bool:
     return library and hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def _is_low(dtype: Any) -> bool:
-    return str(getattr(dtype, "name", dtype)).rpartition(".")[2] in _LOW_DTYPES
-
-
 def _tensor_to_float32(value: Any) -> Any:
-    if not _is_low(value.dtype):
+    if not is_low(value.dtype):
         return value
     mask = getattr(value, "_keras_mask", None)
     result = keras.ops.cast(value, "float32")

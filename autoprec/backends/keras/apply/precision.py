@@ -28,7 +28,8 @@ from autoprec.backends.keras.apply.padding import PaddedLayer
 from autoprec.backends.keras.apply.replicas import replica_parts, scope_of_optimizer
 from autoprec.backends.shared.loss_scaling_counts import StepCounts
 from autoprec.core.dtypes import DType, Policy
-from autoprec.core.recipe import LossScale, Recipe, describe_batch
+from autoprec.core.recipe import LossScale, Recipe
+from autoprec.core.recipe_words import describe_batch
 from autoprec.errors import AutoprecWarning, UsageError
 
 logger = logging.getLogger("autoprec")
@@ -141,9 +142,7 @@ class Precision:
     @property
     def loss_scale(self) -> LossScale | None:
         """Return how the loss is scaled: always under float16, never otherwise."""
-        if not self.policy.needs_loss_scale:
-            return None
-        return self.recipe.loss_scale or LossScale()
+        return self.recipe.applied_loss_scale
 
     @property
     def model(self) -> Any:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import keras
 import numpy as np
 
 from autoprec.backends.keras.apply.dtype_policies import low_precision, weights_in
@@ -23,6 +22,7 @@ from autoprec.backends.keras.apply.mixed_precision_advice import (
     unused_functions,
 )
 from autoprec.backends.keras.apply.optimizer_attributes import optimizers_of
+from autoprec.backends.keras.dtypes import item_bytes
 from autoprec.backends.keras.measure.attempt import try_to_measure
 from autoprec.backends.keras.measure.batch_splitting import batch_of_model, splittable
 from autoprec.backends.keras.measure.step_graph import StepGraph, flops_by_unit, trace_step
@@ -104,7 +104,7 @@ def _describe(
         nominal=batch_size,
         samples=samples,
         parameters=sum(_size(w) for w in model.trainable_weights),
-        parameter_bytes=sum(_size(w) * _item_bytes(w) for w in weights),
+        parameter_bytes=sum(_size(w) * item_bytes(w.dtype) for w in weights),
         batch_size=task.batch_size,
         convolutions=False,  # asked for their layout, which Keras fixes when a layer is built
         splittable=splitting.allowed,
@@ -113,7 +113,7 @@ def _describe(
         surveyed=seen.batches_to_look_at,
         flops_per_sample=flops / samples if flops else None,
         saved_bytes_per_sample=saved / samples,
-        trainable_bytes=sum(_size(w) * _item_bytes(w) for w in model.trainable_weights),
+        trainable_bytes=sum(_size(w) * item_bytes(w.dtype) for w in model.trainable_weights),
         optimizer_bytes=_state_bytes(model),
         kernels=run,
         low_precision=low_precision(units),
@@ -169,7 +169,7 @@ def _step_costs(
 def _state_bytes(model: Any) -> int:
     """Count the bytes of the model's optimizer state."""
     kept = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
-    return sum(_size(variable) * _item_bytes(variable) for variable in kept)
+    return sum(_size(variable) * item_bytes(variable.dtype) for variable in kept)
 
 
 def _time_second_step(model: Any, batch: Any) -> float:
@@ -198,12 +198,6 @@ def _dimensions(units: Sequence[LayerUnit]) -> Iterator[Dimension]:
 
 def _size(weight: Any) -> int:
     return int(np.prod([int(length) for length in weight.shape]))
-
-
-def _item_bytes(weight: Any) -> int:
-    return {"float16": 2, "bfloat16": 2, "float64": 8, "int64": 8, "int8": 1}.get(
-        keras.backend.standardize_dtype(weight.dtype), 4
-    )
 
 
 def _rounds_to_tf32() -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 from autoprec.backends.keras.apply.layer_names import layer_units
 from autoprec.backends.keras.apply.replicas import for_whole_batches
 from autoprec.backends.keras.apply.surgeon import KerasSurgeon
+from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.keras.measure.batch_splitting import without_dropout
 from autoprec.backends.keras.trace import magnitudes
 from autoprec.backends.keras.trace.recorded_outputs import Outputs, observing_function
@@ -175,9 +176,9 @@ class KerasTrainee:
 
         An accelerator may compute products in TF32, which TensorFlow does unless told not to.
         """
-        dtypes = {str(v.dtype) for v in self.model.trainable_variables}
+        dtypes = {v.dtype for v in self.model.trainable_variables}
         dtypes |= {each.compute_dtype for each in self.model._flatten_layers()}
-        if dtypes & {"bfloat16", "float16"}:
+        if any(is_low(each) for each in dtypes):
             return NOISE
         return EXACT_NOISE if self._device == "cpu" else TF32_NOISE
 

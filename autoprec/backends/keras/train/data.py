@@ -16,6 +16,7 @@ import keras
 import numpy as np
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
+from autoprec.backends.keras.dtypes import item_bytes
 from autoprec.backends.keras.train.rng import KerasGenerators
 from autoprec.backends.protocol import Task
 from autoprec.backends.shared.seeded_batches import draw_batches
@@ -165,9 +166,7 @@ def _bytes(leaf: Any) -> int:
     shape = getattr(leaf, "shape", None)
     if shape is None:
         return 0
-    item = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "bool": 1}
-    name = keras.backend.standardize_dtype(leaf.dtype)
-    return int(np.prod([int(n) for n in shape])) * item.get(name, 4)
+    return int(np.prod([int(n) for n in shape])) * item_bytes(leaf.dtype)
 
 
 def slice_samples(batch: Any, samples: int, start: int, stop: int) -> Any:

@@ -18,9 +18,8 @@ from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 
+from autoprec.backends.keras.dtypes import is_low
 from autoprec.backends.shared.rng_streams import HostGenerators
-
-_SIXTEEN_BIT = ("float16", "bfloat16")
 
 
 @contextmanager
@@ -42,19 +41,18 @@ _BY_DTYPE = ("normal", "uniform", "truncated_normal")
 
 def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
     def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        dtype = keras.backend.standardize_dtype(inputs.dtype)
-        if dtype not in _SIXTEEN_BIT:
+        if not is_low(inputs.dtype):
             return original(inputs, rate, noise_shape, seed)
         ones = keras.ops.ones_like(inputs, dtype="float32")
         mask = original(ones, rate, noise_shape, seed)
-        return keras.ops.multiply(inputs, keras.ops.cast(mask, dtype))
+        return keras.ops.multiply(inputs, keras.ops.cast(mask, inputs.dtype))
 
     return dropout
 
 
 def _drawn_in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
     def draw(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
-        if dtype is None or keras.backend.standardize_dtype(dtype) not in _SIXTEEN_BIT:
+        if not is_low(dtype):
             return original(*args, dtype=dtype, **kwargs)
         return keras.ops.cast(original(*args, dtype="float32", **kwargs), dtype)
 

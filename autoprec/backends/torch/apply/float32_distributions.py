@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import distributions, nn
 
-from autoprec.backends.torch.apply.nested_tensors import LOW_DTYPES
+from autoprec.backends.torch.dtypes import LOW_DTYPES
 
 _CLAIMS: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _ORIGINALS: dict[type, Callable[..., None]] = {}

@@ -32,11 +32,11 @@ from autoprec.backends.torch.apply.held_objects import (
     survey,
 )
 from autoprec.backends.torch.apply.nested_tensors import (
-    FULL_DTYPES,
     holds_containers_only,
     in_full_precision,
     to_float32,
 )
+from autoprec.backends.torch.dtypes import FULL_DTYPES, dtype_name
 from autoprec.errors import AutoprecWarning
 
 
@@ -188,7 +188,7 @@ class _Copies:
         if name in self._named:
             return
         self._named.add(name)
-        dtype = str(self._changing[id(holder.value)]).removeprefix("torch.")
+        dtype = dtype_name(self._changing[id(holder.value)])
         _warn(
             f"a model returned a {name} with a {dtype} tensor in it that cannot be replaced by a "
             f"float32 one, so it leaves in {dtype}: cast the tensor in the model's forward, with "

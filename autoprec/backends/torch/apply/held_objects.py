@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from autoprec.backends.torch.apply.nested_tensors import FULL_DTYPES
+from autoprec.backends.torch.dtypes import FULL_DTYPES
 
 MOST_HOLDERS = 20_000
 """Objects that are looked into for one result; it bounds what a call may cost."""

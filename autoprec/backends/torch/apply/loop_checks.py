@@ -25,7 +25,8 @@ import torch
 from torch import nn
 
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
-from autoprec.backends.torch.apply.model_changes import COMPUTE_DTYPES, unwrap
+from autoprec.backends.torch.apply.model_changes import unwrap
+from autoprec.backends.torch.dtypes import autocast_dtype, dtype_name
 from autoprec.core.recipe import Recipe
 from autoprec.errors import AutoprecWarning
 
@@ -55,7 +56,7 @@ class LoopCheck:
         device_type: str,
     ) -> None:
         self._recipe, self._scaler = recipe, scaler
-        self._dtype = COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
+        self._dtype = autocast_dtype(recipe.policy)
         self._cast = self._backward = False
         self._zero_grads: set[bool] = set()
         self._foreign_scaler = False
@@ -130,7 +131,7 @@ class LoopCheck:
         return False
 
     def _faults_of_the_forward_pass(self) -> list[str]:
-        others = {_name(each) for each in self._seen.dtypes - {None, self._dtype}}
+        others = {dtype_name(each) for each in self._seen.dtypes - {None, self._dtype}}
         policy = self._recipe.policy
         if others:
             return [
@@ -236,10 +237,6 @@ def _is_compiled(root: nn.Module) -> bool:
 
 def _is_ours(frame: types.FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_PACKAGES)
-
-
-def _name(dtype: torch.dtype | None) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _warn(text: str) -> None:

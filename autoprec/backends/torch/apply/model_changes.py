@@ -40,11 +40,9 @@ from autoprec.backends.torch.apply.memory_format import ChannelsLast, ChannelsLa
 from autoprec.backends.torch.apply.output_layers import find_output_layers
 from autoprec.backends.torch.apply.padding import pad_modules
 from autoprec.backends.torch.distributed.sharding import sharded_modules
-from autoprec.core.dtypes import DType
+from autoprec.backends.torch.dtypes import LOW_DTYPES, autocast_dtype
 from autoprec.core.recipe import Recipe
 from autoprec.errors import UsageError
-
-COMPUTE_DTYPES = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
 #: Copies of a model that were restored by themselves: they are not given its wrappers again.
 _RESTORED_COPIES: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -81,7 +79,7 @@ def operate(
     _RESTORED_COPIES.discard(root)
     undo = _UNDO.setdefault(root, _Undo())
     device_type = torch.device(device).type
-    dtype = COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
+    dtype = autocast_dtype(recipe.policy)
     _check_shared(root, dtype)
     padded, skipped = pad_modules(root, recipe.alignment)
     ends = find_output_layers(root) if dtype is not None else ()
@@ -230,7 +228,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def _warnings(model: nn.Module) -> tuple[str, ...]:
-    low = [name for name, p in model.named_parameters() if p.dtype in (torch.half, torch.bfloat16)]
+    low = [name for name, p in model.named_parameters() if p.dtype in LOW_DTYPES]
     if not low:
         return ()
     return (

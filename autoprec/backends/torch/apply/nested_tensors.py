@@ -16,14 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-LOW_DTYPES = (torch.float16, torch.bfloat16)
-
-FULL_DTYPES = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.complex32: torch.complex64,
-}
-"""What the dtypes of 16-bit numbers are cast up to."""
+from autoprec.backends.torch.dtypes import FULL_DTYPES
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -20,9 +20,8 @@ from autoprec.backends.torch.apply.loss_scaler import LossScaler
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync
 from autoprec.backends.torch.distributed.sharding import whole
+from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.errors import AutoprecWarning, UsageError
-
-_LOW_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class OptimizerSteps:
@@ -86,7 +85,7 @@ class OptimizerSteps:
             counted = self._accumulation.largest_count(chosen)
             self._accumulation_check.check(chosen, counted, self._accumulation_steps)
         self.losses.check(loss, self._scaler.counts)
-        if loss.dtype in _LOW_DTYPES:
+        if loss.dtype in LOW_DTYPES:
             loss = self._cast_up(loss)
         if accumulates:
             loss = loss / self._accumulation_steps

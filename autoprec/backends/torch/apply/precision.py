@@ -38,14 +38,16 @@ from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
 from autoprec.backends.torch.apply.kept_buffers import KeptBuffers
 from autoprec.backends.torch.apply.loop_checks import LoopCheck
 from autoprec.backends.torch.apply.loss_scaler import LossScaler
-from autoprec.backends.torch.apply.model_changes import COMPUTE_DTYPES, unwrap
+from autoprec.backends.torch.apply.model_changes import unwrap
 from autoprec.backends.torch.apply.nonfinite_losses import NonfiniteLossCounter
 from autoprec.backends.torch.apply.optimizer_steps import OptimizerSteps
 from autoprec.backends.torch.apply.second_models import SecondModels
 from autoprec.backends.torch.distributed.gradient_sync import GradientSync
 from autoprec.backends.torch.distributed.wrapped_models import is_sharded_by_fsdp1
+from autoprec.backends.torch.dtypes import autocast_dtype
 from autoprec.core.dtypes import Policy
-from autoprec.core.recipe import LossScale, Recipe, describe_batch
+from autoprec.core.recipe import Recipe
+from autoprec.core.recipe_words import describe_batch
 from autoprec.errors import UsageError
 
 Batch = TypeVar("Batch")
@@ -76,7 +78,7 @@ class Precision:
             model, each_microbatch=ranks is not None and ranks.sync_each_microbatch
         )
         self._device_type = torch.device(device).type
-        self._dtype = COMPUTE_DTYPES.get(recipe.policy.compute_dtype)
+        self._dtype = autocast_dtype(recipe.policy)
         steps = recipe.accumulation_steps
         self._accumulates = steps > 1
         if recipe.policy.needs_loss_scale and is_sharded_by_fsdp1(model):
@@ -85,7 +87,7 @@ class Precision:
                 "overflows of its own part alone and skip other steps than the rest. Use "
                 "fully_shard (FSDP2), or mixed_bfloat16"
             )
-        self.scaler = LossScaler(self._device_type, _loss_scale(recipe))
+        self.scaler = LossScaler(self._device_type, recipe.applied_loss_scale)
         if self.scaler.is_enabled():
             self.scaler.buffers = kept = KeptBuffers(unwrap(model), self._device_type)
             for wrapper in wrappers_on(unwrap(model)):
@@ -392,8 +394,3 @@ class Precision:
         known = {field.name for field in dataclasses.fields(StepCounts)}
         self.scaler.counts = StepCounts(**{k: int(v) for k, v in counts.items() if k in known})
         self._steps.reset()
-
-
-def _loss_scale(recipe: Recipe) -> LossScale | None:
-    """Return the recipe's loss scale, or the default, where the policy needs one."""
-    return (recipe.loss_scale or LossScale()) if recipe.policy.needs_loss_scale else None

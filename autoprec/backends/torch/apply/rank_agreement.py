@@ -16,6 +16,7 @@ from autoprec.backends.torch.distributed.reduction import set_reduce_dtype
 from autoprec.backends.torch.distributed.sharding import sharded_modules
 from autoprec.backends.torch.distributed.wrapped_models import find_ddps
 from autoprec.backends.torch.distributed.wrapping import hook_dtype
+from autoprec.backends.torch.dtypes import dtype_name
 from autoprec.core.parallel.agreement import RankRecipe, disagreement
 from autoprec.core.parallel.effective_batch import fit_to_world_size
 from autoprec.core.recipe import Distributed, Recipe
@@ -104,7 +105,7 @@ def _roundings(dtypes: Iterable[tuple[object, object]]) -> set[str]:
     """
     found = set()
     for pair in dtypes:
-        names = [str(dtype or "float32").removeprefix("torch.") for dtype in pair]
+        names = [dtype_name(dtype) for dtype in pair]
         gathered, reduced = names[0], names[1] if pair[1] is not None else names[0]
         if (gathered, reduced) != ("float32", "float32"):
             found.add(f"parameters in {gathered} and gradients in {reduced}")

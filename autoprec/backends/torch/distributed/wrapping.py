@@ -12,16 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from autoprec.backends.torch.apply.float32_islands import module_at
 from autoprec.backends.torch.apply.output_layers import find_output_layers
 from autoprec.backends.torch.distributed.reduction import set_reduce_dtype
+from autoprec.backends.torch.dtypes import TORCH_DTYPES
 from autoprec.backends.torch.measure.devices import resolve_device
 from autoprec.core.dtypes import DType
 from autoprec.core.recipe import Distributed, Recipe
 from autoprec.errors import UsageError
 
-TORCH_DTYPES = {
-    DType.FLOAT32: torch.float32,
-    DType.BFLOAT16: torch.bfloat16,
-    DType.FLOAT16: torch.float16,
-}
+_OF_RANKS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -56,10 +53,8 @@ def torch_dtype(dtype: DType | None) -> torch.dtype | None:
     """Return torch's dtype; None for none. `UsageError` where gradients cannot have it."""
     if dtype is None:
         return None
-    if dtype not in TORCH_DTYPES:
-        raise UsageError(
-            f"dtype {dtype} given for ranks, expected one of {', '.join(TORCH_DTYPES)}"
-        )
+    if dtype not in _OF_RANKS:
+        raise UsageError(f"dtype {dtype} given for ranks, expected one of {', '.join(_OF_RANKS)}")
     return TORCH_DTYPES[dtype]
 
 

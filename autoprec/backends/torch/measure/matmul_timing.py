@@ -6,15 +6,9 @@ from typing import Any
 
 import torch
 
+from autoprec.backends.torch.dtypes import TORCH_DTYPES
 from autoprec.backends.torch.measure.devices import resolve_device
 from autoprec.core.dtypes import DType
-
-_DTYPES = {
-    DType.FLOAT32: torch.float32,
-    DType.TF32: torch.float32,
-    DType.BFLOAT16: torch.bfloat16,
-    DType.FLOAT16: torch.float16,
-}
 
 
 class TorchArithmetic:
@@ -25,14 +19,14 @@ class TorchArithmetic:
 
     def prepare(self, dtype: DType, size: int) -> Any:
         """Make two operands and a buffer for their product; keep float32 from running as TF32."""
-        if dtype not in _DTYPES:
+        if dtype not in TORCH_DTYPES:
             raise ValueError(f"{dtype} products are not measured with PyTorch")
         if self._device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = dtype is DType.TF32
         elif self._device.type == "xpu":
             torch.backends.mkldnn.allow_tf32 = dtype is DType.TF32  # type: ignore[assignment]
         whole = (torch.randn(size, size, device=self._device) for _ in range(2))
-        operands = [each.to(_DTYPES[dtype]) for each in whole]
+        operands = [each.to(TORCH_DTYPES[dtype]) for each in whole]
         return *operands, torch.empty_like(operands[0])
 
     def multiply(self, operands: Any) -> None:

@@ -20,6 +20,7 @@ from autoprec.backends.shared.trace_framework import (
 )
 from autoprec.backends.torch.distributed.communication import Communication
 from autoprec.backends.torch.distributed.sharding import reshard, sharded_modules
+from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.trace import magnitudes
 from autoprec.backends.torch.trace.model_state import (
     Snapshot,
@@ -41,7 +42,6 @@ from autoprec.backends.torch.train.rng import (
     seed_everything,
 )
 from autoprec.backends.torch.train.task_precision import (
-    LOW_DTYPES,
     noted_autocasts,
     rounded_products,
 )

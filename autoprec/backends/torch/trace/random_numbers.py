@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autoprec.backends.torch.dtypes import LOW_DTYPES
 from autoprec.backends.torch.train.rng import generator_states
 
 aten = torch.ops.aten
@@ -262,4 +263,4 @@ def _plain(args: tuple[Any, ...], *, keep: bool = False) -> tuple[Any, ...]:
 
 def _drawn_as(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which numbers of `dtype` are drawn."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in LOW_DTYPES else dtype

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-LOW_DTYPES = (torch.float16, torch.bfloat16)
+from autoprec.backends.torch.dtypes import LOW_DTYPES, dtype_name
 
 _PRODUCT_SETTINGS = {"cuda": "cuda.matmul", "cpu": "mkldnn.matmul"}
 """Where torch keeps how products may be rounded. Convolutions may by default: that is plain.
@@ -53,7 +53,7 @@ def weights_in(model: nn.Module) -> str:
     """Return the 16-bit dtype of all weights that train; empty where they have none in common."""
     found = {p.dtype for p in model.parameters() if p.requires_grad}
     alike = len(found) == 1 and found <= set(LOW_DTYPES)
-    return str(found.pop()).removeprefix("torch.") if alike else ""
+    return dtype_name(found.pop()) if alike else ""
 
 
 def rounded_products(device_type: str) -> str:

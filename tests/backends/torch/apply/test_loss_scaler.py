@@ -44,6 +44,12 @@ def drive(
 GRADIENTS = [0.5, INF, 0.25, 0.5, 0.5, float("nan"), INF, 0.1, 0.1, 0.1, 0.1]
 
 
+def test_where_no_scale_was_tuned_it_begins_and_grows_as_torchs() -> None:
+    theirs = torch.amp.GradScaler("cpu")
+    assert LossScale().initial == theirs.get_scale()
+    assert LossScale().growth_interval == theirs.get_growth_interval()
+
+
 def test_a_dynamic_scale_follows_torchs_scaler_bit_for_bit() -> None:
     theirs = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
     ours = LossScaler("cpu", LossScale(initial=256.0, growth_interval=3))
