@@ -48,6 +48,7 @@ def times(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
+@pytest.mark.release
 def test_a_dry_run_writes_every_pieces_file_and_measures_none_twice(tmp_path: Path) -> None:
     done = run_evidence(*DRY, "--output", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
