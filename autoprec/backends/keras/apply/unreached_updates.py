@@ -30,15 +30,13 @@ class UpdateWatch:
     """
 
     _active: ClassVar[list[UpdateWatch]] = []
-    _original: ClassVar[Any] = None
-    _watched: ClassVar[list[weakref.ref[Precision]]] = []
+    _watched: ClassVar[weakref.WeakValueDictionary[int, Precision]] = weakref.WeakValueDictionary()
 
     def __init__(self, precision: Precision, made: weakref.WeakSet[Any] | None = None) -> None:
         self._precision = weakref.ref(precision)
         self._made = made
         self._left = _LOOKS
-        self._watched[:] = [known for known in self._watched if known() is not None]
-        self._watched.append(self._precision)
+        self._watched[id(precision)] = precision
         if not self._active:
             _install()
         self._active.append(self)
@@ -68,8 +66,7 @@ class UpdateWatch:
             return None
         if updated & {id(v) for layer in self._made for v in layer._trainable_variables}:
             return None
-        others = [found for known in self._watched if (found := known()) is not None]
-        if any(updated & _trained_under(other) for other in others):
+        if any(updated & _trained_under(other) for other in list(self._watched.values())):
             return None  # a recipe of its own was applied to that model
         return (
             f"{optimizer.name} trains weights in float32 that the profile does not reach: their "
@@ -105,7 +102,7 @@ def _past_the_wrapper(precision: Precision, optimizer: Any) -> str | None:
 
 def _install() -> None:
     kind = keras.optimizers.Optimizer
-    original = UpdateWatch._original = kind.apply
+    original = kind.apply
 
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:

@@ -201,3 +201,47 @@ def test_a_model_that_trains_on_a_dataclass_gets_a_float32_softmax():
         model.fit(X, np.arange(5) % 4, batch_size=5, epochs=2, verbose=0)
         assert (precision.steps, precision.skipped) == (2, 0)
         np.testing.assert_allclose(np.sum(model(X).logits, axis=-1), 1.0, atol=1e-6)
+
+
+def by_operations():
+    """Outputs that operations make of layers, with nothing of Keras's at the end."""
+    inputs = keras.Input((4, 8))
+    hidden = keras.layers.Dense(8)(inputs)
+    scores = keras.layers.Dense(4)(hidden)
+    first, _ = keras.ops.split(scores, 2, axis=-1)
+    outputs = {
+        "classes": keras.ops.log_softmax(scores),
+        "mean": keras.ops.mean(hidden, axis=-1),
+        "first": first,
+        "hidden": keras.layers.Identity()(hidden),
+        "best": keras.ops.argmax(scores, axis=-1),
+    }
+    return keras.Model(inputs, outputs)
+
+
+def by_layers_of_many():
+    """Layers that give several outputs, and a model inside that does."""
+    inputs = keras.Input((4, 8))
+    sequence, *states = keras.layers.LSTM(4, return_sequences=True, return_state=True)(inputs)
+    attended, weights = keras.layers.MultiHeadAttention(2, 4)(
+        sequence, sequence, return_attention_scores=True
+    )
+    inner = keras.Model(inputs, [keras.layers.Dense(4)(inputs), keras.layers.Dense(3)(inputs)])
+    one, other = inner(inputs)
+    joined = keras.layers.Concatenate()([one, attended])
+    return keras.Model(inputs, [joined, keras.layers.Activation("relu")(other), weights, states])
+
+
+@pytest.mark.parametrize("make", [by_operations, by_layers_of_many])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_every_output_of_a_functional_model_is_float32_however_it_is_called(make, policy):
+    model = make()
+    x = np.random.default_rng(0).normal(size=(2, 4, 8)).astype("float32")
+    plain = keras.tree.flatten(model(x))
+    with apply_profile(Recipe(policy, batch_size=2), model=model):
+        traced = tf.function(lambda given: model(given, training=True))
+        for found in (model(x), traced(tf.constant(x)), model.predict(x, verbose=0)):
+            for ours, theirs in zip(keras.tree.flatten(found), plain, strict=True):
+                assert keras.backend.standardize_dtype(ours.dtype) == theirs.dtype.name
+            pairs = zip(keras.tree.flatten(found), plain, strict=True)
+            assert not all(np.array_equal(*pair) for pair in pairs)  # computed in 16 bits
