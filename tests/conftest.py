@@ -12,6 +12,7 @@ import ast
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
@@ -120,10 +121,15 @@ def impatience() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give each process of tests its temporary files, and with them its devices' locks."""
-    folder = str(tmp_path_factory.mktemp("tmp"))
-    with pytest.MonkeyPatch.context() as patch:
+def folder_of_its_own() -> Iterator[None]:
+    """Give each process of tests its temporary files, and with them its devices' locks.
+
+    A short path: sockets lie below it, whose paths have at most 107 bytes.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("TMPDIR", folder)
         patch.setattr("tempfile.tempdir", folder)
         yield

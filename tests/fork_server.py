@@ -88,6 +88,7 @@ class ForkServer:
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
+            self._process.terminate()  # what a test left running may hold the socket open
             self._process.wait()
         self._socket = self._process = None
 

@@ -6,12 +6,13 @@ import contextlib
 from contextlib import AbstractContextManager
 from typing import Any
 
+from autoprec.backends.torch.apply.autocast_context import ProfileAutocast
 from autoprec.backends.torch.apply.precision import Precision
 
 
 class IdlePrecision(Precision):
     """Leaves autocast as it finds it: a recipe that is being measured may have set it."""
 
-    def cast(self) -> AbstractContextManager[Any]:
+    def _opened(self, cast: ProfileAutocast | None) -> AbstractContextManager[Any]:
         """Return an empty context."""
         return contextlib.nullcontext()
