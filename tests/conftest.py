@@ -208,6 +208,12 @@ class _Names(dict[str, bool]):
 
 
 @pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the device's own products untimed, which takes seconds and has its own tests."""
+    monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
+
+
+@pytest.fixture
 def write_profile(tmp_path: Path) -> Callable[[Recipe, str], Path]:
     """Return a function that writes a recipe as a profile of this machine's CPU."""
     from factories import profile_of

@@ -254,8 +254,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     code = 1
     try:
         _take_descriptors(descriptors, request["numbers"])
-        for number in (signal.SIGCHLD, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         os.chdir(request["folder"])

@@ -61,11 +61,7 @@ def test_no_block_is_indented_for_those_would_not_be_found() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a task; the lock of its tunings is this test's alone."""
-    locks = tmp_path / "locks"
-    locks.mkdir()
-    monkeypatch.setenv("TMPDIR", str(locks))
-    monkeypatch.setattr("tempfile.tempdir", str(locks))
+    """Return a folder with a task, which is the current one."""
     (tmp_path / "model.py").write_text(TASK)
     monkeypatch.chdir(tmp_path)
     return tmp_path

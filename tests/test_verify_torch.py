@@ -61,7 +61,6 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         extras=False,
         output=folder / "task.profile.yaml",
         storage=str(folder / "task.journal"),
-        wait=True,
     )
     return folder / "task.profile.yaml"
 
@@ -72,7 +71,7 @@ def write(folder: Path, changed: str) -> None:
 
 def verified(profile: Path, changed: str) -> Verification:
     write(profile.parent, changed)
-    return verify(profile, device="cpu", rounds=ROUNDS, wait=True)
+    return verify(profile, device="cpu", rounds=ROUNDS)
 
 
 def test_what_was_tuned_trains_like_float32_again(profile: Path) -> None:

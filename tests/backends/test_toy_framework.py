@@ -58,7 +58,6 @@ def test_a_framework_of_another_package_is_tuned_and_applied(
         policies=("float32", "mixed_bfloat16"),
         trials=4,
         rounds=5,
-        wait=True,
     )
     assert profile.task.framework == "toy"
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16

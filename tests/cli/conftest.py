@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from autoprec import probing
 from autoprec.cli import main
 from tests.cli.commands import Run, Write
 
@@ -27,16 +26,6 @@ FAST = {
     "overhead": {"float32": 0.004, "mixed_bfloat16": 0.006, "mixed_float16": 0.006},
     "per_sample": {"float32": 0.0005, "mixed_bfloat16": 0.0002, "mixed_float16": 0.0003},
 }
-
-
-@pytest.fixture
-def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lock files of this test alone, and no timing of real matrix products."""
-    monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
-    locks = tmp_path / "locks"
-    locks.mkdir()
-    monkeypatch.setenv("TMPDIR", str(locks))
-    monkeypatch.setattr("tempfile.tempdir", str(locks))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from autoprec.cli.launched import ranks_to_tune
 from autoprec.errors import UsageError
 from tests.cli.commands import Run, Write, one_sentence
 
-pytestmark = pytest.mark.usefixtures("a_place_of_its_own")
+pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, local: int) -> None:

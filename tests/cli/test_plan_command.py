@@ -12,7 +12,7 @@ from tests.cli.commands import Run, Write, one_sentence
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("a_place_of_its_own"),
+    pytest.mark.usefixtures("unmeasured"),
 ]
 
 
@@ -25,7 +25,7 @@ def test_a_plan_is_printed_on_stdout_and_nothing_is_written(
     assert first.endswith("on NVIDIA V100 (not in this machine, nvidia-v100)")
     assert second.startswith("nothing was measured")
     assert "  mixed_bfloat16 refused: bfloat16 is emulated" in out
-    left = {path.name for path in tmp_path.iterdir()} - {"locks", "__pycache__"}
+    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert left == {"model_x.py"}
 
 

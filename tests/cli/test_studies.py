@@ -19,7 +19,7 @@ from tests.cli.commands import QUICK, Run, Write
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("a_place_of_its_own"),
+    pytest.mark.usefixtures("unmeasured"),
 ]
 
 
@@ -53,7 +53,7 @@ def task(write: Write, run: Run) -> Path:
 
 def test_only_the_profile_is_left_beside_the_task(task: Path) -> None:
     left = {path.name for path in task.parent.iterdir()}
-    assert left - {"locks", "__pycache__", "cache"} == {"model_x.py", "model_x.profile.yaml"}
+    assert left - {"__pycache__", "cache"} == {"model_x.py", "model_x.profile.yaml"}
 
 
 def test_the_second_tuning_is_answered_from_the_cache(task: Path, run: Run, cache: Path) -> None:

@@ -21,7 +21,7 @@ from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("a_place_of_its_own"),
+    pytest.mark.usefixtures("unmeasured"),
 ]
 
 # What is wrong with the arguments ----------------------------------------------------------------

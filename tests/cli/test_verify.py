@@ -15,7 +15,7 @@ from tests.cli.commands import QUICK, Run, Write
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("a_place_of_its_own"),
+    pytest.mark.usefixtures("unmeasured"),
 ]
 
 SLOWER = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autoprec import api, probing
+from autoprec import api
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Status
@@ -21,6 +21,7 @@ from autoprec.workers.failures import FailureKind, WorkerFailure
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.usefixtures("unmeasured"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA is Linux's"),
 ]
 
@@ -51,9 +52,7 @@ def build_data(batch_size):
 
 
 @pytest.fixture
-def grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def grows(tmp_path: Path) -> Path:
     path = tmp_path / "keras_task.py"
     path.write_text(GROWS)
     return path

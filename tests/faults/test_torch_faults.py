@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from autoprec import api, probing
+from autoprec import api
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.timing_budget import TimingBudget
 from autoprec.core.speed.trial_results import Status
@@ -25,6 +25,7 @@ from autoprec.workers.failures import FailureKind, WorkerFailure
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.usefixtures("unmeasured"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA is Linux's"),
 ]
 
@@ -80,12 +81,6 @@ def task(tmp_path: Path) -> Any:
         return path
 
     return write
-
-
-@pytest.fixture(autouse=True)
-def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
 @pytest.mark.slow

@@ -28,7 +28,10 @@ from autoprec.tuning.events import Described, Started, TrialFinished
 from autoprec.tuning.options import Options
 from autoprec.workers.task_digest import task_digest
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers need POSIX")
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
+    pytest.mark.usefixtures("unmeasured"),
+]
 
 FAST = {
     "overhead": {"float32": 0.004, "mixed_bfloat16": 0.006},
@@ -41,11 +44,7 @@ OPTIONS = Options(
 
 
 @pytest.fixture(autouse=True)
-def a_machine_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "measure_device", lambda facts, software: facts)
-    locks = tmp_path / "locks"
-    locks.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(locks))
+def current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 

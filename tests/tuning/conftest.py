@@ -14,12 +14,6 @@ from tests.tuning.fake_timing import JOB, SPACE, FakeTiming, search_of
 
 
 @pytest.fixture
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the device's own products untimed: they say nothing of a simulated model."""
-    monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
-
-
-@pytest.fixture
 def search(monkeypatch: pytest.MonkeyPatch) -> SearchResult:
     monkeypatch.setattr(interleaved_timing, "InterleavedTiming", FakeTiming)
     monkeypatch.setattr(FakeTiming, "failing", ())

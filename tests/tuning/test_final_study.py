@@ -15,13 +15,13 @@ from autoprec.profiles import load_profile
 from autoprec.tuning.study.storage import open_storage
 from autoprec.tuning.study.study import FINAL_SUFFIX
 from tests.cli.commands import Run, Write
-from tests.cli.conftest import a_place_of_its_own, run, write
+from tests.cli.conftest import run, write
 
-__all__ = ["a_place_of_its_own", "run", "write"]
+__all__ = ["run", "write"]
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("a_place_of_its_own"),
+    pytest.mark.usefixtures("unmeasured"),
 ]
 
 

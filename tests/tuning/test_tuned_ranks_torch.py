@@ -39,7 +39,6 @@ def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         accept_drift=True,
         storage=str(folder / "task.journal"),
         output=folder / "task.profile.yaml",
-        wait=True,
     )
     return folder / "task.profile.yaml"
 

@@ -48,7 +48,7 @@ def task(tmp_path: Path) -> Callable[..., Path]:
 
 def run(path: Path, **settings: Any) -> tuple[Profile, list[Event]]:
     events: list[Event] = []
-    settings = {"rounds": 5, "policies": BOTH, "wait": True, **settings}
+    settings = {"rounds": 5, "policies": BOTH, **settings}
     return tune(path, listener=events.append, **settings), events
 
 

@@ -53,7 +53,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def run(path: Path, **settings: Any) -> tuple[Profile, list[Event]]:
     events: list[Event] = []
     policies = ("float32", "mixed_bfloat16")
-    settings = {"rounds": 5, "policies": policies, "wait": True, "batch_sizes": "16-64", **settings}
+    settings = {"rounds": 5, "policies": policies, "batch_sizes": "16-64", **settings}
     return tune(path, listener=events.append, **settings), events
 
 

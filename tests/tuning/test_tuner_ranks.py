@@ -55,7 +55,7 @@ def task(tmp_path: Path) -> Callable[..., Path]:
 
 def run(path: Path, **settings: Any) -> tuple[Profile, list[TrialFinished]]:
     events: list[Event] = []
-    known = {"rounds": 5, "wait": True, "nproc": 2, "policies": ("float32", "mixed_bfloat16")}
+    known = {"rounds": 5, "nproc": 2, "policies": ("float32", "mixed_bfloat16")}
     profile = tune(path, listener=events.append, device="cpu", **{**known, **settings})
     return profile, [event for event in events if isinstance(event, TrialFinished)]
 

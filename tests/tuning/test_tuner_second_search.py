@@ -64,7 +64,7 @@ def tuned(tmp_path: Path) -> Callable[..., tuple[Profile, list[Event]]]:
 
         policies = ("float32", "mixed_bfloat16")
         settings = {"rounds": 5, "policies": policies, "batch_sizes": "16-512", **settings}
-        return tune(path, listener=listen, wait=True, **settings), events
+        return tune(path, listener=listen, **settings), events
 
     return run
 

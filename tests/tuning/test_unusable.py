@@ -102,7 +102,7 @@ def test_a_result_from_before_does_not_hide_it(
     monkeypatch: pytest.MonkeyPatch, simulated: Callable[..., Path]
 ) -> None:
     task = simulated()
-    settings = {"policies": "float32", "batch_sizes": (16,), "trials": 1, "rounds": 1, "wait": True}
+    settings = {"policies": "float32", "batch_sizes": (16,), "trials": 1, "rounds": 1}
     monkeypatch.setattr(probing, "measure_device", lambda facts, frameworks: facts)
     first = api.tune(task, device="cpu", **settings)
     seen = replace(probing.observe(), unusable=(MISMATCH,))

@@ -25,7 +25,7 @@ class ProfileAutocast(threading.local, contextlib.ContextDecorator):
         self._device_type, self._dtype, self._models = device_type, dtype, models
         self._cast: torch.autocast | None = None
         self._is_free = True
-        self._entered: list[tuple[torch.autocast, bool]] = []
+        self._entered: list[tuple[torch.autocast, SecondModels | None]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let a model that holds its `Precision` be copied."""
@@ -40,10 +40,10 @@ class ProfileAutocast(threading.local, contextlib.ContextDecorator):
         else:
             cast = torch.autocast(self._device_type, self._dtype)
         cast.__enter__()  # type: ignore[no-untyped-call]
-        looks = self._models is not None and self._models.is_due()
-        self._entered.append((cast, looks))
-        if looks:
-            self._models.enter()  # type: ignore[union-attr]
+        looking = self._models if self._models is not None and self._models.is_due() else None
+        self._entered.append((cast, looking))
+        if looking is not None:
+            looking.enter()
 
     def __exit__(
         self,
@@ -51,9 +51,9 @@ class ProfileAutocast(threading.local, contextlib.ContextDecorator):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        cast, looked = self._entered.pop()
-        if looked:
-            self._models.leave()  # type: ignore[union-attr]
+        cast, looking = self._entered.pop()
+        if looking is not None:
+            looking.leave()
         if cast is self._cast:
             self._is_free = True
         cast.__exit__(kind, error, trace)

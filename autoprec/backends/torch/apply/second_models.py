@@ -84,8 +84,7 @@ class SecondModels:
         self._depth += 1
         ENTERED.append(self)
         if self._root._compiled_call_impl is None or not torch.is_grad_enabled():
-            self._thread = threading.get_ident()
-            _HOOKS[self._key] = self._before_call
+            self._look()
 
     def leave(self) -> None:
         """Look no longer; what a call that raised left behind goes, too."""
@@ -101,8 +100,11 @@ class SecondModels:
     def note_return(self) -> None:
         """Look at the next module: the model, which is called without a hook, has returned."""
         if self._inside is None:
-            self._thread = threading.get_ident()
-            _HOOKS[self._key] = self._before_call
+            self._look()
+
+    def _look(self) -> None:
+        self._thread = threading.get_ident()
+        _HOOKS[self._key] = self._before_call
 
     def _before_call(self, module: nn.Module, args: Any) -> Any:
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
