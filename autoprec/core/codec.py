@@ -48,8 +48,20 @@ def range_of(info: dataclasses.Field[Any]) -> tuple[float, float] | None:
     return found
 
 
+#: The types that stay as they are, and what they are called.
+_SCALARS: Mapping[Any, str] = {
+    str: "text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
 def to_plain(value: object) -> Any:
     """Turn dataclasses, enums, tuples, paths, subclasses of str into what YAML and JSON know."""
+    if type(value) in _SCALARS:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -85,6 +97,8 @@ def from_plain(kind: type[T], value: object, path: str = "") -> T:
 
 
 def _decode(kind: Any, value: object, path: str) -> object:
+    if kind in _SCALARS:
+        return _decode_scalar(kind, value, path)
     origin = typing.get_origin(kind)
     if kind is object or kind is Any:
         return value
@@ -222,21 +236,10 @@ def _decode_scalar(kind: Any, value: object, path: str) -> object:
         except OverflowError:
             raise DecodeError(path, "an integer too large for a float was given") from None
     if type(value) is not kind:
-        raise DecodeError(
-            path, f"{abbreviate(value)} given, expected {_TYPE_NAMES.get(kind, kind)}"
-        )
+        raise DecodeError(path, f"{abbreviate(value)} given, expected {_SCALARS.get(kind, kind)}")
     if kind is float and not math.isfinite(typing.cast(float, value)):
         raise DecodeError(path, f"{value} given, expected a finite number")
     return value
-
-
-_TYPE_NAMES: Mapping[Any, str] = {
-    str: "text",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
 
 
 def join_path(path: str, key: object) -> str:
