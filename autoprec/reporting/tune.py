@@ -251,7 +251,7 @@ def _row(outcome: Outcome, base: float, speeds: bool, weights_in: str) -> list[T
     batch = str(point[BATCH])
     parts = round(measured.samples_per_step / int(point[BATCH])) if measured is not None else 1
     batch = f"{int(batch) * parts} = {parts} x {batch}" if parts > 1 else batch
-    cells = [Policy(point["policy"]).name_with(weights_in), batch, settings, *numbers, note]
+    cells = [Policy(str(point["policy"])).name_with(weights_in), batch, settings, *numbers, note]
     return [Text(printable(cell)) for cell in cells]
 
 
