@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import itertools
 import os
 import sys
 import tempfile
@@ -211,6 +212,30 @@ class _Names(dict[str, bool]):
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the device's own products untimed, which takes seconds and has its own tests."""
     monkeypatch.setattr("autoprec.probing.measure_device", lambda facts, frameworks: facts)
+
+
+@pytest.fixture
+def in_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the workers of tunings in this process, but in a test with `real_workers`.
+
+    The draws of simulated sessions begin anew, whatever ran before. Nothing waits for a disk, or
+    for threads of other workers to sleep.
+    """
+    if "real_workers" in request.fixturenames:
+        return
+    from simulated import backend
+    from simulated.in_process import InProcessWorker
+
+    monkeypatch.setattr(backend, "_SESSION_NUMBERS", itertools.count())
+    monkeypatch.setattr("autoprec.workers.rank_group.Worker", InProcessWorker)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    pause = "autoprec.tuning.confirmation.interleaved_timing._WORKER_SWITCH_PAUSE_SECONDS"
+    monkeypatch.setattr(pause, 0.0)
+
+
+@pytest.fixture
+def real_workers() -> None:
+    """Have processes as workers in a file of tests that are `in_process`: for what ends them."""
 
 
 @pytest.fixture

@@ -30,6 +30,9 @@ from autoprec.core.profile import Profile
 from autoprec.core.recipe_words import describe_recipe
 from tests.code_blocks import PAGES, ROOT, block, blocks_of, commands_in
 
+#: Products are timed in tests/backends/shared/test_matmul_timing.py.
+pytestmark = pytest.mark.usefixtures("unmeasured", "in_process")
+
 TASK = SIMULATED_TASK.format(
     arguments="""per_sample={"float32": 0.0005, "mixed_bfloat16": 0.0002}"""
 )
@@ -73,7 +76,6 @@ def run(command: str) -> None:
     assert main(words) == 0, command
 
 
-@pytest.mark.slow
 def test_the_first_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for console in (block("README.md", 1), block("docs/index.md", 0)):
         commands = commands_in(console)
@@ -128,12 +130,11 @@ def test_what_the_readme_says_for_each_trainer_is_code_of_its_page() -> None:
         assert [each for each in quoted if each not in code] == []
 
 
-@pytest.mark.slow
 def test_the_commands_of_the_first_hour(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file that it tunes is of PyTorch; tests/test_examples_torch.py trains the real one."""
     (probe,) = commands_in(block("docs/first-hour.md", 0))
     run(probe)
-    assert "mixed_bfloat16" in capsys.readouterr().out  # a busy machine may leave it unmeasured
+    assert "mixed_bfloat16" in capsys.readouterr().out
     (tune,) = commands_in(block("docs/first-hour.md", 1))
     task = folder / tune.split()[-1]
     task.parent.mkdir(parents=True)
@@ -142,7 +143,6 @@ def test_the_commands_of_the_first_hour(folder: Path, capsys: pytest.CaptureFixt
     assert task.with_suffix(".profile.yaml").is_file()
 
 
-@pytest.mark.slow
 def test_verify_prints_what_its_page_shows(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +157,6 @@ def test_verify_prints_what_its_page_shows(
         assert stated in printed, line
 
 
-@pytest.mark.slow
 def test_the_workflow_installs_and_verifies(folder: Path) -> None:
     """Its steps run where everything is installed, and pip asks no package index."""
     run("autoprec tune model.py --policies float32,mixed_bfloat16")

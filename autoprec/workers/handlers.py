@@ -10,6 +10,7 @@ import gc
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,7 @@ class Service:
         return self._task, self._backend
 
 
+@cache
 def type_hints_of(method: str) -> dict[str, Any]:
     """Return the type hints of a method of `Service`: arguments by name, and "return"."""
     function: Callable[..., Any] = getattr(Service, method)

@@ -39,8 +39,6 @@ from autoprec.core.speed.noise import Ratio
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
 from autoprec.tuning.tuner import tune
-from autoprec.workers.client import WorkerSettings
-from autoprec.workers.handlers import LoadedTask, Service
 from benchmarks.checkout import FRAMEWORKS, RESULTS, TASKS
 
 TASK_NAMES = ("mlp", "tiny", "lstm", "encoder", "resnet")
@@ -136,40 +134,12 @@ def recorded_noise(folder: Path = RESULTS) -> list[float]:
     return found
 
 
-class InProcessWorker:
-    """A worker that is no process: what it serves is simulated, and cannot crash."""
-
-    alive, pids = True, (0,)
-
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
-        self._service = Service(lambda phase, step: None)
-        self._loaded: LoadedTask | None = None
-
-    def load(self, on_progress: object = None) -> LoadedTask:
-        """Load the task, once."""
-        if self._loaded is None:
-            path = str(self._settings.task)
-            self._loaded = self._service.load(path=path, device="cpu")
-        return self._loaded
-
-    def call(self, method: str, *, on_progress: object = None, **arguments: Any) -> Any:
-        """Call a method of the service; what it would give back is next to nothing."""
-        if method == "discard_traces":
-            return None
-        return getattr(self._service, method)(**arguments)
-
-    def kill(self) -> None:
-        """Forget the task, so that another worker can load it."""
-        sys.modules.pop(self._settings.task.stem, None)
-
-    close = kill
-
-
 def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
     """Tune policies that take as long as each other, in this process."""
     if str(FRAMEWORKS) not in sys.path:
         sys.path.append(str(FRAMEWORKS))
+    from simulated.in_process import InProcessWorker
+
     noise = recorded_noise()
     native = DTypeFact(Support.NATIVE, Evidence.MEASURED)
     facts = DeviceFacts(
@@ -191,9 +161,8 @@ def simulated(count: int, policies: Sequence[Policy]) -> Iterator[Tuned]:
                 wait=True,
             )
             target = Target(facts, {}, lambda known: known)
-            job = TuningJob(task, target, options, lambda event: None, start=InProcessWorker)  # type: ignore[arg-type]
+            job = TuningJob(task, target, options, lambda event: None, start=InProcessWorker)
             profile = tune(job)
-            sys.modules.pop(task.stem, None)  # of one name only one file can be loaded
         yield claim_of(f"noise {drift:.1%}, seed {seed}", profile)
 
 

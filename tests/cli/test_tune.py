@@ -18,13 +18,14 @@ from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.usefixtures("unmeasured", "in_process"),
 ]
 
 
 # A tuning that goes well -------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("real_workers")
 def test_it_writes_a_profile_that_loads(write: Write, run: Run, tmp_path: Path) -> None:
     task = write()
     code, out, err = run(task, *QUICK)
@@ -105,6 +106,7 @@ def test_quiet_says_nothing(write: Write, run: Run) -> None:
     assert run(write(), *QUICK, "--quiet") == (0, "", "")
 
 
+@pytest.mark.usefixtures("real_workers")
 def test_a_task_that_prints_does_not_disturb_json(write: Write, run: Run) -> None:
     task = write()
     task.write_text("print('hello from the task')\n" + task.read_text())

@@ -21,7 +21,7 @@ from tests.cli.commands import QUICK, Run, Write, one_sentence, trials
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.usefixtures("unmeasured", "in_process"),
 ]
 
 # What is wrong with the arguments ----------------------------------------------------------------
@@ -123,6 +123,8 @@ WRONG = {
         "build_data cannot be called as",
     ),
     "sys.exit": ("raise SystemExit(5)", r"sys\.exit\(5\)"),
+}
+ENDED = {
     "os._exit": ("import os\nos._exit(5)", "exited with code 5"),
     "a crash": ("import ctypes\nctypes.string_at(0)", "SIGSEGV"),
 }
@@ -132,6 +134,19 @@ WRONG = {
 def test_what_is_wrong_with_a_task_is_said_in_one_sentence(
     text: str, said: str, write: Write, run: Run, tmp_path: Path
 ) -> None:
+    refused_in_one_sentence(text, said, write, run, tmp_path)
+
+
+@pytest.mark.usefixtures("real_workers")
+@pytest.mark.parametrize(("text", "said"), ENDED.values(), ids=ENDED)
+def test_a_task_that_ends_its_process_is_told_of_in_one_sentence(
+    text: str, said: str, write: Write, run: Run, tmp_path: Path
+) -> None:
+    refused_in_one_sentence(text, said, write, run, tmp_path)
+
+
+def refused_in_one_sentence(text: str, said: str, write: Write, run: Run, tmp_path: Path) -> None:
+    """Tune a wrong task: exit code 1, no traceback of ours, and nothing is left."""
     code, out, err = run(write(text), *QUICK)
     assert (code, out) == (1, "")
     assert re.search(said, err)
@@ -221,8 +236,8 @@ def test_a_bug_that_shows_later_is_the_recipes_result_until_loading_shows_it_too
 def count():
     with open({str(counter)!r}, "a") as file:
         file.write("x")
-    if len(open({str(counter)!r}).read()) > 3:
-        raise LookupError("late")
+        if file.tell() > 3:
+            raise LookupError("late")
 """
     )
     code, _, err = run(task, *QUICK)
@@ -246,19 +261,31 @@ def test_a_model_that_never_fits(write: Write, run: Run) -> None:
     assert "memory" in one_sentence(err)
 
 
-def test_trials_that_fail_in_every_way_do_not_end_a_tuning(
-    write: Write, run: Run, tmp_path: Path
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"capacity_bytes": 250 * 2**20},
+        {"unsupported": ("mixed_bfloat16",)},
+        {"nonfinite": ("mixed_bfloat16",)},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_trials_that_fail_do_not_end_a_tuning(
+    fields: dict[str, Any], write: Write, run: Run, tmp_path: Path
 ) -> None:
-    for name, fields in {
-        "crash": {"crash_at_batch": 64},
-        "exit": {"exit_at_batch": 64},
-        "memory": {"capacity_bytes": 250 * 2**20},
-        "unsupported": {"unsupported": ("mixed_bfloat16",)},
-        "nan": {"nonfinite": ("mixed_bfloat16",)},
-    }.items():
-        code, _, err = run(write(name=f"task_{name}.py", **fields), *QUICK)
-        assert code == 0, f"{name}: {err}"
-        assert load_profile(tmp_path / f"task_{name}.profile.yaml")
+    code, _, err = run(write(**fields), *QUICK)
+    assert code == 0, err
+    assert load_profile(tmp_path / "model_x.profile.yaml")
+
+
+@pytest.mark.usefixtures("real_workers")
+@pytest.mark.parametrize("field", ["crash_at_batch", "exit_at_batch"])
+def test_trials_that_end_their_worker_do_not_end_a_tuning(
+    field: str, write: Write, run: Run, tmp_path: Path
+) -> None:
+    code, _, err = run(write(**{field: 64}), *QUICK)
+    assert code == 0, err
+    assert load_profile(tmp_path / "model_x.profile.yaml")
 
 
 def test_traceback_shows_ours_too(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

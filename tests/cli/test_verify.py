@@ -15,7 +15,7 @@ from tests.cli.commands import QUICK, Run, Write
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.usefixtures("unmeasured", "in_process"),
 ]
 
 SLOWER = {

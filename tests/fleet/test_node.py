@@ -30,7 +30,7 @@ from autoprec.workers.task_digest import task_digest
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.usefixtures("unmeasured", "in_process"),
 ]
 
 FAST = {

@@ -21,7 +21,7 @@ __all__ = ["run", "write"]
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="workers need POSIX"),
-    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.usefixtures("unmeasured", "in_process"),
 ]
 
 

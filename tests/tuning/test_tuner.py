@@ -1,4 +1,4 @@
-"""The whole tuning on the simulated backend, in real worker processes."""
+"""The whole tuning on the simulated backend; workers that die are real processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autoprec.errors import NoFeasibleRecipe
 from autoprec.profiles import load_profile
 from autoprec.tuning.events import Event, Finished, Judged, Note, TrialFinished
 
-pytestmark = pytest.mark.usefixtures("unmeasured")
+pytestmark = pytest.mark.usefixtures("unmeasured", "in_process")
 
 FASTER = (
     "overhead={'float32': .002, 'mixed_bfloat16': .003}, "
@@ -189,11 +189,13 @@ def test_where_float32_does_not_fit_its_batch_a_smaller_one_is_the_baseline(
     assert any(told in text for text in profile.evidence.warnings)
 
 
+@pytest.mark.usefixtures("real_workers")
 def test_where_float32_crashes_there_is_no_baseline(task: Callable[..., Path]) -> None:
     with pytest.raises(NoFeasibleRecipe, match="plain float32 does not run"):
         run(task(FASTER + ", crash_at_batch=8"))
 
 
+@pytest.mark.usefixtures("real_workers")
 @pytest.mark.parametrize("fault", ["crash_at_batch=128", "exit_at_batch=128"])
 def test_a_trial_that_kills_its_worker_is_a_result(task: Callable[..., Path], fault: str) -> None:
     profile, events = run(task(f"{FASTER}, {fault}"))

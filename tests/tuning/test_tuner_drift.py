@@ -17,7 +17,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.tuning.events import Event, Finished, Note, Round, TrialFinished
 
-pytestmark = pytest.mark.usefixtures("unmeasured")
+pytestmark = pytest.mark.usefixtures("unmeasured", "in_process")
 
 TASK = """
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_trials_at_a_pace_of_another_order_are_measured_anew(write: Callable[...
 
 
 def test_trials_at_a_slower_pace_are_compared_by_the_baseline(write: Callable[..., Path]) -> None:
-    first, profile, second = in_two_tunings(write(PACE.format(slower=1.8)))
+    first, profile, second = in_two_tunings(write(PACE.format(slower=1.786)))
     assert not set(batches(first)) & set(batches(second))
     assert "0.56x the speed" in notes(second)
     assert profile.recipe.policy is Policy.MIXED_BFLOAT16

@@ -1,4 +1,4 @@
-"""The whole tuning of one job on several ranks, on the simulated backend in real processes."""
+"""The whole tuning of one job on several ranks, on the simulated backend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autoprec.tuning.events import Event, TrialFinished
 from tests.tuning.test_tuner import FASTER
 
 pytestmark = [
-    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.usefixtures("unmeasured", "in_process"),
     pytest.mark.skipif(
         os.name != "posix" or len(os.sched_getaffinity(0)) < 2,
         reason="two ranks need two processors, and workers POSIX",
@@ -118,6 +118,7 @@ def test_a_batch_that_cannot_be_divided_among_the_ranks_ends_the_run(
         run(task(batch_size=33))
 
 
+@pytest.mark.usefixtures("real_workers")
 def test_a_rank_without_memory_ends_its_trial_and_not_the_tuning(
     task: Callable[..., Path],
 ) -> None:

@@ -17,7 +17,7 @@ from autoprec.core.dtypes import Policy
 from autoprec.core.profile import Profile
 from autoprec.tuning.events import Event, Judged, Note, Stage
 
-pytestmark = pytest.mark.usefixtures("unmeasured")
+pytestmark = pytest.mark.usefixtures("unmeasured", "in_process")
 
 TASK = """
 from pathlib import Path

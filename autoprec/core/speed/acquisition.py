@@ -226,12 +226,8 @@ def _skips_smaller_batch(
     point: Point, open_points: Sequence[Point], good: Sequence[Outcome]
 ) -> bool:
     """Return whether an untried smaller batch exceeds all that ran with these kernels."""
-    ran = _sizes_run(point, good)
-    return any(
-        max(ran, default=0) < int(other[BATCH]) < int(point[BATCH])
-        for other in open_points
-        if same_arm(other, point)
-    )
+    ran, size = max(_sizes_run(point, good), default=0), int(point[BATCH])
+    return any(ran < int(other[BATCH]) < size and same_arm(other, point) for other in open_points)
 
 
 def _cost(point: Point, prediction: Prediction, limits: Limits) -> float:

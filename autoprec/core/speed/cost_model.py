@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from operator import mul
+from functools import cached_property, lru_cache
+from operator import eq, mul
 
 from autoprec.core.recipe import KEEP_MEMORY, KnobValue
 from autoprec.core.speed.space import BATCH, Point
@@ -101,12 +101,29 @@ def _smooth(distance: float) -> float:
     return (1 + scaled + scaled**2 / 3) * math.exp(-scaled)
 
 
+@lru_cache(maxsize=2**16)  # the batches and factors of a space are few, its pairs are many
+def _covariance(
+    left_batch: float, right_batch: float, names: tuple[str, ...], same: tuple[bool, ...]
+) -> float:
+    """Return the covariance of two points, of whose factors these have the same level."""
+    near, rough = _batch_kernels(left_batch, right_batch)
+    total = _MEAN_DEVIATION**2 + _COMMON_DRIFT**2 * near
+    shared = {name for name, is_same in zip(names, same, strict=True) if is_same}
+    for name in names:
+        if name in shared:
+            total += _factor_covariance(name, near)
+    if {"policy", "compile"} <= shared:
+        total += _POLICY_COMPILE_SCALE[0] ** 2 + _POLICY_COMPILE_SCALE[1] ** 2 * near
+    return total + (rough if all(same) else 0.0)
+
+
 def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
+    """Return the factor of a symmetric matrix, of which the lower triangle is read."""
     size = len(matrix)
     lower = [[0.0] * size for _ in range(size)]
     for i in range(size):
         for j in range(i + 1):
-            rest = matrix[i][j] - sum(lower[i][k] * lower[j][k] for k in range(j))
+            rest = matrix[i][j] - sum(map(mul, lower[i][:j], lower[j]))
             lower[i][j] = math.sqrt(max(rest, 1e-12)) if i == j else rest / lower[j][j]
     return lower
 
@@ -121,9 +138,10 @@ def _forward(lower: Sequence[Sequence[float]], values: Sequence[float]) -> list[
 
 def _backward(lower: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
     size = len(lower)
+    columns = list(zip(*lower, strict=True))
     solved = [0.0] * size
     for i in reversed(range(size)):
-        rest = sum(lower[k][i] * solved[k] for k in range(i + 1, size))
+        rest = sum(map(mul, columns[i][i + 1 :], solved[i + 1 :]))
         solved[i] = (values[i] - rest) / lower[i][i]
     return solved
 
@@ -135,30 +153,30 @@ class ThroughputModel:
         if not measured:
             raise ValueError("a throughput model needs at least one measured point")
         self._measured = tuple(measured)
-        # The batches and factors of a space are few, the pairs of its points are many.
-        self._batch_kernels = cache(_batch_kernels)
-        self._factor_covariance = cache(_factor_covariance)
+        self._names = tuple(name for name in measured[0].point if name != BATCH)
+        self._located = [self._locate(item.point) for item in measured]
         self._centre = sum(item.log_rate for item in measured) / len(measured)
 
-    def _covariance(self, left: Point, right: Point) -> float:
-        near, rough = self._batch_kernels(float(left[BATCH]), float(right[BATCH]))
-        total = _MEAN_DEVIATION**2 + _COMMON_DRIFT**2 * near
-        same_arm = True
-        for name, value in left.items():
-            if name == BATCH:
-                continue
-            if right[name] == value:
-                total += self._factor_covariance(name, near)
-            else:
-                same_arm = False
-        if left["policy"] == right["policy"] and left["compile"] == right["compile"]:
-            total += _POLICY_COMPILE_SCALE[0] ** 2 + _POLICY_COMPILE_SCALE[1] ** 2 * near
-        return total + (rough if same_arm else 0.0)
+    def _locate(self, point: Point) -> tuple[float, list[KnobValue]]:
+        """Return a point's batch and its levels of the other factors, in the order of `_names`."""
+        return float(point[BATCH]), [point[name] for name in self._names]
+
+    def _covariances(
+        self,
+        located: tuple[float, list[KnobValue]],
+        others: Sequence[tuple[float, list[KnobValue]]],
+    ) -> list[float]:
+        batch, levels = located
+        return [
+            _covariance(batch, other_batch, self._names, tuple(map(eq, levels, other_levels)))
+            for other_batch, other_levels in others
+        ]
 
     @cached_property
     def _lower(self) -> list[list[float]]:
         matrix = [
-            [self._covariance(a.point, b.point) for b in self._measured] for a in self._measured
+            self._covariances(located, self._located[: number + 1])
+            for number, located in enumerate(self._located)
         ]
         for i, item in enumerate(self._measured):
             matrix[i][i] += _TIMING_NOISE**2 + item.deviation**2
@@ -183,9 +201,11 @@ class ThroughputModel:
 
     def predict(self, point: Point) -> Prediction:
         """Predict the log throughput at `point`."""
-        row = [self._covariance(point, item.point) for item in self._measured]
+        located = self._locate(point)
+        row = self._covariances(located, self._located)
+        (own,) = self._covariances(located, [located])
         whitened = _forward(self._lower, row)
-        variance = max(self._covariance(point, point) - sum(w * w for w in whitened), 1e-12)
+        variance = max(own - sum(map(mul, whitened, whitened)), 1e-12)
         means = [
             (
                 weight,

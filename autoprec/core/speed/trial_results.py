@@ -72,10 +72,11 @@ def possibly_disturbed(history: Sequence[Outcome]) -> tuple[Outcome, ...]:
     difference. One that runs for seconds slows a trial's second timing, too.
     """
     good = [outcome for outcome in history if outcome.rate > 0]
+    rates = [measured_rate(outcome) for outcome in good]
     best = max((outcome.rate for outcome in good), default=0.0)
     found = []
-    for outcome in good:
-        others = [measured_rate(other) for other in good if other is not outcome]
+    for number, outcome in enumerate(good):
+        others = rates[:number] + rates[number + 1 :]
         if not others or outcome.rate == best:
             continue
         expected = math.exp(ThroughputModel(others).predict(outcome.point).mean)

@@ -197,7 +197,8 @@ class Study:
 
     def recall(self, name: str, kind: type[T]) -> T | None:
         """Return what was kept under a name, None where nothing readable was."""
-        plain = self._notes.user_attrs.get(name)
+        # Asked of the storage, for a study would copy everything that was kept.
+        plain = self._storage.get_study_user_attrs(self._notes._study_id).get(name)
         if plain is None:
             return None
         try:
