@@ -11,8 +11,8 @@ import torch
 from synthetic_data import Batches, images, sized
 from torch import nn
 
-PIXELS, CLASSES = sized(256, 32), 10
-CHANNELS = sized((32, 64, 128), (8, 8, 16))
+PIXELS, CLASSES = sized(256, 16), 10
+CHANNELS = sized((32, 64, 128), (4, 4, 8))
 KERNELS = (5, 7, 11)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 BATCH_SIZE = sized(128, 8)
 
 PIXELS, CLASSES = 32, 10
-FIRST, LAST = sized((32, 1280), (8, 32))
+FIRST, LAST = sized((32, 1280), (4, 16))
 #: Of each stage: expansion, output channels, blocks, stride of the first.
 STAGES = sized(
     (
@@ -25,7 +25,7 @@ STAGES = sized(
         (6, 160, 3, 2),
         (6, 320, 1, 1),
     ),
-    ((2, 8, 1, 2), (2, 8, 1, 1)),
+    ((2, 4, 1, 2), (2, 4, 1, 1)),
 )
 
 

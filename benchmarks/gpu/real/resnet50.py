@@ -8,7 +8,7 @@ from torch import nn
 
 BATCH_SIZE = sized(256, 8)
 
-PIXELS, CLASSES, WIDTH = sized((224, 1000, 64), (32, 10, 8))
+PIXELS, CLASSES, WIDTH = sized((224, 1000, 64), (32, 10, 4))
 DEPTHS = sized((3, 4, 6, 3), (1, 1, 1, 1))
 EXPANSION = 4
 

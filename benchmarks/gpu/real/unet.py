@@ -8,9 +8,9 @@ import torch
 from synthetic_data import Batches, masks, sized
 from torch import nn
 
-BATCH_SIZE = sized(32, 4)
+BATCH_SIZE = sized(32, 2)
 
-PIXELS, WIDTH, DEPTH = sized((256, 64, 4), (32, 8, 2))
+PIXELS, WIDTH, DEPTH = sized((256, 64, 4), (16, 4, 2))
 
 
 def twice(inputs: int, outputs: int) -> nn.Sequential:

@@ -17,13 +17,20 @@ NAMES = sorted({path.stem for path in REAL_TASKS.glob("*.py")} - {*SHARED})
 
 
 @contextmanager
-def loaded(name: str) -> Iterator[Task]:
-    """A task at the size that the environment says; its modules are forgotten afterwards."""
+def forgotten() -> Iterator[None]:
+    """Forget the modules that are loaded inside, and what their loading does to the process."""
     path, arguments = list(sys.path), list(sys.argv)
     try:
-        yield load_task(REAL_TASKS / f"{name}.py")
+        yield
     finally:
         sys.path[:], sys.argv[:] = path, arguments
-        for module, loaded in list(sys.modules.items()):
-            if Path(getattr(loaded, "__file__", None) or "/").parent == REAL_TASKS:
-                del sys.modules[module]
+        for name, module in list(sys.modules.items()):
+            if Path(getattr(module, "__file__", None) or "/").parent == REAL_TASKS:
+                del sys.modules[name]
+
+
+@contextmanager
+def loaded(name: str) -> Iterator[Task]:
+    """A task at the size that the environment says."""
+    with forgotten():
+        yield load_task(REAL_TASKS / f"{name}.py")
