@@ -81,10 +81,16 @@ EVERY_DAY := not gpu and not integrations and not release and not scale and not 
 check: lint types  ## Run the checks of a minute: format, lint, types, and quick tests without a framework.
 	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and not slow and $(EVERY_DAY)"
 
-.PHONY: tests
-tests: $(VENV)/.all-installed  ## Run the tests, each framework's in processes of its own.
+.PHONY: tests tests-plain tests-torch tests-keras
+tests: tests-plain tests-torch tests-keras  ## Run the tests, each framework's in processes of its own.
+
+tests-plain: $(VENV)/.all-installed
 	$(RUN_FILES_IN_PARALLEL) -m "not torch and not keras and $(EVERY_DAY)"
+
+tests-torch: $(VENV)/.all-installed
 	$(RUN_FILES_IN_PARALLEL) -m "torch and $(EVERY_DAY)"
+
+tests-keras: $(VENV)/.all-installed
 	$(RUN_FILES_IN_PARALLEL) -m "keras and $(EVERY_DAY)"
 
 # Each test starts several ranks or nodes, so one file runs at a time.

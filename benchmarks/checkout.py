@@ -13,6 +13,7 @@ TESTS = ROOT / "tests"
 FRAMEWORKS = TESTS / "frameworks"
 
 TASKS = BENCHMARKS / "tasks"
+REAL_TASKS = BENCHMARKS / "gpu" / "real"
 HOLDOUT = BENCHMARKS / "holdout"
 ISLANDS = BENCHMARKS / "islands"
 CURVES = BENCHMARKS / "curves"

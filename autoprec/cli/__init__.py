@@ -67,9 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.traceback:
             raise
         with _interrupts_ignored():
-            if isinstance(error, UserCodeError) and error.frames:
-                print(_frames_without_message(error.frames, str(error)), end="", file=sys.stderr)
-            print(f"autoprec: {with_flags(str(error))}", file=sys.stderr)
+            said = str(error)
+            if not isinstance(error, UserCodeError):  # what they call `seed` is no flag
+                said = with_flags(said)
+            elif error.frames:
+                print(_frames_without_message(error.frames, said), end="", file=sys.stderr)
+            print(f"autoprec: {said}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         if arguments.traceback:

@@ -120,6 +120,13 @@ class Recipe:
         object.__setattr__(self, "policy", Policy.parse(str(self.policy)))
         for name, value in self.knobs.items():
             check_knob(name, value)
+        mode = self.knobs.get(COMPILE_MODE)
+        if self.compile and self.accumulation_steps > 1 and mode in GRAPH_MODES:
+            raise UsageError(
+                f"{COMPILE_MODE} {mode!r} with accumulation_steps {self.accumulation_steps} given, "
+                "expected 1 step: that mode replays CUDA graphs, which may overwrite what earlier "
+                f"micro-batches left. Give {COMPILE_MODE} 'default', or a batch that is not split"
+            )
 
     @property
     def effective_batch(self) -> int:
@@ -211,14 +218,19 @@ class Knob:
     meaning: str = ""
 
 
+COMPILE_MODE = "compile_mode"
+
+#: Modes of torch.compile that capture CUDA graphs. A graph's memory is written anew at each replay,
+#: so gradients that are summed up over micro-batches were wrong without a word (pytorch#96693), or
+#: a RuntimeError (pytorch#169545).
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
 #: The only knob that a process cannot undo.
 KEEP_MEMORY = "keep_memory"
 
 KNOBS: Mapping[str, Knob] = {
     "threads": Knob(low=1, high=4096, meaning="intra-op CPU threads"),
-    "compile_mode": Knob(
-        ("default", "reduce-overhead", "max-autotune"), meaning="mode of torch.compile"
-    ),
+    COMPILE_MODE: Knob(("default", *GRAPH_MODES), meaning="mode of torch.compile"),
     "fused_optimizer": Knob((True, False), meaning="fused=True in the optimizer's groups"),
     "cudnn_benchmark": Knob((True, False), meaning="torch.backends.cudnn.benchmark"),
     "implicit_bfloat16": Knob(

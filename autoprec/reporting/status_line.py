@@ -42,6 +42,7 @@ class StatusLine:
         self._recipes, self._trials = 0, 0
         self._best_ratio, self._proof_seconds = 0.0, 0.0
         self._show_speeds = True
+        self._weights_in = ""
 
     def __call__(self, event: Event) -> None:
         """Update the line for one event."""
@@ -51,6 +52,7 @@ class StatusLine:
                 self._show_speeds = not event.facts.observation.rehearsal
             case Described():
                 self._recipes = event.points
+                self._weights_in = event.facts.weights_in
             case Stage():
                 self._stage, self._stage_began = event.name, self._clock()
                 self._activity = stage_text(event.name, event.detail)
@@ -62,9 +64,8 @@ class StatusLine:
                     else ""
                 )
                 of = f" of at most {self._recipes}" if self._recipes else ""
-                self._activity = (
-                    f"trial {event.number + 1}{of}: {describe_recipe(event.recipe)}{best}"
-                )
+                recipe = describe_recipe(event.recipe, self._weights_in)
+                self._activity = f"trial {event.number + 1}{of}: {recipe}{best}"
             case TrialFinished():
                 self._trial_finished(event)
             case Progress():

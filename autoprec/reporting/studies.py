@@ -46,8 +46,10 @@ def print_study(study: KeptStudy) -> None:
         say(" - ".join(part for part in (_when(tuning.last_used), tuning.device) if part))
         say(result_text(tuning))
         if tuning.outcomes:
-            rehearsal = tuning.profile is not None and tuning.profile.device.fingerprint.rehearsal
-            console.print(trials_table(tuning.outcomes, not rehearsal))
+            profile = tuning.profile
+            rehearsal = profile is not None and profile.device.fingerprint.rehearsal
+            weights = "" if profile is None else profile.evidence.baseline.weights_in
+            console.print(trials_table(tuning.outcomes, not rehearsal, weights))
     if not study.tunings:
         say("it holds no tuning")
 

@@ -16,6 +16,7 @@ from rich.status import Status as LiveStatus
 from rich.table import Table
 from rich.text import Text
 
+from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import rate_number, times
 from autoprec.core.profile import REHEARSAL_NOTE, Profile
 from autoprec.core.recipe_words import describe_point, describe_recipe
@@ -90,6 +91,7 @@ class Terminal:
         self._status_line = StatusLine(limit)
         self._refused: set[tuple[str, str]] = set()
         self._show_speeds = True
+        self._weights_in = ""
 
     def __enter__(self) -> Terminal:
         if self._console.is_terminal:
@@ -127,10 +129,11 @@ class Terminal:
             case Described():
                 self._described(event)
             case TrialFinished():
-                self._say(_trial_line(event, self._show_speeds))
+                self._say(_trial_line(event, self._show_speeds, self._weights_in))
             case Judged():
                 style = "green" if event.verdict == "equal" else "yellow"
-                self._say(f"  {event.recipe.policy}: {event.verdict}: {event.reason}", style)
+                name = event.recipe.policy.name_with(self._weights_in)
+                self._say(f"  {name}: {event.verdict}: {event.reason}", style)
             case Explained():
                 self._console.print(explain_table(event.units, event.recipe))
             case Note():
@@ -155,6 +158,7 @@ class Terminal:
 
     def _described(self, event: Described) -> None:
         facts = event.facts
+        self._weights_in = facts.weights_in
         resumed = f"; resuming after {event.resumed} finished trials" if event.resumed else ""
         batch = "" if facts.batch_size is None else f", BATCH_SIZE = {facts.batch_size}"
         self._say(
@@ -170,7 +174,8 @@ class Terminal:
             how = ", inconclusively" if event.profile.evidence.inconclusive else ""
             self._say(f"already tuned{how}: from the study {event.storage} (--fresh tunes again)")
         self._show_speeds = not event.profile.device.fingerprint.rehearsal
-        self._console.print(trials_table(event.outcomes, self._show_speeds))
+        weights = event.profile.evidence.baseline.weights_in
+        self._console.print(trials_table(event.outcomes, self._show_speeds, weights))
         if self._grid and self._show_speeds:
             self._console.print(grid_table(event.outcomes))
         for refusal in event.profile.evidence.refusals:
@@ -194,9 +199,9 @@ def _console() -> Console:
     return console if console.is_terminal else Console(stderr=True, highlight=False, width=_WIDTH)
 
 
-def _trial_line(event: TrialFinished, speeds: bool) -> str:
+def _trial_line(event: TrialFinished, speeds: bool, weights_in: str) -> str:
     outcome, measured = event.outcome, event.outcome.measurement
-    head = f"  trial {event.number + 1:2d}  {describe_recipe(event.recipe)}"
+    head = f"  trial {event.number + 1:2d}  {describe_recipe(event.recipe, weights_in)}"
     if outcome.status is not Status.OK or measured is None:
         return f"{head}: {status_text(outcome.status)}: {outcome.reason}"
     memory = bytes_text(measured.peak_memory_bytes)
@@ -209,8 +214,11 @@ def _trial_line(event: TrialFinished, speeds: bool) -> str:
     )
 
 
-def trials_table(outcomes: tuple[Outcome, ...], speeds: bool) -> Table:
-    """Tabulate the trials, fastest first; without `speeds`, leave out all timings."""
+def trials_table(outcomes: tuple[Outcome, ...], speeds: bool, weights_in: str = "") -> Table:
+    """Tabulate the trials, fastest first; without `speeds`, leave out all timings.
+
+    `weights_in` is the dtype of the model's weights where they are 16-bit.
+    """
     table = Table(
         title="recipes tried, as measured during the search",
         title_justify="left",
@@ -223,11 +231,11 @@ def trials_table(outcomes: tuple[Outcome, ...], speeds: bool) -> Table:
         )
     base = outcomes[0].rate if outcomes else 0.0
     for outcome in sorted(outcomes, key=lambda o: -o.rate) if speeds else outcomes:
-        table.add_row(*_row(outcome, base, speeds))
+        table.add_row(*_row(outcome, base, speeds, weights_in))
     return table
 
 
-def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
+def _row(outcome: Outcome, base: float, speeds: bool, weights_in: str) -> list[Text]:
     point, measured = outcome.point, outcome.measurement
     settings = describe_point(point)
     if outcome.status is not Status.OK or measured is None:
@@ -243,7 +251,7 @@ def _row(outcome: Outcome, base: float, speeds: bool) -> list[Text]:
     batch = str(point[BATCH])
     parts = round(measured.samples_per_step / int(point[BATCH])) if measured is not None else 1
     batch = f"{int(batch) * parts} = {parts} x {batch}" if parts > 1 else batch
-    cells = [str(point["policy"]), batch, settings, *numbers, note]
+    cells = [Policy(str(point["policy"])).name_with(weights_in), batch, settings, *numbers, note]
     return [Text(printable(cell)) for cell in cells]
 
 

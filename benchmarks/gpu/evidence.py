@@ -5,11 +5,11 @@
     python -m benchmarks.gpu.evidence --output FOLDER     what came of it goes there
 
 It installs nothing. Each piece is a process of its own with a time limit, and its result a file
-of JSON lines, gpu_PIECE-DATE-DEVICE.jsonl. A piece whose result of this commit, software and device
-is there already, in the output folder or in benchmarks/results/, is not measured again, so that the
-same command goes on where it stopped. A piece that fails, runs out of time or is interrupted is
-told at the end, with exit code 1 or 130; what it saw until then is kept, marked as failed, and
-measured anew next time.
+of JSON lines, gpu_PIECE-DATE-DEVICE.jsonl, written as they come. A piece whose result of this
+commit, software and device is there already, in the output folder or in benchmarks/results/, is not
+measured again, so that the same command goes on where it stopped. A piece that fails, runs out of
+time or is interrupted is told at the end, with exit code 1 or 130; what it saw until then is kept
+and marked as failed. Next time a `real-` piece measures what is missing, any other all of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,45 +40,72 @@ INSTALL_HINT = (
 
 try:
     from autoprec.api import probe
+    from autoprec.core.codec import to_plain
     from autoprec.core.device.facts import DeviceFacts
     from autoprec.core.device.observation import DeviceKind
     from autoprec.core.device.placement import expose_only
     from autoprec.errors import AutoprecError
-    from autoprec.yaml_files import write_text
     from benchmarks.checkout import RESULTS, ROOT, child_environment
+    from benchmarks.gpu.piece_files import (
+        NOT_DONE,
+        PieceResult,
+        bare_rows,
+        begun,
+        known,
+        path_of,
+        row_text,
+        write,
+    )
     from benchmarks.provenance import machine
 except ImportError as missing:
     raise SystemExit(
         f"{sys.executable} lacks {missing.name or missing}; {INSTALL_HINT}"
     ) from missing
 
-#: Seconds that each piece may take, in the order in which they run: of every sort one, then the
-#: further tasks, for time may be over before all are done. A GPU needs about half.
+#: Seconds that each piece may take, in the order in which they run: what says most about a model
+#: that people train comes first, for time may be over before all are done.
 LIMIT_SECONDS: Mapping[str, float] = {
     "device": 30,
     "products": 60,
+    "real-gpt2": 170,
+    "real-resnet50": 110,
+    "tune-gpt2": 170,
+    "real-llama_blocks": 110,
+    "real-bert_512": 110,
+    "tune-resnet50": 150,
+    "real-vit_b16": 100,
+    "real-unet": 100,
+    "real-imagenette": 110,
+    "real-bert_128": 100,
+    "tune-bert_512": 150,
+    "real-mlp8192": 60,
+    "real-gpt2_rounded": 120,
+    "real-mobilenet32": 90,
     "tests": 150,
-    "tune-mlp": 170,
-    "grid-mlp": 100,
     "overhead": 90,
     "numerics": 150,
+    "tune-mlp": 170,
+    "grid-mlp": 100,
     "tune-encoder": 170,
     "grid-encoder": 100,
     "tune-gpt": 170,
     "grid-gpt": 100,
     "tune-unet": 170,
     "grid-unet": 100,
-    "tune-tiny": 100,
     "grid-tiny": 100,
 }
 #: The module whose process runs a piece.
 PIECE_MODULE = "benchmarks.gpu.pieces"
 
-QUICK_PIECES = ("tune-tiny", "grid-tiny")
+#: How the pieces begin that go on in the middle.
+RESUMED = "real-"
+
+#: For a dry run alone, and what that leaves out: more of the same with another task.
+QUICK_PIECES = ("grid-tiny",)
 FULL_PIECES = tuple(
     name
     for name in LIMIT_SECONDS
-    if name.startswith(("tune-", "grid-")) and name not in QUICK_PIECES
+    if name.startswith(("tune-", "grid-")) and name not in ("tune-gpt2", *QUICK_PIECES)
 )
 
 #: All pieces together; one that has less than this left is not begun.
@@ -86,15 +113,6 @@ TOTAL_MINUTES = 9.5
 SHORTEST_SECONDS = 5.0
 
 _END_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class PieceResult:
-    """How a piece ended: what it saw, and what failed, if anything did."""
-
-    rows: tuple[dict[str, Any], ...] = ()
-    failed: str = ""
-    interrupted: bool = False
 
 
 def device_of(name: str) -> DeviceFacts:
@@ -120,11 +138,6 @@ def no_evidence(facts: DeviceFacts, quick: bool) -> str:
     return ", ".join([*why, "a dry run"] if quick else why)
 
 
-def slug(name: str) -> str:
-    """A device's name as a part of a file's."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
-
-
 def source() -> str:
     """A digest of the program: what is measured, where the commit alone does not say it."""
     digest = hashlib.sha256()
@@ -144,36 +157,37 @@ def head_of(facts: DeviceFacts, arguments: argparse.Namespace) -> dict[str, Any]
     return {**head, "source": source(), **({"no_evidence": why} if why else {})}
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file; the last one may be cut off, where its writer was ended."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            if isinstance(row, dict):
-                yield row
+@dataclass(frozen=True)
+class Order:
+    """What a process is to measure: a piece, whole or dry, and what of it is measured already.
+
+    It has `seconds` for it, and writes to `path` with `head` in every line.
+    """
+
+    piece: str
+    quick: bool
+    seconds: float
+    path: Path
+    head: Mapping[str, Any] = field(default_factory=dict)
+    earlier: tuple[dict[str, Any], ...] = ()
 
 
-def known(piece: str, head: Mapping[str, Any], folders: Sequence[Path]) -> Path | None:
-    """A piece's result of the same program, software and device, if one is there."""
-    same = head.keys() - {"date"}
-    for folder in folders:
-        for path in sorted(folder.glob(f"gpu_{piece}-*-{slug(head['device'])}.jsonl")):
-            first = next(read_rows(path), {})
-            if "failed_piece" not in first and all(first.get(k) == head[k] for k in same):
-                return path
-    return None
-
-
-def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> PieceResult:
+def run_piece(order: Order, facts: DeviceFacts) -> PieceResult:
     """Run a piece in a process of its own, ended with all that it started when its time is over.
 
     It is shown the one device alone.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        rows, errors = Path(folder) / "rows.jsonl", Path(folder) / "errors"
-        command = [sys.executable, "-m", PIECE_MODULE, piece, rows, "--device", facts.kind.value]
-        command += ["--quick"] if quick else []
-        given = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")}
+        given, errors = Path(folder) / "given.json", Path(folder) / "errors"
+        told = {"head": order.head, "earlier": order.earlier, "facts": to_plain(facts)}
+        given.write_text(json.dumps(told))
+        lines = [row_text(order.piece, order.head, row, NOT_DONE) for row in order.earlier]
+        order.path.write_text("".join(f"{line}\n" for line in lines))
+        command = [sys.executable, "-m", PIECE_MODULE, order.piece, order.path]
+        command += ["--device", facts.kind.value, "--given", given]
+        command += ["--quick"] if order.quick else []
+        variables = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")}
+        variables |= {"REAL_TASK_SIZE": "tiny" if order.quick else "full"}
         interrupted = False
         with errors.open("wb") as log:
             try:
@@ -186,20 +200,20 @@ def run_piece(piece: str, facts: DeviceFacts, quick: bool, seconds: float) -> Pi
                         stderr=log,
                         start_new_session=True,
                         env=child_environment(
-                            **expose_only(facts.observation).environment, **given
+                            **expose_only(facts.observation).environment, **variables
                         ),
                     )
-                code = child.wait(seconds)
+                code = child.wait(order.seconds)
                 failed = f"ended with code {code}" if code else ""
             except subprocess.TimeoutExpired:
-                failed = f"ran out of its {seconds:.3g} s"
+                failed = f"ran out of its {order.seconds:.3g} s"
             except KeyboardInterrupt:
                 failed, interrupted = "interrupted", True
             finally:
                 end(child)
         last = errors.read_text(errors="replace").strip().splitlines()[-1:]
         said = f"{failed}: {last[0][:300]}" if failed and last else failed
-        return PieceResult(tuple(read_rows(rows)), said, interrupted)
+        return PieceResult(bare_rows(order.path, order.head), said, interrupted)
 
 
 @contextlib.contextmanager
@@ -224,22 +238,6 @@ def end(child: subprocess.Popen[bytes]) -> None:
             os.killpg(child.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_END_SECONDS)
-
-
-def write(piece: str, ended: PieceResult, head: Mapping[str, Any], output: Path) -> Path:
-    """Write a piece's lines; a machine's recording has a file of its own."""
-    name = slug(str(head["device"]))
-    mark = {"failed_piece": ended.failed} if ended.failed else {}
-    lines = []
-    for row in ended.rows or ({},):
-        recording = row.pop("recording", None)
-        if recording is not None:
-            text = json.dumps(recording, indent=1, ensure_ascii=False)
-            write_text(output / f"recording-{name}.json", f"{text}\n")
-        lines.append(json.dumps({**head, "piece": piece, **mark, **row}))
-    path = output / f"gpu_{piece}-{head['date']}-{name}.jsonl"
-    write_text(path, "\n".join(lines) + "\n")
-    return path
 
 
 def check_output(folder: Path) -> None:
@@ -344,7 +342,8 @@ def measure(
     """Measure one piece after another; what failed, and whether it was interrupted."""
     began, failures, interrupted = time.monotonic(), [], False
     for piece in pieces:
-        before = None if arguments.again else known(piece, head, (output, RESULTS))
+        folders = () if arguments.again else (output, RESULTS)
+        before = known(piece, head, folders)
         if before is not None:
             print(f"{piece:14s} is known: {before.name}", flush=True)
             continue
@@ -355,7 +354,15 @@ def measure(
             continue
         since = time.monotonic()
         try:
-            ended = run_piece(piece, facts, arguments.quick, min(LIMIT_SECONDS[piece], left))
+            order = Order(
+                piece,
+                arguments.quick,
+                min(LIMIT_SECONDS[piece], left),
+                path_of(piece, head, output),
+                head,
+                begun(piece, head, folders) if piece.startswith(RESUMED) else (),
+            )
+            ended = run_piece(order, facts)
             path = write(piece, ended, head, output)
         except OSError as error:  # no room for temporary files, or for the result
             failures.append(f"{piece}: {error}")

@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu.pieces grid-mlp ROWS --device cuda [--quick]
 
-A row is in the file ROWS as soon as it is known. What a piece could not do ends it with code 1.
+A row is in the file ROWS as soon as it is known, after those that are there already. What a piece
+could not do ends it with code 1.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -27,7 +28,7 @@ import torch  # noqa: F401  # in this thread: a pretended device is that of who 
 
 from autoprec.api import probe
 from autoprec.backends.shared import matmul_timing
-from autoprec.core.codec import to_plain
+from autoprec.core.codec import from_plain, to_plain
 from autoprec.core.device.facts import DeviceFacts
 from autoprec.core.device.family import Support
 from autoprec.core.device.merging import with_measurements
@@ -39,7 +40,10 @@ from autoprec.core.speed.noise import paired_ratio
 from autoprec.tuning.confirmation.interleaved_timing import FinalistFailed
 from autoprec.tuning.job import Target, TuningJob
 from autoprec.tuning.options import Options
-from benchmarks.checkout import ROOT, TASKS, TESTS
+from benchmarks.checkout import REAL_TASKS, ROOT, TASKS, TESTS
+from benchmarks.gpu.piece_files import NOT_DONE, row_text
+from benchmarks.gpu.real_models import MODELS
+from benchmarks.gpu.real_rows import real_rows
 from benchmarks.interleaving import interleaved
 from benchmarks.recordings.record import record
 from benchmarks.search.oracle import tune_from_scratch
@@ -50,6 +54,8 @@ DRY = "tiny"
 POLICIES = (Policy.FLOAT32, Policy.TF32, Policy.MIXED_BFLOAT16, Policy.MIXED_FLOAT16)
 
 TUNING = {"search_limit": 25.0, "proof_seconds": 10.0, "rounds": 3, "extras": True, "knobs": {}}
+#: Of a model of real size a step takes longer, and the compiler may bring most.
+REAL_TUNING = {**TUNING, "search_limit": 60.0, "proof_seconds": 30.0, "compile": True}
 DRY_TUNING = {"trials": 2, "rounds": 1, "proof_seconds": 2.0, "extras": False, "knobs": {}}
 ROUNDS = 6
 
@@ -66,14 +72,18 @@ DRY_ZOO = ["binary_logits"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a piece runs, and whether it is cut down to a dry run."""
+    """Where a piece runs, whether it is cut down to a dry run, and the rows that it has already."""
 
     device: str
     quick: bool = False
+    earlier: Sequence[Mapping[str, Any]] = ()
+    known: Mapping[str, Any] | None = None
 
     @cached_property
     def facts(self) -> DeviceFacts:
-        """What is known of the device."""
+        """What is known of the device: as it was told, for to probe it takes seconds."""
+        if self.known is not None:
+            return from_plain(DeviceFacts, self.known)
         return probe(device=self.device).devices[0].facts
 
     @property
@@ -146,15 +156,15 @@ def gpu_test_files() -> list[str]:
     return [path.relative_to(ROOT).as_posix() for path in found]
 
 
-def tuning(task: str, setting: Setting) -> Rows:
+def tuning(path: Path, asked: Mapping[str, Any], setting: Setting) -> Rows:
     """One tuning from scratch."""
-    asked = DRY_TUNING if setting.quick else TUNING
+    asked = DRY_TUNING if setting.quick else asked
     with tempfile.TemporaryDirectory() as folder:
         profile, clock = tune_from_scratch(
-            TASKS / f"{task}.py", Path(folder), seed=0, device=setting.device, **asked
+            path, Path(folder), seed=0, device=setting.device, **asked
         )
     yield {
-        "task": task,
+        "task": path.stem,
         "recipe": to_plain(profile.recipe),
         "evidence": to_plain(profile.evidence),
         "stages": clock.seconds,
@@ -162,6 +172,16 @@ def tuning(task: str, setting: Setting) -> Rows:
         "killed": clock.killed,
         "peak_memory_bytes": clock.peak,
     }
+
+
+def real(model: str, setting: Setting) -> Rows:
+    """Every way of training one model of real size, by turns."""
+    has_tf32 = setting.facts.fact(DType.TF32).support is not Support.ABSENT
+    failed = yield from real_rows(
+        MODELS[model], setting.where, setting.quick, has_tf32, setting.earlier
+    )
+    if failed:
+        raise PieceFailed(failed)
 
 
 def grid(task: str, setting: Setting) -> Rows:
@@ -278,7 +298,12 @@ PIECES: Mapping[str, Callable[[Setting], Rows]] = {
     "device": device,
     "products": products,
     "tests": tests,
-    **{f"tune-{task}": partial(tuning, task) for task in (*BATCHES, DRY)},
+    **{f"real-{model}": partial(real, model) for model in MODELS},
+    **{
+        f"tune-{task}": partial(tuning, REAL_TASKS / f"{task}.py", REAL_TUNING)
+        for task in ("gpt2", "resnet50", "bert_512")
+    },
+    **{f"tune-{task}": partial(tuning, TASKS / f"{task}.py", TUNING) for task in (*BATCHES, DRY)},
     **{f"grid-{task}": partial(grid, task) for task in (*BATCHES, DRY)},
     "overhead": overhead,
     "numerics": numerics,
@@ -292,12 +317,16 @@ def main() -> int:
     parser.add_argument("rows", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--given", type=Path, help="what else it is told, in a file")
     arguments = parser.parse_args()
-    setting = Setting(arguments.device, arguments.quick)
+    given = {"head": {}, "earlier": [], "facts": None}
+    if arguments.given is not None:
+        given = json.loads(arguments.given.read_text(encoding="utf-8"))
+    setting = Setting(arguments.device, arguments.quick, given["earlier"], given["facts"])
     try:
-        with arguments.rows.open("w", encoding="utf-8", buffering=1) as file:
+        with arguments.rows.open("a", encoding="utf-8", buffering=1) as file:
             for row in PIECES[arguments.piece](setting):
-                file.write(f"{json.dumps(row)}\n")
+                file.write(f"{row_text(arguments.piece, given['head'], row, NOT_DONE)}\n")
     except PieceFailed as failure:
         print(failure, file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The report's tables of what `make gpu-evidence` left: speed by task, and the rest."""
+"""The report's tables of what `make gpu-evidence` left: speed by small task, and the rest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from autoprec.core.dtypes import Policy
 from autoprec.core.number_words import times
+from benchmarks.report.real_gpu import is_real
 from benchmarks.search.oracle_rows import ratio_text, words
 
 Rows = Sequence[Mapping[str, Any]]
@@ -63,11 +64,18 @@ def speed(found: Found) -> Iterator[str]:
     if not found:
         yield "| any | not measured: `make gpu-evidence` does it" + " | -" * 7 + " |"
     for device, pieces in found.items():
-        for task in dict.fromkeys(name.split("-", 1)[1] for name in pieces if "-" in name):
+        for task in small_tasks(pieces):
             rows = pieces.get(f"grid-{task}", ())
             ran = [f"{cell(rows, policy)}" for policy in NAMES]
             cells = [device, task, *ran, *chosen(pieces.get(f"tune-{task}", ()))]
             yield f"| {' | '.join(cells)} |"
+
+
+def small_tasks(pieces: Mapping[str, Rows]) -> Iterator[str]:
+    """The tasks of these pieces that are not of real size, which have tables of their own."""
+    named = (name.partition("-") for name in pieces)
+    tasks = (task for kind, _, task in named if kind in ("grid", "tune"))
+    yield from (task for task in dict.fromkeys(tasks) if not is_real(task))
 
 
 def cell(rows: Rows, policy: Policy) -> str:

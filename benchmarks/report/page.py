@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autoprec.core.number_words import times
 from benchmarks.checkout import RESULTS, ROOT
-from benchmarks.report import gpu
+from benchmarks.report import gpu, real_gpu
 from benchmarks.report.latest import MACHINES, head_of, latest
 from benchmarks.report.limits import limits
 from benchmarks.report.measured import UNMEASURED, measured
@@ -83,7 +83,9 @@ WITHDRAWN = (
 )
 
 GPUS = (
-    "`make gpu-evidence`, data: `benchmarks/results/gpu_*.jsonl`. Each policy's throughput over "
+    "`make gpu-evidence`, data: `benchmarks/results/gpu_*.jsonl`. These tasks are too small for a "
+    "recent GPU: a step takes as long as its launches, which the policy does not change, until the "
+    "batch is large. Each policy's throughput over "
     "plain float32's at the same batch, in alternation, as it is and under torch.compile; and what "
     "one tuning chose, over float32 as it was run, and over float32 at the batch chosen. Those "
     "tunings had 25 s for their search, so that not every policy was tried at every batch: on the "
@@ -157,7 +159,11 @@ def page() -> str:
             own += [*section(path), ""]
         lines += [*own, *left_out(name, suffix, own)]
     found = gpu.read(RESULTS)
-    lines += ["## GPUs", "", GPUS, "", *host_bound(), "", *gpu.section(found), ""]
+    lines += ["## GPUs", "", real_gpu.NOTE, "", *real_gpu.models(found), ""]
+    for device, pieces in found.items():
+        ways = list(real_gpu.every_way(pieces))
+        lines += [f"{device}, every way:", "", *ways] if ways else []
+    lines += ["### Small tasks on a GPU", "", GPUS, "", *host_bound(), "", *gpu.section(found), ""]
     return "\n".join(lines)
 
 

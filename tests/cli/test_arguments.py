@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autoprec.cli import main
+from autoprec.cli import main, probe
+from autoprec.errors import AutoprecError, UsageError, UserCodeError
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,20 @@ def test_a_word_that_is_nothing_like_any_gets_no_hint(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(["probe", "--qqqqqqqq"])
     assert "did you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "said"), [(UsageError, "--seed"), (UserCodeError, "`seed`")])
+def test_only_messages_of_ours_name_settings_as_flags(
+    error: type[AutoprecError],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What a task's own code calls `seed` is its own."""
+
+    def run(arguments: object) -> int:
+        raise error("`seed` is not a number")
+
+    monkeypatch.setattr(probe, "run", run)
+    assert main(["probe"]) == error.exit_code
+    assert capsys.readouterr().err == f"autoprec: {said} is not a number\n"

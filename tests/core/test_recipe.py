@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fuzz.values import recipes, values_of
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from autoprec.core.codec import DecodeError, from_plain, to_plain
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.recipe import (
+    GRAPH_MODES,
     KNOBS,
     Alignment,
     Distributed,
@@ -80,11 +83,29 @@ def test_another_policy_brings_its_loss_scale_and_drops_the_islands(recipe, poli
         ({"knobs": {"threads": True}}, "knob threads: True given, expected an integer"),
         ({"knobs": {"cudnn_benchmark": 1}}, "cudnn_benchmark: 1 given, expected one of True, F"),
         ({"knobs": {"compile_mode": "fast"}}, "'fast' given, expected one of default, reduce"),
+        (
+            {
+                "compile": True,
+                "accumulation_steps": 2,
+                "knobs": {"compile_mode": "reduce-overhead"},
+            },
+            "compile_mode 'reduce-overhead' with accumulation_steps 2 given, expected 1 step: .*"
+            "Give compile_mode 'default', or a batch that is not split",
+        ),
     ],
 )
 def test_what_no_recipe_may_hold_is_refused(plain, message):
     with pytest.raises(DecodeError, match=message):
         from_plain(Recipe, plain)
+
+
+@pytest.mark.parametrize("mode", GRAPH_MODES)
+def test_cuda_graphs_are_refused_with_accumulation_alone(mode):
+    whole = Recipe(compile=True, knobs={"compile_mode": mode})
+    with pytest.raises(UsageError, match=f"{mode}' with accumulation_steps 4 given"):
+        replace(whole, accumulation_steps=4)
+    assert replace(whole, accumulation_steps=4, compile=False)
+    assert replace(whole, accumulation_steps=4, knobs={"compile_mode": "default"})
 
 
 @pytest.mark.parametrize("name", KNOBS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autoprec.core import codec
 from autoprec.core.profile import Profile, schema_of
-from autoprec.core.recipe import KNOBS, Recipe
+from autoprec.core.recipe import GRAPH_MODES, KNOBS, Recipe
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -33,8 +33,11 @@ SCALARS = {
     Any: PLAIN,
 }
 
+#: Without the modes that a recipe refuses beside accumulation.
 KNOB_VALUES = {
-    name: st.sampled_from(knob.values) if knob.values else st.integers(knob.low, knob.high)
+    name: st.sampled_from([value for value in knob.values if value not in GRAPH_MODES])
+    if knob.values
+    else st.integers(knob.low, knob.high)
     for name, knob in KNOBS.items()
 }
 knobs = st.fixed_dictionaries({}, optional=KNOB_VALUES)

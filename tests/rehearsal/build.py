@@ -8,17 +8,24 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import tempfile
+import threading
 from pathlib import Path
 
+_ONE_AT_A_TIME = threading.Lock()
 SOURCE = Path(__file__).with_name("guard.cpp")
 
 
 def library(kind: str) -> Path:
     """The shared library for "CUDA", "XPU" or "MPS"; built where it is not there already.
 
-    It is kept in the temporary folder under a name that its source and torch's version decide.
+    It is kept in build/ under a name that its source and torch's version decide. Threads and
+    processes may ask for it at the same time.
     """
+    with _ONE_AT_A_TIME:
+        return _library(kind)
+
+
+def _library(kind: str) -> Path:
     compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
     if compiler is None:
         raise RuntimeError(
@@ -27,10 +34,10 @@ def library(kind: str) -> Path:
         )
     mark = hashlib.blake2b(SOURCE.read_bytes(), digest_size=8)
     mark.update(importlib.metadata.version("torch").encode())
-    folder = Path(tempfile.gettempdir()) / f"autoprec-rehearsal-{os.getuid()}"
+    folder = Path(__file__).parents[2] / "build/rehearsal"
     built = folder / f"guard-{kind}-{mark.hexdigest()}.so"
     if not built.exists():
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         partial = built.with_suffix(f".{os.getpid()}")
         subprocess.run([compiler, *_flags(kind), "-o", partial], check=True, timeout=240)
         partial.replace(built)

@@ -10,7 +10,7 @@ from factories import steady
 from rich.console import Console
 
 from autoprec.core.dtypes import Policy
-from autoprec.core.measurement import Measurement
+from autoprec.core.measurement import Measurement, TaskFacts
 from autoprec.core.recipe import Recipe
 from autoprec.core.speed.space import Point
 from autoprec.core.speed.trial_results import Outcome, Status
@@ -21,8 +21,17 @@ from autoprec.reporting.text import (
     rate_text,
     seconds_text,
 )
-from autoprec.reporting.tune import Quiet, Terminal
-from autoprec.tuning.events import Judged, Note, Progress, Round, Stage, TrialFinished, TrialStarted
+from autoprec.reporting.tune import Quiet, Terminal, trials_table
+from autoprec.tuning.events import (
+    Described,
+    Judged,
+    Note,
+    Progress,
+    Round,
+    Stage,
+    TrialFinished,
+    TrialStarted,
+)
 
 
 def point(policy: str = "float32", batch: int = 32, **more: object) -> Point:
@@ -56,6 +65,22 @@ def test_a_failed_trial_says_how_it_failed() -> None:
     failed = Outcome(point(batch=512), Status.OUT_OF_MEMORY, reason="DefaultCPUAllocator")
     text = shown(TrialFinished(0, Recipe(batch_size=512), failed, 0.0, 0.0))
     assert "out of memory: DefaultCPUAllocator" in text
+
+
+def test_nothing_is_called_float32_where_the_weights_are_16_bit() -> None:
+    facts = TaskFacts("torch", {}, 32, 32, 1000, weights_in="bfloat16")
+    plain = outcome("float32", 32, 0.032)
+    text = shown(
+        Described(facts, 0, 4),
+        TrialFinished(0, Recipe(batch_size=32), plain, 1000.0, 1000.0),
+        Judged(Recipe(batch_size=32), "equal", "it is the reference"),
+    )
+    assert "trial  1  bfloat16 weights, batch 32" in text
+    assert "bfloat16 weights: equal: it is the reference" in text
+    assert "float32" not in text
+    console = Console(file=io.StringIO(), width=120)
+    console.print(trials_table((plain,), True, "bfloat16"))
+    assert "float32" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_verdicts_and_notes_are_said() -> None:

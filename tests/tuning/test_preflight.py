@@ -148,6 +148,24 @@ def test_knobs_that_mean_nothing_here_are_left_out_with_a_note() -> None:
     assert found.knobs == {"keep_memory": (False, True), "threads": (2, 1)}
 
 
+def test_modes_that_replay_cuda_graphs_are_not_tried_where_a_batch_may_be_split() -> None:
+    modes = ("default", "reduce-overhead", "max-autotune")
+    asked = Options(knobs={"compile_mode": modes}, extras=False, compile=True)
+    for whole in ({}, {"batch_size": 32, "splittable": False, "split_reason": "it is small"}):
+        assert built(asked, **whole)[0].knobs == {"compile_mode": modes}
+    at_once = replace(asked, batch_sizes=(32,))
+    assert built(at_once, batch_size=32)[0].knobs == {"compile_mode": modes}
+    found, said = built(asked, batch_size=32)
+    assert found.knobs == {"compile_mode": ("default",)}
+    assert said == [
+        "knob compile_mode: reduce-overhead and max-autotune left out, for a split batch's "
+        "gradients do not survive the CUDA graphs of that mode; --batch-sizes 32 splits none"
+    ]
+    assert all(found.recipe(point) for point in found.points())
+    only = replace(asked, knobs={"compile_mode": ("reduce-overhead",)})
+    assert built(only, batch_size=32)[0].knobs == {}
+
+
 def test_further_knobs_are_tried_unless_they_are_off_and_levels_asked_for_come_first() -> None:
     slow = {"optimizer_share": 0.3, "keepable_memory": True}
     assert set(built(None, CPU, **slow)[0].knobs) == {"fused_optimizer", "keep_memory"}

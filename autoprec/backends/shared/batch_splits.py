@@ -7,10 +7,11 @@ splits exactly where both halves happen to count the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from autoprec.backends.protocol import ProgressCallback
+from autoprec.core.dtypes import DType
 
 COMPARED_BATCHES = 6
 """How many batches are cut in two and compared with their halves."""
@@ -19,6 +20,13 @@ _LEAST_COMPARED = 2
 
 _SECONDS = 10.0
 """After so long no further batch is compared, once there were the least."""
+
+_GRADIENT_TOLERANCE = 1e-4
+"""How far halves' gradients may be from the batch's in float32, relative to its norm."""
+
+_ROUNDOFFS = 3.0
+"""The same in 16 bits, in unit roundoffs of the coarsest dtype. Measured on batches of 8 to 256 of
+five models without BatchNorm in bfloat16 and float16: 0.6 to 1.3; with BatchNorm 22 and more."""
 
 BATCH_CAUSES = "BatchNorm, in-batch negatives, a summed loss or a mean over padded texts does this"
 COUNT_CAUSES = (
@@ -49,6 +57,15 @@ class Splitting:
             f"that a batch may be split was seen on {self.compared} batches only: comparing one "
             f"with its halves takes {self.seconds:.1g} s",
         )
+
+
+def gradient_tolerance(low: Collection[DType]) -> float:
+    """Return how far halves' gradients may be from the batch's, relative to its norm.
+
+    `low` are the 16-bit dtypes that the task itself keeps weights or computes in.
+    """
+    coarsest = max((each.limits.unit_roundoff for each in low), default=0.0)
+    return max(_GRADIENT_TOLERANCE, _ROUNDOFFS * coarsest)
 
 
 def judge_splitting(

@@ -12,7 +12,14 @@ from autoprec.core.device.policies import Proposal, Refusal
 from autoprec.core.dtypes import DType, Policy
 from autoprec.core.measurement import Dimension, TaskFacts
 from autoprec.core.numerics.islands import resolve_patterns
-from autoprec.core.recipe import KEEP_MEMORY, Alignment, Distributed, KnobValue
+from autoprec.core.recipe import (
+    COMPILE_MODE,
+    GRAPH_MODES,
+    KEEP_MEMORY,
+    Alignment,
+    Distributed,
+    KnobValue,
+)
 from autoprec.core.speed.knobs import plausible_knobs, wanted_multiples
 from autoprec.core.speed.space import (
     BATCH,
@@ -66,13 +73,14 @@ def build_space(job: TuningJob, task: TaskFacts, facts: DeviceFacts, proposal: P
     extras = dict(plausible_knobs(facts, task, searched))
     if patterns:
         extras.pop(_ROUNDING_KNOB, None)
+    sizes = _batch_sizes(job, task)
     return Space(
         policies=tuple(policies),
-        batch_sizes=_batch_sizes(job, task),
+        batch_sizes=sizes,
         effective_batch=task.batch_size,
         memory_formats=("contiguous", "channels_last") if task.convolutions else ("contiguous",),
         compile=(False, True) if _may_compile(job, task) else (False,),
-        knobs={**extras, **_requested_knobs(job, task)},
+        knobs={**extras, **_requested_knobs(job, task, sizes)},
         float32_modules=resolve_patterns(patterns, task.units) if patterns else (),
         alignments=_alignments(job, task, padding_multiples(job, facts, policies)),
         distributed=_distributed(job),
@@ -102,8 +110,12 @@ def rank_levels(options: Options) -> dict[str, tuple[KnobValue, ...]]:
     return found
 
 
-def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobValue, ...]]:
-    """Return the requested knobs, without those that have no effect here."""
+def _requested_knobs(
+    job: TuningJob, task: TaskFacts, sizes: Sequence[int]
+) -> dict[str, tuple[KnobValue, ...]]:
+    """Return the requested knobs, without what has no effect here or no recipe may hold."""
+    whole = task.batch_size and batch_of_rank(task.batch_size, job.options.nproc)
+    splits = whole is not None and any(size != whole for size in sizes)
     known = registry.capabilities(task.framework).knobs
     found = {}
     for name, levels in job.options.knobs.items():
@@ -118,9 +130,18 @@ def _requested_knobs(job: TuningJob, task: TaskFacts) -> dict[str, tuple[KnobVal
                     "and is left out"
                 )
             )
+        elif name == COMPILE_MODE and splits and set(levels) & set(GRAPH_MODES):
+            graphs = " and ".join(str(level) for level in levels if level in GRAPH_MODES)
+            job.listener(
+                Note(
+                    f"knob {name}: {graphs} left out, for a split batch's gradients do not survive "
+                    f"the CUDA graphs of that mode; --batch-sizes {whole} splits none"
+                )
+            )
+            found[name] = tuple(level for level in levels if level not in GRAPH_MODES)
         else:
             found[name] = levels
-    return found
+    return {name: levels for name, levels in found.items() if levels}
 
 
 def _may_compile(job: TuningJob, task: TaskFacts) -> bool:

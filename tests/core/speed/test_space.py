@@ -25,7 +25,7 @@ from autoprec.errors import UsageError
 LEVELS = {
     "threads": (8, 4, 2),
     "fused_optimizer": (False, True),
-    "compile_mode": ("default", "max-autotune"),
+    "cudnn_benchmark": (False, True),
 }
 
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from autoprec.backends.keras.apply.layer_names import LayerUnit
+from autoprec.backends.keras.dtypes import dtype_name, is_low
 from autoprec.backends.keras.measure.attempt import NO_MEMORY, try_to_measure
 from autoprec.backends.keras.train.data import count_samples, slice_samples, to_tensors
 from autoprec.backends.keras.train.task_runner import gradient_function, state_kept
@@ -19,11 +20,11 @@ from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.batch_splits import (
     Splitting,
     explain_difference,
+    gradient_tolerance,
     in_batch,
     judge_splitting,
 )
-
-_GRADIENT_TOLERANCE = 1e-4
+from autoprec.core.dtypes import DType
 
 
 def splittable(
@@ -43,12 +44,15 @@ def splittable(
     if samples < 2 or samples % 2:
         return Splitting(False, f"a batch of {samples} samples has no halves")
     run = gradient_function(model)
+    dtypes = {v.dtype for v in model.trainable_variables} | {u.layer.compute_dtype for u in units}
+    tolerance = gradient_tolerance({DType(dtype_name(each)) for each in dtypes if is_low(each)})
 
     fixed = False
 
     def reason_against(index: int) -> str:
         nonlocal fixed
-        reason, fixed = _reason_against(task, model, run, to_tensors(given[index]), index)
+        batch = to_tensors(given[index])
+        reason, fixed = _reason_against(task, model, run, batch, index, tolerance)
         return in_batch(reason, index)
 
     with without_dropout(units):
@@ -56,7 +60,9 @@ def splittable(
     return replace(found, fixed=fixed)
 
 
-def _reason_against(task: Task, model: Any, run: Any, batch: Any, index: int) -> tuple[str, bool]:
+def _reason_against(
+    task: Task, model: Any, run: Any, batch: Any, index: int, tolerance: float
+) -> tuple[str, bool]:
     """Return a reason against splitting a batch, and whether no other batch size trains at all."""
     samples = count_samples(task, batch)
     if not any(tuple(leaf.shape[:1]) == (samples,) for leaf in keras.tree.flatten(batch)):
@@ -78,7 +84,7 @@ def _reason_against(task: Task, model: Any, run: Any, batch: Any, index: int) ->
         return "its gradient is zero, or reaches no optimizer that the model holds", False
     if not math.isfinite(norm + difference):
         return "the gradients of a batch or of its halves are not finite", False
-    if difference <= _GRADIENT_TOLERANCE * norm:
+    if difference <= tolerance * norm:
         return "", False
     return explain_difference(difference / norm if norm else math.inf, index), False
 

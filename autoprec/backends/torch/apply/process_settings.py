@@ -56,6 +56,9 @@ _CLAIMS = _Claims()
 #: Two names of one setting: writing the one writes the other.
 _SAME_SETTING = frozenset({"matmul_precision", "matmul_tf32"})
 
+#: The settings that write the newer API's, too.
+_PRECISION = _SAME_SETTING | {"cudnn_tf32", "onednn_tf32"}
+
 
 def release_process_settings(model: nn.Module | None = None) -> None:
     """Undo what the recipes of `model`, and of models that no longer exist, have set.
@@ -73,8 +76,8 @@ def release_process_settings(model: nn.Module | None = None) -> None:
         theirs |= _SAME_SETTING
     unclaimed = {setting for _, changes in gone for setting in changes} - still - theirs
     _restore({setting: _CLAIMS.original[setting] for setting in _READERS if setting in unclaimed})
-    if not theirs and not still:
-        _restore(_CLAIMS.original)
+    if not (theirs | still) & _PRECISION:
+        _restore({setting: _CLAIMS.original[setting] for setting in _NEWER_SETTINGS})
     _CLAIMS.left = _readings()
 
 
@@ -102,12 +105,17 @@ def set_process_settings(
 
 @contextmanager
 def process_settings_restored() -> Iterator[None]:
-    """Restore every setting this module may change, whatever happens inside."""
+    """Restore every setting this module may change, whatever happens inside.
+
+    What models' recipes want inside is forgotten with it.
+    """
     before = _readings()
+    wanted, original, left = list(_CLAIMS.wanted), _CLAIMS.original, _CLAIMS.left
     try:
         yield
     finally:
         _restore(before)
+        _CLAIMS.wanted, _CLAIMS.original, _CLAIMS.left = wanted, original, left
 
 
 def _restore(before: Mapping[str, Any]) -> None:

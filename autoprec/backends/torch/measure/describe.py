@@ -75,7 +75,9 @@ def describe(
         counted = operations(task, model, batch, seed)
     saved, _ = try_to_measure(lambda: saved_bytes(task, model, batch, seed))
     judged = {index: seen.kept[index] for index in seen.representatives(COMPARED_BATCHES)}
-    splitting = splittable(task, model, judged, found, seed, device=device, report=report)
+    splitting = splittable(
+        task, model, judged, found, seed, device=device, report=report, autocasts=bool(autocasts)
+    )
     report("describe", 1)
     optimizer = build_optimizer(task, model)
     seconds, share = _time_one_step(task, model, optimizer, batch, device)

@@ -1,8 +1,9 @@
-"""Counts a step's floating-point operations, with formulas where torch counts nothing.
+"""Counts a step's floating-point operations, with formulas where torch's own are wrong or missing.
 
 torch.utils.flop_counter knows matrix products, convolutions and CUDA's attention kernels. On the
-CPU, fused attention and the LSTM run as single operators that it counts as 0; their formulas are
-here. A multiply-add is two operations. Each is counted once: for the module whose own code ran it.
+CPU, fused attention and the LSTM run as single operators that it counts as 0, and of a convolution
+in groups it counts the weights' gradient once too often for each group; their formulas are here. A
+multiply-add is two operations. Each is counted once: for the module whose own code ran it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    conv_flop_count,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 #: Whose operations no module does itself; no module has such a path.
 OUTSIDE = "."
@@ -41,6 +47,25 @@ def _attention_backward(
     )
 
 
+def _convolution_backward(
+    grad_out: Any,
+    inputs: Any,
+    weight: Any,
+    _bias: Any,
+    _stride: Any,
+    _padding: Any,
+    _dilation: Any,
+    transposed: bool,
+    _output_padding: Any,
+    _groups: int,
+    output_mask: Any,
+    **kwargs: Any,
+) -> int:
+    """Count the forward pass for each gradient wanted, by inputs and by weights."""
+    forward = int(conv_flop_count(inputs, weight, grad_out, transposed=transposed))
+    return forward * (bool(output_mask[0]) + bool(output_mask[1]))
+
+
 def _rnn_layer(inputs: Any, weight_ih: Any, weight_hh: Any, *args: Any, **kwargs: Any) -> int:
     """Count each time step's products of input and hidden state with all gates' weights."""
     steps, batch = inputs[0], inputs[1]
@@ -55,11 +80,12 @@ def _rnn_layer_backward(inputs: Any, weight_ih: Any, weight_hh: Any, *args: Any,
 
 
 def formulas() -> dict[Any, Any]:
-    """Return formulas for the operators that torch's counter does not know, where they exist."""
+    """Return formulas for the operators that torch's counter gets wrong, where they exist."""
     aten = torch.ops.aten
     wanted = {
         "_scaled_dot_product_flash_attention_for_cpu": _attention,
         "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+        "convolution_backward": _convolution_backward,
         "mkldnn_rnn_layer": _rnn_layer,
         "mkldnn_rnn_layer_backward": _rnn_layer_backward,
     }

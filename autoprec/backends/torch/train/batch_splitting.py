@@ -20,15 +20,16 @@ from autoprec.backends.protocol import ProgressCallback, Task
 from autoprec.backends.shared.batch_splits import (
     Splitting,
     explain_difference,
+    gradient_tolerance,
     in_batch,
     judge_splitting,
 )
+from autoprec.backends.torch.dtypes import LOW_DTYPES, dtype_name
 from autoprec.backends.torch.measure.step_costs import buffers_preserved, try_to_measure
 from autoprec.backends.torch.trace.model_state import stored_values
 from autoprec.backends.torch.train.batch_dimension import Samples
 from autoprec.backends.torch.train.task_runner import compute_loss, move, seed_everything
-
-_GRADIENT_TOLERANCE = 1e-4
+from autoprec.core.dtypes import DType
 
 _CHANGES_STATE = "a forward pass changes what the next one computes (spectral norm does this)"
 _DRAWS_RANDOM_NUMBERS = "a step draws random numbers of its own besides dropout"
@@ -46,17 +47,22 @@ def splittable(
     *,
     device: str,
     report: ProgressCallback,
+    autocasts: bool = False,
 ) -> Splitting:
     """Say whether two halves' mean gradient equals the whole batch's, dropout off; else why.
 
     `given` are batches from all over the data by their places, the first batch first, in the order
-    in which they are compared; each is put on the model's `device` for that.
+    in which they are compared; each is put on the model's `device` for that. The task `autocasts`
+    where it opens an autocast of its own.
     """
     first = samples.count(given[0])
     if first < 2 or first % 2:
         return Splitting(False, f"a batch of {first} samples has no halves")
     if samples.unsplittable_reason:
         return Splitting(False, samples.unsplittable_reason)
+
+    low = {DType(dtype_name(p.dtype)) for p in model.parameters() if p.dtype in LOW_DTYPES}
+    tolerance = gradient_tolerance(low | ({DType.BFLOAT16} if autocasts else set()))
 
     def reason_against(index: int) -> str:
         batch, why = try_to_measure(lambda: move(given[index], device))
@@ -66,13 +72,18 @@ def splittable(
         if halves is None:
             return in_batch(f"a batch cannot be cut in two: {why}", index)
         with buffers_preserved(model), without_dropout(model):
-            return _reason_against(task, model, (batch, *halves), seed, index)
+            return _reason_against(task, model, (batch, *halves), seed, index, tolerance)
 
     return judge_splitting(given, reason_against, report)
 
 
 def _reason_against(
-    task: Task, model: nn.Module, whole_and_halves: tuple[Any, Any, Any], seed: int, index: int
+    task: Task,
+    model: nn.Module,
+    whole_and_halves: tuple[Any, Any, Any],
+    seed: int,
+    index: int,
+    tolerance: float,
 ) -> str:
     batch, *halves = whole_and_halves
     whole: Part = (batch, 1.0, seed)
@@ -80,7 +91,7 @@ def _reason_against(
     error, why = try_to_measure(lambda: _difference(task, model, parts))
     if error is None:
         return in_batch(f"two halves could not be compared with their batch: {why}", index)
-    if error <= _GRADIENT_TOLERANCE:
+    if error <= tolerance:
         return ""
     if math.isnan(error):
         return in_batch("the gradients of a batch or of its halves are not finite", index)
@@ -89,7 +100,7 @@ def _reason_against(
     state, _ = try_to_measure(lambda: _difference(task, model, again))
     random, _ = try_to_measure(lambda: _difference(task, model, drawn_anew))
     for found, why in ((state, _CHANGES_STATE), (random, _DRAWS_RANDOM_NUMBERS)):
-        if found is not None and not found <= _GRADIENT_TOLERANCE:
+        if found is not None and not found <= tolerance:
             return f"{why}, so that halves cannot be compared with their batch"
     return explain_difference(error, index)
 

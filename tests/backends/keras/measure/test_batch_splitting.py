@@ -231,3 +231,27 @@ def test_it_is_timed_and_compared_at_its_batch(model):
 def test_what_a_recurrent_layer_carries_is_state():
     model = build_model(task(stateful), 0, next(build_data(BATCH)))
     assert [v.name for v in state_variables(model)][-1] == "rnn_state"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mixing", [False, True])
+def test_a_model_of_a_16_bit_dtype_is_split_unless_it_mixes_samples(dtype, mixing):
+    def build():
+        more = [layers.BatchNormalization(dtype=dtype)] if mixing else []
+        model = keras.Sequential(
+            [
+                keras.Input((6, 4)),
+                layers.Dense(32, "gelu", dtype=dtype),
+                *more,
+                layers.Dense(3, dtype=dtype),
+            ]
+        )
+        model.compile("adam", "mse")
+        return model
+
+    task = Task("task.py", build, build_data)
+    found = KerasBackend().describe(
+        task, device="cpu", seed=0, batch_size=BATCH, report=lambda phase, step: None
+    )
+    assert found.splittable is not mixing
+    assert mixing is ("BatchNorm" in found.split_reason)

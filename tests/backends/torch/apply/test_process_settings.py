@@ -106,6 +106,16 @@ def test_two_models_may_need_the_same_setting(first_out: int) -> None:
         assert process_readings() == before
 
 
+def test_products_are_restored_exactly_though_another_models_threads_stay() -> None:
+    with process_settings_restored():
+        threads = apply(Recipe(knobs={"threads": 1}), mlp())
+        before = process_readings()
+        apply(Recipe(knobs={"implicit_bfloat16": True}), mlp()).restore()
+        assert process_readings() == before
+        assert torch.get_num_threads() == 1
+        threads.restore()
+
+
 def test_settings_of_a_model_that_is_gone_are_taken_back_by_the_next() -> None:
     before, surgeon = process_readings(), TorchSurgeon()
     with process_settings_restored():

@@ -70,6 +70,19 @@ def test_the_total_is_torchs() -> None:
     assert counter.get_total_flops() == total(lambda: model(inputs()).sum().backward())
 
 
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("made", [nn.Conv2d, nn.ConvTranspose2d])
+def test_each_gradient_of_a_convolution_in_groups_costs_its_forward_pass(
+    made: type[nn.Module], groups: int
+) -> None:
+    convolution = made(8, 8, 3, padding=1, groups=groups)
+    images = torch.randn(2, 8, 5, 5, requires_grad=True)
+    forward = 2 * 2 * 25 * 9 * 8 * 8 // groups
+    assert total(lambda: convolution(images)) == forward
+    assert total(lambda: convolution(images).sum().backward()) == 3 * forward
+    assert total(lambda: convolution(images.detach()).sum().backward()) == 2 * forward
+
+
 def test_containers_that_are_never_called_count_nothing_twice() -> None:
     leaves = [f"blocks.{i}.{j}" for i in (0, 1) for j in (0, 1)]
     leaves += ["heads.a", "heads.b", "rows.0", "rows.1"]

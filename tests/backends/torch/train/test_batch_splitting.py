@@ -204,3 +204,36 @@ def test_nothing_is_computed_in_float64_where_a_device_has_none() -> None:
 
     with NoFloat64():
         assert facts().splittable
+
+
+def sixteen_bit(dtype: torch.dtype, *more: nn.Module) -> dict[str, Any]:
+    """A task whose weights and inputs are of a 16-bit dtype."""
+
+    def build_model() -> nn.Module:
+        hidden = nn.Linear(32, 64)
+        return nn.Sequential(hidden, *more, nn.GELU(), nn.Linear(64, 5)).to(dtype)
+
+    return {
+        "build_model": build_model,
+        "build_data": lambda n: [(torch.randn(n, 32).to(dtype), torch.randint(5, (n,)))],
+        "loss_fn": lambda outputs, targets: F.cross_entropy(outputs.float(), targets),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_with_16_bit_weights_is_split_though_its_gradients_are_rounded(
+    dtype: torch.dtype,
+) -> None:
+    assert facts(**sixteen_bit(dtype)).splittable
+    mixing = facts(**sixteen_bit(dtype, nn.BatchNorm1d(64)))
+    assert not mixing.splittable
+    assert "BatchNorm" in mixing.split_reason
+
+
+def test_a_task_with_an_autocast_of_its_own_is_split() -> None:
+    def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(batch[0]).float(), batch[1])
+
+    given = sixteen_bit(torch.float32) | {"training_step": loss_of}
+    assert facts(**given).splittable
