@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests.slow_marks import SlowMarks
+
 if TYPE_CHECKING:
     from autoprec.core.recipe import Recipe
     from autoprec.workers.client import Worker
@@ -37,8 +39,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's greeting is n
 os.environ["AUTOPREC_CATALOGUE"] = ""  # device rows of whoever runs the tests are no part of them
 os.environ["AUTOPREC_CACHE"] = ""  # nor is what was measured on their machine
 
-settings.register_profile("patient", deadline=None)  # a busy machine fails no test
-settings.load_profile("patient")
+# The same examples in every run, so that a run fails for what was changed; CI looks at others each
+# time (.ci/run sets the variable). A busy machine fails no test.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("others", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 MARKER_OF = {"torch": "torch", "tensorflow": "keras", "keras": "keras"}
 OTHER_MARKERS = ("gpu", "integrations", "release", "scale", "slow", "zoo")
@@ -64,10 +69,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--whole-table", action="store_true", help="every cell of test_keras_table, not a part"
     )
+    parser.addoption(
+        "--slow-marks", choices=("tell", "error"), default="tell", help="see tests/slow_marks.py"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LOADED] = {}
+    config.pluginmanager.register(SlowMarks(config.option.slow_marks == "error"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
