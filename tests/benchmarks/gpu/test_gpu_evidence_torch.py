@@ -235,6 +235,7 @@ def test_a_piece_is_shown_the_one_device_that_is_measured(tmp_path: Path, monkey
     assert pieces.Setting("rocm").where == "cuda"
 
 
+@pytest.mark.release
 def test_the_gpu_tests_are_found_without_pytests_plugin_for_timeouts(monkeypatch: Any) -> None:
     """A lent machine has pytest at best."""
     monkeypatch.setattr(pieces, "find_spec", lambda name: None if "timeout" in name else name)
