@@ -37,6 +37,7 @@ from autoprec.workers.failures import (
 )
 from autoprec.workers.handlers import LoadedTask, type_hints_of
 from autoprec.workers.memory_limit import memory_budget
+from autoprec.workers.server import ERROR_REPORT_BYTES
 from autoprec.workers.timeouts import (
     FIRST_STEP_TIMEOUT_SECONDS,
     allowed_seconds,
@@ -72,9 +73,12 @@ class WorkerSettings:
     surveyed: int | None = None
 
     def guard_bytes(self) -> int | None:
-        """Return the main memory at which the guard ends the worker; None where unknown."""
+        """Return the main memory at which the guard ends the worker; None where unknown.
+
+        Where the worker's own limit raises first, that leaves room for saying so.
+        """
         if self.memory_bytes is not None:
-            return self.memory_bytes
+            return self.memory_bytes + ERROR_REPORT_BYTES
         left = memory_budget(None)
         return None if left is None else left // self.nproc
 

@@ -105,7 +105,7 @@ def _prefer_as_oom_victim() -> None:
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
-_ERROR_REPORT_BYTES = 64 * 2**20
+ERROR_REPORT_BYTES = 64 * 2**20
 """Memory beyond the limit for reporting that the limit was hit."""
 
 
@@ -134,7 +134,7 @@ class _MemoryLimit:
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        more = soft + _ERROR_REPORT_BYTES
+        more = soft + ERROR_REPORT_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (min(more, hard) if hard >= 0 else more, hard))
 
 
