@@ -132,7 +132,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Return the worker's process id; its guard's until the guard has reported the worker's."""
+        """Return the worker's process id; its guard's until the worker has reported its own."""
         return self._worker_process() or self._process.pid
 
     @property

@@ -42,8 +42,8 @@ def fork_under_guard(
     """Fork; return in the worker, while the calling process becomes its guard and never returns.
 
     `tuner` is the tuner's process id, `lifeline` the reading end of a pipe it holds, `status` where
-    the worker's end is written, `others` descriptors that are the worker's alone, and `watch_bytes`
-    the resident memory the worker and its children may have together.
+    the worker's id and its end are written, `others` descriptors that are the worker's alone, and
+    `watch_bytes` the resident memory the worker and its children may have together.
     """
     guard = os.getpid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -51,6 +51,7 @@ def fork_under_guard(
     ready, tell_ready = os.pipe()
     worker = os.fork()
     if worker == 0:
+        _write_report(status, {"worker": os.getpid()})  # known before its first answer
         for descriptor in (lifeline, status, ready):
             os.close(descriptor)
         os.setpgid(0, 0)
@@ -68,6 +69,11 @@ def fork_under_guard(
         _Guard(worker, tuner, lifeline, status, watch_bytes).run()
     finally:
         os._exit(0)
+
+
+def _write_report(status: int, report: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):
+        os.write(status, json.dumps(report).encode() + b"\n")
 
 
 def _prctl(option: int, value: int) -> None:
@@ -92,7 +98,6 @@ class _Guard:
     def run(self) -> None:
         """Wait until the worker has ended or has to; leave no process behind."""
         wake = self._ignore_signals()
-        self._write_status({"worker": self._worker})
         over: str | None = None
         while self._tuner_is_alive() and over is None and not self._worker_has_ended():
             readable, _, _ = select.select([self._lifeline, wake], [], [], _POLL_SECONDS)
@@ -106,7 +111,7 @@ class _Guard:
         self._end_worker()
         self._end_descendants()
         report = self._ended or {}
-        self._write_status({**report, "memory": over} if over else report)
+        _write_report(self._status, {**report, "memory": over} if over else report)
 
     def _ignore_signals(self) -> int:
         """Ignore signals that may be sent to a group; wake up when a child ends."""
@@ -159,10 +164,6 @@ class _Guard:
                 with contextlib.suppress(OSError):
                     os.kill(child, signal.SIGKILL)
             time.sleep(0.005)
-
-    def _write_status(self, report: dict[str, object]) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._status, json.dumps(report).encode() + b"\n")
 
     def _truncate_large_log(self) -> None:
         """Keep the last of what the user's code prints, not all of it until the disk is full."""

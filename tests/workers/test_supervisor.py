@@ -194,7 +194,7 @@ def test_a_log_is_emptied_before_it_fills_the_disk(
 
 def test_a_report_is_one_line_of_json() -> None:
     read, write = os.pipe()
-    supervisor._Guard(10, 1, -1, write, None)._write_status({"signal": int(signal.SIGKILL)})
+    supervisor._write_report(write, {"signal": int(signal.SIGKILL)})
     os.close(write)
     with Path(f"/dev/fd/{read}").open(encoding="utf-8") as report:
         assert report.read() == '{"signal": 9}\n'
