@@ -35,7 +35,7 @@ def failures() -> dict[str, str]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
@@ -43,6 +43,7 @@ def failures() -> dict[str, str]:
 
 
 @pytest.mark.scale
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("name", CASES)
 def test_two_replicas(name: str, failures: dict[str, str]) -> None:
     assert name not in failures, failures[name]
