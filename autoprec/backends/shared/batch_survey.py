@@ -27,6 +27,9 @@ _SPREAD_BATCHES = 32
 _UNLIKE_BATCHES = 2
 """How many of the batches with the least similar halves are compared."""
 
+_KEPT_UNLIKE = 4
+"""How many of those are kept while more are looked at."""
+
 _LEAST_BATCHES = 4
 """So many batches are looked at even where that takes longer than it should."""
 
@@ -283,6 +286,7 @@ class _Kept:
         self._largest = (-1, 0)
         self._longest: dict[tuple[str, int], tuple[int, int]] = {}
         self._unlike: dict[int, tuple[float, int]] = {}
+        self._summed: dict[int, float] = {}
 
     def offer(self, index: int, batch: Any) -> Look:
         """Look at a batch, and keep a copy where it is wanted."""
@@ -306,12 +310,14 @@ class _Kept:
                 if length > self._longest.get((name, axis), (SAMPLES, 0))[0]:
                     self._longest[name, axis] = (length, look.index)
         for place, unlikeness in enumerate(look.unlikeness):
+            self._summed[place] = self._summed.get(place, 0.0) + unlikeness
             if unlikeness > self._unlike.get(place, (0.0, 0))[0]:
                 self._unlike[place] = (unlikeness, look.index)
 
     def _wanted(self, indices: Iterable[int]) -> set[int]:
         records = {self._largest[1], *(index for _, index in self._longest.values())}
-        records |= {index for _, index in self._unlike.values()}
+        rarest = sorted((-u / self._summed[at], i) for at, (u, i) in self._unlike.items())
+        records |= {index for _, index in rarest[:_KEPT_UNLIKE]}
         return {i for i in indices if _is_spread(i, self.stride) or i in records}
 
     def _is_too_much(self) -> bool:
@@ -323,28 +329,29 @@ class _Kept:
 def unlikeness_of(halves: Iterable[tuple[Any, Any]]) -> tuple[float, ...]:
     """Say of each pair of arrays how much two halves of a batch differ in what a loss may count.
 
-    From 0 to 1. Compared are the shares of zeros, of negative numbers and of those that are none,
-    the number of elements and their sum: padding, masks, ignored targets, one class of several,
-    objects in lists, weights of samples.
+    Two numbers from 0 to 1 each, the second for values that are no numbers. Compared are the shares
+    of zeros, of negative and of positive numbers, how many there are, and their sums: padding,
+    masks, ignored targets, one class of several, objects in lists, weights of samples.
     """
-    return tuple(_difference(*pair) for pair in halves)
+    return tuple(found for pair in halves for found in _differences(*pair))
 
 
-def _difference(one: Any, other: Any) -> float:
+def _differences(one: Any, other: Any) -> tuple[float, float]:
     sizes = [float(_count(one)), float(_count(other))]
     if not all(sizes):
-        return 0.0 if sizes[0] == sizes[1] else 1.0
-    found = abs(sizes[0] - sizes[1]) / max(sizes)
+        return 0.0 if sizes[0] == sizes[1] else 1.0, 0.0
     parts = one * 1.0, other * 1.0  # truths are numbers, too
-    for found_in in (
-        [float((part == 0).sum()) for part in parts],
-        [float((part < 0).sum()) for part in parts],
-        [float((part > 0).sum()) for part in parts],
-    ):
-        found = max(found, abs(found_in[0] / sizes[0] - found_in[1] / sizes[1]))
-    sums = [float(part.sum()) for part in parts]
-    size = max(float(abs(part).sum()) for part in parts)
-    return max(found, min(1.0, abs(sums[0] - sums[1]) / size)) if 0.0 < size < math.inf else found
+    zero, negative, positive = (
+        [float(count.sum()) / size for count, size in zip(counts, sizes, strict=True)]
+        for counts in zip(*((p == 0, p < 0, p > 0) for p in parts), strict=True)
+    )
+    sums, weights = ([float(each.sum()) for each in made] for made in (parts, map(abs, parts)))
+    differences = [abs(sizes[0] - sizes[1]) / max(sizes)]
+    differences += [abs(shares[0] - shares[1]) for shares in (zero, negative, positive)]
+    if 0.0 < max(weights) < math.inf:
+        differences.append(min(1.0, abs(sums[0] - sums[1]) / max(weights)))
+    numbers = [sum(shares) for shares in zip(zero, negative, positive, strict=True)]
+    return max(d for d in differences if not math.isnan(d)), abs(numbers[0] - numbers[1])
 
 
 def _at(look: Look, place: int) -> float:

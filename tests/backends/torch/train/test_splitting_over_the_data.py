@@ -247,8 +247,11 @@ def rows(batch_size: int, what: str) -> Iterator[Any]:
         elif what == "a class":
             targets = torch.arange(batch_size) % 2
             targets[0] = 2 if rare else 0
+        elif what == "a gap":
+            targets = torch.randn(batch_size, 3)
+            targets[: batch_size // 2 * rare] = torch.nan
         elif rare:
-            targets[: batch_size // 2] = torch.nan if what == "a gap" else 3.0
+            targets[: batch_size // 2] = 3.0
         yield torch.randn(batch_size, 4), targets
 
 
@@ -258,7 +261,8 @@ def test_one_batch_with_rare_targets_is_found_among_inputs_of_noise(what: str) -
         if what == "a class":
             return F.cross_entropy(outputs, targets, torch.tensor([1.0, 1.0, 50.0]))
         if what == "a gap":
-            return (outputs - targets)[~targets.isnan()].square().mean()
+            errors = (outputs - targets.nan_to_num())[~targets.isnan()]
+            return errors.abs().sum() / len(errors)
         return (targets * outputs.square()).sum() / targets.sum()
 
     reason = refused(
