@@ -8,6 +8,7 @@ ends after a number of batches, after some seconds, or with the data.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ _SPREAD_BATCHES = 32
 """How many batches are kept at even distances."""
 
 _UNLIKE_BATCHES = 2
-"""How many of the batches with the least similar halves are kept."""
+"""How many of the batches with the least similar halves are compared."""
+
+_KEPT_UNLIKE = 4
+"""How many of those are kept while more are looked at."""
 
 _LEAST_BATCHES = 4
 """So many batches are looked at even where that takes longer than it should."""
@@ -69,15 +73,15 @@ TIMED_AGAIN = Limits(seconds=4.0)
 class Look:
     """What is known of one batch: its place in the data, samples, bytes, and shapes by name.
 
-    `unlikeness` says how much its halves differ, from 0 for halves that look the same or cannot be
-    had.
+    `unlikeness` says of each tensor how much its halves differ, from 0 for halves that look the
+    same; it is empty where halves cannot be had.
     """
 
     index: int
     samples: int
     size: int
     shapes: Mapping[str, Shape]
-    unlikeness: float = 0.0
+    unlikeness: tuple[float, ...] = ()
 
 
 class BatchView(Protocol):
@@ -163,10 +167,29 @@ class Survey:
         """
         spread = [i for i in sorted(self.kept) if _is_spread(i, self.stride)]
         steps = max(1, len(spread) // count)
-        unlike = sorted(self.kept, key=lambda i: -self.looks[i].unlikeness)[:_UNLIKE_BATCHES]
-        order = [0, *unlike, *self.largest(), *spread[::-1][::steps], *spread]
+        order = [
+            0,
+            *self._unlike()[:_UNLIKE_BATCHES],
+            *self.largest(),
+            *spread[::-1][::steps],
+            *spread,
+        ]
         even = [i for i in dict.fromkeys(order) if i == 0 or self._has_halves(i)]
         return even[:count]
+
+    def _unlike(self) -> list[int]:
+        """Return the kept batches in which a tensor's halves differ most, the rarest first.
+
+        Halves of noise always differ: what counts is how much more than in the mean batch.
+        """
+        looks = [self.looks[i] for i in self.kept]
+        found: list[tuple[float, float, int]] = []
+        for place in range(max(len(look.unlikeness) for look in looks)):
+            mean = sum(_at(look, place) for look in self.looks) / len(self.looks)
+            best = max(looks, key=lambda look: _at(look, place))
+            if mean > 0.0:
+                found.append((-_at(best, place) / mean, -_at(best, place), best.index))
+        return list(dict.fromkeys(index for *_, index in sorted(found)))
 
     def _has_halves(self, index: int) -> bool:
         samples = self.looks[index].samples
@@ -262,7 +285,8 @@ class _Kept:
         self._sizes: dict[int, int] = {}
         self._largest = (-1, 0)
         self._longest: dict[tuple[str, int], tuple[int, int]] = {}
-        self._unlike: list[tuple[float, int]] = []
+        self._unlike: dict[int, tuple[float, int]] = {}
+        self._summed: dict[int, float] = {}
 
     def offer(self, index: int, batch: Any) -> Look:
         """Look at a batch, and keep a copy where it is wanted."""
@@ -285,15 +309,15 @@ class _Kept:
             for axis, length in enumerate(shape):
                 if length > self._longest.get((name, axis), (SAMPLES, 0))[0]:
                     self._longest[name, axis] = (length, look.index)
-        if look.unlikeness > 0.0:
-            best = sorted(
-                [*self._unlike, (look.unlikeness, look.index)], key=lambda u: (-u[0], u[1])
-            )
-            self._unlike = best[:_UNLIKE_BATCHES]
+        for place, unlikeness in enumerate(look.unlikeness):
+            self._summed[place] = self._summed.get(place, 0.0) + unlikeness
+            if unlikeness > self._unlike.get(place, (0.0, 0))[0]:
+                self._unlike[place] = (unlikeness, look.index)
 
     def _wanted(self, indices: Iterable[int]) -> set[int]:
         records = {self._largest[1], *(index for _, index in self._longest.values())}
-        records |= {index for _, index in self._unlike}
+        rarest = sorted((-u / self._summed[at], i) for at, (u, i) in self._unlike.items())
+        records |= {index for _, index in rarest[:_KEPT_UNLIKE]}
         return {i for i in indices if _is_spread(i, self.stride) or i in records}
 
     def _is_too_much(self) -> bool:
@@ -302,26 +326,36 @@ class _Kept:
         return len(spread) > _SPREAD_BATCHES or (len(spread) > 1 and held > self._most_bytes)
 
 
-def unlikeness_of(halves: Iterable[tuple[Any, Any]]) -> float:
-    """Say how much two halves of a batch differ in what a loss may count, from 0 to 1.
+def unlikeness_of(halves: Iterable[tuple[Any, Any]]) -> tuple[float, ...]:
+    """Say of each pair of arrays how much two halves of a batch differ in what a loss may count.
 
-    Compared are the shares of zeros and of negative numbers, and the number of elements, of each
-    pair of arrays: padding, masks, ignored targets, one class of several, objects in lists.
+    Two numbers from 0 to 1 each, the second for values that are no numbers. Compared are the shares
+    of zeros, of negative and of positive numbers, how many there are, and their sums: padding,
+    masks, ignored targets, one class of several, objects in lists, weights of samples.
     """
-    return max((_difference(*pair) for pair in halves), default=0.0)
+    return tuple(found for pair in halves for found in _differences(*pair))
 
 
-def _difference(one: Any, other: Any) -> float:
+def _differences(one: Any, other: Any) -> tuple[float, float]:
     sizes = [float(_count(one)), float(_count(other))]
     if not all(sizes):
-        return 0.0 if sizes[0] == sizes[1] else 1.0
-    found = abs(sizes[0] - sizes[1]) / max(sizes)
-    for shares in (
-        [float((part == 0).sum()) / size for part, size in zip((one, other), sizes, strict=True)],
-        [float((part < 0).sum()) / size for part, size in zip((one, other), sizes, strict=True)],
-    ):
-        found = max(found, abs(shares[0] - shares[1]))
-    return found
+        return 0.0 if sizes[0] == sizes[1] else 1.0, 0.0
+    parts = one * 1.0, other * 1.0  # truths are numbers, too
+    zero, negative, positive = (
+        [float(count.sum()) / size for count, size in zip(counts, sizes, strict=True)]
+        for counts in zip(*((p == 0, p < 0, p > 0) for p in parts), strict=True)
+    )
+    sums, weights = ([float(each.sum()) for each in made] for made in (parts, map(abs, parts)))
+    differences = [abs(sizes[0] - sizes[1]) / max(sizes)]
+    differences += [abs(shares[0] - shares[1]) for shares in (zero, negative, positive)]
+    if 0.0 < max(weights) < math.inf:
+        differences.append(min(1.0, abs(sums[0] - sums[1]) / max(weights)))
+    numbers = [sum(shares) for shares in zip(zero, negative, positive, strict=True)]
+    return max(d for d in differences if not math.isnan(d)), abs(numbers[0] - numbers[1])
+
+
+def _at(look: Look, place: int) -> float:
+    return look.unlikeness[place] if place < len(look.unlikeness) else 0.0
 
 
 def _count(array: Any) -> int:

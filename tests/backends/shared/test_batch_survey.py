@@ -19,7 +19,7 @@ class View:
     def look(self, index: int, batch: Given) -> Look:
         samples, length, *unlike = batch
         shapes = {"x": (SAMPLES, length)}
-        return Look(index, samples, samples * length, shapes, sum(unlike) / 100)
+        return Look(index, samples, samples * length, shapes, tuple(u / 100 for u in unlike))
 
     def copy(self, batch: Given) -> list[int]:
         return list(batch)
@@ -129,6 +129,11 @@ def test_batches_to_compare_are_even_and_begin_with_the_first_and_the_most_unlik
     assert len(chosen) == 6
     assert all(seen.looks[index].samples == 8 for index in chosen)
     assert max(chosen) > 250
+
+
+def test_a_rare_difference_is_not_lost_among_halves_that_always_differ() -> None:
+    seen = survey((8, 5, 40 + step * 7 % 50, 25 * (step == 77)) for step in range(300))
+    assert seen.representatives(6)[:2] == [0, 77]
 
 
 @pytest.fixture

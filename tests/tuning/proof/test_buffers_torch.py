@@ -86,6 +86,15 @@ class Variance(Counting):
         self.spread.lerp_(found.to(self.spread.dtype), 0.1)
 
 
+class Frozen(Variance):
+    """Keeps it in a parameter that nothing trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.spread
+        self.spread = nn.Parameter(torch.ones(8), requires_grad=False)
+
+
 class LongSum(Counting):
     """Keeps its sum in the dtype of what it adds: beyond 256 addends nothing is added any more."""
 
@@ -153,7 +162,9 @@ def test_a_buffer_that_adds_up_rounded_numbers_is_named(model, buffer):
     assert "what these steps leave in the model's buffers" in verdict.covered
 
 
-@pytest.mark.parametrize(("model", "buffer"), [(Variance, "spread"), (LongSum, "total")])
+@pytest.mark.parametrize(
+    ("model", "buffer"), [(Variance, "spread"), (Frozen, "spread"), (LongSum, "total")]
+)
 def test_a_buffer_that_is_wrong_is_drift_and_named(model, buffer):
     verdict = proven(model)
     assert verdict.verdict == "drift"

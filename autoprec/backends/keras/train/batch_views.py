@@ -47,7 +47,7 @@ class KerasBatchView:
             samples,
             size_in_bytes(batch),
             _shapes(batch, samples),
-            _unlikeness(batch, samples) if halves else 0.0,
+            _unlikeness(batch, samples) if halves else (),
         )
 
     def copy(self, batch: Any) -> Any:
@@ -99,7 +99,7 @@ def _name(path: tuple[Any, ...], batch: Any) -> str:
     return "the batch" + "".join(f"[{key!r}]" for key in path)
 
 
-def _unlikeness(batch: Any, samples: int) -> float:
+def _unlikeness(batch: Any, samples: int) -> tuple[float, ...]:
     half = samples // 2
     with contextlib.suppress(Exception):  # what cannot be cut or compared
         halves = (
@@ -108,7 +108,7 @@ def _unlikeness(batch: Any, samples: int) -> float:
         )
         one, other = ([*map(to_numpy, _small_leaves(part))] for part in halves)
         return unlikeness_of(zip(one, other, strict=True))
-    return 0.0
+    return ()
 
 
 def _small_leaves(batch: Any) -> list[Any]:

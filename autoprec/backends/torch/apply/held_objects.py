@@ -26,7 +26,10 @@ MOST_HOLDERS = 20_000
 
 PRIMITIVES = (str, bytes, bytearray, int, float, complex, type(None))
 _LEFT_ALONE = (*PRIMITIVES, type, enum.Enum, nn.Module, torch.optim.Optimizer, torch.Size)
-_CLOSED = (types.FunctionType, types.MethodType, types.GeneratorType, functools.partial)
+_ITERATORS = (*map(type, (iter([]), iter(()), iter({}.values()), reversed([]))), zip, map, filter)
+_VIEWS: tuple[type[Any], ...] = (type({}.values()), type({}.items()))
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.GeneratorType, functools.partial)
+_CLOSED = (*_FUNCTIONS, *_ITERATORS, *_VIEWS)
 _STATE_FOR_THE_MODEL = "transformers.cache_utils"
 
 
@@ -160,16 +163,27 @@ def held_by(value: Any, kind: Kind) -> Iterator[tuple[bool, Any, Any]]:
 
 
 def _enclosed(value: Any) -> Iterator[Any]:
-    """Yield what a function, a method or a generator would use when it is called."""
+    """Yield what a function, an iterator or a view would use when it is called or iterated."""
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.MethodType):
         yield value.__self__
     elif isinstance(value, types.GeneratorType):
         yield from (value.gi_frame.f_locals if value.gi_frame else {}).values()
+    elif isinstance(value, _VIEWS):
+        yield from value
+    elif isinstance(value, _ITERATORS):
+        yield from _iterated(value)
     else:
+        yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         for cell in value.__closure__ or ():
             try:
                 yield cell.cell_contents
             except ValueError:
                 continue  # not assigned yet
+
+
+def _iterated(iterator: Any) -> Iterator[Any]:
+    """Yield what a built-in iterator goes through, which stays where it is."""
+    for source in iterator.__reduce__()[1]:
+        yield from _iterated(source) if isinstance(source, _ITERATORS) else (source,)

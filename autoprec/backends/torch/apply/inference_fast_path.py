@@ -51,6 +51,11 @@ class _Switch:
 _SWITCH = _Switch()
 
 
+def without_fast_path() -> contextlib.AbstractContextManager[bool]:
+    """Keep every module off the fast path inside."""
+    return _SWITCH.off()
+
+
 class WithoutFastPath(ForwardWrapper):
     """Runs an attention module without the fast path wherever autocast is on.
 

@@ -52,7 +52,7 @@ class KeptBuffers:
 
     def __init__(self, root: nn.Module, device_type: str) -> None:
         self._root, self._device_type = weakref.ref(root), device_type
-        self._owners = [module._buffers for module in root.modules()]
+        self._owners = [_buffers_of(module) for module in root.modules()]
         self._kept: list[_Kept] = []
         self._large: list[_Kept] = []
         self._groups: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
@@ -155,6 +155,16 @@ class KeptBuffers:
 
 
 _KEPT: weakref.WeakSet[KeptBuffers] = weakref.WeakSet()
+
+
+def _buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return where a module holds its buffers; of a scripted one, which has no dict, a copy.
+
+    Scripted code that sets another tensor in place of a buffer is not followed.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        return dict(module.named_buffers(recurse=False))
+    return module._buffers
 
 
 def _is_traced() -> bool:

@@ -32,6 +32,7 @@ from torch.nn.parameter import is_lazy
 from autoprec.backends.torch.apply.float32_islands import ENTERED, Float32Island, Float32Outputs
 from autoprec.backends.torch.apply.float32_results import results_to_float32
 from autoprec.backends.torch.apply.forward_wrappers import wrappers_on
+from autoprec.backends.torch.apply.inference_fast_path import without_fast_path
 from autoprec.backends.torch.apply.model_changes import give_wrappers, unwrap
 from autoprec.backends.torch.apply.nested_tensors import to_float32
 
@@ -117,7 +118,10 @@ class SecondModels:
         del _HOOKS[self._key]
         self._inside = module
         module._forward_hooks[self._key] = self._after_call  # type: ignore[index]
-        if not self._is_own(module) and module not in self._known:
+        if self._is_own(module):
+            return None
+        self._first_call.enter_context(without_fast_path())
+        if module not in self._known:
             self._known.add(module)
             return self._adopt(module, args)
         return None

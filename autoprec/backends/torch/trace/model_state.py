@@ -55,10 +55,15 @@ def restore_snapshot(model: nn.Module, snapshot: Snapshot) -> None:
 
 
 def buffer_values(model: nn.Module, snapshot: Snapshot | None) -> dict[str, torch.Tensor]:
-    """Return a model's floating and complex buffers, or a snapshot's, as vectors of float64."""
+    """Return a model's floating and complex buffers, or a snapshot's, as vectors of float64.
+
+    Parameters that nothing trains may be what a buffer is: a codebook, a teacher's weights.
+    """
+    own = unwrap(model)
+    frozen = ((name, p) for name, p in own.named_parameters() if not p.requires_grad)
     return {
         name: _vector(tensor if snapshot is None else snapshot[name])
-        for name, tensor in unwrap(model).named_buffers()
+        for name, tensor in (*own.named_buffers(), *frozen)
         if snapshot is None or name in snapshot
         if tensor.is_floating_point() or tensor.is_complex()
     }

@@ -42,7 +42,7 @@ class TorchBatchView:
             self._samples.count(batch),
             size_in_bytes(batch),
             self._shapes(batch),
-            self._unlikeness(batch) if self._compare_halves else 0.0,
+            self._unlikeness(batch) if self._compare_halves else (),
         )
 
     def copy(self, batch: Any) -> Any:
@@ -75,13 +75,13 @@ class TorchBatchView:
             name += "[*]" if in_samples else f"[{key!r}]"
         return name
 
-    def _unlikeness(self, batch: Any) -> float:
+    def _unlikeness(self, batch: Any) -> tuple[float, ...]:
         if self._samples.count(batch) % 2:
-            return 0.0
+            return ()
         with contextlib.suppress(Exception):  # what cannot be cut or compared
             one, other = (self._compared(half) for half in self._samples.halves(batch))
             return unlikeness_of((one[name], other[name]) for name in one if name in other)
-        return 0.0
+        return ()
 
     def _compared(self, half: Any) -> dict[str, torch.Tensor]:
         """Return the small tensors of half a batch by name, those in a list of samples as one."""

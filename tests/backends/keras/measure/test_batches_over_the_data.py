@@ -83,6 +83,17 @@ def test_a_mean_over_sample_weights_is_found_where_the_first_are_all_one() -> No
     refused(lambda: weighted_net("mean_with_sample_weight"), weighted_rows)
 
 
+def test_weights_of_one_batch_are_found_among_inputs_of_noise() -> None:
+    def data(batch_size: int) -> Iterator[Any]:
+        for step in range(150):
+            weights = np.ones(batch_size, "float32")
+            weights[: batch_size // 2] += 2.0 * (step == 121)
+            x = np.random.randn(batch_size, 4).astype("float32")
+            yield x, np.random.randint(0, 3, batch_size), weights
+
+    assert "in batch 121" in refused(lambda: weighted_net("mean_with_sample_weight"), data)
+
+
 def test_sample_weights_that_are_summed_over_the_batch_size_may_be_split() -> None:
     assert describe(lambda: weighted_net("sum_over_batch_size"), weighted_rows).splittable
 

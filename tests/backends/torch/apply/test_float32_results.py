@@ -217,6 +217,12 @@ def generated(x: torch.Tensor) -> Any:
         (closure, "function"),
         (generated, "generator"),
         (lambda x: Plain(closure(x)), "function"),
+        (lambda x: lambda kept=x: kept, "function"),
+        (lambda x: iter([x]), "list_iterator"),
+        (lambda x: zip([x], "a", strict=True), "zip"),
+        (lambda x: map(torch.relu, [x]), "map"),
+        (lambda x: {"a": x}.values(), "dict_values"),
+        (lambda x: {"a": Plain(x)}.items(), "dict_items"),
     ],
 )
 def test_what_cannot_be_cast_is_named_once_with_the_way_out(wrap: Any, name: str) -> None:
@@ -228,6 +234,11 @@ def test_what_cannot_be_cast_is_named_once_with_the_way_out(wrap: Any, name: str
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         precision.forward(torch.ones(1, 2))
+
+
+def test_an_iterator_is_looked_at_without_being_used_up() -> None:
+    output = apply(BFLOAT16, Returning(lambda x: iter([x.float(), 1]))).forward(torch.ones(1, 2))
+    assert [type(each) for each in output] == [torch.Tensor, int]
 
 
 def test_more_objects_than_are_looked_into_are_said() -> None:

@@ -256,3 +256,24 @@ def test_nothing_is_left_after_restoring_and_nothing_is_put_on_other_models() ->
     plain = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     apply(BFLOAT16, plain, adam(plain))
     assert not any("forward" in module.__dict__ for module in plain)
+
+
+def test_another_models_encoder_is_kept_off_it_too() -> None:
+    model, teacher = nn.Linear(16, 2), _other_encoder().eval()
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    inputs = torch.randn(3, 5, 16)
+    precision = apply(BFLOAT16, model)
+    with torch.no_grad():
+        exact = teacher(inputs, src_key_padding_mask=padding)
+        for _ in range(2):
+            with precision.autocast():
+                outputs = teacher(inputs, src_key_padding_mask=padding)
+            assert outputs.dtype is torch.float32
+            assert torch.allclose(outputs[~padding], exact[~padding], atol=0.1)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def _other_encoder() -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.TransformerEncoder(layer, 2)

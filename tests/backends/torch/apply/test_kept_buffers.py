@@ -207,6 +207,18 @@ def test_compiled_models_leave_the_buffers_too(by_recipe: bool) -> None:
         assert unchanged(model, before) is (index in (0, 2))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_modules_leave_the_buffers_too() -> None:
+    scripted: Any = torch.jit.script(nn.BatchNorm1d(8))  # type: ignore[no-untyped-call]
+    model = nn.Sequential(nn.Linear(6, 8), scripted, nn.Linear(8, 3))
+    precision = apply(FLOAT16, model, adam(model))
+    for index, batch in enumerate(samples(4, overflowing=[0, 2])):
+        before = {name: buffer.clone() for name, buffer in scripted.named_buffers()}
+        assert step(precision, model, batch) is (index in (1, 3))
+        equal = [torch.equal(buffer, before[name]) for name, buffer in scripted.named_buffers()]
+        assert equal == [index in (0, 2)] * 3
+
+
 def test_a_fused_optimizer_leaves_the_buffers_too() -> None:
     model = averages()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

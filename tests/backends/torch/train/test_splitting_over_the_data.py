@@ -231,3 +231,41 @@ def test_short_and_odd_batches_among_the_others_are_no_reason() -> None:
             )
 
     assert facts(8, build_data=data).splittable
+
+
+RARE = 77
+
+
+def rows(batch_size: int, what: str) -> Iterator[Any]:
+    """Noise, with targets that are alike in all batches but one."""
+    for step in range(200):
+        rare = step == RARE
+        targets: torch.Tensor = torch.ones(batch_size, 3)
+        if what == "a mask":
+            targets = targets.bool()
+            targets[:3] = not rare
+        elif what == "a class":
+            targets = torch.arange(batch_size) % 2
+            targets[0] = 2 if rare else 0
+        elif what == "a gap":
+            targets = torch.randn(batch_size, 3)
+            targets[: batch_size // 2 * rare] = torch.nan
+        elif rare:
+            targets[: batch_size // 2] = 3.0
+        yield torch.randn(batch_size, 4), targets
+
+
+@pytest.mark.parametrize("what", ["a class", "a gap", "a weight", "a mask"])
+def test_one_batch_with_rare_targets_is_found_among_inputs_of_noise(what: str) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if what == "a class":
+            return F.cross_entropy(outputs, targets, torch.tensor([1.0, 1.0, 50.0]))
+        if what == "a gap":
+            errors = (outputs - targets.nan_to_num())[~targets.isnan()]
+            return errors.abs().sum() / len(errors)
+        return (targets * outputs.square()).sum() / targets.sum()
+
+    reason = refused(
+        build_model=lambda: nn.Linear(4, 3), build_data=lambda n: rows(n, what), loss_fn=loss
+    )
+    assert f"in batch {RARE}" in reason
