@@ -1,4 +1,7 @@
-"""A profile tuned for Keras trains to the same weights, bit by bit, in every fresh process."""
+"""A profile tuned for Keras trains to the same weights, bit by bit, in every fresh process.
+
+The tuning and the processes that train are a user's: nothing of them was imported beforehand.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import AUTOPREC
@@ -39,30 +42,38 @@ def build_data(batch_size):
     return inputs, inputs[:, :10].argmax(1)
 """
 
-#: Trains with the profile, or under Keras's own policy; prints the losses and the weights' digest.
+#: Trains in several ways, with the profile or under Keras's own policy; prints the losses and the
+#: weights' digest of each.
 TRAIN = """
 import hashlib, json, sys
 import keras, model
 from autoprec import apply_profile, load_profile
 
-path, way = sys.argv[1:]
+path, *ways = sys.argv[1:]
 recipe = load_profile(path).recipe
-keras.utils.set_random_seed(0)
-if way == "Keras's policy":
-    keras.config.set_dtype_policy("mixed_bfloat16")
-net = model.build_model()
-if way == "profile":
-    precision = apply_profile(path, model=net)
-    assert precision.batch_size == recipe.batch_size
-if way == "Keras's policy":
-    loss = net.loss
-    net.loss = lambda y, p: loss(y, keras.ops.cast(p, "float32"))
-    net.compile(optimizer=net.optimizer, loss=net.loss)
-inputs, targets = model.build_data(model.BATCH_SIZE)
-told = net.fit(inputs, targets, batch_size=recipe.batch_size, epochs=3, verbose=0)
-weights = b"".join(w.numpy().tobytes() for w in net.trainable_variables)
-losses = [float(loss).hex() for loss in told.history["loss"]]
-print(json.dumps([losses, hashlib.sha256(weights).hexdigest()]))
+
+
+def trained(way):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    policy = "mixed_bfloat16" if way == "Keras's policy" else "float32"
+    keras.config.set_dtype_policy(policy)
+    net = model.build_model()
+    if way == "profile":
+        precision = apply_profile(path, model=net)
+        assert precision.batch_size == recipe.batch_size
+    if way == "Keras's policy":
+        loss = net.loss
+        net.loss = lambda y, p: loss(y, keras.ops.cast(p, "float32"))
+        net.compile(optimizer=net.optimizer, loss=net.loss)
+    inputs, targets = model.build_data(model.BATCH_SIZE)
+    told = net.fit(inputs, targets, batch_size=recipe.batch_size, epochs=3, verbose=0)
+    weights = b"".join(w.numpy().tobytes() for w in net.trainable_variables)
+    losses = [float(loss).hex() for loss in told.history["loss"]]
+    return losses, hashlib.sha256(weights).hexdigest()
+
+
+print(json.dumps([trained(way) for way in ways]))
 """
 
 
@@ -98,17 +109,17 @@ def test_a_profile_gives_the_weights_of_keras_own_policy_in_every_fresh_process(
 
     quick = ("--trials", 2, "--rounds", 1, "--proof-steps", 30, "--no-extras")
     own = ("--output", profile, "--storage", tmp_path / "study.journal")
-    only = ("--device", "cpu", "--policies", "mixed_bfloat16")
+    only = ("--device", "cpu", "--policies", "mixed_bfloat16", "--batch-sizes", 32)
     run(*AUTOPREC, "tune", task, *only, *own, *quick)
     recipe = load_profile(profile).recipe
     assert recipe.policy is Policy.MIXED_BFLOAT16
     assert (recipe.batch_size, recipe.accumulation_steps) == (32, 1)
-    ways = ("profile", "profile", "Keras's policy", "float32")
-    with ThreadPoolExecutor(2) as pool:
-        found = pool.map(
-            lambda way: json.loads(run(sys.executable, "-c", TRAIN, profile, way)), ways
-        )
-        first, again, by_hand, float32 = found
+
+    def train(*ways: str) -> Any:
+        return json.loads(run(sys.executable, "-c", TRAIN, profile, *ways))
+
+    (first,) = train("profile")
+    again, by_hand, float32 = train("profile", "Keras's policy", "float32")
     assert len(set(first[0])) == 3  # it trains
     assert first == again
     assert first == by_hand

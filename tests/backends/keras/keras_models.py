@@ -27,7 +27,7 @@ def softmax_net(features: int = 8, classes: int = 4, **compile_arguments: Any) -
 
 
 def compiled(model: Any, **arguments: Any) -> Any:
-    arguments.setdefault("optimizer", keras.optimizers.Adam(1e-2))
+    arguments.setdefault("optimizer", keras.optimizers.SGD(0.05))
     arguments.setdefault("loss", "sparse_categorical_crossentropy")
     model.compile(**arguments)
     return model

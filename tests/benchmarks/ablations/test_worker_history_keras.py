@@ -12,6 +12,7 @@ import pytest
 from benchmarks.checkout import child_environment
 
 
+@pytest.mark.release  # it starts four workers of its own, for half a minute
 def test_the_benchmark_of_a_recipe_after_others_writes_a_row(tmp_path: Path) -> None:
     output = tmp_path / "rows.jsonl"
     words = ["--quick", "--tasks", "keras_mlp", "--output", str(output)]

@@ -81,7 +81,7 @@ def test_a_model_that_was_never_compiled_predicts_by_the_profile():
     assert bits(model, predict) == 32
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "fit"])  # train_on_batch's function
 @pytest.mark.parametrize("applied_to", ["the model around it", "the model inside"])
 def test_so_do_the_models_in_it_and_around_it(way, applied_to):
     inner, run = compiled(net(8)), WAYS[way]
@@ -159,7 +159,7 @@ class Trainer:
 
 def test_functions_of_the_script_that_were_traced_before_are_named():
     model = net()
-    step, trainer = loop(model, keras.optimizers.Adam()), Trainer(model)
+    step, trainer = loop(model, keras.optimizers.SGD()), Trainer(model)
     trainer.forward(tf.constant(X))
     (warning,) = said(lambda: apply_profile(BFLOAT16, model=model).restore())
     assert "forward, own_step were traced by tf.function before the profile" in warning
@@ -171,7 +171,7 @@ def test_functions_of_the_script_that_were_traced_before_are_named():
 
 def test_functions_of_other_models_and_those_traced_under_the_profile_are_not():
     model, other = compiled(net()), net()
-    trainer, kept = Trainer(model), loop(other, keras.optimizers.Adam())
+    trainer, kept = Trainer(model), loop(other, keras.optimizers.SGD())
     for run in WAYS.values():
         run(model)
 
@@ -187,7 +187,7 @@ def test_a_function_that_is_gone_is_not_named_before_garbage_is_collected():
     model = net()
     gc.disable()
     try:
-        cycle = [loop(model, keras.optimizers.Adam())]
+        cycle = [loop(model, keras.optimizers.SGD())]
         cycle.append(cycle)
         del cycle
         assert said(lambda: apply_profile(BFLOAT16, model=model).restore()) == []

@@ -60,7 +60,7 @@ def test_a_global_policy_with_islands_still_gets_the_tuned_loss_scale():
         x, y = data()
         model.fit(x, y, verbose=0)
         assert precision.steps == 1
-    assert type(model.optimizer) is keras.optimizers.Adam
+    assert type(model.optimizer) is keras.optimizers.SGD
 
 
 def test_in_place_keeps_weights_names_and_the_optimizer():
@@ -206,7 +206,7 @@ def test_float16_gets_a_loss_scale_and_bfloat16_never():
     assert isinstance(model.optimizer, ScaledOptimizer)
     assert model.optimizer.inner_optimizer is inner
     assert precision.scale == 2.0**12
-    assert model.get_compile_config()["optimizer"]["class_name"] == "Adam", "what a file says"
+    assert model.get_compile_config()["optimizer"]["class_name"] == "SGD", "what a file says"
     apply(BF16, model)
     assert model.optimizer is inner
 
@@ -341,7 +341,7 @@ def test_float16_is_scaled_also_where_the_recipe_says_nothing_and_bfloat16_never
     model = softmax_net()
     recipe = Recipe(policy=Policy.MIXED_BFLOAT16, loss_scale=LossScale())
     assert apply(recipe, model).scale == 1.0
-    assert type(model.optimizer) is keras.optimizers.Adam
+    assert type(model.optimizer) is keras.optimizers.SGD
 
 
 def test_apply_profile_serves_keras():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from autoprec.backends import registry
+from autoprec.backends.keras.apply.dtype_policies import weights_in
 from autoprec.backends.keras.backend import KerasBackend
 from autoprec.backends.keras.train.compiling import NotCompiled
 from autoprec.backends.keras.train.data import batches
@@ -65,6 +68,11 @@ def describe(given, batch_size=8):
     return KerasBackend().describe(
         given, device="cpu", seed=0, batch_size=batch_size, report=lambda *_: None
     )
+
+
+@functools.cache
+def plain_facts():
+    return describe(task())
 
 
 @pytest.mark.parametrize("kind", [arrays, dataset, Sequence, generator])
@@ -277,7 +285,7 @@ def test_16_bit_data_and_models_are_reported():
 
     assert any("float32" in note for note in describe(task(half)).warnings)
     assert "mixed_bfloat16" in describe(task(build_model=model)).low_precision
-    assert describe(task()).low_precision == ""
+    assert plain_facts().low_precision == ""
 
 
 def in_its_own(dtype):
@@ -308,15 +316,12 @@ def by_the_global_policy():
 
 
 def test_the_dtype_of_16_bit_weights_is_named_where_all_that_train_have_it():
-    def weights_in(model):
-        return describe(task(build_model=model)).weights_in
-
-    assert weights_in(by_the_global_policy) == "bfloat16"
-    assert weights_in(lambda: head(in_its_own("bfloat16"), "bfloat16")) == "bfloat16"
-    assert weights_in(lambda: head(in_its_own("bfloat16"), "float32")) == ""
-    assert weights_in(lambda: head(in_its_own("bfloat16"), "float16")) == ""
-    assert weights_in(lambda: head(in_its_own("mixed_bfloat16"), "mixed_bfloat16")) == ""
-    assert weights_in(softmax_net) == ""
+    assert describe(task(build_model=by_the_global_policy)).weights_in == "bfloat16"
+    assert weights_in(head(in_its_own("bfloat16"), "bfloat16")) == "bfloat16"
+    assert weights_in(head(in_its_own("bfloat16"), "float32")) == ""
+    assert weights_in(head(in_its_own("bfloat16"), "float16")) == ""
+    assert weights_in(head(in_its_own("mixed_bfloat16"), "mixed_bfloat16")) == ""
+    assert plain_facts().weights_in == ""
 
 
 def test_versions_and_devices():
@@ -341,7 +346,7 @@ def pictures(batch_size):
 def test_a_model_that_keras_does_not_compile_is_described_so():
     reason = describe(task(pictures, augmented)).not_compilable
     assert reason.startswith("Keras does not compile a model with turn (RandomRotation)")
-    assert describe(task()).not_compilable == ""
+    assert plain_facts().not_compilable == ""
 
 
 @pytest.mark.filterwarnings("ignore:Model doesn't support `jit_compile=True`")
